@@ -1,0 +1,5 @@
+"""`python -m cdtrans` is `cdtrans`."""
+
+from cdtrans.cli import main
+
+main()

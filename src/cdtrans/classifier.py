@@ -1,0 +1,122 @@
+"""A trained model at work: images in, labels with probabilities out."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from cdtrans.data.batches import Images
+from cdtrans.data.domains import stream_images
+from cdtrans.data.images import UnreadableImage
+from cdtrans.data.stream import Decoded, decode_in_order
+from cdtrans.device import pick_device
+from cdtrans.errors import CdtransError, nearest
+from cdtrans.model.branches import CDTrans
+from cdtrans.model.card import Card, load_model
+
+BATCH = 64
+RESULT = "result.json"  # what a finished run came to
+MODELS = ("chosen", "adapted", "source")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One image's label. `top` holds the most probable classes, best first, and starts with (label, probability)."""
+
+    path: Path | None  # None for an image that was not read from a file
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A file that gave no image, and why."""
+
+    path: Path
+    cause: str
+
+
+class Classifier:
+    """`cdtrans.load(RUN)` gives one."""
+
+    def __init__(self, model: CDTrans, card: Card, device: torch.device) -> None:
+        self.model, self.card, self.device = model.to(device).eval(), card, device
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.card.classes
+
+    def predict(
+        self, images: str | Path | Image.Image | Iterable[str | Path | Image.Image], *, top: int = 1
+    ) -> list[Prediction]:
+        """Labels for a folder, a file, a PIL image, or several files or PIL images, in their order."""
+        if isinstance(images, str | Path):
+            images = stream_images(Path(images))
+        results = []
+        for result in self.stream([images] if isinstance(images, Image.Image) else images, top=top):
+            if isinstance(result, Unreadable):
+                raise CdtransError(f"'{result.path}' cannot be read: {result.cause}; leave it out.")
+            results.append(result)
+        return results
+
+    def stream(
+        self, images: Iterable[str | Path | Image.Image], *, top: int = 1, batch: int = BATCH
+    ) -> Iterator[Prediction | Unreadable]:
+        """Labels for any number of images, in order, with a bounded number of them in memory at a time."""
+        pixels = decode_in_order(images, self.card.resize)
+        while items := list(islice(pixels, batch)):
+            yield from self._classify(items, min(top, len(self.classes)))
+
+    @torch.inference_mode()
+    def _classify(self, items: list[Decoded], top: int) -> Iterator[Prediction | Unreadable]:
+        readable = [pixels for _, pixels in items if isinstance(pixels, np.ndarray)]
+        best = iter(self._best(np.stack(readable), top)) if readable else iter(())
+        for path, pixels in items:
+            if isinstance(pixels, UnreadableImage):
+                assert path is not None, "only a file can be unreadable"
+                yield Unreadable(path, str(pixels))
+            else:
+                ranked = next(best)
+                yield Prediction(path, *ranked[0], top=ranked)
+
+    def _best(self, pixels: np.ndarray, top: int) -> list[tuple[tuple[str, float], ...]]:
+        """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities."""
+        card = self.card
+        rows = np.arange(len(pixels))
+        images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=self.device)
+        probabilities = self.model.encode(next(images.in_order(len(pixels)))).logits.softmax(dim=1)  # [B, K]
+        values, classes = probabilities.topk(top, dim=1)
+        return [
+            tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True))
+            for cs, vs in zip(classes.tolist(), values.tolist(), strict=True)
+        ]
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """What a finished run came to: its chosen epoch and which model that is."""
+    if not run.is_dir():
+        raise CdtransError(
+            f"The run folder '{run}' does not exist; make one with 'cdtrans adapt SOURCE TARGET --out {run}'."
+        )
+    file = run / RESULT
+    if not file.exists():
+        raise CdtransError(f"'{run}' holds no finished run; give its 'cdtrans adapt' command again to finish it.")
+    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return result
+
+
+def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Classifier:
+    """The classifier of a finished run: the chosen one, or by name the 'source' (not adapted) or 'adapted' one."""
+    folder = Path(run)
+    if model not in MODELS:
+        raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODELS))}")
+    chosen = read_result(folder)["chosen_model"]
+    network, card = load_model(folder / (chosen if model == "chosen" else model))
+    return Classifier(network, card, pick_device(device))

@@ -1,0 +1,250 @@
+"""The command line: one verb, one function; options, help and error messages, nothing else."""
+
+import inspect
+import json as json_format
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.table import Table
+
+from cdtrans.config import FIELDS, HINTS, preset_names
+from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.screen import Screen
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Labelled source images and unlabelled target images in, a target classifier out.",
+)
+
+NOT_FLAGS = ("source", "target", "backbone_args")  # arguments of the verb, or YAML only
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")]
+Model = Annotated[str, typer.Option(help="chosen, adapted, or source (not adapted).")]
+MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable files that is still accepted.")]
+Root = Annotated[Path | None, typer.Option(help="Folder that the paths in a list are relative to [the list's own].")]
+
+
+def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb a flag for every field of Config, in place of its **settings."""
+    signature = inspect.signature(verb)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for name, spec in FIELDS.items():
+        if name not in NOT_FLAGS and name not in signature.parameters:
+            kind = HINTS[name] if HINTS[name] in (bool, int, float) else str
+            dashed = name.replace("_", "-")
+            flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
+            default = "" if spec.default is None or "[" in spec.metadata["help"] else f" [{_shown(spec.default)}]"
+            option = typer.Option(flag, help=spec.metadata["help"] + default, rich_help_panel=spec.metadata["group"])
+            annotation = Annotated[kind | None, option]
+            parameters.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            )
+
+    def run(**values: Any) -> None:
+        settings = {k: values.pop(k) for k in list(values) if k not in signature.parameters}
+        verb(**values, **{k: v for k, v in settings.items() if v is not None})
+
+    run.__name__, run.__doc__ = verb.__name__, verb.__doc__
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _shown(default: Any) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+@app.command()
+@with_settings
+def adapt(
+    source: Annotated[
+        Path | None, typer.Argument(help="Folder of class folders, or a list of 'path label' lines.")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Argument(help="Folder of any depth, or a list of paths. Labels are not read.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The run folder; an unfinished run there is continued.")] = Path(
+        "runs/adapt"
+    ),
+    preset: Annotated[str, typer.Option(help=f"A named recipe: auto, {', '.join(preset_names())}.")] = "auto",
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Adapt a classifier from labelled SOURCE images to unlabelled TARGET images."""
+    from cdtrans.pipeline import adapt as adapt_images
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = adapt_images(
+        source=source, target=target, out=out, preset=preset, config=config, screen=screen, **settings
+    )
+    if json:
+        _print_json({"run": str(result.run), "chosen_epoch": result.chosen_epoch})
+    else:
+        screen.result(f"Done: {result.run} (chosen epoch: {result.chosen_epoch}, the last)")
+        screen.say(f"Next: cdtrans predict {result.run} IMAGES --csv predictions.csv")
+
+
+@app.command(name="eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    labelled: Annotated[
+        Path, typer.Argument(help="The answer key: a folder of class folders, or a list of 'path label'.")
+    ],
+    root: Root = None,
+    model: Model = "chosen",
+    device: Device = "auto",
+    max_bad: MaxBad = 0.05,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Score a run on LABELLED images. This verb alone reads target labels."""
+    from cdtrans.evaluation.evaluate import evaluate as evaluate_run
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = evaluate_run(run, labelled, root=root, model=model, device=device, max_bad=max_bad, screen=screen)
+    summary = result.summary()
+    if json:
+        _print_json(summary)
+        return
+    table = Table("", "accuracy", title=f"{result.scores.images} labelled images")
+    table.add_row("accuracy", f"{result.scores.accuracy:.1%}")
+    table.add_row("class-mean accuracy", f"{result.scores.class_mean_accuracy:.1%}")
+    if result.history is not None:
+        table.add_section()
+        table.add_row("source-only (before adaptation)", f"{result.history.accuracy[0]:.1%}")
+        table.add_row("last epoch", f"{result.history.accuracy[-1]:.1%}")
+        best = result.history.best_epoch
+        table.add_row(f"best epoch by these labels ({best})", f"{result.history.accuracy[best]:.1%}")
+    screen.result(table)
+    screen.result(_class_table(result))
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    images: Annotated[Path, typer.Argument(help="A folder of any depth, an image, or a list of paths.")],
+    csv: Annotated[Path | None, typer.Option(help="Write the predictions here [standard output].")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to list.")] = 1,
+    abstain: Annotated[float, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")] = 0.0,
+    root: Root = None,
+    model: Model = "chosen",
+    device: Device = "auto",
+    max_bad: MaxBad = 0.05,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Label IMAGES with a run's classifier."""
+    from cdtrans.classifier import load
+    from cdtrans.predict import predict_to_csv
+
+    if json and csv is None:
+        raise CdtransError("With --json the predictions need a file of their own: give --csv FILE.")
+    screen = Screen(quiet=quiet, machine=json or csv is None)
+    classifier = load(run, model=model, device=device)
+    counts = predict_to_csv(
+        classifier, images, csv, root=root, top=top, abstain=abstain, max_bad=max_bad, screen=screen
+    )
+    if json:
+        _print_json({"csv": str(csv), **counts.summary()})
+
+
+@app.command()
+@with_settings
+def demo(
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the task and of the run.")] = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Adapt from rendered digits to real handwriting: the built-in task, a few minutes on a CPU."""
+    from cdtrans.demo import demo as run_demo
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = run_demo(out, seed=seed, screen=screen, **settings)
+    if json:
+        _print_json(
+            {
+                "source_only_accuracy": result.source_only_accuracy,
+                "adapted_accuracy": result.adapted_accuracy,
+                "run": str(result.run),
+            }
+        )
+        return
+    table = Table("model", "accuracy on 1,797 handwritten digits", title="before and after adaptation")
+    table.add_row("source only", f"{result.source_only_accuracy:.1%}")
+    table.add_row("adapted, no target label used", f"{result.adapted_accuracy:.1%}")
+    screen.result(table)
+    screen.result(f"Run folder: {result.run}")
+
+
+def _class_table(result: Any) -> Table:
+    """Per class: how many, how many right, and what the wrong ones were taken for most often."""
+    table = Table("class", "images", "right", "most often taken for")
+    for k, name in enumerate(result.classes):
+        row = result.scores.confusion[k].copy()
+        total, right = int(row.sum()), int(row[k])
+        row[k] = 0
+        taken_for = f"{result.classes[int(row.argmax())]} ({int(row.max())})" if row.max() > 0 else ""
+        table.add_row(name, str(total), f"{right / total:.1%}" if total else "-", taken_for)
+    return table
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    sys.stdout.write(json_format.dumps(values) + "\n")
+
+
+def main() -> None:
+    """Exit 0, 2 for bad input, 130 for Ctrl-C; an error is one sentence, the traceback only with --debug."""
+    debug = "--debug" in sys.argv
+    if not debug:
+        warnings.filterwarnings("ignore")
+    sys.exit(_exit_code(debug))
+
+
+def _exit_code(debug: bool) -> int:
+    try:
+        code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except CdtransError as error:
+        _fail(str(error), debug)
+        return 2
+    except Interrupted as error:
+        _fail("Interrupted; the state is saved. Give the same command again to go on.", debug)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _fail("Interrupted.", debug)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    except Exception as error:
+        _fail(f"Internal error, {type(error).__name__}: {error}. Run it again with --debug and report it.", debug)
+        return 1
+
+
+def _fail(sentence: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    print(f"error: {sentence}", file=sys.stderr)

@@ -1,0 +1,184 @@
+"""What a run may be told: one flat, frozen, strict record. The defaults are the authors' recipe (FACTS 2, 3).
+
+A field's help line is also the help of its command-line flag. Where the paper and the authors' code differ, the default
+is the code's, because the published numbers come from it, and the help names the paper's value.
+"""
+
+import types
+from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from cdtrans.errors import CdtransError, nearest
+
+
+def _option(default: Any, group: str, text: str, *, minimum: float | None = None, maximum: float | None = None) -> Any:
+    """A field with its help line, the heading it stands under in --help, and its range."""
+    metadata = {"group": group, "help": text, "minimum": minimum, "maximum": maximum}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides what a run computes."""
+
+    source: str = _option("", "Data", "Labelled images: a folder of class folders, or a list of 'path label' lines.")
+    target: str = _option("", "Data", "Unlabelled images: a folder of any depth, or a list of paths.")
+    root: str | None = _option(None, "Data", "Folder that the paths in lists are relative to [the list's own].")
+    crop: int | Literal["auto"] = _option("auto", "Data", "Image size the model sees [the backbone's own].", minimum=8)
+    resize: int | Literal["auto"] = _option(
+        "auto", "Data", "Both sides are resized to this before cropping [8/7 of the crop: 256 for 224].", minimum=8
+    )
+    flip: float = _option(0.5, "Data", "Chance of mirroring a training image.", minimum=0, maximum=1)
+    max_bad: float = _option(0.05, "Data", "Share of unreadable files that is still accepted.", minimum=0, maximum=1)
+
+    backbone: str = _option(
+        "deit_small_distilled_patch16_224.fb_in1k", "Model", "Any timm VisionTransformer, by name and tag."
+    )
+    backbone_args: dict = _option({}, "Model", "Arguments for timm's create_model, such as {depth: 4} (YAML only).")
+    weights: str | None = _option(None, "Model", "A .safetensors or .pth file to start from instead of timm's weights.")
+    pretrained: bool = _option(True, "Model", "Start from timm's pretrained weights, or from scratch.")
+    neck: Literal["batchnorm", "none"] = _option(
+        "batchnorm", "Model", "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
+    )
+    drop_path: float = _option(0.1, "Model", "Stochastic depth of the last block.", minimum=0, maximum=0.99)
+    first_block_residual: bool = _option(
+        True, "Model", "Residual addition in the source-target branch's first block; the paper has none."
+    )
+
+    source_epochs: int = _option(10, "Stage 1: source", "Epochs on the labelled source.", minimum=1)
+    source_lr: float = _option(0.008, "Stage 1: source", "Learning rate (the paper: 0.003).", minimum=0)
+    label_smoothing: float = _option(0.1, "Stage 1: source", "Label smoothing.", minimum=0, maximum=0.99)
+
+    epochs: int = _option(40, "Stage 2: adaptation", "Epochs on source-target pairs.", minimum=1)
+    lr: float = _option(0.008, "Stage 2: adaptation", "Learning rate (the paper: 0.003).", minimum=0)
+    rebuild_every: int = _option(10, "Stage 2: adaptation", "Epochs between searches for new pairs.", minimum=1)
+    detach_teacher: bool = _option(
+        False, "Stage 2: adaptation", "Stop the distillation loss from moving its teacher, the source-target branch."
+    )
+    center_aware: bool = _option(
+        True, "Stage 2: adaptation", "Keep only the pairs whose target centre agrees with the source's label."
+    )
+    mutual_pairs: Literal["twice", "once"] = _option(
+        "twice", "Stage 2: adaptation", "How often a pair found from both sides counts; the paper's union has it once."
+    )
+
+    optimizer: Literal["sgd", "adamw"] = _option("sgd", "Optimisation", "The authors' SGD, or AdamW for small models.")
+    batch_size: int = _option(64, "Optimisation", "Images of stage 1, pairs of stage 2, in a step.", minimum=2)
+    momentum: float = _option(0.9, "Optimisation", "SGD's momentum.", minimum=0, maximum=1)
+    weight_decay: float = _option(1e-4, "Optimisation", "Weight decay, on every parameter.", minimum=0)
+    bias_lr_factor: float = _option(2.0, "Optimisation", "Biases learn this many times faster.", minimum=0)
+    warmup_epochs: int = _option(10, "Optimisation", "Epochs of rising learning rate, in both stages.", minimum=0)
+    clip_norm: float = _option(1.0, "Optimisation", "Largest gradient norm.", minimum=0)
+
+    seed: int = _option(1234, "Run", "Seed of everything random.", minimum=0)
+    device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... [a GPU if there is one].")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
+        "auto", "Run", "Arithmetic of training steps [bf16 on a GPU that has it, else fp16; fp32 on CPU]."
+    )
+    encode_batch: int = _option(256, "Run", "Images in a batch when features are extracted.", minimum=1)
+    save_every: float = _option(30.0, "Run", "Seconds between saved states; a kill loses no more than this.", minimum=0)
+    cache: str | None = _option(None, "Run", "Folder for decoded images [$CDTRANS_CACHE or the user's cache folder].")
+    tracker: Literal["none", "tensorboard"] = _option("none", "Run", "Also write the curves for TensorBoard.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# What may differ between a run and its continuation: where it runs, not what it computes.
+RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every")
+
+HINTS = get_type_hints(Config)
+FIELDS = {f.name: f for f in fields(Config)}
+
+
+def make_config(*layers: dict[str, Any]) -> Config:
+    """Merge layers of values, the later ones winning, and check every key and value."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values |= layer
+    for key in values:
+        if key not in FIELDS:
+            raise CdtransError(f"Unknown setting '{key}': {nearest(key, list(FIELDS))}")
+    return Config(**{key: _checked(key, value) for key, value in values.items()})
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A flat mapping from a YAML file; the keys are checked when the configuration is made."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CdtransError(f"The configuration '{file}' cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CdtransError(f"'{file}' is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(values, dict):
+        raise CdtransError(f"'{file}' must hold 'key: value' lines, one for each setting.")
+    return values
+
+
+def preset_names() -> list[str]:
+    folder = resources.files("cdtrans") / "presets"
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A named recipe. 'auto' is the defaults: the authors' recipe for Office-31, Office-Home and DomainNet."""
+    if name == "auto":
+        return {}
+    if name not in preset_names():
+        raise CdtransError(f"Unknown preset '{name}': {nearest(name, ['auto', *preset_names()])}")
+    text = (resources.files("cdtrans") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    values: dict[str, Any] = yaml.safe_load(text)
+    return values
+
+
+def _checked(key: str, value: Any) -> Any:
+    """The value in the field's own type, or an error that names what would be right."""
+    kinds = _kinds(HINTS[key])
+    choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+    if value in choices or (value is None and type(None) in kinds):
+        return value
+    for kind in kinds:
+        converted = _convert(value, kind)
+        if converted is not None:
+            _check_range(key, converted)
+            return converted
+    if choices and isinstance(value, str):
+        raise CdtransError(f"'{value}' is not a value of '{key}': {nearest(value, [str(c) for c in choices])}")
+    expected = " or ".join([k.__name__ for k in kinds if isinstance(k, type) and k is not type(None)] + choices)
+    raise CdtransError(f"The setting '{key}' must be {expected}, not {value!r}.")
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """None when the value is not of the kind. YAML reads 1e-3 as text, so text that is a number is one."""
+    if kind is bool or isinstance(value, bool):
+        return value if kind is bool and isinstance(value, bool) else None
+    if kind in (int, float):
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return None
+        if kind is float:
+            return number if number == number and abs(number) != float("inf") else None
+        return int(number) if number.is_integer() else None
+    if kind in (str, dict):
+        return value if isinstance(value, kind) else None
+    return None
+
+
+def _check_range(key: str, value: Any) -> None:
+    minimum, maximum = FIELDS[key].metadata["minimum"], FIELDS[key].metadata["maximum"]
+    if isinstance(value, int | float) and (
+        (minimum is not None and value < minimum) or (maximum is not None and value > maximum)
+    ):
+        limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise CdtransError(f"The setting '{key}' must be {limits}, not {value}.")

@@ -1,0 +1,1 @@
+"""Images in: folders and lists, decoding, stores of pixels, batches."""

@@ -1,0 +1,126 @@
+"""The built-in demo task, synthetic to real in the small: rendered digits (labelled) to handwriting (unlabelled).
+
+Both domains come from what the dependencies ship: the fonts inside matplotlib and the scans inside scikit-learn.
+Nothing is downloaded and no system font is used, so every machine makes the same task.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageFilter, ImageFont, ImageOps
+from sklearn.datasets import load_digits
+
+SIDE = 32  # pixels of an image of either domain
+MARGIN = 0.1  # black on every side, as a part of SIDE: a random crop then shifts a digit and does not cut it
+CANVAS = 3 * SIDE  # glyphs are deformed at this size and then reduced, which smooths their edges
+GLYPH_POINTS = 96  # font size: a glyph is about as tall as its canvas, so it is hardly resampled
+HANDWRITING_MAX = 16  # scikit-learn's grey levels are 0..16
+DONE = "digits.json"  # written last: a folder that holds it is complete
+
+# Every text font of matplotlib; its others have symbols or old-style figures where the digits should be.
+FONTS = (
+    *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
+    *("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10"),
+)
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Where the task lies: what training may read (`source`, `target`) and what only evaluation may (`answers`)."""
+
+    source: Path  # folders 0..9 of images
+    target: Path  # one flat folder of images, in random order
+    answers: Path  # a list 'path label', paths relative to its own folder
+
+
+def write_digits(folder: Path, *, seed: int, images: int = 2000) -> Digits:
+    """Write the task of this seed, unless it lies there complete. A killed write is made good by the next call."""
+    digits = Digits(source=folder / "source", target=folder / "target", answers=folder / "answers.txt")
+    made_from = json.dumps({"seed": seed, "images": images})
+    done = folder / DONE
+    if done.is_file() and done.read_text(encoding="utf-8") == made_from:
+        return digits
+    done.unlink(missing_ok=True)
+    source_rng, target_rng = (np.random.default_rng([seed, domain]) for domain in range(2))
+    _write_source(digits.source, images, source_rng)
+    _write_target(digits, target_rng)
+    partial = done.with_suffix(".partial")
+    partial.write_text(made_from, encoding="utf-8")
+    partial.replace(done)
+    return digits
+
+
+def _write_source(folder: Path, images: int, rng: np.random.Generator) -> None:
+    """As many images of each digit as the others, give or take one."""
+    for digit in range(10):
+        _empty(folder / str(digit))
+    for index in range(images):
+        digit = index % 10
+        _save(_deformed(_glyph(FONTS[rng.integers(len(FONTS))], digit), rng), folder / str(digit) / f"{index:04}.png")
+
+
+def _write_target(digits: Digits, rng: np.random.Generator) -> None:
+    """Shuffled, so that neither name nor order says anything about the digit."""
+    scans = load_digits()
+    _empty(digits.target)
+    lines = []
+    for index, scan in enumerate(rng.permutation(len(scans.images))):
+        path = digits.target / f"{index:04}.png"
+        _save(_enlarged(scans.images[scan]), path)
+        lines.append(f"{path.relative_to(digits.answers.parent).as_posix()} {scans.target[scan]}\n")
+    digits.answers.write_text("".join(lines), encoding="utf-8")
+
+
+def _enlarged(scan: np.ndarray) -> Image.Image:
+    """An 8x8 scan as an image of the common size, white on black."""
+    framed = np.pad(scan, 1)  # one pixel of ten is MARGIN
+    pixels = np.round(framed * (255 / HANDWRITING_MAX)).astype(np.uint8)
+    return Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+
+
+@cache
+def _glyph(font: str, digit: int) -> Image.Image:
+    """A digit cut out along its ink, white on black."""
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf")
+    # The basic layout engine is in every Pillow; the other one depends on a library of the system.
+    typeface = ImageFont.truetype(path, GLYPH_POINTS, layout_engine=ImageFont.Layout.BASIC)
+    mask = typeface.getmask(str(digit), mode="L")
+    drawn = Image.new("L", mask.size)
+    drawn.im.paste(mask, (0, 0, *mask.size))
+    return drawn.crop(drawn.getbbox())
+
+
+def _deformed(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """The glyph as a hand or a pen might vary it: size, width, slant, rotation, place, thickness, sharpness."""
+    height = CANVAS * (1 - 2 * MARGIN) * rng.uniform(0.8, 1.05)
+    width = height * glyph.width / glyph.height * rng.uniform(0.65, 1.15)
+    angle, slant = np.radians(rng.uniform(-15, 15)), rng.uniform(-0.3, 0.3)
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    forward = rotation @ [[1, slant], [0, 1]] @ np.diag([width / glyph.width, height / glyph.height])
+    inverse = np.linalg.inv(forward)  # Pillow asks where each pixel of the result comes from
+    place = CANVAS / 2 + rng.uniform(-0.06, 0.06, 2) * CANVAS
+    offset = np.array(glyph.size) / 2 - inverse @ place
+    coefficients = (*inverse[0], offset[0], *inverse[1], offset[1])
+    drawn = glyph.transform((CANVAS, CANVAS), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
+    thickness = rng.integers(0, 4)  # canvas pixels to add on each side of a stroke
+    drawn = drawn.filter(ImageFilter.MaxFilter(1 + 2 * thickness))
+    blurred = drawn.filter(ImageFilter.GaussianBlur(rng.uniform(1, 5))).reduce(CANVAS // SIDE)
+    return ImageOps.autocontrast(blurred)  # thin strokes would fade, where the scans use their whole grey scale
+
+
+def _empty(folder: Path) -> None:
+    """Make the folder and clear it of images from another seed or a killed write."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.png"):
+        old.unlink()
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    image.save(path, compress_level=0)  # stored, not deflated: the bytes do not depend on the zlib at hand

@@ -1,0 +1,320 @@
+"""Folders or lists of images -> the two domains of a run: a source with labels and a target that cannot have any.
+
+LabelledDomain and UnlabelledDomain share no base and no field for labels, so that code which takes the second for the
+target has no way to look at an answer key.
+"""
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from cdtrans.data.images import IMAGE_SUFFIXES, is_image_name
+from cdtrans.errors import CdtransError
+
+ARCHIVE_LEFTOVERS = "__MACOSX"  # macOS packs metadata twins of every file into this folder of a zip
+NAMED_IN_WARNING = 5  # more names than this make a warning unreadable
+_INTEGER = re.compile(r"-?[0-9]+")
+_Label = TypeVar("_Label", int, str)
+
+
+@dataclass(frozen=True)
+class LabelledDomain:
+    """Images with a class each: the source, or an answer key for evaluation."""
+
+    root: Path
+    paths: tuple[str, ...]  # relative to root, with '/'
+    labels: tuple[int, ...]  # an index into classes per path
+    classes: tuple[str, ...]
+    loose: int = 0  # images found beside the class folders: they belong to no class and are not in paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def files(self) -> list[Path]:
+        return [self.root / path for path in self.paths]
+
+    def keep(self, positions: Sequence[int]) -> "LabelledDomain":
+        """Only the images at these positions. The classes stay, even one that loses all its images."""
+        paths = tuple(self.paths[i] for i in positions)
+        return replace(self, paths=paths, labels=tuple(self.labels[i] for i in positions))
+
+    def counts(self) -> tuple[int, ...]:
+        """Images per class, in the order of `classes`."""
+        images = Counter(self.labels)
+        return tuple(images[label] for label in range(len(self.classes)))
+
+
+@dataclass(frozen=True)
+class UnlabelledDomain:
+    """Images and nothing else: the target."""
+
+    root: Path
+    paths: tuple[str, ...]  # relative to root, with '/'
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def files(self) -> list[Path]:
+        return [self.root / path for path in self.paths]
+
+    def keep(self, positions: Sequence[int]) -> "UnlabelledDomain":
+        return replace(self, paths=tuple(self.paths[i] for i in positions))
+
+
+def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: bool = False) -> LabelledDomain:
+    """A folder `where/class/**/image`, or a list of lines 'path label'.
+
+    A list line is split at its last space or tab, so that paths may hold spaces; blank lines and lines that start
+    with '#' are skipped. Listed paths start from `root`, or from the list's own folder; for a folder `root` means
+    nothing. Labels that are all integers are put in numeric order and become 0..K-1, the way the authors count
+    classes; any others are class names in alphabetical order. One class is an error unless only for evaluation.
+    """
+    domain = _labelled_folder(where) if _is_folder(where) else _labelled_list(where, root)
+    if len(domain.classes) == 1 and not allow_one_class:
+        raise CdtransError(
+            f"{_quoted(where)} holds only one class, {domain.classes[0]!r}, but a classifier needs at least two:"
+            " give a folder that directly holds a folder per class, or a list with more labels."
+        )
+    return domain
+
+
+def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
+    """A folder of any nesting, whose folder names mean nothing, or a list of lines 'path' or 'path label'.
+
+    A label in a list is dropped as its line is read. Since paths may hold spaces, a line has two readings: all of it
+    is a path, or all but its last word is. A line that ends like an image file ('my cat.jpg') is first taken as a
+    whole, any other ('my cat.jpg 3') first without its last word; the first reading that is an existing file counts.
+    """
+    if _is_folder(where):
+        return UnlabelledDomain(where, tuple(_images_below(where)))
+    base = _list_base(where, root)
+    return UnlabelledDomain(base, _existing(where, base, [(i, *_readings(line)) for i, line in _list_lines(where)]))
+
+
+def check_distinct(source: Path, target: Path) -> None:
+    if os.path.realpath(source) == os.path.realpath(target):
+        raise CdtransError(
+            f"Source and target are the same, {_quoted(target)}: give labelled images of one kind as the source and"
+            " unlabelled images of another kind as the target."
+        )
+
+
+def warnings_for(source: LabelledDomain) -> list[str]:
+    """What is odd about a source, yet no reason to stop."""
+    warnings = []
+    single = [name for name, count in zip(source.classes, source.counts(), strict=True) if count == 1]
+    if single:
+        named = ", ".join(map(repr, single[:NAMED_IN_WARNING]))
+        more = f" and {len(single) - NAMED_IN_WARNING} more" if len(single) > NAMED_IN_WARNING else ""
+        classes = "1 class has" if len(single) == 1 else f"{len(single)} classes have"
+        warnings.append(f"{classes} a single source image: {named}{more}.")
+    if source.loose:
+        images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
+        warnings.append(f"{images} in {_quoted(source.root)} beside the class folders and will not be used.")
+    return warnings
+
+
+def _labelled_folder(where: Path) -> LabelledDomain:
+    found = _images_below(where)
+    paths = tuple(path for path in found if "/" in path)
+    if not paths:
+        raise CdtransError(
+            f"{_quoted(where)} holds images but no class folders: put the images of each class into a folder named"
+            f" after the class, like {_quoted(where / 'CLASS' / found[0])}."
+        )
+    classes, labels = _indexed([path.split("/")[0] for path in paths])
+    return LabelledDomain(where, paths, labels, classes, loose=len(found) - len(paths))
+
+
+def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:
+    base = _list_base(where, root)
+    lines, words = [], []
+    for number, line in _list_lines(where):
+        path, label = _split_label(line)
+        if not label or is_image_name(label):
+            raise CdtransError(f"Line {number} of {_quoted(where)} has no label: write it as 'path label'.")
+        lines.append((number, path))
+        words.append(label)
+    paths = _existing(where, base, lines)
+    if not all(_INTEGER.fullmatch(word) for word in words):
+        classes, labels = _indexed(words)
+        return LabelledDomain(base, paths, labels, classes)
+    numbers, labels = _indexed([int(word) for word in words])
+    names = _folder_names(paths, labels, len(numbers)) or tuple(map(str, numbers))
+    return LabelledDomain(base, paths, labels, names)
+
+
+def _indexed(values: Sequence[_Label]) -> tuple[tuple[_Label, ...], tuple[int, ...]]:
+    """The distinct values in order, and the position of each value among them."""
+    distinct = tuple(sorted(set(values)))
+    position = {value: i for i, value in enumerate(distinct)}
+    return distinct, tuple(position[value] for value in values)
+
+
+def _folder_names(paths: Sequence[str], labels: Sequence[int], classes: int) -> tuple[str, ...] | None:
+    """The classes named after their images' folders, if every class has one folder name and no two share it."""
+    folders: list[set[str]] = [set() for _ in range(classes)]
+    for path, label in zip(paths, labels, strict=True):
+        folders[label].add(os.path.basename(os.path.dirname(path)))
+    names = tuple(min(names) for names in folders)
+    alone = all(len(names) == 1 for names in folders)
+    return names if alone and all(names) and len(set(names)) == classes else None
+
+
+def _split_label(line: str) -> tuple[str, str]:
+    """'path label' -> path, label, split at the last space or tab; without a label the second is empty."""
+    cut = max(line.rfind(" "), line.rfind("\t"))
+    path = line[: max(cut, 0)].rstrip(" \t")
+    return (path, line[cut + 1 :]) if path else (line, "")
+
+
+def _readings(line: str) -> tuple[str, ...]:
+    """The paths that a line with or without a label may mean, the likelier first."""
+    path, label = _split_label(line)
+    if not label:
+        return (line,)
+    return (line, path) if is_image_name(line) else (path, line)
+
+
+def _list_lines(where: Path) -> list[tuple[int, str]]:
+    """The numbered lines of a list that say something. Undecodable bytes pass through, as they do in file names."""
+    try:
+        content = where.read_bytes()
+    except OSError as error:
+        raise _cannot_read(where, error) from error
+    if b"\0" in content:
+        raise CdtransError(f"{_quoted(where)} is not a text file: give a folder, or a list with an image per line.")
+    # not splitlines(): file names may hold the rarer characters that it takes for line ends
+    lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
+    stripped = ((number, line.rstrip(" \t\r")) for number, line in enumerate(lines, 1))
+    told = [(number, line) for number, line in stripped if line and not line.startswith("#")]
+    if not told:
+        raise CdtransError(f"The list {_quoted(where)} is empty: write a line for every image.")
+    return told
+
+
+def _list_base(where: Path, root: Path | None) -> Path:
+    base = where.parent if root is None else root
+    if not os.path.isdir(base):
+        raise CdtransError(f"The root {_quoted(base)} is not a folder: say with --root where the listed paths start.")
+    return base
+
+
+def _existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ...]:
+    """The first reading of each (line number, reading, ...) that is a file; one that has none is the user's error."""
+    paths, missing = [], []
+    for number, *readings in listed:
+        path = next((reading for reading in readings if os.path.isfile(os.path.join(base, reading))), None)
+        if path is None:
+            missing.append((number, readings[0]))
+        else:
+            paths.append(path)
+    if missing:
+        number, path = missing[0]
+        raise CdtransError(
+            f"{len(missing)} of the {len(listed)} files in {_quoted(where)} cannot be found below {_quoted(base)},"
+            f" the first is {path!r} in line {number}: correct the list, or say with --root where its paths start."
+        )
+    return tuple(paths)
+
+
+def _is_folder(where: Path) -> bool:
+    """True for a folder, False for a file that may be a list."""
+    try:
+        mode = where.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CdtransError(f"{_quoted(where)} does not exist: check the path.") from error
+    except OSError as error:
+        raise _cannot_read(where, error) from error
+    if stat.S_ISDIR(mode):
+        return True
+    if not stat.S_ISREG(mode) or is_image_name(where.name):
+        raise CdtransError(f"{_quoted(where)} is neither a folder of images nor a list: give one of the two.")
+    return False
+
+
+def stream_images(where: Path, root: Path | None = None) -> Iterator[Path]:
+    """The images of a folder, of a list, or a single image file, one after the other and never all at once."""
+    if where.is_file() and is_image_name(where.name):
+        yield where
+    elif _is_folder(where):
+        first = None
+        for first in _walk(where):
+            yield where / first
+        if first is None:
+            raise _no_image(where)
+    else:
+        yield from scan_unlabelled(where, root).files()
+
+
+def _images_below(top: Path) -> list[str]:
+    found = list(_walk(top))
+    if not found:
+        raise _no_image(top)
+    return found
+
+
+def _no_image(top: Path) -> CdtransError:
+    suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+    return CdtransError(f"No image lies in {_quoted(top)} or below it: check the path ({suffixes} are read).")
+
+
+def _walk(top: Path) -> Iterator[str]:
+    """The image files of a folder and all below it, ordered by name level by level, whatever the file system's order.
+
+    Hidden entries are left out. Links are followed, except into a folder that the walk is already inside. A link to
+    nothing counts as an image if it is named like one: it is better reported as unreadable than passed over.
+    """
+    pending: list[tuple[str, frozenset | None]] = [("", frozenset())]  # path, and the folders it lies in if a folder
+    while pending:
+        path, above = pending.pop()
+        if above is None:
+            yield path
+            continue
+        identity, entries = _listing(top / path)
+        if identity in above:
+            continue
+        for entry in reversed(entries):
+            below = f"{path}/{entry.name}" if path else entry.name
+            if _is_subfolder(entry):
+                pending.append((below, above | {identity}))
+            elif _is_image(entry):
+                pending.append((below, None))
+
+
+def _listing(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry]]:
+    """What identifies a folder whatever links led to it, and its entries by name."""
+    try:
+        status = folder.stat()
+        with os.scandir(folder) as entries:
+            seen = [entry for entry in entries if not entry.name.startswith(".") and entry.name != ARCHIVE_LEFTOVERS]
+    except OSError as error:
+        raise _cannot_read(folder, error) from error
+    return (status.st_dev, status.st_ino), sorted(seen, key=lambda entry: entry.name)
+
+
+def _is_subfolder(entry: os.DirEntry) -> bool:
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def _is_image(entry: os.DirEntry) -> bool:
+    if not is_image_name(entry.name):
+        return False
+    if entry.is_symlink():
+        return os.path.isfile(entry.path) or not os.path.exists(entry.path)
+    return entry.is_file()
+
+
+def _cannot_read(where: Path, error: OSError) -> CdtransError:
+    reason = "no permission" if isinstance(error, PermissionError) else error.strerror
+    return CdtransError(f"{_quoted(where)} cannot be read ({reason}): make it readable, or leave it out of the data.")
+
+
+def _quoted(path: Path) -> str:
+    """repr, because the newlines and undecodable bytes of odd names must not break the sentence or the terminal."""
+    return repr(str(path))

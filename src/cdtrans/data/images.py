@@ -1,0 +1,131 @@
+"""One image file -> upright 8-bit RGB pixels, or one short cause why not."""
+
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from cdtrans.errors import CdtransError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+
+# Only what the suffixes promise: left alone, PIL would also start Ghostscript for an EPS that calls itself .jpg.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"II*\0", b"MM\0*", b"GIF8")
+
+_ORIENTATION_TAG = 0x0112  # EXIF 2.3, table 4
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# What full white may be in a deep greyscale image: 16 bits for integers; for floats also the unit interval or 8 bits.
+_INTEGER_WHITES = (65535.0,)
+_FLOAT_WHITES = (1.0, 255.0, 65535.0)
+
+# PIL warns about big images and odd metadata; what matters comes back as UnreadableImage. A filter for the whole
+# process, because warnings.catch_warnings is not safe in the threads that decode.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+class UnreadableImage(Exception):
+    """The file gives no image. Its text is the cause in a few words, such as 'truncated'."""
+
+
+def is_image_name(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def decode(path: Path) -> Image.Image:
+    """The first frame of a file as upright RGB: transparency laid over white, deep greyscale scaled to 8 bits."""
+    try:
+        with Image.open(path, formats=_FORMATS) as image:
+            image.load()
+            rgb = _rgb(image)
+            turn = _turn(image)
+        return rgb if turn is None else rgb.transpose(turn)
+    except Exception as error:  # on damaged bytes PIL raises almost anything: SyntaxError, struct.error, EOFError, ...
+        raise UnreadableImage(_cause(path, error)) from error
+
+
+def resized(image: Image.Image, size: int) -> np.ndarray:
+    """Both sides to `size`, aspect ignored: the pixels of torchvision's Resize((size, size))."""
+    return np.array(image.resize((size, size), Image.Resampling.BILINEAR))  # [size, size, 3] uint8
+
+
+def judge_unreadable(name: str, bad: int, total: int, first: str, cause: str, max_bad: float) -> str:
+    """One rule for every verb: a few unreadable files are skipped with the sentence returned, many are an error."""
+    found = f"{bad} of {total} {name}files cannot be read (the first: {first!r}, {cause})"
+    if bad > max_bad * total:
+        raise CdtransError(f"{found}; repair or remove them, or raise --max-bad above {max_bad:g}.")
+    return f"{found}; they are skipped."
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How to set the image upright. EXIF that cannot be parsed says nothing about the pixels, so it counts as none."""
+    try:
+        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:
+        return None
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        return _eight_bits(image, _INTEGER_WHITES).convert("RGB")
+    if image.mode == "F":
+        return _eight_bits(image, _FLOAT_WHITES).convert("RGB")
+    if image.mode == "La":  # PIL turns premultiplied grey only into plain grey and alpha
+        image = image.convert("LA")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
+    """Scale deep greyscale by the narrowest range that holds it, or by its own extremes when none does.
+
+    PIL's own conversion would clip at 255 and turn most 16-bit pictures white.
+    """
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    white = next((white for white in whites if low >= 0 and high <= white), None)
+    if white is not None:
+        low, high = 0.0, white
+    scale = 255 / (high - low) if high > low else 0.0
+    return Image.fromarray(np.rint((values - low) * scale).astype(np.uint8))
+
+
+def _cause(path: Path, error: Exception) -> str:
+    match error:
+        case FileNotFoundError():
+            return "missing, or a broken link"
+        case PermissionError():
+            return "no permission to read it"
+        case IsADirectoryError():
+            return "a folder, not a file"
+        case Image.DecompressionBombError():
+            return "too many pixels, it may be a decompression bomb"
+        case UnidentifiedImageError():
+            return _why_unidentified(path)
+        case OSError() if error.errno is not None:
+            return f"cannot be read ({error.strerror})"
+        case OSError() if "truncated" in str(error).lower():
+            return "truncated"
+    detail = " ".join(str(error).split())[:80] or type(error).__name__
+    return f"truncated or damaged ({detail})" if isinstance(error, OSError) else f"cannot be decoded ({detail})"
+
+
+def _why_unidentified(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(16)
+    if not start:
+        return "empty file"
+    return "truncated or damaged" if start.startswith(_SIGNATURES) else "not an image of a known format"

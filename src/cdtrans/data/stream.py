@@ -1,0 +1,42 @@
+"""Images that are read once and not kept: decoded in parallel, handed on in order, a bounded number at a time."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from cdtrans.data.images import UnreadableImage, decode, resized
+
+IN_FLIGHT_PER_WORKER = 16
+
+# The file, if it was one, and its pixels, uint8 [size, size, 3], or the reason why there are none.
+Decoded = tuple[Path | None, np.ndarray | UnreadableImage]
+
+
+def decode_in_order(
+    images: Iterable[str | Path | Image.Image], size: int, workers: int | None = None
+) -> Iterator[Decoded]:
+    """Decode and resize, keeping the order."""
+    workers = workers or len(os.sched_getaffinity(0))
+    waiting: deque[Future[Decoded]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for image in images:
+            waiting.append(pool.submit(_decode, image, size))
+            if len(waiting) >= workers * IN_FLIGHT_PER_WORKER:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _decode(image: str | Path | Image.Image, size: int) -> Decoded:
+    if isinstance(image, Image.Image):
+        return None, resized(image.convert("RGB"), size)
+    path = Path(image)
+    try:
+        return path, resized(decode(path), size)
+    except UnreadableImage as error:
+        return path, error

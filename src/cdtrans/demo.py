@@ -1,0 +1,27 @@
+"""The built-in task end to end, by the same road as anybody's two folders."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdtrans.data.digits import write_digits
+from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.pipeline import adapt
+from cdtrans.screen import Screen
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    run: Path
+    source_only_accuracy: float
+    adapted_accuracy: float
+
+
+def demo(out: Path, *, seed: int, screen: Screen, **settings: object) -> DemoResult:
+    """Rendered digits to real handwriting. The answer key is opened after training, to print the score."""
+    digits = write_digits(out.with_name(f"{out.name}-data"), seed=seed)
+    result = adapt(
+        source=digits.source, target=digits.target, out=out, preset="digits", seed=seed, screen=screen, **settings
+    )
+    scored = evaluate(result.run, digits.answers, screen=screen)
+    assert scored.history is not None, "the answers are those of the run's own target"
+    return DemoResult(result.run, scored.history.accuracy[0], scored.scores.accuracy)

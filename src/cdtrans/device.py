@@ -1,0 +1,31 @@
+"""Where tensors live and what arithmetic training runs in."""
+
+import torch
+
+from cdtrans.errors import CdtransError
+
+
+def pick_device(name: str) -> torch.device:
+    """'auto' is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CdtransError(f"Unknown device '{name}'; use cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise CdtransError(f"There is no device '{name}' here (GPUs: {torch.cuda.device_count()}); use --device cpu.")
+    if device.type not in ("cpu", "cuda"):
+        raise CdtransError(f"The device '{name}' is not supported; use cpu, cuda or cuda:N.")
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    """'auto' is bf16 on a GPU that has it, fp16 on an older one, fp32 on CPU."""
+    if name == "auto":
+        if device.type == "cpu":
+            return "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if name == "fp16" and device.type == "cpu":
+        raise CdtransError("fp16 training needs a GPU; use --precision fp32 or bf16 on CPU.")
+    return name

@@ -1,0 +1,21 @@
+"""The one error that users see: a sentence that says what is wrong, where, and what to do."""
+
+from difflib import get_close_matches
+
+
+class CdtransError(Exception):
+    """Bad input or a condition the user can act on. The command line prints it as one sentence and exits with 2."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C or a request of the system to end. The state has been saved."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + signal_number
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """What a misspelt word may have meant, or what there is to choose from."""
+    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}."

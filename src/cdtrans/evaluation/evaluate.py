@@ -1,0 +1,130 @@
+"""A finished run against an answer key: the chosen model's scores, and every epoch's if the key is of the target."""
+
+import os
+from collections.abc import Iterator
+from csv import DictReader
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdtrans.classifier import Unreadable, load
+from cdtrans.config import read_yaml
+from cdtrans.data.domains import LabelledDomain, scan_labelled
+from cdtrans.data.images import judge_unreadable
+from cdtrans.errors import CdtransError, nearest
+from cdtrans.evaluation.metrics import Scores, score
+from cdtrans.screen import Screen
+
+
+@dataclass(frozen=True)
+class History:
+    """Accuracy after each epoch of adaptation, by the answer key. Epoch 0 is the source-only model."""
+
+    accuracy: tuple[float, ...]
+    class_mean_accuracy: tuple[float, ...]
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch that the answer key would choose: an upper bound that nobody without labels can have."""
+        return int(np.argmax(self.accuracy[1:])) + 1
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    scores: Scores
+    classes: tuple[str, ...]
+    skipped: tuple[Unreadable, ...]
+    history: History | None  # None when the answer key is not of the run's own target images
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `eval --json`."""
+        per_class = zip(self.classes, self.scores.per_class.tolist(), strict=True)
+        summary: dict[str, Any] = {
+            "accuracy": self.scores.accuracy,
+            "class_mean_accuracy": self.scores.class_mean_accuracy,
+            "images": self.scores.images,
+            "skipped": len(self.skipped),
+            "per_class": {name: None if np.isnan(value) else value for name, value in per_class},
+            "confusion": self.scores.confusion.tolist(),
+            "classes": list(self.classes),
+        }
+        if self.history is not None:
+            best = self.history.best_epoch
+            summary |= {
+                "source_only_accuracy": self.history.accuracy[0],
+                "last_epoch_accuracy": self.history.accuracy[-1],
+                "best_by_labels_accuracy": self.history.accuracy[best],
+                "best_by_labels_epoch": best,
+                "accuracy_by_epoch": list(self.history.accuracy),
+            }
+        return summary
+
+
+def evaluate(
+    run: Path,
+    where: Path,
+    *,
+    screen: Screen,
+    root: Path | None = None,
+    model: str = "chosen",
+    device: str = "auto",
+    max_bad: float = 0.05,
+) -> Evaluation:
+    """Score a run's model on labelled images."""
+    classifier = load(run, model=model, device=device)
+    key = scan_labelled(where, root, allow_one_class=True)
+    true = match_classes(key, classifier.classes)
+    position = {name: i for i, name in enumerate(classifier.classes)}
+    predicted, kept, skipped = [], [], []
+    with screen.track("evaluating", len(key)) as task:
+        for i, result in enumerate(classifier.stream(key.files())):
+            if isinstance(result, Unreadable):
+                skipped.append(result)
+            else:
+                predicted.append(position[result.label])
+                kept.append(i)
+            task.advance(1)
+    if skipped:
+        first = skipped[0]
+        screen.warn(judge_unreadable("labelled ", len(skipped), len(key), str(first.path), first.cause, max_bad))
+    scores = score(true[kept], np.array(predicted, dtype=np.int64), len(classifier.classes))
+    return Evaluation(scores, classifier.classes, tuple(skipped), read_history(run, key, true, len(classifier.classes)))
+
+
+def match_classes(key: LabelledDomain, classes: tuple[str, ...]) -> np.ndarray:
+    """The key's labels as indices into the model's classes, matched by name."""
+    unknown = [name for name in key.classes if name not in classes]
+    if unknown:
+        raise CdtransError(
+            f"The class {unknown[0]!r} of '{key.root}' is not one the model knows: {nearest(unknown[0], list(classes))}"
+        )
+    order = np.array([classes.index(name) for name in key.classes])
+    return order[np.array(key.labels)]
+
+
+def read_history(run: Path, key: LabelledDomain, true: np.ndarray, classes: int) -> History | None:
+    """Score the predictions that every epoch left behind, if the key names the run's own target images."""
+    position = {os.path.realpath(path): i for i, path in enumerate(target_files(run))}
+    found = [position.get(os.path.realpath(file)) for file in key.files()]
+    known = [i for i, where in enumerate(found) if where is not None]
+    if not known or len(known) < len(position):
+        return None
+    rows = np.array([found[i] for i in known])
+    scores = []
+    for file in sorted((run / "predictions").glob("epoch-*.npz")):
+        with np.load(file) as arrays:
+            scores.append(score(true[known], arrays["predicted"][rows].astype(np.int64), classes))
+    return History(tuple(s.accuracy for s in scores), tuple(s.class_mean_accuracy for s in scores))
+
+
+def target_files(run: Path) -> Iterator[Path]:
+    """The run's target images in the order of its predictions."""
+    config = read_yaml(run / "config.yaml")
+    target = Path(config["target"])
+    listed = Path(config["root"]) if config["root"] else target.parent
+    root = target if target.is_dir() else listed
+    with open(run / "predictions.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        for row in DictReader(file):
+            yield root / row["path"]

@@ -1,0 +1,97 @@
+"""A saved model: its weights, and a card that says all that is needed to run it again."""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from cdtrans.config import Config
+from cdtrans.errors import CdtransError
+from cdtrans.model.backbone import create_backbone, normalisation
+from cdtrans.model.branches import CDTrans
+from cdtrans.model.head import Head
+from cdtrans.run import atomic, replace_folder
+
+WEIGHTS, CARD = "model.safetensors", "model.json"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What travels with the weights."""
+
+    classes: tuple[str, ...]
+    backbone: str  # timm name and tag
+    backbone_args: dict[str, Any]
+    weights: str  # where training started from
+    neck: str
+    first_block_residual: bool
+    resize: int
+    crop: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    stage: str  # "source" or "adaptation"
+    epoch: int  # of that stage
+    versions: dict[str, str]
+
+
+def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: int) -> Card:
+    assert isinstance(config.crop, int), "the configuration has been resolved"
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    mean, std = normalisation(config.backbone)
+    return Card(
+        classes=classes,
+        backbone=config.backbone,
+        backbone_args=config.backbone_args,
+        weights=config.weights or (config.backbone if config.pretrained else "none: trained from scratch"),
+        neck=config.neck,
+        first_block_residual=config.first_block_residual,
+        resize=config.resize,
+        crop=config.crop,
+        mean=mean,
+        std=std,
+        stage=stage,
+        epoch=epoch,
+        versions={p: version(p) for p in ("torch", "timm")},
+    )
+
+
+def build_model(card: Card, *, drop_path: float = 0.0) -> CDTrans:
+    """The card's architecture with random weights."""
+    vit = create_backbone(card.backbone, crop=card.crop, drop_path=drop_path, args=card.backbone_args)
+    head = Head(vit.num_features, len(card.classes), card.neck)
+    return CDTrans(vit, head, first_block_residual=card.first_block_residual)
+
+
+def save_model(folder: Path, model: CDTrans, card: Card) -> None:
+    """Both files in a new folder that takes its place at once."""
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+    with atomic(draft / WEIGHTS) as file:
+        file.write(save(tensors))
+    with atomic(draft / CARD) as file:
+        file.write((json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n").encode())
+    replace_folder(draft, folder)
+
+
+def load_model(folder: Path) -> tuple[CDTrans, Card]:
+    """A saved model in eval mode, on the CPU."""
+    try:
+        values = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        tensors = load_file(folder / WEIGHTS)
+    except FileNotFoundError as error:
+        raise CdtransError(f"'{folder}' holds no finished model; run 'cdtrans adapt' to its end first.") from error
+    except (json.JSONDecodeError, SafetensorError) as error:
+        raise CdtransError(f"The model in '{folder}' is damaged: {error}.") from error
+    for name in ("classes", "mean", "std"):
+        values[name] = tuple(values[name])
+    card = Card(**values)
+    model = build_model(card)
+    model.load_state_dict(tensors)
+    return model.eval(), card

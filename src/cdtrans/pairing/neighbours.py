@@ -1,0 +1,37 @@
+"""Exact two-way nearest neighbours (Eq. 3, 4) without the similarity matrix."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK_ELEMENTS = 1 << 24  # similarities held at once: 64 MiB in float32
+
+
+class Neighbours(NamedTuple):
+    """The most similar image of the other domain, by index; ties go to the lowest index."""
+
+    target_of_source: Tensor  # [Ns]
+    source_of_target: Tensor  # [Nt]
+
+
+def normalised(features: Tensor) -> Tensor:
+    """Rows over their length, as the authors guard it: the cosine is then a plain product."""
+    return features / (features.norm(dim=1, keepdim=True) + 1e-8)
+
+
+def two_way(source: Tensor, target: Tensor, block_elements: int = BLOCK_ELEMENTS) -> Neighbours:
+    """Row and column argmax of `source @ target.T` in one sweep over blocks of source rows: memory O(Ns + Nt) plus one
+    block. A later block replaces a target's neighbour only if it is strictly more similar: the lowest index wins."""
+    target_of_source = torch.empty(len(source), dtype=torch.long, device=source.device)
+    source_of_target = torch.zeros(len(target), dtype=torch.long, device=source.device)
+    best = torch.full((len(target),), -torch.inf, dtype=source.dtype, device=source.device)
+    rows = max(1, block_elements // max(1, len(target)))
+    for start in range(0, len(source), rows):
+        similarity = source[start : start + rows] @ target.T  # [rows, Nt]
+        target_of_source[start : start + rows] = similarity.argmax(dim=1)
+        value, row = similarity.max(dim=0)
+        better = value > best
+        best = torch.where(better, value, best)
+        source_of_target = torch.where(better, row + start, source_of_target)
+    return Neighbours(target_of_source, source_of_target)

@@ -1,0 +1,229 @@
+"""From two folders to an adapted classifier: scan, decode, fit the source, adapt to the target, predict."""
+
+import csv
+import io
+import os
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import yaml
+
+from cdtrans.classifier import RESULT, Classifier, load, read_result
+from cdtrans.config import Config, make_config, read_preset, read_yaml
+from cdtrans.data.batches import Images
+from cdtrans.data.domains import (
+    LabelledDomain,
+    UnlabelledDomain,
+    check_distinct,
+    scan_labelled,
+    scan_unlabelled,
+    warnings_for,
+)
+from cdtrans.data.images import judge_unreadable
+from cdtrans.data.pixels import Pixels, default_cache, open_pixels
+from cdtrans.device import pick_device, pick_precision
+from cdtrans.errors import CdtransError
+from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
+from cdtrans.model.branches import CDTrans
+from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
+from cdtrans.model.encoding import Encoded
+from cdtrans.run import Run, check_folder, fingerprint
+from cdtrans.screen import Screen
+from cdtrans.training.adaptation import adapt_to_target
+from cdtrans.training.source import fit_source
+from cdtrans.training.state import StopSignals, load_state, step_seed
+
+RESIZE_RATIO = 256 / 224  # the authors' resize to crop
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `adapt` hands back."""
+
+    run: Path
+    chosen_epoch: int
+
+    def classifier(self) -> Classifier:
+        return load(self.run)
+
+
+def adapt(
+    *,
+    source: str | Path | None = None,
+    target: str | Path | None = None,
+    out: str | Path,
+    preset: str = "auto",
+    config: str | Path | None = None,
+    quiet: bool = False,
+    screen: Screen | None = None,
+    **settings: Any,
+) -> Result:
+    """Adapt a classifier from labelled source images to unlabelled target images, into the run folder `out`.
+
+    `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset. A run
+    folder with an unfinished run of the same settings is taken up where it stopped."""
+    screen = screen or Screen(quiet=quiet)
+    places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
+    from_file = read_yaml(Path(config)) if config is not None else {}
+    chosen = make_config(read_preset(preset), from_file, settings, places)
+    with StopSignals.caught():
+        return run_pipeline(chosen, Path(out), screen)
+
+
+def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
+    """The whole job. Everything that can be wrong with the input is found before the run folder is touched."""
+    started = time.monotonic()
+    source, target = scan_domains(config, screen)
+    config = resolve(config)
+    check_folder(out, config)
+    if (out / RESULT).exists():
+        screen.say(f"The run in '{out}' is already finished.")
+        return Result(out, read_result(out)["chosen_epoch"])
+    screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True).rstrip())
+
+    card = make_card(config, source.classes, stage="source", epoch=config.source_epochs)
+    model = initial_model(config, card)
+    source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
+    target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
+    check_classes_left(source)
+
+    run = Run.open(out, config, describe(source, target))
+    try:
+        device = torch.device(config.device)
+        source_images = make_images(source_pixels, card, device)
+        target_images = make_images(target_pixels, card, device)
+        labels = torch.tensor(source.labels, device=device)
+        model.to(device)
+        begin_log(run, {"source": source_bad, "target": target_bad})
+        train_source(run, model, source_images, labels, config, card, screen)
+        encoded = adapt_to_target(run, model, source_images, labels, target_images, config, screen)
+        save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=config.epochs))
+        write_predictions(run, target, source.classes, encoded)
+        run.log_timing(stage="all", seconds=round(time.monotonic() - started, 3))
+        run.write_json(RESULT, {"chosen_epoch": config.epochs, "chosen_model": "adapted", "selection": "last"})
+        remove_state(run)
+    finally:
+        run.close()
+    return Result(out, config.epochs)
+
+
+def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, UnlabelledDomain]:
+    """Find the images; the target comes back in the type that cannot hold labels."""
+    for name in ("source", "target"):
+        if not getattr(config, name):
+            raise CdtransError(f"No {name} was given; name both, as in 'cdtrans adapt SOURCE TARGET --out RUN'.")
+    check_distinct(Path(config.source), Path(config.target))
+    root = Path(config.root) if config.root else None
+    source = scan_labelled(Path(config.source), root)
+    target = scan_unlabelled(Path(config.target), root)
+    for warning in warnings_for(source):
+        screen.warn(warning)
+    screen.say(f"source: {len(source)} images of {len(source.classes)} classes; target: {len(target)} images")
+    return source, target
+
+
+def resolve(config: Config) -> Config:
+    """Every 'auto' replaced by what it means here."""
+    device = pick_device(config.device)
+    crop = native_crop(config.backbone) if config.crop == "auto" else config.crop
+    resize = round(crop * RESIZE_RATIO) if config.resize == "auto" else config.resize
+    if resize < crop:
+        raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
+    precision = pick_precision(config.precision, device)
+    auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
+    names = ("source", "target", "root", "weights", "cache")
+    places = {name: os.path.abspath(place) for name in names if (place := getattr(config, name))}
+    return make_config(config.to_dict() | auto | places)
+
+
+def initial_model(config: Config, card: Card) -> CDTrans:
+    """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
+    torch.manual_seed(step_seed(config.seed, "init", 0, 0))
+    model = build_model(card, drop_path=config.drop_path)
+    if config.weights:
+        load_weights(model.backbone, Path(config.weights))
+    elif config.pretrained:
+        load_pretrained(model.backbone, config.backbone)
+    return model
+
+
+Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
+Skipped = dict[str, str]  # path -> why it could not be read
+
+
+def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, Pixels, Skipped]:
+    """Decode every image of a domain once, and leave out those that cannot be."""
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    cache = Path(config.cache) if config.cache else default_cache()
+    pixels = open_pixels(domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name)
+    skipped = {domain.paths[i]: cause for i, cause in pixels.bad.items()}
+    if skipped:
+        first, cause = next(iter(skipped.items()))
+        screen.warn(judge_unreadable(f"{name} ", len(skipped), len(domain), first, cause, config.max_bad))
+    good = np.flatnonzero(pixels.rows >= 0)
+    return domain.keep(good.tolist()), replace(pixels, rows=pixels.rows[good], bad={}), skipped
+
+
+def check_classes_left(source: LabelledDomain) -> None:
+    """A class whose every image is unreadable would be in the classifier and never learnt."""
+    empty = [name for name, count in zip(source.classes, source.counts(), strict=True) if count == 0]
+    if empty:
+        raise CdtransError(f"No readable image is left of the source class {empty[0]!r}; repair or remove the class.")
+
+
+def describe(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]:
+    """The run's record of its data; a continuation must find the same."""
+    return {
+        "source": {
+            "images": len(source),
+            "classes": dict(zip(source.classes, source.counts(), strict=True)),
+            "fingerprint": fingerprint(source.root, source.paths, source.labels),
+        },
+        "target": {"images": len(target), "fingerprint": fingerprint(target.root, target.paths)},
+    }
+
+
+def make_images(pixels: Pixels, card: Card, device: torch.device) -> Images:
+    return Images(pixels.array, pixels.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
+
+
+def begin_log(run: Run, skipped: dict[str, Skipped]) -> None:
+    """A fresh start logs the skipped files first; a continuation has them in its log already."""
+    if load_state(run) is None and not (run.folder / "source").exists():
+        run.cut_log(0)
+        for domain, files in skipped.items():
+            for path, cause in files.items():
+                run.log("skipped", domain=domain, path=path, cause=cause)
+
+
+def train_source(
+    run: Run, model: CDTrans, images: Images, labels: torch.Tensor, config: Config, card: Card, screen: Screen
+) -> None:
+    """Stage 1, or its result if it is there already."""
+    folder = run.folder / "source"
+    if folder.exists():
+        model.load_state_dict(load_model(folder)[0].state_dict())
+    else:
+        fit_source(run, model, images, labels, config, screen)
+        save_model(folder, model, card)
+
+
+def write_predictions(run: Run, target: UnlabelledDomain, classes: tuple[str, ...], encoded: Encoded) -> None:
+    """predictions.csv: what the adapted model says of every target image."""
+    probability, predicted = encoded.logits.softmax(dim=1).max(dim=1)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["path", "label", "probability"])
+    for path, k, p in zip(target.paths, predicted.tolist(), probability.tolist(), strict=True):
+        writer.writerow([path, classes[k], f"{p:.6f}"])
+    run.write("predictions.csv", text.getvalue().encode("utf-8", "surrogateescape"))
+
+
+def remove_state(run: Run) -> None:
+    """A finished run needs no state to go on from; it is twice the size of the model."""
+    shutil.rmtree(run.folder / "state", ignore_errors=True)

@@ -1,0 +1,98 @@
+"""Labels for any number of images, as a CSV that is written row by row and takes its place only when it is whole."""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cdtrans.classifier import Classifier, Prediction, Unreadable
+from cdtrans.data.domains import stream_images
+from cdtrans.data.images import judge_unreadable
+from cdtrans.run import atomic
+from cdtrans.screen import Screen
+
+NAMED_SKIPS = 5  # so many unreadable files are named on the screen, the others are counted
+
+
+@dataclass
+class Counts:
+    """How a prediction went. The keys are promised by `predict --json`."""
+
+    images: int = 0
+    abstained: int = 0
+    skipped: int = 0
+    first_skipped: Unreadable | None = field(default=None, repr=False)
+
+    def summary(self) -> dict[str, int]:
+        return {"images": self.images, "abstained": self.abstained, "skipped": self.skipped}
+
+
+def predict_to_csv(
+    classifier: Classifier,
+    images: Path,
+    file: Path | None,
+    *,
+    root: Path | None,
+    top: int,
+    abstain: float,
+    max_bad: float,
+    screen: Screen,
+) -> Counts:
+    """Write path, label, probability and, for top > 1, the next classes; to standard output when there is no file."""
+    counts = Counts()
+    lines = csv_lines(classifier, images, root, top, abstain, counts, screen)
+    if file is None:
+        for line in lines:
+            sys.stdout.write(line)
+        check_skipped(counts, max_bad, screen)
+    else:
+        with atomic(file) as out:
+            for line in lines:
+                out.write(line.encode("utf-8", "surrogateescape"))
+            check_skipped(counts, max_bad, screen)
+        screen.result(f"{counts.images} images labelled in {file}, {counts.abstained} without a label.")
+    return counts
+
+
+def csv_lines(
+    classifier: Classifier, images: Path, root: Path | None, top: int, abstain: float, counts: Counts, screen: Screen
+) -> Iterator[str]:
+    """The CSV line by line; `counts` is kept up to date."""
+    top = min(top, len(classifier.classes))
+    total = sum(1 for _ in stream_images(images, root))  # names alone, so that the bar can tell the time left
+    others = [f"{what}_{k}" for k in range(2, top + 1) for what in ("label", "probability")]
+    yield _line(["path", "label", "probability", *others])
+    with screen.track("predicting", total) as task:
+        for result in classifier.stream(stream_images(images, root), top=top):
+            task.advance(1)
+            if isinstance(result, Unreadable):
+                counts.skipped += 1
+                counts.first_skipped = counts.first_skipped or result
+                if counts.skipped <= NAMED_SKIPS:
+                    screen.warn(f"skipped '{result.path}': {result.cause}")
+            else:
+                counts.images += 1
+                counts.abstained += result.probability < abstain
+                yield _line(_fields(result, abstain))
+
+
+def check_skipped(counts: Counts, max_bad: float, screen: Screen) -> None:
+    """The same rule as for training: a few unreadable files are counted, many are an error."""
+    if counts.first_skipped is not None:
+        first = counts.first_skipped
+        total = counts.images + counts.skipped
+        screen.warn(judge_unreadable("", counts.skipped, total, str(first.path), first.cause, max_bad))
+
+
+def _fields(result: Prediction, abstain: float) -> list[str]:
+    label = result.label if result.probability >= abstain else ""
+    others = [text for name, p in result.top[1:] for text in (name, f"{p:.6f}")]
+    return [str(result.path), label, f"{result.probability:.6f}", *others]
+
+
+def _line(fields: list[str]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerow(fields)
+    return text.getvalue()

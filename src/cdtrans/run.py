@@ -1,0 +1,181 @@
+"""The run folder: the unit of everything. One process owns it at a time, and every write in it is whole or absent."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+import yaml
+
+from cdtrans.config import RESUME_MAY_CHANGE, Config
+from cdtrans.errors import CdtransError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+PACKAGES = ("cdtrans", "torch", "torchvision", "timm", "numpy", "pillow")
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes its place only when it is whole and on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with open(draft, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException as error:
+        draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            raise disk_full(path) from error
+        raise
+
+
+def disk_full(path: Path) -> CdtransError:
+    return CdtransError(
+        f"The disk is full: '{path}' could not be written. The last saved state is whole; free some space and give the "
+        "same command again to go on."
+    )
+
+
+class Run:
+    """`Run.open` makes a folder or takes up an unfinished one; `close` lets it go."""
+
+    def __init__(self, folder: Path, lock: IO[str]) -> None:
+        self.folder = folder
+        self._lock = lock
+
+    @classmethod
+    def open(cls, folder: Path, config: Config, data: dict[str, Any]) -> "Run":
+        """Take the folder for this configuration and data, or say why not."""
+        check_folder(folder, config)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = open(folder / ".lock", "w")  # noqa: SIM115 (held for as long as the run)
+        except OSError as error:
+            raise CdtransError(
+                f"The run folder '{folder}' cannot be written: {error.strerror}; choose another --out."
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise CdtransError(
+                f"Another process is working on the run folder '{folder}'; wait for it to end or choose another --out."
+            ) from error
+        run = cls(folder, lock)
+        check_folder(folder, config)
+        recorded = run.folder / "data.json"
+        if recorded.exists() and json.loads(recorded.read_text()) != data:
+            run.close()
+            raise CdtransError(
+                f"The images have changed since the run in '{folder}' began; choose another --out, or put them back."
+            )
+        run.write_json("data.json", data)
+        run.write_json("environment.json", environment(config))
+        run.write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True).encode())
+        return run
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def write(self, name: str, content: bytes) -> None:
+        with atomic(self.folder / name) as file:
+            file.write(content)
+
+    def write_json(self, name: str, content: Any) -> None:
+        self.write(
+            name,
+            (json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode(
+                "utf-8", "surrogateescape"
+            ),
+        )
+
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        with atomic(self.folder / name) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+
+    def log(self, event: str, **fields: Any) -> None:
+        """A line of log.jsonl: what happened. It holds no clock, so that equal runs have equal logs."""
+        self._append("log.jsonl", {"event": event, **fields})
+
+    def log_timing(self, **fields: Any) -> None:
+        """A line of timings.jsonl: how long things took."""
+        self._append("timings.jsonl", fields)
+
+    def _append(self, name: str, fields: dict[str, Any]) -> None:
+        line = json.dumps(fields, ensure_ascii=False) + "\n"
+        try:
+            with open(self.folder / name, "ab") as file:
+                file.write(line.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                raise disk_full(self.folder / name) from error
+            raise
+
+    def log_size(self) -> int:
+        file = self.folder / "log.jsonl"
+        return file.stat().st_size if file.exists() else 0
+
+    def cut_log(self, size: int) -> None:
+        """Forget what was logged after the state that the run goes on from; it will be logged again."""
+        if self.log_size() > size:
+            os.truncate(self.folder / "log.jsonl", size)
+
+
+def check_folder(folder: Path, config: Config) -> None:
+    """Refuse a folder that holds something else, or a run of another configuration. Writes nothing."""
+    recorded = folder / "config.yaml"
+    if recorded.exists():
+        before, now = yaml.safe_load(recorded.read_text(encoding="utf-8")), config.to_dict()
+        changed = [k for k in now if k not in RESUME_MAY_CHANGE and before.get(k) != now[k]]
+        if changed:
+            what = ", ".join(f"{k}: {before.get(k)} there, {now[k]} now" for k in changed)
+            raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")
+    elif folder.exists() and (not folder.is_dir() or any(p.name != ".lock" for p in folder.iterdir())):
+        raise CdtransError(f"'{folder}' exists and is not a run folder; choose another --out.")
+
+
+def fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...] = ()) -> str:
+    """Tells whether a domain is the same as before: names, sizes and, for a source, labels."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path}\0{(root / path).stat().st_size}\0".encode("utf-8", "surrogateescape"))
+    digest.update(np.asarray(labels, dtype=np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def environment(config: Config) -> dict[str, Any]:
+    device = torch.device(config.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "device": f"{device.type}: {name}",
+        "threads": torch.get_num_threads(),
+        "packages": {p: _version(p) for p in PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except ModuleNotFoundError:
+        return "not installed"
+
+
+def replace_folder(draft: Path, final: Path) -> None:
+    """Put a finished folder in the place of an older one."""
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(draft, final)

@@ -1,0 +1,1 @@
+"""Stage 1 fits the source, stage 2 adapts to the target."""

@@ -1,0 +1,88 @@
+"""What people see of a stage while it runs, and what the log keeps of it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cdtrans.config import Config
+from cdtrans.run import Run
+from cdtrans.screen import Screen, Task
+from cdtrans.training.state import Loop
+
+REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
+
+
+class StageReport:
+    """One per stage: `with report.epoch(...) as bar`, then `report.write(...)` with what the epoch came to."""
+
+    def __init__(self, run: Run, screen: Screen, loop: Loop, config: Config) -> None:
+        self.run, self.screen, self.loop = run, screen, loop
+        self.tracker = _tensorboard(run) if config.tracker == "tensorboard" else None
+        self.first_epoch, self.start = loop.epoch, time.monotonic()
+
+    @contextmanager
+    def epoch(self, *, steps: int, images: int, lr: float) -> Iterator["EpochBar"]:
+        """`images` are those that one step trains on."""
+        loop = self.loop
+        self.lr, self.epoch_start, self.first_step = lr, time.monotonic(), loop.step
+        with self.screen.track(f"{loop.stage} {loop.epoch}/{loop.last_epoch}", steps, loop.step) as task:
+            yield EpochBar(self, task, images)
+        self.seconds = time.monotonic() - self.epoch_start
+        self.rate = (loop.step - self.first_step) * images / max(self.seconds, 1e-9)
+
+    def write(self, losses: dict[str, float], **fields: Any) -> None:
+        """The epoch's line in the log, on the screen and, if asked for, in TensorBoard."""
+        loop = self.loop
+        self.run.log("epoch", stage=loop.stage, epoch=loop.epoch, lr=self.lr, **losses, **fields)
+        timing = {"seconds": round(self.seconds, 3), "images_per_second": round(self.rate, 1)}
+        self.run.log_timing(stage=loop.stage, epoch=loop.epoch, **timing)
+        shown = [f"{name} {value:.4g}" for name, value in losses.items()] + [f"{k} {v}" for k, v in fields.items()]
+        done = loop.epoch - self.first_epoch + 1
+        left = (time.monotonic() - self.start) / done * (loop.last_epoch - loop.epoch)
+        self.screen.say(
+            f"{loop.stage} {loop.epoch}/{loop.last_epoch}  {'  '.join(shown)}  lr {self.lr:.3g}  "
+            f"{self.rate:.0f} images/s  {clock(left)} left"
+        )
+        if self.tracker is not None:
+            values = {f"{loop.stage}/{name}": value for name, value in {**losses, "lr": self.lr}.items()}
+            self.tracker.log(values, step=loop.epoch)
+
+
+class EpochBar:
+    """The bar of one epoch: moves with every step, and says the mean loss so far about once a second."""
+
+    def __init__(self, report: StageReport, task: Task, images: int) -> None:
+        self.report, self.task, self.images = report, task, images
+        self.refreshed, self.note = time.monotonic(), ""
+
+    def advance(self) -> None:
+        now = time.monotonic()
+        if now - self.refreshed > REFRESH_SECONDS and not self.report.screen.quiet:
+            self.refreshed = now
+            loop, report = self.report.loop, self.report
+            rate = (loop.step - report.first_step) * self.images / (now - report.epoch_start)
+            self.note = f"loss {sum(loop.mean_losses()):.3f}  lr {report.lr:.3g}  {rate:.0f} images/s"
+        self.task.advance(1, self.note)
+
+
+def clock(seconds: float) -> str:
+    """90 -> '1:30'"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _tensorboard(run: Run) -> Any:
+    from accelerate import PartialState
+    from accelerate.tracking import TensorBoardTracker
+    from accelerate.utils import is_tensorboard_available
+
+    from cdtrans.errors import CdtransError
+
+    if not is_tensorboard_available():
+        raise CdtransError("TensorBoard is not installed; 'pip install cdtrans[tensorboard]', or leave --tracker out.")
+    PartialState()
+    tracker = TensorBoardTracker("tensorboard", logging_dir=str(run.folder))
+    tracker.start()
+    return tracker

@@ -1,0 +1,45 @@
+"""Stage 1: fit the model to the labelled source (FACTS 2)."""
+
+import torch
+from torch import Tensor
+
+from cdtrans.config import Config
+from cdtrans.data.batches import Images
+from cdtrans.model.branches import CDTrans
+from cdtrans.run import Run
+from cdtrans.screen import Screen
+from cdtrans.training.losses import source_loss
+from cdtrans.training.optimisation import Optimisation
+from cdtrans.training.reporting import StageReport
+from cdtrans.training.state import Loop, step_seed
+
+
+def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
+    """Train on every source image in each epoch; the last epoch is the source-only model."""
+    optimisation = Optimisation(model, config, lr=config.source_lr, epochs=config.source_epochs, device=images.device)
+    loop = Loop(run, "source", model, optimisation, config=config, epochs=config.source_epochs)
+    report = StageReport(run, screen, loop, config)
+    batches = batch_slices(len(images), config.batch_size)
+    for epoch in loop.epochs():
+        lr = optimisation.start_epoch(epoch)
+        generator = torch.Generator().manual_seed(step_seed(config.seed, "source", epoch, 0))
+        order = torch.randperm(len(images), generator=generator)  # [Ns]
+        shuffled_labels = labels[order.to(labels.device)]
+        augmentation = images.draw(len(images), config.flip, generator)
+        model.train()
+        with report.epoch(steps=len(batches), images=config.batch_size, lr=lr) as bar:
+            for step in loop.steps(len(batches)):
+                batch = batches[step]
+                with optimisation.autocast():
+                    out = model.encode(images.augmented(order[batch], augmentation[batch]))
+                    loss = source_loss(out.logits, shuffled_labels[batch], config.label_smoothing)
+                loop.update((loss,))
+                bar.advance()
+        report.write({"loss": loop.mean_losses()[0]})
+
+
+def batch_slices(count: int, size: int) -> list[slice]:
+    """All of `count` in order. A last batch of one image is left out, as the authors do: it has no variance for the
+    bottleneck norm."""
+    slices = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    return [s for s in slices if s.stop - s.start > 1]

@@ -1,0 +1,156 @@
+"""Everything needed to go on after a kill: written atomically, restored exactly."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cdtrans.config import Config
+from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.run import Run, atomic
+from cdtrans.training.optimisation import Optimisation
+
+STATE_FILE = "state/state.pt"
+
+
+def load_state(run: Run) -> dict[str, Any] | None:
+    file = run.folder / STATE_FILE
+    if not file.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged disk: atomic writes leave no half-written state behind
+        raise CdtransError(f"The saved state '{file}' is damaged; remove it to start the stage again.") from error
+    return state
+
+
+def step_seed(seed: int, stage: str, epoch: int, step: int) -> int:
+    """Randomness without memory: what is drawn in a step depends on where the step is, never on what came before, so
+    that a run goes on exactly where it was killed."""
+    words = [seed, {"init": 0, "source": 1, "adaptation": 2}[stage], epoch, step]
+    mixed = 0
+    for word in words:
+        mixed = (mixed * 6364136223846793005 + word * 1442695040888963407 + 1) % 2**63
+        mixed ^= mixed >> 29
+    return mixed
+
+
+class Loop:
+    """The epochs and steps of one stage, and what a kill must not lose.
+
+    A stage reads `for epoch in loop.epochs(): for step in loop.steps(n): loop.update(losses)`. The loop seeds every
+    step, applies the optimiser, sums the losses, saves the state when it is time, and goes on from a saved one."""
+
+    def __init__(
+        self, run: Run, stage: str, model: nn.Module, optimisation: Optimisation, *, config: Config, epochs: int
+    ) -> None:
+        self.run, self.stage, self.model, self.optimisation = run, stage, model, optimisation
+        self.seed, self.save_every, self.last_epoch = config.seed, config.save_every, epochs
+        self.epoch, self.step = 1, 0
+        self.sums: Tensor | None = None
+        self.extras: dict[str, Any] = {}  # what the stage itself wants kept: the pairs of stage 2
+        self._saved_at = time.monotonic()
+        state = load_state(run)
+        if state is not None and state["stage"] == stage:
+            self._restore(state)
+        else:
+            self.save()
+
+    def epochs(self) -> Iterator[int]:
+        while self.epoch <= self.last_epoch:
+            yield self.epoch
+            self.epoch, self.step, self.sums = self.epoch + 1, 0, None
+            self._check_finite()
+            self._save_if_due()
+
+    def steps(self, count: int) -> Iterator[int]:
+        while self.step < count:
+            torch.manual_seed(step_seed(self.seed, self.stage, self.epoch, self.step))
+            yield self.step
+        self._check_finite()
+
+    def update(self, losses: tuple[Tensor, ...]) -> None:
+        """Learn from a step's losses and count it as done."""
+        self.optimisation.step(torch.stack(losses).sum(), self.step + 1)
+        values = torch.stack(losses).detach().double()
+        self.sums = values if self.sums is None else self.sums + values
+        self.step += 1
+        self._save_if_due()
+
+    def mean_losses(self) -> list[float]:
+        """The mean of each loss over the epoch. Waits for the device."""
+        assert self.sums is not None, "an epoch has at least one step"
+        return [float(x) for x in self.sums / self.step]
+
+    def save(self) -> None:
+        state = {
+            "stage": self.stage,
+            "epoch": self.epoch,
+            "step": self.step,
+            "sums": self.sums,
+            "model": self.model.state_dict(),
+            "optimisation": self.optimisation.state_dict(),
+            "extras": self.extras,
+            "log_size": self.run.log_size(),
+        }
+        with atomic(self.run.folder / STATE_FILE) as file:
+            torch.save(state, file)
+        self._saved_at = time.monotonic()
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimisation.load_state_dict(state["optimisation"])
+        self.epoch, self.step, self.extras = state["epoch"], state["step"], state["extras"]
+        self.sums = None if state["sums"] is None else state["sums"].to(self.optimisation.device)
+        self.run.cut_log(state["log_size"])
+
+    def _save_if_due(self) -> None:
+        stop = StopSignals.received
+        if stop is None and time.monotonic() - self._saved_at < self.save_every:
+            return
+        self._check_finite()
+        self.save()
+        if stop is not None:
+            raise Interrupted(stop)
+
+    def _check_finite(self) -> None:
+        step = self.optimisation.first_bad_step()
+        if step is not None:
+            file = self.run.folder / STATE_FILE
+            kept = f"the last good state is in '{file}'" if file.exists() else "no state had been saved yet"
+            raise CdtransError(
+                f"The loss is not finite in the {self.stage} stage, epoch {self.epoch}, step {step}; {kept}. "
+                "Start again in another --out with a lower learning rate (--lr, --source-lr) or --precision fp32."
+            )
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM end a run at the next whole step, with the state saved; a second one ends it at once."""
+
+    received: int | None = None
+
+    @staticmethod
+    @contextmanager
+    def caught() -> Iterator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            if StopSignals.received is not None:
+                raise KeyboardInterrupt
+            StopSignals.received = number
+
+        StopSignals.received = None
+        try:
+            before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever runs us there handles signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            StopSignals.received = None

@@ -1,0 +1,44 @@
+"""Fixtures that several test files share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from timm.models import VisionTransformer
+
+from cdtrans.model.branches import CDTrans
+from cdtrans.model.head import Head
+from support import from_authors_names
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or fills the user's own cache of decoded images."""
+    monkeypatch.setenv("CDTRANS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], dict[str, torch.Tensor]]:
+    """golden("pseudo") -> the arrays that the authors' code gave, as tensors."""
+
+    def read(name: str) -> dict[str, torch.Tensor]:
+        with np.load(GOLDEN / f"{name}.npz") as arrays:
+            return {key: torch.as_tensor(arrays[key]) for key in arrays.files}
+
+    return read
+
+
+@pytest.fixture
+def tiny(golden: Callable[[str], dict[str, torch.Tensor]]) -> tuple[CDTrans, dict[str, torch.Tensor]]:
+    """The golden tiny model in float64 with the authors' initial weights, and all golden arrays."""
+    g = golden("cdtrans_tiny")
+    vit = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2, mlp_ratio=4, num_classes=0, qkv_bias=True
+    )
+    model = CDTrans(vit, Head(32, 5, "batchnorm")).double()
+    model.load_state_dict(from_authors_names({k[3:]: v for k, v in g.items() if k.startswith("sd/")}))
+    return model, g

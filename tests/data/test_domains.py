@@ -1,0 +1,462 @@
+"""Folders and lists of images become the right domains, and every bad one a single clear sentence."""
+
+import dataclasses
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from cdtrans.data.domains import (
+    LabelledDomain,
+    UnlabelledDomain,
+    check_distinct,
+    scan_labelled,
+    scan_unlabelled,
+    warnings_for,
+)
+from cdtrans.data.images import decode
+from cdtrans.errors import CdtransError
+
+NOBODY = 65534
+
+
+def image(path: Path) -> Path:
+    """A real one-pixel image at this path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    formats = {".jpg": "JPEG", ".tif": "TIFF"}
+    Image.new("RGB", (1, 1)).save(path, formats.get(path.suffix.lower(), path.suffix[1:]))
+    return path
+
+
+def folder(top: Path, *names: str) -> Path:
+    for name in names:
+        image(top / name)
+    return top
+
+
+def text(path: Path, *lines: str) -> Path:
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    return path
+
+
+def sentence(function, *arguments: object) -> str:
+    """The error of a call: one sentence on one line, that says what to do after a colon."""
+    with pytest.raises(CdtransError) as raised:
+        function(*arguments)
+    message = str(raised.value)
+    assert re.fullmatch(r"[^\n]+: [^\n]+\.", message), message
+    assert ". " not in message, message
+    return message
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Permission bits do not bind root."""
+    user = os.geteuid()
+    os.seteuid(NOBODY if user == 0 else user)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that any user can reach, unlike tmp_path."""
+    top = Path(tempfile.mkdtemp())
+    top.chmod(0o755)
+    yield top
+    for found in (top, *top.rglob("*")):
+        found.chmod(0o755)
+    shutil.rmtree(top)
+
+
+# The types
+
+
+def test_the_target_type_has_no_place_for_labels():
+    assert {field.name for field in dataclasses.fields(UnlabelledDomain)} == {"root", "paths"}
+    assert LabelledDomain.__bases__ == UnlabelledDomain.__bases__ == (object,)
+
+
+def test_length_files_counts_and_keep():
+    domain = LabelledDomain(Path("r"), ("a/1.png", "a/2.png", "b/1.png"), (0, 0, 1), ("a", "b"))
+    assert (len(domain), domain.counts()) == (3, (2, 1))
+    assert domain.files() == [Path("r/a/1.png"), Path("r/a/2.png"), Path("r/b/1.png")]
+    kept = domain.keep([1, 0])
+    assert kept == LabelledDomain(Path("r"), ("a/2.png", "a/1.png"), (0, 0), ("a", "b"))
+    assert kept.counts() == (2, 0)
+    target = UnlabelledDomain(Path("r"), ("1.png", "2.png"))
+    assert target.keep([1]) == UnlabelledDomain(Path("r"), ("2.png",))
+    assert (len(target), target.files()) == (2, [Path("r/1.png"), Path("r/2.png")])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        target.paths = ()
+
+
+# Folders
+
+
+def test_labelled_folder(tmp_path):
+    top = folder(tmp_path / "s", "dog/2.jpg", "dog/1.PNG", "cat/deep/er/1.gif", "cat/0.Tif", "bird/1.webp", "cat/9.bmp")
+    (top / "empty").mkdir()
+    (top / "notes").mkdir()
+    (top / "notes" / "readme.txt").write_text("no image")
+    domain = scan_labelled(top)
+    assert domain.root == top
+    assert domain.classes == ("bird", "cat", "dog")
+    assert domain.paths == ("bird/1.webp", "cat/0.Tif", "cat/9.bmp", "cat/deep/er/1.gif", "dog/1.PNG", "dog/2.jpg")
+    assert domain.labels == (0, 1, 1, 1, 2, 2)
+    assert all(decode(file).size == (1, 1) for file in domain.files())
+
+
+def test_unlabelled_folder_of_any_nesting(tmp_path):
+    top = folder(tmp_path / "t", "b.png", "a/x.png", "a/y/z.png", "c/1.png")
+    assert scan_unlabelled(top) == UnlabelledDomain(top, ("a/x.png", "a/y/z.png", "b.png", "c/1.png"))
+
+
+def test_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
+    """Classes that are prefixes of each other too: 'a b' sorts before 'a/' as text, but after 'a' as a class."""
+    top = folder(tmp_path / "s", "a/1.png", "a b/1.png", "a-b/1.png", "B/2.png", "B/10.png")
+    plain = scan_labelled(top)
+    assert plain.classes == ("B", "a", "a b", "a-b")
+    assert plain.paths == ("B/10.png", "B/2.png", "a/1.png", "a b/1.png", "a-b/1.png")
+    scandir = os.scandir
+
+    @contextmanager
+    def backwards(where):
+        with scandir(where) as entries:
+            yield sorted(entries, key=lambda entry: entry.name, reverse=True)
+
+    monkeypatch.setattr(os, "scandir", backwards)
+    assert scan_labelled(top) == plain
+
+
+def test_hidden_entries_and_archive_leftovers_are_ignored(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "a/._1.png", "b/1.png", ".git/x.png", "b/.cache/1.png", "__MACOSX/a/1.png")
+    assert scan_labelled(top).paths == ("a/1.png", "b/1.png")
+    hidden_top = folder(tmp_path / ".hidden", "1.png")
+    assert len(scan_unlabelled(hidden_top)) == 1
+
+
+@pytest.mark.parametrize("name", ["my cat (1).png", "-rf.png", "été 猫 🐈.png", "a\nb.png", "#1.png", "a'\"\\.png"])
+def test_odd_names(tmp_path, name):
+    top = folder(tmp_path / "s", f"cls/{name}", f"🐕 dog/{name}")
+    domain = scan_labelled(top)
+    assert domain.paths == (f"cls/{name}", f"🐕 dog/{name}")
+    assert domain.classes == ("cls", "🐕 dog")
+    assert [decode(file).size for file in domain.files()] == [(1, 1)] * 2
+
+
+def test_undecodable_names(tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        image(tmp_path / "t" / name)
+    except OSError:
+        pytest.skip("this file system wants UTF-8 names")
+    domain = scan_unlabelled(tmp_path / "t")
+    assert domain.paths == (name,)
+    assert decode(domain.files()[0]).size == (1, 1)
+    listed = scan_unlabelled(text(tmp_path / "list.txt", f"t/{name}"))
+    assert listed.paths == (f"t/{name}",)
+
+
+# Links
+
+
+def test_linked_folders_and_files_are_followed(tmp_path):
+    elsewhere = folder(tmp_path / "elsewhere", "1.png")
+    top = folder(tmp_path / "s", "a/1.png")
+    (top / "b").symlink_to(elsewhere)
+    (top / "a" / "2.png").symlink_to(elsewhere / "1.png")
+    assert scan_labelled(top).paths == ("a/1.png", "a/2.png", "b/1.png")
+
+
+def test_links_that_loop_are_cut(tmp_path):
+    top = folder(tmp_path / "t", "a/1.png", "b/1.png")
+    (top / "a" / "self").symlink_to(top / "a")
+    (top / "a" / "up").symlink_to(top)
+    (top / "a" / "other").symlink_to(top / "b")
+    (top / "b" / "other").symlink_to(top / "a")
+    paths = scan_unlabelled(top).paths
+    assert paths == ("a/1.png", "a/other/1.png", "b/1.png", "b/other/1.png")
+
+
+def test_a_broken_link_is_kept_to_be_reported(tmp_path):
+    top = folder(tmp_path / "t", "1.png")
+    (top / "2.png").symlink_to(tmp_path / "gone.png")
+    (top / "3.png").symlink_to(top / "3.png")
+    (top / "4.txt").symlink_to(tmp_path / "gone.txt")
+    assert scan_unlabelled(top).paths == ("1.png", "2.png", "3.png")
+
+
+def test_a_pipe_named_like_an_image_is_left_alone(tmp_path):
+    top = folder(tmp_path / "t", "1.png")
+    os.mkfifo(top / "2.png")
+    (top / "3.png").symlink_to(top / "2.png")
+    assert scan_unlabelled(top).paths == ("1.png",)
+
+
+def test_very_deep_nesting(tmp_path):
+    """Deeper than Python recurses; for the same reason the folders are made and removed one by one."""
+    folders = [tmp_path]
+    for _ in range(1100):
+        folders.append(folders[-1] / "d")
+        folders[-1].mkdir()
+    deepest = image(folders[-1] / "1.png")
+    found = len(scan_unlabelled(tmp_path))
+    deepest.unlink()
+    for folder in reversed(folders[1:]):
+        folder.rmdir()
+    assert found == 1
+
+
+# Lists
+
+
+def test_list_of_integers_named_after_the_folders(tmp_path):
+    """The authors' format; DomainNet's ids have a gap, which must not become an empty class."""
+    folder(tmp_path, "dog/1.png", "cat/1.png", "cat/2.png", "ant/1.png")
+    where = text(tmp_path / "list.txt", "dog/1.png 10", "cat/1.png 2", "ant/1.png 7", "cat/2.png 2")
+    domain = scan_labelled(where)
+    assert domain.root == tmp_path
+    assert domain.paths == ("dog/1.png", "cat/1.png", "ant/1.png", "cat/2.png")
+    assert domain.labels == (2, 0, 1, 0)
+    assert domain.classes == ("cat", "ant", "dog")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("a/1.png 10", "b/1.png 10", "a/2.png 9"),  # two folders in one class
+        ("a/1.png 10", "x/a/1.png 9"),  # two classes with one folder name
+        ("1.png 10", "a/1.png 9"),  # no folder
+    ],
+)
+def test_list_of_integers_that_folders_cannot_name(tmp_path, lines):
+    folder(tmp_path, "a/1.png", "a/2.png", "b/1.png", "x/a/1.png", "1.png")
+    domain = scan_labelled(text(tmp_path / "list.txt", *lines))
+    assert domain.classes == ("9", "10")
+    assert domain.labels[0] == 1
+    assert domain.labels[-1] == 0
+
+
+def test_list_of_words(tmp_path):
+    folder(tmp_path, "1.png", "2.png", "3.png")
+    domain = scan_labelled(text(tmp_path / "list.txt", "3.png zebra", "1.png 10", "2.png ant"))
+    assert (domain.classes, domain.labels) == (("10", "ant", "zebra"), (2, 0, 1))
+
+
+def test_comments_blank_lines_windows_ends_byte_order_mark_and_tabs(tmp_path):
+    folder(tmp_path, "a b.png", "2.png")
+    where = text(tmp_path / "list.txt", "\ufeff# comment", "", "  ", "a b.png\t 0 \r", "2.png 1\r", "#2.png 5", "")
+    assert scan_labelled(where).paths == ("a b.png", "2.png")
+    assert scan_unlabelled(where).paths == ("a b.png", "2.png")
+
+
+def test_root_of_a_list(tmp_path):
+    root = folder(tmp_path / "images", "a/1.png", "b/1.png")
+    where = text(tmp_path / "list.txt", "a/1.png 0", f"{root}/b/1.png 1")
+    domain = scan_labelled(where, root)
+    assert domain.root == root
+    assert domain.files() == [root / "a/1.png", root / "b/1.png"]
+    assert scan_unlabelled(where, root).files() == domain.files()
+    assert "--root" in sentence(scan_labelled, where)
+    assert str(tmp_path / "nowhere") in sentence(scan_labelled, where, tmp_path / "nowhere")
+
+
+def test_labels_of_a_target_list_are_dropped(tmp_path):
+    folder(tmp_path, "a.png", "my cat.png", "b/c.jpg")
+    names = ["a.png", "my cat.png", "b/c.jpg"]
+    bare = scan_unlabelled(text(tmp_path / "bare.txt", *names))
+    assert bare.paths == tuple(names)
+    for labels in (["0", "1", "2"], ["2", "1", "0"], ["cat", "0", "my"]):
+        lines = [f"{name} {label}" for name, label in zip(names, labels, strict=True)]
+        assert scan_unlabelled(text(tmp_path / "labelled.txt", *lines)) == bare
+    assert scan_unlabelled(text(tmp_path / "mixed.txt", "a.png 3", "my cat.png", "b/c.jpg x")) == bare
+
+
+def test_a_target_line_that_is_a_file_is_not_cut(tmp_path):
+    """'my cat.png' is an image even where a file 'my' lies beside it; 'my' with the label 'dog.png' is 'my'."""
+    folder(tmp_path, "my cat.png", "a 1.png")
+    for name in ("my", "raw 7"):
+        (tmp_path / name).write_bytes((tmp_path / "a 1.png").read_bytes())
+    where = text(tmp_path / "list.txt", "my cat.png", "my dog.png", "raw 7", "a 1.png 1.5")
+    assert scan_unlabelled(where).paths == ("my cat.png", "my", "raw 7", "a 1.png")
+
+
+def test_a_file_is_looked_up_once(tmp_path, monkeypatch):
+    folder(tmp_path, "a.png", "b.png", "c d.png")
+    where = text(tmp_path / "list.txt", "a.png 3", "b.png", "c d.png 1", "c d.png")
+    looked_up, isfile = [], os.path.isfile
+    monkeypatch.setattr(os.path, "isfile", lambda path: looked_up.append(path) or isfile(path))
+    assert len(scan_unlabelled(where)) == len(looked_up) == 4
+
+
+NAMES = st.binary(min_size=1, max_size=40).filter(lambda name: not set(name) & set(b"/\0\n"))
+
+
+@given(
+    names=st.lists(NAMES, min_size=2, max_size=6, unique=True),
+    labels=st.lists(st.integers(-5, 5), min_size=6, max_size=6),
+    gap=st.sampled_from([" ", "\t", "  "]),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+def test_lists_round_trip(tmp_path_factory, names, labels, gap, end):
+    """Whatever a file is called (save for a newline), a list can name it, with and without a label."""
+    labels = labels[: len(names)]
+    assume(len(set(labels)) > 1)
+    paths = [f"images/{os.fsdecode(name)}.png" for name in names]
+    top = Path(tempfile.mkdtemp(dir=tmp_path_factory.getbasetemp()))
+    (top / "images").mkdir()
+    try:
+        for path in paths:
+            (top / path).touch()
+    except OSError:
+        assume(False)
+    where = top / "list.txt"
+    lines = [f"{path}{gap}{label}" for path, label in zip(paths, labels, strict=True)]
+    where.write_bytes(os.fsencode(end.join(lines)))
+    domain = scan_labelled(where)
+    assert domain.paths == tuple(paths)
+    assert [int(domain.classes[label]) for label in domain.labels] == labels
+    target = scan_unlabelled(where)
+    assert target.paths == tuple(paths)
+    where.write_bytes(os.fsencode(end.join(paths)))
+    assert scan_unlabelled(where) == target
+
+
+# Bad input
+
+SCANS = pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled])
+
+
+@SCANS
+def test_path_that_does_not_exist(tmp_path, scan):
+    assert "does not exist" in sentence(scan, tmp_path / "nowhere")
+    file = image(tmp_path / "1.png")
+    assert "does not exist" in sentence(scan, file / "below")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert "does not exist" in sentence(scan, tmp_path / "link")
+    (tmp_path / "odd\n").symlink_to(tmp_path / "gone")
+    assert "odd\\n" in sentence(scan, tmp_path / "odd\n")
+
+
+@SCANS
+def test_path_that_loops(tmp_path, scan):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert "symbolic links" in sentence(scan, tmp_path / "loop")
+
+
+@SCANS
+def test_neither_folder_nor_list(tmp_path, scan):
+    os.mkfifo(tmp_path / "pipe")
+    assert "neither a folder" in sentence(scan, tmp_path / "pipe")
+    assert "neither a folder" in sentence(scan, image(tmp_path / "1.png"))
+
+
+@SCANS
+def test_no_image_in_a_folder(tmp_path, scan):
+    (tmp_path / "s" / "class").mkdir(parents=True)
+    assert "No image" in sentence(scan, tmp_path / "s")
+    (tmp_path / "s" / "class" / "a.txt").touch()
+    message = sentence(scan, tmp_path / "s")
+    assert str(tmp_path / "s") in message
+    assert ".webp" in message
+
+
+@SCANS
+def test_no_permission(public, scan):
+    folder(public, "a/1.png", "b/deep/1.png")
+    where = text(public / "list.txt", "a/1.png 0", "b/deep/1.png 1")
+    (public / "b" / "deep").chmod(0)
+    where.chmod(0)
+    with unprivileged():
+        subfolder, unread_list = sentence(scan, public), sentence(scan, where)
+        below_it = sentence(scan, public / "b" / "deep" / "1.png")
+    assert f"'{public}/b/deep' cannot be read (no permission)" in subfolder
+    assert f"'{where}' cannot be read (no permission)" in unread_list
+    assert "no permission" in below_it
+
+
+def test_source_without_class_folders(tmp_path):
+    message = sentence(scan_labelled, folder(tmp_path / "s", "1.png", "2.png"))
+    assert "no class folders" in message
+    assert f"{tmp_path}/s/CLASS/1.png" in message
+
+
+def test_only_one_class(tmp_path):
+    top = folder(tmp_path / "s", "dog/1.png", "dog/2.png", "1.png")
+    assert "only one class, 'dog'" in sentence(scan_labelled, top)
+    where = text(tmp_path / "list.txt", "s/dog/1.png 3", "s/dog/2.png 3")
+    assert "only one class, 'dog'" in sentence(scan_labelled, where)
+    assert scan_labelled(top, allow_one_class=True).labels == (0, 0)
+
+
+@SCANS
+def test_empty_list(tmp_path, scan):
+    assert "is empty" in sentence(scan, text(tmp_path / "list.txt", ""))
+    assert "is empty" in sentence(scan, text(tmp_path / "list.txt", "# only a comment", "   ", "\t\r"))
+
+
+@pytest.mark.parametrize("line", ["b.png", " b.png", "my cat.png"])
+def test_list_line_without_a_label(tmp_path, line):
+    folder(tmp_path, "a.png", "b.png", "my cat.png")
+    assert "Line 4 " in sentence(scan_labelled, text(tmp_path / "list.txt", "a.png 0", "# comment", "", line))
+
+
+@SCANS
+def test_listed_files_that_do_not_exist(tmp_path, scan):
+    folder(tmp_path, "a.png")
+    where = text(tmp_path / "list.txt", "a.png 0", "# comment", "gone.png 1", "a.png/b.png 1")
+    message = sentence(scan, where)
+    assert "2 of the 3 files" in message
+    assert "'gone.png' in line 3" in message
+    assert "--root" in message
+
+
+@SCANS
+def test_list_that_is_not_text(tmp_path, scan):
+    file = image(tmp_path / "1.png")
+    assert "not a text file" in sentence(scan, file.rename(tmp_path / "list.txt"))
+    (tmp_path / "wide.txt").write_text("a.png 0", encoding="utf-16")
+    assert "not a text file" in sentence(scan, tmp_path / "wide.txt")
+
+
+def test_source_and_target_must_differ(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "b/1.png")
+    (tmp_path / "link").symlink_to(top)
+    for target in (top, tmp_path / "link", top / "a" / ".."):
+        assert "the same" in sentence(check_distinct, top, target)
+    check_distinct(top, top / "a")
+    check_distinct(top, tmp_path / "nowhere")
+
+
+# Warnings
+
+
+def test_nothing_to_warn_about(tmp_path):
+    assert warnings_for(scan_labelled(folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png"))) == []
+
+
+def test_warning_about_classes_with_one_image(tmp_path):
+    one = scan_labelled(folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png"))
+    (warning,) = warnings_for(one)
+    assert warning == "1 class has a single source image: 'b'."
+    (warning,) = warnings_for(scan_labelled(folder(tmp_path / "s", *(f"c{i}/1.png" for i in range(7)))))
+    assert warning == "8 classes have a single source image: 'b', 'c0', 'c1', 'c2', 'c3' and 3 more."
+
+
+def test_warning_about_images_beside_the_class_folders(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png", "1.png", "2.png", "3.png")
+    domain = scan_labelled(top)
+    assert len(domain) == 4
+    (warning,) = warnings_for(domain.keep([0, 1, 2, 3]))
+    assert warning == f"3 images lie in '{top}' beside the class folders and will not be used."

@@ -1,0 +1,506 @@
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.transforms import Resize
+
+from cdtrans.data import pixels
+from cdtrans.data.images import UnreadableImage
+from cdtrans.data.pixels import clear_stores, default_cache, list_stores, open_pixels
+from cdtrans.errors import CdtransError
+from cdtrans.screen import Screen
+
+SIZE = 12
+
+
+class Notes(Screen):
+    """A screen that remembers what it said."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def make_images(root: Path, count: int) -> list[Path]:
+    root.mkdir(parents=True, exist_ok=True)
+    return [draw(root / f"{n:03d}.png", seed=n) for n in range(count)]
+
+
+def draw(file: Path, seed: int) -> Path:
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (19, 23, 3), np.uint8)).save(file)
+    return file
+
+
+def expected(file: Path) -> np.ndarray:
+    with Image.open(file) as image:
+        return np.asarray(Resize((SIZE, SIZE))(image.convert("RGB")))
+
+
+def open_store(files: list[Path], cache: Path, *, root: Path | None = None, **options) -> pixels.Pixels:
+    options = {"size": SIZE, "screen": Notes(), "name": "source"} | options
+    return open_pixels(files, root=root or files[0].parent, cache=cache, **options)
+
+
+def assert_right(opened: pixels.Pixels, files: list[Path]) -> None:
+    assert not opened.bad
+    for row, file in zip(opened.rows, files, strict=True):
+        np.testing.assert_array_equal(opened.array[row], expected(file), err_msg=file.name)
+
+
+def store_file(cache: Path, name: str) -> Path:
+    (file,) = cache.glob(f"pixels/*/{name}")
+    return file
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return make_images(tmp_path / "images", 10)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files decoded so far, in the order in which they were begun."""
+    names: list[str] = []
+    real = pixels.decode
+
+    def decode(path: Path) -> Image.Image:
+        names.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(pixels, "decode", decode)
+    return names
+
+
+def test_pixels_are_those_of_torchvisions_resize(files, cache):
+    opened = open_store(files, cache)
+    assert_right(opened, files)
+    assert opened.array.dtype == np.uint8
+    assert opened.rows.dtype == np.int64
+    assert not opened.array.flags.writeable
+    assert opened.nbytes == 10 * SIZE * SIZE * 3
+
+
+def test_second_open_decodes_nothing(files, cache, decoded):
+    first = open_store(files, cache)
+    assert sorted(decoded) == [file.name for file in files]
+    again = open_store(files[::-1], cache)
+    assert len(decoded) == len(files)
+    assert again.rows.tolist() == first.rows.tolist()[::-1]
+
+
+def test_a_store_is_shared_by_all_spellings_of_its_root(files, cache, decoded, monkeypatch, tmp_path):
+    open_store(files, cache)
+    monkeypatch.chdir(files[0].parent)
+    open_store([Path(file.name) for file in files], cache, root=Path("."))
+    (tmp_path / "link").symlink_to(files[0].parent)
+    open_store([tmp_path / "link" / file.name for file in files], cache, root=tmp_path / "link")
+    assert len(decoded) == len(files)
+
+
+def test_each_size_has_its_own_store(files, cache):
+    open_store(files, cache, size=8)
+    assert open_store(files, cache).array.shape == (10, SIZE, SIZE, 3)
+    assert open_store(files, cache, size=8).array.shape == (10, 8, 8, 3)
+
+
+@pytest.mark.parametrize("same_bytes", [True, False])
+def test_only_a_changed_file_is_decoded_again(files, cache, decoded, same_bytes):
+    before = open_store(files, cache)
+    decoded.clear()
+    if same_bytes:
+        stat = files[3].stat()
+        os.utime(files[3], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    else:
+        stat = files[3].stat()
+        Image.new("RGB", (5, 5), "red").save(files[3])
+        os.utime(files[3], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = open_store(files, cache)
+    assert decoded == [files[3].name]
+    assert_right(after, files)
+    assert before.rows[3] == 3
+    assert after.rows[3] == 10
+    assert_right(open_store(files, cache), files)
+    assert decoded == [files[3].name]
+
+
+def test_bad_files_are_remembered_until_they_change(files, cache, decoded):
+    files[1].write_bytes(b"")
+    files[4].write_bytes(files[4].read_bytes()[:100])
+    opened = open_store(files, cache)
+    assert sorted(opened.bad) == [1, 4]
+    assert opened.bad[1] == "empty file"
+    assert opened.rows.tolist() == [0, -1, 1, 2, -1, 3, 4, 5, 6, 7]
+    assert opened.nbytes == 8 * SIZE * SIZE * 3
+    decoded.clear()
+    assert open_store(files, cache).bad == opened.bad
+    assert decoded == []
+    draw(files[1], seed=77)
+    mended = open_store(files, cache)
+    assert decoded == [files[1].name]
+    assert mended.rows[1] == 8
+    np.testing.assert_array_equal(mended.array[8], expected(files[1]))
+
+
+def test_a_file_out_of_reach_is_tried_again(files, cache, monkeypatch):
+    def out_of_reach(path: Path) -> Image.Image:
+        raise UnreadableImage("no permission to read it") from PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pixels, "decode", out_of_reach)
+        assert set(open_store(files, cache).bad.values()) == {"no permission to read it"}
+    assert_right(open_store(files, cache), files)
+
+
+def test_a_missing_file_is_bad_and_nothing_else_is(files, cache):
+    open_store(files, cache)
+    files[2].unlink()
+    opened = open_store(files, cache)
+    assert opened.bad == {2: "No such file or directory"}
+    assert opened.rows[2] == -1
+    assert_right(open_store(files[3:], cache), files[3:])
+
+
+def test_only_bad_files_and_no_files(files, cache):
+    files[0].write_bytes(b"no image")
+    assert open_store(files[:1], cache).array.shape == (0, SIZE, SIZE, 3)
+    assert len(open_store([], cache, root=files[0].parent).rows) == 0
+
+
+def test_rows_follow_the_files_whichever_thread_is_first(files, cache, monkeypatch):
+    real = pixels.decode
+
+    def last_first(path: Path) -> Image.Image:
+        time.sleep(0.002 * (10 - int(path.stem)))
+        return real(path)
+
+    monkeypatch.setattr(pixels, "decode", last_first)
+    opened = open_store(files, cache, workers=10)
+    assert opened.rows.tolist() == list(range(10))
+    assert_right(opened, files)
+
+
+def test_duplicates_share_a_row(files, cache, decoded):
+    opened = open_store([files[0], files[1], files[0]], cache)
+    assert opened.rows.tolist() == [0, 1, 0]
+    assert len(decoded) == 2
+
+
+def test_files_outside_the_root_and_odd_names(files, cache, tmp_path, decoded):
+    odd = [draw(tmp_path / name, seed=50 + n) for n, name in enumerate(["ü \n.png", os.fsdecode(b"\xff.png")])]
+    for _ in range(2):
+        assert_right(open_store([*odd, files[0]], cache, root=files[0].parent), [*odd, files[0]])
+    assert len(decoded) == 3
+
+
+def test_no_more_than_two_chunks_are_decoded_ahead(tmp_path, cache, decoded, monkeypatch):
+    files = make_images(tmp_path / "images", 40)
+    ahead: list[int] = []
+    real = pixels._Store.append
+
+    def append(store, results) -> None:
+        ahead.append(len(decoded) - store.rows)
+        real(store, results)
+
+    monkeypatch.setattr(pixels, "CHUNK_IMAGES", 8)
+    monkeypatch.setattr(pixels._Store, "append", append)
+    assert_right(open_store(files, cache, workers=2), files)
+    assert len(ahead) == 5
+    assert max(ahead) <= 16
+
+
+# Damage
+
+
+@pytest.mark.parametrize("kept", [1, 20, -1])
+def test_a_torn_last_line_is_ignored(files, cache, decoded, kept):
+    open_store(files[:5], cache)
+    index = store_file(cache, "index.jsonl")
+    *whole, last = index.read_bytes().splitlines(keepends=True)
+    index.write_bytes(b"".join(whole) + last[:kept])
+    decoded.clear()
+    assert_right(open_store(files, cache), files)
+    assert sorted(decoded) == [file.name for file in files[4:]]
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    assert [line["row"] for line in lines[1:]] == list(range(10))
+
+
+def test_a_damaged_line_ends_the_index(files, cache, decoded):
+    """What came after it would otherwise vouch for rows that are about to be overwritten."""
+    open_store(files, cache)
+    index = store_file(cache, "index.jsonl")
+    lines = index.read_bytes().splitlines(keepends=True)
+    lines[6] = bytes(len(lines[6]) - 1) + b"\n"
+    index.write_bytes(b"".join(lines))
+    open_store(files[9:], cache)
+    assert [json.loads(line)["path"] for line in index.read_text().splitlines()[6:]] == ["009.png"]
+    decoded.clear()
+    assert_right(open_store(files, cache), files)
+    assert sorted(decoded) == [file.name for file in files[5:9]]
+
+
+def test_lost_pixels_are_decoded_again(files, cache, decoded):
+    open_store(files, cache)
+    os.truncate(store_file(cache, "pixels.u8"), 7 * SIZE * SIZE * 3 + 5)
+    decoded.clear()
+    assert_right(open_store(files, cache), files)
+    assert sorted(decoded) == [file.name for file in files[7:]]
+
+
+@pytest.mark.parametrize("header", [b"", b"{}\n", b"[]\n", b"\x00\xff\n", b'{"root": "/', b'{"format": 0}\n'])
+def test_a_broken_or_foreign_header_begins_anew(files, cache, header):
+    mapped = open_store(files, cache)
+    index = store_file(cache, "index.jsonl")
+    index.write_bytes(header + index.read_bytes().split(b"\n", 1)[1])
+    assert_right(open_store(files[5:], cache), files[5:])
+    assert store_file(cache, "pixels.u8").stat().st_size == 5 * SIZE * SIZE * 3
+    assert_right(mapped, files)  # a map made before is not disturbed
+
+
+def test_growing_does_not_disturb_an_open_map(files, cache):
+    before = open_store(files[:3], cache)
+    draw(files[0], seed=99)
+    open_store(files, cache)
+    assert before.array.shape[0] == 3
+    np.testing.assert_array_equal(before.array[1], expected(files[1]))
+
+
+# Several processes, and their end
+
+
+BUILDERS = """
+import os, random, signal, sys, time
+from pathlib import Path
+from cdtrans.data import pixels
+from cdtrans.screen import Screen
+
+root, cache, task = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+files = sorted(root.iterdir())
+decode, fsync, pixels.CHUNK_IMAGES = pixels.decode, os.fsync, 2
+
+def slow_decode(path):
+    time.sleep(0.003)
+    return decode(path)
+
+def slow_fsync(file):
+    time.sleep(0.004)
+    fsync(file)
+
+def build():
+    pid = os.fork()
+    if pid == 0:
+        pixels.decode, os.fsync = slow_decode, slow_fsync
+        pixels.open_pixels(files, root=root, size=12, cache=cache, screen=Screen(), name="source", workers=1)
+        os._exit(0)
+    return pid
+
+def rows():
+    return sum(index.read_bytes().count(b"row") for index in cache.glob("pixels/*/index.jsonl"))
+
+if task == "kill":
+    for _ in range(8):
+        before, pid = rows(), build()
+        while rows() < before + 2:
+            time.sleep(0.001)
+        time.sleep(random.uniform(0, 0.02))
+        os.kill(pid, signal.SIGKILL)
+        if os.waitpid(pid, 0)[1] != signal.SIGKILL:  # it was faster than we are
+            break
+        print("killed")
+else:
+    for pid in [build() for _ in range(3)]:
+        assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def run_builders(root: Path, cache: Path, task: str) -> str:
+    command = [sys.executable, "-c", BUILDERS, str(root), str(cache), task]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_killed_builds_add_up_to_an_uninterrupted_one(tmp_path, cache, decoded):
+    files = make_images(tmp_path / "images", 200)
+    assert run_builders(tmp_path / "images", cache, "kill").count("killed") >= 4
+    resumed = open_store(files, cache)
+    assert len(decoded) <= 200 - 4 * 2  # every build had added to the one before
+    whole = open_store(files, tmp_path / "other cache")
+    assert resumed.rows.tolist() == whole.rows.tolist() == list(range(200))
+    np.testing.assert_array_equal(resumed.array, whole.array)
+    assert_right(resumed, files)
+
+
+def test_processes_side_by_side_build_one_store(tmp_path, cache, decoded):
+    files = make_images(tmp_path / "images", 60)
+    said = run_builders(tmp_path / "images", cache, "together")
+    assert said.count("Waiting for another run") == 2
+    opened = open_store(files, cache)
+    assert decoded == []
+    assert opened.array.shape[0] == 60
+    assert_right(opened, files)
+
+
+# What the disk may answer
+
+
+def test_too_little_space_is_said_before_decoding(files, cache, decoded, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    with pytest.raises(CdtransError, match=r"need 0\.03 GB; .*--cache DIR") as caught:
+        open_store(files, cache, size=1024)
+    assert str(cache) in str(caught.value)
+    assert decoded == []
+    open_store(files[:1], cache, size=8)  # 192 bytes do fit
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_up_leaves_the_store_whole(files, cache, decoded, monkeypatch, code):
+    calls: list[int] = []
+
+    def fsync(file: int) -> None:
+        calls.append(file)
+        if len(calls) == 3:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(pixels, "CHUNK_IMAGES", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(CdtransError, match="too full"):
+            open_store(files, cache, workers=1)
+    decoded.clear()
+    assert_right(open_store(files, cache, workers=1), files)
+    assert sorted(decoded) == [file.name for file in files[4:]]
+
+
+def test_a_real_write_error_is_one_sentence(files, cache):
+    """/dev/full answers every write with ENOSPC."""
+    open_store(files[:1], cache)
+    store_file(cache, "pixels.u8").unlink()
+    store_file(cache, "index.jsonl").with_name("pixels.u8").symlink_to("/dev/full")
+    with pytest.raises(CdtransError, match="too full"):
+        open_store(files, cache)
+
+
+def test_a_cache_that_cannot_be_used(files, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(CdtransError, match=r"file cannot be used \(.+\); name another one with --cache DIR"):
+        open_store(files, tmp_path / "file")
+
+
+# The cache as a whole
+
+
+def test_list_and_clear(tmp_path, cache):
+    first, second = make_images(tmp_path / "first", 3), make_images(tmp_path / "second", 2)
+    assert list_stores(cache) == []
+    opened = open_store(first, cache)
+    open_store(first, cache, size=8)
+    second[0].write_bytes(b"bad")
+    open_store(second, cache)
+    stores = {(store.root, store.size): store for store in list_stores(cache)}
+    assert {key: store.images for key, store in stores.items()} == {
+        (tmp_path / "first", SIZE): 3,
+        (tmp_path / "first", 8): 3,
+        (tmp_path / "second", SIZE): 1,
+    }
+    assert stores[tmp_path / "first", SIZE].nbytes > 3 * SIZE * SIZE * 3
+
+    freed = clear_stores(cache, tmp_path / "first")
+    assert freed == stores[tmp_path / "first", SIZE].nbytes + stores[tmp_path / "first", 8].nbytes
+    assert [store.root for store in list_stores(cache)] == [tmp_path / "second"]
+    assert_right(opened, first)  # whoever has it open keeps it
+    assert clear_stores(cache) == stores[tmp_path / "second", SIZE].nbytes
+    assert list((cache / "pixels").iterdir()) == []
+
+
+def test_the_store_used_last_is_listed_first(tmp_path, cache):
+    first, second = make_images(tmp_path / "first", 1), make_images(tmp_path / "second", 1)
+    open_store(first, cache)
+    open_store(second, cache)
+    for lock in cache.glob("pixels/*/lock"):
+        os.utime(lock, (1e9, 1e9))
+    open_store(first, cache)
+    stores = list_stores(cache)
+    assert [store.root.name for store in stores] == ["first", "second"]
+    assert stores[0].last_used.timestamp() == pytest.approx(time.time(), abs=60)
+
+
+def test_clear_spares_what_is_not_ours_or_in_use(tmp_path, cache, files):
+    open_store(files, cache)
+    (cache / "pixels" / "holiday").mkdir()
+    mine = [cache / "pixels" / "holiday" / "index.jsonl", store_file(cache, "lock").with_name("notes.txt")]
+    for file in mine:
+        file.write_text("mine")
+    with store_file(cache, "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert clear_stores(cache) == 0
+    assert_right(open_store(files, cache), files)
+    assert clear_stores(cache) > 0
+    assert all(file.read_text() == "mine" for file in mine)
+
+
+def test_clear_removes_a_store_that_cannot_be_read(cache, files):
+    open_store(files, cache)
+    store_file(cache, "index.jsonl").write_bytes(b"damage")
+    assert list_stores(cache) == []
+    assert clear_stores(cache) == 10 * SIZE * SIZE * 3 + len("damage")
+
+
+def test_a_store_cleared_while_waiting_is_begun_anew(cache, files, monkeypatch):
+    """The lock that the waiting process gets may be of a file that is no longer there."""
+    open_store(files, cache)
+    real = fcntl.flock
+
+    def cleared_just_before(lock, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        assert clear_stores(cache) > 0
+        real(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", cleared_just_before)
+    assert_right(open_store(files, cache), files)
+    assert len(list_stores(cache)) == 1
+
+
+def test_progress_only_when_there_is_something_to_decode(files, cache):
+    class Bars(Notes):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bars: list[tuple[str, int, int]] = []
+
+        def track(self, description: str, total: int, done: int = 0):
+            self.bars.append((description, total, done))
+            return super().track(description, total, done)
+
+    bars = Bars()
+    open_store(files[:4], cache, screen=bars)
+    open_store(files[:4], cache, screen=bars)
+    open_store(files, cache, screen=bars)
+    assert bars.bars == [("decode source", 4, 0), ("decode source", 10, 4)]
+    assert bars.said == []
+
+
+def test_default_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("CDTRANS_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_cache() == Path("/home/someone/.cache/cdtrans")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert default_cache() == Path("/xdg/cdtrans")
+    monkeypatch.setenv("CDTRANS_CACHE", "~/here")
+    assert default_cache() == Path("/home/someone/here")

@@ -1,0 +1,73 @@
+"""The streamed search gives what the whole similarity matrix would."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from cdtrans.pairing.neighbours import normalised, two_way
+from support import devices
+
+CASES = ("noise", "clusters", "missing_classes", "empty_center")
+
+
+def dense(source: torch.Tensor, target: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """numpy's argmax takes the first of equals, by definition."""
+    similarity = source.cpu().numpy() @ target.cpu().numpy().T
+    return similarity.argmax(axis=1), similarity.argmax(axis=0)
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_authors(golden, case: str, device: str) -> None:
+    g = golden("pseudo")
+    source, target = (normalised(g[f"{case}/feat_{x}"].to(device)) for x in "st")
+    torch.testing.assert_close(source.cpu(), g[f"{case}/norm_feat_s"], atol=1e-6, rtol=0)
+    found = two_way(source, target)
+    assert found.target_of_source.tolist() == g[f"{case}/nn_target_of_source"].flatten().tolist()
+    assert found.source_of_target.tolist() == g[f"{case}/nn_source_of_target"].flatten().tolist()
+
+
+small_integers = st.integers(-2, 2).map(float)  # products and sums are exact, so ties are real ties
+sizes = st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(1, 4))
+
+
+@given(data=st.data(), shape=sizes, block=st.integers(1, 200))
+@settings(max_examples=200, deadline=None)
+def test_equals_the_dense_matrix_with_ties_and_any_block(data, shape: tuple[int, int, int], block: int) -> None:
+    ns, nt, d = shape
+    source, target = (
+        torch.from_numpy(data.draw(arrays(np.float32, (n, d), elements=small_integers))) for n in (ns, nt)
+    )
+    rows, columns = dense(source, target)
+    found = two_way(source, target, block_elements=block)
+    assert found.target_of_source.tolist() == rows.tolist()
+    assert found.source_of_target.tolist() == columns.tolist()
+
+
+@pytest.mark.parametrize("device", devices())
+def test_ties_go_to_the_lowest_index_on_every_device(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(-1, 2, (3000, 3), generator=generator).float().to(device)
+    target = torch.randint(-1, 2, (2000, 3), generator=generator).float().to(device)
+    rows, columns = dense(source, target)
+    found = two_way(source, target, block_elements=100_000)
+    assert found.target_of_source.tolist() == rows.tolist()
+    assert found.source_of_target.tolist() == columns.tolist()
+
+
+def test_the_matrix_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = 0
+    plain = torch.Tensor.__matmul__
+
+    def watched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        out = plain(a, b)
+        largest = max(largest, out.numel())
+        return out
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    two_way(torch.randn(500, 4), torch.randn(300, 4), block_elements=3000)
+    assert 0 < largest <= 3000

@@ -1,0 +1,69 @@
+"""Pairs against the authors' ordered lists, and the properties that hold for any features."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdtrans.errors import CdtransError
+from cdtrans.pairing.pairs import Pairs, build_pairs, require_pairs
+from support import devices
+
+
+def from_golden(g: dict, case: str, device: str = "cpu", **options) -> Pairs:
+    names = ("feat_s", "labels_s", "feat_t", "logits_t")
+    return build_pairs(*(g[f"{case}/{name}"].to(device) for name in names), **options)
+
+
+def rows(pairs: Pairs) -> list[list[int]]:
+    return torch.stack([pairs.source, pairs.target], dim=1).tolist()
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("case", ["noise", "clusters", "missing_classes"])
+@pytest.mark.parametrize("center_aware", [True, False])
+def test_pairs_equal_the_authors_in_order(golden, case: str, center_aware: bool, device: str) -> None:
+    g = golden("pseudo")
+    pairs = from_golden(g, case, device, center_aware=center_aware)
+    suffix = "filtered" if center_aware else "unfiltered"
+    assert rows(pairs) == g[f"{case}/pairs_{suffix}"].tolist()
+    labels = torch.stack([pairs.source_labels, pairs.target_labels], dim=1)
+    assert labels.tolist() == g[f"{case}/labels_{suffix}"].tolist()
+
+
+def test_mutual_pairs_count_twice_or_once(golden) -> None:
+    g = golden("pseudo")
+    twice, once = rows(from_golden(g, "clusters")), rows(from_golden(g, "clusters", mutual="once"))
+    assert (len(twice), len(once)) == (338, 293)  # FACTS 3.3 E
+    assert len({tuple(r) for r in once}) == len(once)
+    assert {tuple(r) for r in once} == {tuple(r) for r in twice}
+    first_seen = [r for i, r in enumerate(twice) if r not in twice[:i]]
+    assert once == first_seen
+
+
+@given(seed=st.integers(0, 10**6), ns=st.integers(1, 30), nt=st.integers(1, 30), k=st.integers(2, 5))
+@settings(max_examples=100, deadline=None)
+def test_whatever_the_features(seed: int, ns: int, nt: int, k: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    features_s, features_t = torch.randn(ns, 4, generator=g), torch.randn(nt, 4, generator=g)
+    labels, logits = torch.randint(k, (ns,), generator=g), torch.randn(nt, k, generator=g)
+    everything = build_pairs(features_s, labels, features_t, logits, center_aware=False)
+    kept = build_pairs(features_s, labels, features_t, logits)
+    assert everything.proposed == kept.proposed == len(everything) == ns + nt
+    assert set(everything.source.tolist()) == set(range(ns)), "two-way: every source image is in some pair"
+    assert set(everything.target.tolist()) == set(range(nt))
+    agreeing = [
+        r
+        for r, a, b in zip(rows(everything), everything.source_labels, everything.target_labels, strict=True)
+        if a == b
+    ]
+    assert rows(kept) == agreeing
+    assert torch.equal(kept.source_labels, kept.target_labels)
+
+
+def test_no_pair_left_says_what_rejected_them_and_what_to_try() -> None:
+    empty = torch.empty(0, dtype=torch.long)
+    with pytest.raises(
+        CdtransError, match=r"Only 0 of 70 pairs.*round 2.*nearest centre.*--source-epochs.*--no-center-aware"
+    ):
+        require_pairs(Pairs(empty, empty, empty, empty, proposed=70), 2)
