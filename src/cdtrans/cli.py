@@ -48,7 +48,7 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
             default = "" if spec.default is None or "[" in spec.metadata["help"] else f" [{_shown(spec.default)}]"
             option = typer.Option(flag, help=spec.metadata["help"] + default, rich_help_panel=spec.metadata["group"])
-            annotation = Annotated[kind | None, option]
+            annotation: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
             parameters.append(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
             )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cdtrans.data.digits import write_digits
 from cdtrans.evaluation.evaluate import evaluate
@@ -16,7 +17,7 @@ class DemoResult:
     adapted_accuracy: float
 
 
-def demo(out: Path, *, seed: int, screen: Screen, **settings: object) -> DemoResult:
+def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
     """Rendered digits to real handwriting. The answer key is opened after training, to print the score."""
     digits = write_digits(out.with_name(f"{out.name}-data"), seed=seed)
     result = adapt(

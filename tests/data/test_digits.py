@@ -38,7 +38,7 @@ def test_source_has_ten_equal_classes_of_grey_images(digits: Digits) -> None:
     for path in paths:
         with Image.open(path) as image:
             assert (image.size, image.mode) == ((SIDE, SIDE), "L")
-            assert np.asarray(image).max() == 255, path
+            assert np.asarray(image).max() > 250, path
 
 
 def test_every_font_draws_ten_different_digits() -> None:
@@ -52,17 +52,12 @@ def test_target_is_flat_and_its_names_say_nothing(digits: Digits) -> None:
 
 
 def test_target_images_are_the_scans_and_the_answers_are_theirs(digits: Digits) -> None:
-    """Undo the enlargement and find each image among scikit-learn's scans: the scan it is nearest to carries its label."""
     scans = load_digits()
-    key = answer_key(digits)
-    small = np.stack([np.asarray(Image.open(path).resize((10, 10), Image.Resampling.BOX)) for path, _ in key])
-    small = small[:, 1:9, 1:9].reshape(len(key), 64) / 255 * 16
-    known = scans.data
-    distances = (small**2).sum(1)[:, None] - 2 * small @ known.T + (known**2).sum(1)
-    nearest = distances.argmin(1)
-    assert sorted(nearest) == list(range(1797))
-    assert [label for _, label in key] == scans.target[nearest].tolist()
-    assert np.corrcoef(small.ravel(), known[nearest].ravel())[0, 1] > 0.98
+    pixels = (np.pad(scans.images, ((0, 0), (1, 1), (1, 1))) * 255 / 16).round().astype(np.uint8)
+    enlarged = [Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC).tobytes() for image in pixels]
+    written = [(Image.open(path).tobytes(), label) for path, label in answer_key(digits)]
+    assert sorted(written) == sorted(zip(enlarged, scans.target.tolist(), strict=True))
+    assert [label for _, label in written] != scans.target.tolist()  # shuffled
 
 
 def test_answers_name_every_target_image_once(digits: Digits) -> None:

@@ -263,10 +263,12 @@ def test_truncated_file(tmp_path, suffix, part):
     assert "truncated" in cause(path)
 
 
-def test_truncated_in_its_header(tmp_path):
+def test_truncated_near_its_start_or_end(tmp_path):
     path = tmp_path / "a.jpg"
-    path.write_bytes(encoded(".jpg")[:12])
-    assert "truncated" in cause(path)
+    path.write_bytes(encoded(".jpg")[:4])
+    assert cause(path) == "truncated or damaged"
+    path.write_bytes(encoded(".jpg")[:-2])
+    assert cause(path) == "truncated"
 
 
 def test_not_an_image(tmp_path):

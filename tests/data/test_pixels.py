@@ -362,7 +362,7 @@ def test_processes_side_by_side_build_one_store(tmp_path, cache, decoded):
 
 def test_too_little_space_is_said_before_decoding(files, cache, decoded, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(CdtransError, match=r"need 0\.03 GB; .*--cache DIR") as caught:
+    with pytest.raises(CdtransError, match=r"need 0\.0315 GB; .*--cache DIR") as caught:
         open_store(files, cache, size=1024)
     assert str(cache) in str(caught.value)
     assert decoded == []

@@ -18,6 +18,8 @@ SIDE = 32  # pixels of an image of either domain
 MARGIN = 0.1  # black on every side, as a part of SIDE: a random crop then shifts a digit and does not cut it
 CANVAS = 3 * SIDE  # glyphs are deformed at this size and then reduced, which smooths their edges
 GLYPH_POINTS = 96  # font size: a glyph is about as tall as its canvas, so it is hardly resampled
+WARP_CELLS = 3  # a side of the net that bends a glyph
+WARP = 0.06  # how far a knot of the net may move, as a part of the canvas
 HANDWRITING_MAX = 16  # scikit-learn's grey levels are 0..16
 DONE = "digits.json"  # written last: a folder that holds it is complete
 
@@ -98,21 +100,32 @@ def _glyph(font: str, digit: int) -> Image.Image:
 
 
 def _deformed(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """The glyph as a hand or a pen might vary it: size, width, slant, rotation, place, thickness, sharpness."""
+    """A glyph as hand and pen might vary it, in ranges that match the scans' mean height, width, ink and sharpness."""
     height = CANVAS * (1 - 2 * MARGIN) * rng.uniform(0.8, 1.05)
     width = height * glyph.width / glyph.height * rng.uniform(0.65, 1.15)
+    bent = _bent(glyph, (width, height), rng)
+    thick = bent.filter(ImageFilter.MaxFilter(1 + 2 * int(rng.integers(0, 4))))
+    blurred = thick.filter(ImageFilter.GaussianBlur(rng.uniform(1, 5))).reduce(CANVAS // SIDE)
+    return ImageOps.autocontrast(blurred)  # thin strokes would fade, where the scans use their whole grey scale
+
+
+def _bent(glyph: Image.Image, size: tuple[float, float], rng: np.random.Generator) -> Image.Image:
+    """The glyph at this size on a canvas, slanted, rotated, shifted and warped by a coarse net with uneven knots."""
     angle, slant = np.radians(rng.uniform(-15, 15)), rng.uniform(-0.3, 0.3)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    forward = rotation @ [[1, slant], [0, 1]] @ np.diag([width / glyph.width, height / glyph.height])
-    inverse = np.linalg.inv(forward)  # Pillow asks where each pixel of the result comes from
-    place = CANVAS / 2 + rng.uniform(-0.06, 0.06, 2) * CANVAS
-    offset = np.array(glyph.size) / 2 - inverse @ place
-    coefficients = (*inverse[0], offset[0], *inverse[1], offset[1])
-    drawn = glyph.transform((CANVAS, CANVAS), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
-    thickness = rng.integers(0, 4)  # canvas pixels to add on each side of a stroke
-    drawn = drawn.filter(ImageFilter.MaxFilter(1 + 2 * thickness))
-    blurred = drawn.filter(ImageFilter.GaussianBlur(rng.uniform(1, 5))).reduce(CANVAS // SIDE)
-    return ImageOps.autocontrast(blurred)  # thin strokes would fade, where the scans use their whole grey scale
+    forward = rotation @ [[1, slant], [0, 1]] @ np.diag(np.divide(size, glyph.size))
+    edges = np.linspace(0, CANVAS, WARP_CELLS + 1).astype(int)
+    knots = np.stack(np.meshgrid(edges, edges), axis=-1)  # [row, column, (x, y)]
+    middle = CANVAS / 2 + rng.uniform(-0.06, 0.06, 2) * CANVAS
+    unevenness = rng.uniform(-WARP, WARP, knots.shape) * CANVAS
+    # Pillow asks where each place of the result comes from, so the deformation is inverted.
+    origins = (knots + unevenness - middle) @ np.linalg.inv(forward).T + np.divide(glyph.size, 2)
+    mesh = []
+    for row, column in np.ndindex(WARP_CELLS, WARP_CELLS):
+        box = (edges[column], edges[row], edges[column + 1], edges[row + 1])
+        corners = origins[[row, row + 1, row + 1, row], [column, column, column + 1, column + 1]]
+        mesh.append((box, corners.ravel()))
+    return glyph.transform((CANVAS, CANVAS), Image.Transform.MESH, mesh, Image.Resampling.BILINEAR)
 
 
 def _empty(folder: Path) -> None:

@@ -365,7 +365,7 @@ def _explained(cache: Path, need: int = 0) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise CdtransError(
-                f"The disk of the cache folder {cache} is too full: the decoded images need {need / 1e9:,.2f} GB; "
+                f"The disk of the cache folder {cache} is too full: the decoded images need {need / 1e9:.3g} GB; "
                 "free some space there, or name a folder on a larger disk with --cache DIR."
             ) from error
         raise CdtransError(

@@ -100,8 +100,8 @@ def match_classes(key: LabelledDomain, classes: tuple[str, ...]) -> np.ndarray:
         raise CdtransError(
             f"The class {unknown[0]!r} of '{key.root}' is not one the model knows: {nearest(unknown[0], list(classes))}"
         )
-    order = np.array([classes.index(name) for name in key.classes])
-    return order[np.array(key.labels)]
+    order = [classes.index(name) for name in key.classes]
+    return np.array([order[label] for label in key.labels], dtype=np.int64)
 
 
 def read_history(run: Path, key: LabelledDomain, true: np.ndarray, classes: int) -> History | None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import timm
 import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from timm.layers import Attention, resample_abs_pos_embed
-from timm.models import VisionTransformer
+from timm.layers.attention import Attention
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import PretrainedCfg, VisionTransformer
 from timm.models.vision_transformer import Block, checkpoint_filter_fn
 from torch import Tensor
 
@@ -20,19 +22,20 @@ EXAMPLES = (
 )
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs
 DEFAULT_CROP = 224
+HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
 
 State = dict[str, Tensor]
 
 
 def native_crop(name: str) -> int:
     """The image size a backbone was trained at, or 224 where that is too large to train with."""
-    size = int(timm.get_pretrained_cfg(_known(name)).input_size[-1])
+    size = int(_pretrained_cfg(name).input_size[-1])
     return size if size <= MAX_NATIVE_CROP else DEFAULT_CROP
 
 
 def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of the pixels, as the backbone's weights expect them."""
-    cfg = timm.get_pretrained_cfg(_known(name))
+    cfg = _pretrained_cfg(name)
     return tuple(cfg.mean), tuple(cfg.std)
 
 
@@ -44,7 +47,7 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
         raise CdtransError(f"The backbone '{name}' is not a timm VisionTransformer; use one such as {EXAMPLES}.")
     kwargs: dict[str, Any] = {"img_size": crop, "drop_path_rate": drop_path, "num_classes": 0, **args}
     try:
-        vit = timm.create_model(plain, pretrained=False, **kwargs)
+        vit: Any = timm.create_model(plain, pretrained=False, **kwargs)
     except (TypeError, ValueError, AssertionError) as error:
         raise CdtransError(
             f"timm cannot build the backbone '{name}' with {kwargs}: {error}; check --crop and backbone_args."
@@ -62,12 +65,13 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
 
 def load_pretrained(vit: VisionTransformer, name: str) -> None:
     """timm's pretrained weights for this name and tag, through the Hugging Face hub."""
+    repository = _pretrained_cfg(name).hf_hub_id
+    if not repository:
+        raise CdtransError(f"timm has no pretrained weights for '{name}'; give --weights FILE, or --no-pretrained.")
     try:
-        reference = timm.create_model(_known(name), pretrained=True)
-    except RuntimeError as error:  # timm: no weights are published under this name
-        raise CdtransError(
-            f"timm has no pretrained weights for '{name}' ({error}); give --weights FILE, or --no-pretrained."
-        ) from error
+        if not isinstance(try_to_load_from_cache(repository, "model.safetensors"), str):
+            HfApi().model_info(repository, timeout=HUB_SECONDS)  # the download itself would retry for a minute
+        reference = timm.create_model(name, pretrained=True)
     except Exception as error:  # whatever the hub client raises without a network; all of it means the same to the user
         raise CdtransError(
             f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the network, "
@@ -134,15 +138,21 @@ def drop_distillation(state: State) -> State:
 
 def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
     """Position embedding for another patch grid, bilinear as the authors do it; the same grid is left alone."""
-    if positions.shape == vit.pos_embed.shape:
+    if vit.pos_embed is None or positions.shape == vit.pos_embed.shape:
         return positions
     prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
     old = (positions.shape[1] - prefix) ** 0.5
     if positions.shape[2] != vit.pos_embed.shape[2] or not old.is_integer():
         return positions  # not a matter of the grid: load_state names the shapes
-    return resample_abs_pos_embed(
+    return resample_abs_pos_embed(  # type: ignore[no-any-return]
         positions, list(vit.patch_embed.grid_size), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False
     )
+
+
+def _pretrained_cfg(name: str) -> PretrainedCfg:
+    cfg = timm.get_pretrained_cfg(_known(name))
+    assert cfg is not None, "every known model has one"
+    return cfg
 
 
 def _known(name: str) -> str:

@@ -5,7 +5,7 @@ and values (Eq. 2), and the same projection, norms and MLP. So the three branche
 attention is one call: queries (s, t, s), keys and values (s, t, t).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from timm.models import VisionTransformer
@@ -66,14 +66,14 @@ def embed(vit: VisionTransformer, images: Tensor) -> Tensor:
     return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))  # type: ignore[no-any-return]
 
 
-def block_of_three(block: nn.Module, x: Tensor) -> Tensor:
+def block_of_three(block: Any, x: Tensor) -> Tensor:
     """One transformer block on the stacked streams (source, target, source-target), [3B, N, D] -> [3B, N, D]."""
     pairs = x.shape[0] // 3
     x = x + block.drop_path1(block.ls1(attention_of_three(block.attn, block.norm1(x[: 2 * pairs]))))
     return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))  # type: ignore[no-any-return]
 
 
-def attention_of_three(attn: nn.Module, x: Tensor) -> Tensor:
+def attention_of_three(attn: Any, x: Tensor) -> Tensor:
     """Self-attention of source and target and cross-attention between them (Eq. 1, 2): [2B, N, D] -> [3B, N, D].
     The source-target stream makes no queries, keys or values of its own, so only two streams come in."""
     images, tokens, _ = x.shape

@@ -17,7 +17,8 @@ class Neighbours(NamedTuple):
 
 def normalised(features: Tensor) -> Tensor:
     """Rows over their length, as the authors guard it: the cosine is then a plain product."""
-    return features / (features.norm(dim=1, keepdim=True) + 1e-8)
+    length: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    return features / (length + 1e-8)
 
 
 def two_way(source: Tensor, target: Tensor, block_elements: int = BLOCK_ELEMENTS) -> Neighbours:

@@ -49,7 +49,7 @@ class Optimisation:
             self.optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=config.weight_decay)
         self.parameters = [p for group in groups for p in group["params"]]
         self.lr, self.epochs, self.config, self.device = lr, epochs, config, device
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=config.precision == "fp16")
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)
 
     def start_epoch(self, epoch: int) -> float:
