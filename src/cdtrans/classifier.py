@@ -15,7 +15,7 @@ from cdtrans.data.batches import Images
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import UnreadableImage
 from cdtrans.data.stream import Decoded, decode_in_order
-from cdtrans.device import pick_device
+from cdtrans.device import autocast, pick_device, pick_precision
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, load_model
@@ -91,7 +91,9 @@ class Classifier:
         card = self.card
         rows = np.arange(len(pixels))
         images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=self.device)
-        probabilities = self.model.encode(next(images.in_order(len(pixels)))).logits.softmax(dim=1)  # [B, K]
+        with autocast(self.device, pick_precision("auto", self.device)):
+            logits = self.model.encode(next(images.in_order(len(pixels)))).logits
+        probabilities = logits.float().softmax(dim=1)  # [B, K]
         values, classes = probabilities.topk(top, dim=1)
         return [
             tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True))
@@ -108,7 +110,13 @@ def read_result(run: Path) -> dict[str, Any]:
     file = run / RESULT
     if not file.exists():
         raise CdtransError(f"'{run}' holds no finished run; give its 'cdtrans adapt' command again to finish it.")
-    result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        complete = {"chosen_epoch", "chosen_model"} <= result.keys()
+    except (ValueError, AttributeError):  # not JSON, or not a mapping
+        complete = False
+    if not complete:
+        raise CdtransError(f"'{file}' is damaged; remove it and give the 'cdtrans adapt' command again.")
     return result
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json as json_format
+import os
 import sys
 import traceback
 import warnings
@@ -9,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from cdtrans.config import FIELDS, HINTS, preset_names
@@ -25,6 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Labelled source images and unlabelled target images in, a target classifier out.",
 )
+
+# typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
+CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
 
 NOT_FLAGS = ("source", "target", "backbone_args")  # arguments of the verb, or YAML only
 
@@ -70,10 +74,11 @@ def _shown(default: Any) -> str:
 @with_settings
 def adapt(
     source: Annotated[
-        Path | None, typer.Argument(help="Folder of class folders, or a list of 'path label' lines.")
+        Path | None, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
     ] = None,
     target: Annotated[
-        Path | None, typer.Argument(help="Folder of any depth, or a list of paths. Labels are not read.")
+        Path | None,
+        typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The run folder; an unfinished run there is continued.")] = Path(
         "runs/adapt"
@@ -101,9 +106,12 @@ def adapt(
 
 @app.command(name="eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     labelled: Annotated[
-        Path, typer.Argument(help="The answer key: a folder of class folders, or a list of 'path label'.")
+        Path,
+        typer.Argument(
+            metavar="LABELLED", help="The answer key: a folder of class folders, or a list of 'path label'."
+        ),
     ],
     root: Root = None,
     model: Model = "chosen",
@@ -122,23 +130,16 @@ def evaluate(
     if json:
         _print_json(summary)
         return
-    table = Table("", "accuracy", title=f"{result.scores.images} labelled images")
-    table.add_row("accuracy", f"{result.scores.accuracy:.1%}")
-    table.add_row("class-mean accuracy", f"{result.scores.class_mean_accuracy:.1%}")
-    if result.history is not None:
-        table.add_section()
-        table.add_row("source-only (before adaptation)", f"{result.history.accuracy[0]:.1%}")
-        table.add_row("last epoch", f"{result.history.accuracy[-1]:.1%}")
-        best = result.history.best_epoch
-        table.add_row(f"best epoch by these labels ({best})", f"{result.history.accuracy[best]:.1%}")
-    screen.result(table)
+    screen.result(_score_table(result, model))
     screen.result(_class_table(result))
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
-    images: Annotated[Path, typer.Argument(help="A folder of any depth, an image, or a list of paths.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="A folder of any depth, an image, or a list of paths.")
+    ],
     csv: Annotated[Path | None, typer.Option(help="Write the predictions here [standard output].")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to list.")] = 1,
     abstain: Annotated[float, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")] = 0.0,
@@ -196,6 +197,19 @@ def demo(
     screen.result(f"Run folder: {result.run}")
 
 
+def _score_table(result: Any, model: str) -> Table:
+    """The model that was asked for, and below it what the run was before, at its end and at its best."""
+    table = Table("model", "accuracy", "class-mean accuracy", title=f"{result.scores.images} labelled images")
+    table.add_row(f"{model} model", f"{result.scores.accuracy:.1%}", f"{result.scores.class_mean_accuracy:.1%}")
+    history = result.history
+    if history is not None:
+        table.add_section()
+        best = f"best epoch by these labels ({history.best_epoch})"
+        for name, epoch in (("source-only (before adaptation)", 0), ("last epoch", -1), (best, history.best_epoch)):
+            table.add_row(name, f"{history.accuracy[epoch]:.1%}", f"{history.class_mean_accuracy[epoch]:.1%}")
+    return table
+
+
 def _class_table(result: Any) -> Table:
     """Per class: how many, how many right, and what the wrong ones were taken for most often."""
     table = Table("class", "images", "right", "most often taken for")
@@ -204,7 +218,7 @@ def _class_table(result: Any) -> Table:
         total, right = int(row.sum()), int(row[k])
         row[k] = 0
         taken_for = f"{result.classes[int(row.argmax())]} ({int(row.max())})" if row.max() > 0 else ""
-        table.add_row(name, str(total), f"{right / total:.1%}" if total else "-", taken_for)
+        table.add_row(escape(name), str(total), f"{right / total:.1%}" if total else "-", escape(taken_for))
     return table
 
 
@@ -224,24 +238,43 @@ def _exit_code(debug: bool) -> int:
     try:
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
+    except CommandLineError as error:
+        _fail_usage(error, debug)
+        return 2
     except CdtransError as error:
         _fail(str(error), debug)
         return 2
     except Interrupted as error:
         _fail("Interrupted; the state is saved. Give the same command again to go on.", debug)
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _fail("Interrupted.", debug)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        _discard_output()
         return 141
+    except OSError as error:  # a disk or a permission that no room has a sentence of its own for
+        where = f"'{error.filename}': " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}.", debug)
+        return 2
     except Exception as error:
         _fail(f"Internal error, {type(error).__name__}: {error}. Run it again with --debug and report it.", debug)
         return 1
+
+
+def _fail_usage(error: Any, debug: bool) -> None:
+    """A flag or argument that is wrong; a bare `cdtrans` gets the help."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        help_command = f"; see '{context.command_path} --help'" if context else ""
+        _fail(f"{error.format_message().rstrip('.')}{help_command}.", debug)
+
+
+def _discard_output() -> None:
+    """The reader has gone, as in `cdtrans predict ... | head`: what is still buffered goes nowhere, without a word."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(sentence: str, debug: bool) -> None:

@@ -81,6 +81,9 @@ class Config:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
         "auto", "Run", "Arithmetic of training steps [bf16 on a GPU that has it, else fp16; fp32 on CPU]."
     )
+    compile: Literal["auto", "off", "graph", "full"] = _option(
+        "auto", "Run", "GPU steps: plain, captured as a CUDA graph, or also compiled [what saves time]."
+    )
     encode_batch: int = _option(256, "Run", "Images in a batch when features are extracted.", minimum=1)
     save_every: float = _option(30.0, "Run", "Seconds between saved states; a kill loses no more than this.", minimum=0)
     cache: str | None = _option(None, "Run", "Folder for decoded images [$CDTRANS_CACHE or the user's cache folder].")
@@ -91,7 +94,7 @@ class Config:
 
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
-RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every")
+RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every", "compile")
 
 HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}

@@ -1,5 +1,6 @@
 """The built-in task end to end, by the same road as anybody's two folders."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ class DemoResult:
 
 def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
     """Rendered digits to real handwriting. The answer key is opened after training, to print the score."""
-    digits = write_digits(out.with_name(f"{out.name}-data"), seed=seed)
+    place = Path(os.path.abspath(out))  # "." has a name then
+    digits = write_digits(place.with_name(f"{place.name}-data"), seed=seed)
     result = adapt(
         source=digits.source, target=digits.target, out=out, preset="digits", seed=seed, screen=screen, **settings
     )

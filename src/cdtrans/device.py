@@ -1,8 +1,12 @@
-"""Where tensors live and what arithmetic training runs in."""
+"""Where tensors live and what arithmetic the model runs in."""
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from cdtrans.errors import CdtransError
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def pick_device(name: str) -> torch.device:
@@ -18,6 +22,12 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise CdtransError(f"The device '{name}' is not supported; use cpu, cuda or cuda:N.")
     return device
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager:
+    """Forward passes in this precision; the weights stay in float32."""
+    dtype = AUTOCAST[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def pick_precision(name: str, device: torch.device) -> str:

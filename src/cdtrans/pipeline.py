@@ -83,6 +83,7 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
     check_folder(out, config)
     if (out / RESULT).exists():
         screen.say(f"The run in '{out}' is already finished.")
+        remove_state(out)  # there only if it was killed in its last moment
         return Result(out, read_result(out)["chosen_epoch"])
     screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True).rstrip())
 
@@ -106,7 +107,7 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
         write_predictions(run, target, source.classes, encoded)
         run.log_timing(stage="all", seconds=round(time.monotonic() - started, 3))
         run.write_json(RESULT, {"chosen_epoch": config.epochs, "chosen_model": "adapted", "selection": "last"})
-        remove_state(run)
+        remove_state(run.folder)
     finally:
         run.close()
     return Result(out, config.epochs)
@@ -224,6 +225,6 @@ def write_predictions(run: Run, target: UnlabelledDomain, classes: tuple[str, ..
     run.write("predictions.csv", text.getvalue().encode("utf-8", "surrogateescape"))
 
 
-def remove_state(run: Run) -> None:
+def remove_state(folder: Path) -> None:
     """A finished run needs no state to go on from; it is twice the size of the model."""
-    shutil.rmtree(run.folder / "state", ignore_errors=True)
+    shutil.rmtree(folder / "state", ignore_errors=True)

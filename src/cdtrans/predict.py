@@ -2,14 +2,17 @@
 
 import csv
 import io
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from cdtrans.classifier import Classifier, Prediction, Unreadable
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import judge_unreadable
+from cdtrans.errors import CdtransError
 from cdtrans.run import atomic
 from cdtrans.screen import Screen
 
@@ -45,15 +48,28 @@ def predict_to_csv(
     lines = csv_lines(classifier, images, root, top, abstain, counts, screen)
     if file is None:
         for line in lines:
-            sys.stdout.write(line)
+            sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
         check_skipped(counts, max_bad, screen)
     else:
+        check_writable(file)
+        header = next(lines)  # the images have been found by now, so that a wrong path leaves nothing behind
         with atomic(file) as out:
-            for line in lines:
+            for line in chain([header], lines):
                 out.write(line.encode("utf-8", "surrogateescape"))
             check_skipped(counts, max_bad, screen)
-        screen.result(f"{counts.images} images labelled in {file}, {counts.abstained} without a label.")
+        unsure = f", {counts.abstained} of them left without a label (probability below {abstain:g})" if abstain else ""
+        screen.result(f"Wrote {file}: {counts.images} images{unsure}.")
     return counts
+
+
+def check_writable(file: Path) -> None:
+    """Now rather than after a million images. The finished table replaces what lies there, so that must be a file."""
+    if file.exists() and not file.is_file():
+        raise CdtransError(f"'{file}' is not a file that the predictions could replace; choose another --csv.")
+    folder = next(above for above in file.absolute().parents if above.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise CdtransError(f"'{file}' cannot be written: '{folder}' is not a writable folder; choose another --csv.")
 
 
 def csv_lines(

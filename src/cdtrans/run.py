@@ -21,15 +21,16 @@ from cdtrans.config import RESUME_MAY_CHANGE, Config
 from cdtrans.errors import CdtransError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
 PACKAGES = ("cdtrans", "torch", "torchvision", "timm", "numpy", "pillow")
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[IO[bytes]]:
     """A file to write that takes its place only when it is whole and on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(draft, "wb") as file:
             yield file
             file.flush()
@@ -37,9 +38,18 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
         os.replace(draft, path)
     except BaseException as error:
         draft.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
+        if is_disk_full(error):
             raise disk_full(path) from error
         raise
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Also when a library, as torch.save does, fails anew while it cleans up after the full disk."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        error = error.__context__
+    return False
 
 
 def disk_full(path: Path) -> CdtransError:
@@ -82,9 +92,10 @@ class Run:
             raise CdtransError(
                 f"The images have changed since the run in '{folder}' began; choose another --out, or put them back."
             )
+        # config.yaml first: it is what makes the folder a run's, whatever a kill then leaves undone
+        run.write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True).encode())
         run.write_json("data.json", data)
         run.write_json("environment.json", environment(config))
-        run.write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True).encode())
         return run
 
     def close(self) -> None:
@@ -120,7 +131,7 @@ class Run:
             with open(self.folder / name, "ab") as file:
                 file.write(line.encode("utf-8", "surrogateescape"))
         except OSError as error:
-            if error.errno in DISK_FULL:
+            if is_disk_full(error):
                 raise disk_full(self.folder / name) from error
             raise
 
@@ -143,7 +154,7 @@ def check_folder(folder: Path, config: Config) -> None:
         if changed:
             what = ", ".join(f"{k}: {before.get(k)} there, {now[k]} now" for k in changed)
             raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")
-    elif folder.exists() and (not folder.is_dir() or any(p.name != ".lock" for p in folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or any(p.name not in FIRST_FILES for p in folder.iterdir())):
         raise CdtransError(f"'{folder}' exists and is not a run folder; choose another --out.")
 
 

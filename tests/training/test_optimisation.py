@@ -35,7 +35,7 @@ def test_one_step_equals_the_authors(tiny: tuple) -> None:
     rates = [group["lr"] for group in optimisation.optimizer.param_groups]
     assert rates == pytest.approx([float(g["step/lr_weight"]), float(g["step/lr_bias"])], rel=1e-12)
     losses = adaptation_losses(model.train()(g["x_s"], g["x_t"]), g["y_s"], g["y_t"], detach_teacher=False)
-    optimisation.step(torch.stack(losses).sum(), 1)
+    optimisation.step(torch.stack(losses).sum())
     after = from_authors_names({k[14:]: v for k, v in g.items() if k.startswith("sd_after_step/")})
     state = model.state_dict()
     assert state.keys() == after.keys()
@@ -54,10 +54,10 @@ def test_every_trainable_parameter_is_in_one_group(tiny: tuple) -> None:
 def test_a_loss_that_is_not_finite_is_remembered_with_its_step() -> None:
     model = torch.nn.Linear(2, 1)
     optimisation = Optimisation(model, make_config({"precision": "fp32"}), lr=0.1, epochs=1, device=CPU)
-    optimisation.step(model(torch.ones(1, 2)).sum(), 1)
+    optimisation.step(model(torch.ones(1, 2)).sum())
     assert optimisation.first_bad_step() is None
-    optimisation.step(model(torch.full((1, 2), torch.nan)).sum(), 2)
-    optimisation.step(model(torch.full((1, 2), torch.nan)).sum(), 3)
+    optimisation.step(model(torch.full((1, 2), torch.nan)).sum())
+    optimisation.step(model(torch.full((1, 2), torch.nan)).sum())
     assert optimisation.first_bad_step() == 2
 
 

@@ -1,5 +1,6 @@
 """Indices -> batches of normalised images, cropped and mirrored on the device that will use them."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -37,7 +38,9 @@ class Images:
     ) -> None:
         self.crop, self.device = crop, device
         self.resize = pixels.shape[1]
-        self.pixels = _resident(torch.from_numpy(np.asarray(pixels)), device)
+        with warnings.catch_warnings():  # torch warns of a read-only map, and nobody here writes to it
+            warnings.simplefilter("ignore", UserWarning)
+            self.pixels = _resident(torch.from_numpy(np.asarray(pixels)), device)
         self.rows = torch.from_numpy(rows).to(self.pixels.device)
         self.mean = torch.tensor(mean, device=device).view(1, 3, 1, 1)
         self.std = torch.tensor(std, device=device).view(1, 3, 1, 1)

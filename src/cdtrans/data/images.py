@@ -47,12 +47,16 @@ def decode(path: Path) -> Image.Image:
     """The first frame of a file as upright RGB: transparency laid over white, deep greyscale scaled to 8 bits."""
     try:
         with Image.open(path, formats=_FORMATS) as image:
-            image.load()
-            rgb = _rgb(image)
-            turn = _turn(image)
-        return rgb if turn is None else rgb.transpose(turn)
+            return upright_rgb(image)
     except Exception as error:  # on damaged bytes PIL raises almost anything: SyntaxError, struct.error, EOFError, ...
         raise UnreadableImage(_cause(path, error)) from error
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Any image of PIL's as upright 8-bit RGB."""
+    image.load()
+    rgb, turn = _rgb(image), _turn(image)
+    return rgb if turn is None else rgb.transpose(turn)
 
 
 def resized(image: Image.Image, size: int) -> np.ndarray:

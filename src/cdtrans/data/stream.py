@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from cdtrans.data.images import UnreadableImage, decode, resized
+from cdtrans.data.images import UnreadableImage, decode, resized, upright_rgb
 
 IN_FLIGHT_PER_WORKER = 16
 
@@ -34,7 +34,7 @@ def decode_in_order(
 
 def _decode(image: str | Path | Image.Image, size: int) -> Decoded:
     if isinstance(image, Image.Image):
-        return None, resized(image.convert("RGB"), size)
+        return None, resized(upright_rgb(image), size)
     path = Path(image)
     try:
         return path, resized(decode(path), size)

@@ -89,6 +89,8 @@ def evaluate(
     if skipped:
         first = skipped[0]
         screen.warn(judge_unreadable("labelled ", len(skipped), len(key), str(first.path), first.cause, max_bad))
+    if not kept:
+        raise CdtransError(f"None of the {len(key)} labelled images of '{where}' can be read.")
     scores = score(true[kept], np.array(predicted, dtype=np.int64), len(classifier.classes))
     return Evaluation(scores, classifier.classes, tuple(skipped), read_history(run, key, true, len(classifier.classes)))
 
@@ -109,18 +111,22 @@ def read_history(run: Path, key: LabelledDomain, true: np.ndarray, classes: int)
     position = {os.path.realpath(path): i for i, path in enumerate(target_files(run))}
     found = [position.get(os.path.realpath(file)) for file in key.files()]
     known = [i for i, where in enumerate(found) if where is not None]
-    if not known or len(known) < len(position):
+    if not position or len({found[i] for i in known}) < len(position):
         return None
     rows = np.array([found[i] for i in known])
     scores = []
     for file in sorted((run / "predictions").glob("epoch-*.npz")):
         with np.load(file) as arrays:
             scores.append(score(true[known], arrays["predicted"][rows].astype(np.int64), classes))
+    if len(scores) < 2:  # somebody has tidied the folder
+        return None
     return History(tuple(s.accuracy for s in scores), tuple(s.class_mean_accuracy for s in scores))
 
 
 def target_files(run: Path) -> Iterator[Path]:
     """The run's target images in the order of its predictions."""
+    if not (run / "predictions.csv").is_file():  # somebody has tidied the folder
+        return
     config = read_yaml(run / "config.yaml")
     target = Path(config["target"])
     listed = Path(config["root"]) if config["root"] else target.parent

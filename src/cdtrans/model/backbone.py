@@ -1,12 +1,13 @@
 """Any timm VisionTransformer by name, and its weights: from the hub, from a file, or none."""
 
+from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import timm
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.layers.attention import Attention
 from timm.layers.pos_embed import resample_abs_pos_embed
@@ -92,10 +93,13 @@ def read_state(file: Path) -> State:
     try:
         safe = file.suffix == ".safetensors"
         state: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, ValueError, OSError, EOFError, KeyError, ImportError) as error:
-        raise CdtransError(f"'{file}' is not a readable weights file: {str(error).splitlines()[0]}.") from error
-    except Exception as error:  # pickle raises a class of its own for a pickle that is not tensors alone
-        raise CdtransError(f"'{file}' holds more than tensors and is not opened; save its state_dict alone.") from error
+    except UnpicklingError as error:
+        raise CdtransError(
+            f"'{file}' is damaged or holds more than tensors, and is not opened; save the model's state_dict alone."
+        ) from error
+    except Exception as error:  # on bytes that are no weights torch and safetensors raise almost anything
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}".rstrip(": .")
+        raise CdtransError(f"'{file}' is not a readable weights file ({cause}).") from error
     for wrapper in ("model", "state_dict"):
         if isinstance(state, dict) and wrapper in state:
             state = state[wrapper]
@@ -110,7 +114,9 @@ def load_state(vit: VisionTransformer, state: State, origin: str) -> None:
     state = {key: value for key, value in state.items() if not key.startswith("head.")}
     if "pos_embed" in state:
         state["pos_embed"] = resize_positions(state["pos_embed"], vit)
-    state = {key: value for key, value in checkpoint_filter_fn(state, vit).items() if not key.startswith("head.")}
+    with suppress(Exception):  # timm's converters take the shapes for granted; those that differ are named below
+        state = checkpoint_filter_fn(state, vit)
+    state = {key: value for key, value in state.items() if not key.startswith("head.")}
     expected = vit.state_dict()
     missing = sorted(expected.keys() - state.keys())
     unexpected = sorted(state.keys() - expected.keys())
@@ -131,14 +137,15 @@ def drop_distillation(state: State) -> State:
     if "dist_token" not in state:
         return state
     state = {key: value for key, value in state.items() if key != "dist_token" and not key.startswith("head")}
-    positions = state["pos_embed"]  # [1, 2 + patches, D]: class, distillation, patches
-    state["pos_embed"] = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
+    if "pos_embed" in state:
+        positions = state["pos_embed"]  # [1, 2 + patches, D]: class, distillation, patches
+        state["pos_embed"] = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
     return state
 
 
 def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
     """Position embedding for another patch grid, bilinear as the authors do it; the same grid is left alone."""
-    if vit.pos_embed is None or positions.shape == vit.pos_embed.shape:
+    if vit.pos_embed is None or positions.shape == vit.pos_embed.shape or positions.ndim != 3:
         return positions
     prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
     old = (positions.shape[1] - prefix) ** 0.5

@@ -87,11 +87,14 @@ def load_model(folder: Path) -> tuple[CDTrans, Card]:
         tensors = load_file(folder / WEIGHTS)
     except FileNotFoundError as error:
         raise CdtransError(f"'{folder}' holds no finished model; run 'cdtrans adapt' to its end first.") from error
-    except (json.JSONDecodeError, SafetensorError) as error:
+    except (ValueError, SafetensorError) as error:  # ValueError: not JSON, or not UTF-8
         raise CdtransError(f"The model in '{folder}' is damaged: {error}.") from error
-    for name in ("classes", "mean", "std"):
-        values[name] = tuple(values[name])
-    card = Card(**values)
-    model = build_model(card)
-    model.load_state_dict(tensors)
+    try:
+        tuples = {name: tuple(values[name]) for name in ("classes", "mean", "std")}
+        card = Card(**{**values, **tuples})
+        model = build_model(card)
+        model.load_state_dict(tensors)
+    except (TypeError, KeyError, RuntimeError) as error:  # a field or tensor too many or too few
+        cause = " ".join(str(error).split())[:200]
+        raise CdtransError(f"The model in '{folder}' is damaged: its card and weights do not fit ({cause}).") from error
     return model.eval(), card

@@ -5,7 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cdtrans.config import Config
 from cdtrans.data.batches import Images
+from cdtrans.device import autocast
 from cdtrans.model.branches import CDTrans
 from cdtrans.screen import Screen
 
@@ -18,14 +20,14 @@ class Encoded(NamedTuple):
 
 
 @torch.inference_mode()
-def encode(model: CDTrans, images: Images, *, batch: int, screen: Screen, name: str) -> Encoded:
-    """In eval mode and float32, whatever training runs in: the order of similarities decides the pairs."""
+def encode(model: CDTrans, images: Images, config: Config, screen: Screen, name: str) -> Encoded:
+    """In eval mode and in the precision of training; what comes out is float32."""
     model.eval()
     features, logits = [], []
-    with screen.track(f"encoding {name}", len(images)) as task:
-        for x in images.in_order(batch):
+    with screen.track(f"encoding {name}", len(images)) as task, autocast(images.device, config.precision):
+        for x in images.in_order(config.encode_batch):
             out = model.encode(x)
-            features.append(out.feature)
-            logits.append(out.logits)
+            features.append(out.feature.float())
+            logits.append(out.logits.float())
             task.advance(len(x))
     return Encoded(torch.cat(features), torch.cat(logits))

@@ -24,6 +24,10 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source)
 
+    def to(self, device: torch.device) -> "Pairs":
+        source, target = self.source.to(device), self.target.to(device)
+        return Pairs(source, target, self.source_labels.to(device), self.target_labels.to(device), self.proposed)
+
     def summary(self) -> dict[str, int]:
         """What the log and the screen say about a rebuild."""
         return {

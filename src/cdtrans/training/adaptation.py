@@ -14,6 +14,7 @@ from cdtrans.training.losses import adaptation_losses
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
+from cdtrans.training.step import Step
 
 LOSSES = ("loss_source", "loss_target", "loss_distillation")
 
@@ -25,20 +26,28 @@ def adapt_to_target(
     optimisation = Optimisation(model, config, lr=config.lr, epochs=config.epochs, device=target.device)
     loop = Loop(run, "adaptation", model, optimisation, config=config, epochs=config.epochs)
     report = StageReport(run, screen, loop, config)
-    pairs = Pairs(**loop.extras["pairs"]) if "pairs" in loop.extras else None
-    encoded = encode(model, target, batch=config.encode_batch, screen=screen, name="target")
+
+    def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
+        return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher)
+
+    pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
+    train: Step | None = None
+    encoded = encode(model, target, config, screen, "target")
     if loop.epoch == 1 and loop.step == 0:
         save_predictions(run, 0, encoded)
 
     for epoch in loop.epochs():
         if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
-            encoded_source = encode(model, source, batch=config.encode_batch, screen=screen, name="source")
+            encoded_source = encode(model, source, config, screen, "source")
             pairs = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen)
             loop.extras["pairs"] = vars(pairs)
         assert pairs is not None, "the first epoch searches for pairs"
-        lr = optimisation.start_epoch(epoch)
+        lr = optimisation.start_epoch(epoch, loop.step)
         batch_size = min(config.batch_size, len(pairs))
         steps = len(pairs) // batch_size
+        train = train or Step(
+            losses, optimisation, plan=config.compile, steps_ahead=steps * (config.epochs - epoch + 1), screen=screen
+        )
         generator = torch.Generator().manual_seed(step_seed(config.seed, "adaptation", epoch, 0))
         order = torch.randperm(len(pairs), generator=generator)[: steps * batch_size].to(target.device)  # [P]
         source_crops = source.draw(len(order), config.flip, generator)
@@ -48,18 +57,12 @@ def adapt_to_target(
             for step in loop.steps(steps):
                 where = slice(step * batch_size, (step + 1) * batch_size)
                 batch = order[where]  # [B] which pairs
-                with optimisation.autocast():
-                    out = model(
-                        source.augmented(pairs.source[batch], source_crops[where]),  # [B, 3, crop, crop]
-                        target.augmented(pairs.target[batch], target_crops[where]),
-                    )
-                    losses = adaptation_losses(
-                        out, pairs.source_labels[batch], pairs.target_labels[batch], config.detach_teacher
-                    )
-                loop.update(losses)
+                x_s = source.augmented(pairs.source[batch], source_crops[where])  # [B, 3, crop, crop]
+                x_t = target.augmented(pairs.target[batch], target_crops[where])  # [B, 3, crop, crop]
+                loop.update(train(x_s, x_t, pairs.source_labels[batch], pairs.target_labels[batch]))
                 bar.advance()
         report.write(dict(zip(LOSSES, loop.mean_losses(), strict=True)), pairs=len(pairs))
-        encoded = encode(model, target, batch=config.encode_batch, screen=screen, name="target")
+        encoded = encode(model, target, config, screen, "target")
         save_predictions(run, epoch, encoded)
     return encoded
 

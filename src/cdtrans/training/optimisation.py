@@ -1,7 +1,6 @@
 """The authors' optimiser: two parameter groups, a learning rate for each epoch, clipping, mixed precision."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from cdtrans.config import Config
 
 WARMUP_START = 0.01  # of the base rate
 FLOOR = 0.002  # of the base rate
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, warmup: int = 10) -> float:
@@ -40,37 +38,42 @@ class Optimisation:
 
     def __init__(self, model: nn.Module, config: Config, *, lr: float, epochs: int, device: torch.device) -> None:
         groups = parameter_groups(model, config.bias_lr_factor)
+        for group in groups:  # on a GPU the rate is a tensor, so that a captured step reads the current one
+            group["lr"] = torch.tensor(lr, device=device) if device.type == "cuda" else lr
         self.optimizer: torch.optim.Optimizer
         if config.optimizer == "sgd":
             self.optimizer = torch.optim.SGD(
-                groups, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=device.type == "cuda"
+                groups, momentum=config.momentum, weight_decay=config.weight_decay, fused=device.type == "cuda"
             )
         else:
-            self.optimizer = torch.optim.AdamW(groups, lr=lr, weight_decay=config.weight_decay)
+            self.optimizer = torch.optim.AdamW(
+                groups, weight_decay=config.weight_decay, capturable=device.type == "cuda"
+            )
         self.parameters = [p for group in groups for p in group["params"]]
         self.lr, self.epochs, self.config, self.device = lr, epochs, config, device
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.bad_step = torch.full((), -1, dtype=torch.long, device=device)
+        self.taken = torch.zeros((), dtype=torch.long, device=device)  # steps of this epoch
+        self.bad_step = torch.full((), -1, dtype=torch.long, device=device)  # the first whose loss was not finite
 
-    def start_epoch(self, epoch: int) -> float:
+    def start_epoch(self, epoch: int, steps_taken: int = 0) -> float:
         """Set the epoch's rates; the rate of the weights is returned for people to see."""
+        warmup = self.config.warmup_epochs
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(epoch, self.epochs, self.lr, group["factor"], self.config.warmup_epochs)
-        return float(self.optimizer.param_groups[0]["lr"])
+            rate = learning_rate(epoch, self.epochs, self.lr, group["factor"], warmup)
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        self.taken.fill_(steps_taken)
+        return learning_rate(epoch, self.epochs, self.lr, warmup=warmup)
 
-    def autocast(self) -> AbstractContextManager:
-        dtype = AUTOCAST[self.config.precision]
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
-
-    def step(self, loss: Tensor, step: int) -> None:
+    def step(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.taken += 1
         bad = ~loss.detach().isfinite() & (self.bad_step < 0)
-        self.bad_step = torch.where(bad, step, self.bad_step)
+        self.bad_step.copy_(torch.where(bad, self.taken, self.bad_step))
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm, foreach=True)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def first_bad_step(self) -> int | None:
         """The first step whose loss was not finite. Waits for the device."""
@@ -81,5 +84,8 @@ class Optimisation:
         return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate  # the saved rates are the epoch's, which start_epoch sets
         self.scaler.load_state_dict(state["scaler"])

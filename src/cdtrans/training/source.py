@@ -12,6 +12,7 @@ from cdtrans.training.losses import source_loss
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
+from cdtrans.training.step import Step
 
 
 def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
@@ -20,8 +21,14 @@ def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config:
     loop = Loop(run, "source", model, optimisation, config=config, epochs=config.source_epochs)
     report = StageReport(run, screen, loop, config)
     batches = batch_slices(len(images), config.batch_size)
+
+    def losses(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (source_loss(model.encode(x).logits, y, config.label_smoothing),)
+
+    ahead = (config.source_epochs - loop.epoch + 1) * len(batches) - loop.step
+    train = Step(losses, optimisation, plan=config.compile, steps_ahead=ahead, screen=screen)
     for epoch in loop.epochs():
-        lr = optimisation.start_epoch(epoch)
+        lr = optimisation.start_epoch(epoch, loop.step)
         generator = torch.Generator().manual_seed(step_seed(config.seed, "source", epoch, 0))
         order = torch.randperm(len(images), generator=generator)  # [Ns]
         shuffled_labels = labels[order.to(labels.device)]
@@ -30,10 +37,8 @@ def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config:
         with report.epoch(steps=len(batches), images=config.batch_size, lr=lr) as bar:
             for step in loop.steps(len(batches)):
                 batch = batches[step]
-                with optimisation.autocast():
-                    out = model.encode(images.augmented(order[batch], augmentation[batch]))
-                    loss = source_loss(out.logits, shuffled_labels[batch], config.label_smoothing)
-                loop.update((loss,))
+                x = images.augmented(order[batch], augmentation[batch])  # [B, 3, crop, crop]
+                loop.update(train(x, shuffled_labels[batch]))
                 bar.advance()
         report.write({"loss": loop.mean_losses()[0]})
 

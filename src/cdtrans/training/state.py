@@ -44,7 +44,7 @@ class Loop:
     """The epochs and steps of one stage, and what a kill must not lose.
 
     A stage reads `for epoch in loop.epochs(): for step in loop.steps(n): loop.update(losses)`. The loop seeds every
-    step, applies the optimiser, sums the losses, saves the state when it is time, and goes on from a saved one."""
+    step, sums the losses, saves the state when it is time, and goes on from a saved one."""
 
     def __init__(
         self, run: Run, stage: str, model: nn.Module, optimisation: Optimisation, *, config: Config, epochs: int
@@ -74,11 +74,9 @@ class Loop:
             yield self.step
         self._check_finite()
 
-    def update(self, losses: tuple[Tensor, ...]) -> None:
-        """Learn from a step's losses and count it as done."""
-        self.optimisation.step(torch.stack(losses).sum(), self.step + 1)
-        values = torch.stack(losses).detach().double()
-        self.sums = values if self.sums is None else self.sums + values
+    def update(self, losses: Tensor) -> None:
+        """Count a step as done; `losses` are its values, [k]."""
+        self.sums = losses.double() if self.sums is None else self.sums + losses
         self.step += 1
         self._save_if_due()
 

@@ -1,0 +1,277 @@
+"""A run that is killed, stopped or starved of disk goes on with the same command to the same bytes."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny_task import Process, Task, log_lines, make_task, tree, warm
+
+KILLS = 14
+WRITES = ("config.yaml", "data.json", "environment.json", "state.pt", "source", "round-02.npz", "epoch-003.npz")
+LAST_WRITES = ("adapted", "predictions.csv", "result.json")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="module")
+def whole(task: Task) -> Path:
+    """The run that nothing happened to."""
+    out = task.folder / "whole"
+    assert warm().run(task.adapt(out), task.folder / "logs").code == 0
+    return out
+
+
+def start(task: Task, out: Path, *flags: str, crash: dict | None = None) -> Process:
+    return warm().start(task.adapt(out, *flags), task.folder / "logs", crash=crash)
+
+
+def finish(task: Task, out: Path, whole: Path) -> None:
+    ended = start(task, out).wait()
+    assert ended.code == 0, ended.err
+    assert tree(out) == tree(whole)
+
+
+class Watched:
+    """The saved state of a run that is under way: how often it has been replaced so far, and where it stands."""
+
+    def __init__(self, run: Path) -> None:
+        self.file = run / "state" / "state.pt"
+        self.seen, self.moves = self._identity(), 0
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            stat = self.file.stat()
+            return stat.st_ino, stat.st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    def moved(self, times: int) -> bool:
+        now = self._identity()
+        if now is not None and now != self.seen:
+            self.seen, self.moves = now, self.moves + 1
+        return self.moves >= times
+
+    def where(self) -> tuple[str, int, int]:
+        state = torch.load(self.file, weights_only=True)
+        return state["stage"], state["epoch"], state["step"]
+
+
+def test_a_whole_run_leaves_what_the_design_promises(whole: Path) -> None:
+    names = set(tree(whole))
+    assert {"config.yaml", "environment.json", "log.jsonl", "predictions.csv", "result.json", "data.json"} <= names
+    assert {f"{m}/{f}" for m in ("source", "adapted") for f in ("model.safetensors", "model.json")} <= names
+    assert {"pairs/round-01.npz", "pairs/round-02.npz"} <= names
+    assert {f"predictions/epoch-{e:03}.npz" for e in range(5)} <= names
+    assert not [name for name in names if "state" in name or "draft" in name]
+    events = [(line["event"], line.get("stage"), line["epoch"]) for line in log_lines(whole)]
+    source = [("epoch", "source", e) for e in (1, 2, 3)]
+    adaptation = [("epoch", "adaptation", e) for e in (1, 2, 3, 4)]
+    pairs = [("pairs", None, e) for e in (1, 3)]
+    assert events == [*source, pairs[0], *adaptation[:2], pairs[1], *adaptation[2:]]
+
+
+def test_the_same_command_gives_the_same_bytes(task: Task, whole: Path) -> None:
+    finish(task, task.folder / "again", whole)
+
+
+def test_another_seed_gives_other_weights(task: Task, whole: Path) -> None:
+    out = task.folder / "seed"
+    assert start(task, out, "--seed", "7").wait().code == 0
+    changed = {name for name in tree(whole) if tree(whole)[name] != tree(out)[name]}
+    assert {"source/model.safetensors", "adapted/model.safetensors", "log.jsonl"} <= changed
+
+
+def test_killed_at_random_points_it_goes_on_to_the_same_bytes(task: Task, whole: Path) -> None:
+    out, dice = task.folder / "killed", random.Random(20)
+    places, previous = [], ("source", 0, 0)
+    while len(places) < KILLS:
+        watched, process = Watched(out), start(task, out)
+        # The first state of a life is the one that it goes on from, or a new one; so two moves are progress.
+        alive = process.wait_until(lambda watched=watched, moves=dice.choice((2, 3)): watched.moved(moves))
+        time.sleep(dice.random() * 0.02)
+        process.send(signal.SIGKILL)
+        ended = process.wait()
+        assert alive, f"finished after {len(places)} kills only: {ended}"
+        assert ended.code == -signal.SIGKILL
+        places.append(watched.where())
+        assert _after(places[-1], previous), f"no progress: {places}"
+        previous = places[-1]
+    assert {stage for stage, _, _ in places} == {"source", "adaptation"}, places
+    assert not (out / "result.json").exists()
+    finish(task, out, whole)
+
+
+def _after(place: tuple[str, int, int], other: tuple[str, int, int]) -> bool:
+    stages = ("source", "adaptation")
+    return (stages.index(place[0]), *place[1:]) > (stages.index(other[0]), *other[1:])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_around_every_kind_of_write_it_goes_on_to_the_same_bytes(task: Task, whole: Path, when: str) -> None:
+    """One run folder, killed at each write in turn; a kill before a write leaves a torn draft behind."""
+    out = task.folder / f"killed-{when}"
+    for name in WRITES + LAST_WRITES:
+        ended = start(task, out, crash={"name": name, "when": when}).wait()
+        assert ended.code == -signal.SIGKILL, f"{name}: {ended}"
+    finish(task, out, whole)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bytes(
+    task: Task, whole: Path, number: signal.Signals, code: int
+) -> None:
+    out = task.folder / number.name
+    for stage in ("source", "adaptation"):
+        process, watched = start(task, out, "--save-every", "1000"), Watched(out)
+        line = f'"stage": "{stage}"'
+        assert process.wait_until(lambda line=line: (out / "log.jsonl").exists() and line in (out / "log.jsonl").read_text())
+        process.send(number)
+        ended = process.wait()
+        assert ended.code == code
+        assert ended.err == "error: Interrupted; the state is saved. Give the same command again to go on.\n"
+        # without the save on the signal the state would be that of the stage's beginning
+        assert watched.where()[0] == stage
+        assert watched.where()[1:] > (1, 0)
+    finish(task, out, whole)
+
+
+def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
+    """No warm process here: `python -m cdtrans`, Ctrl-C, and the same command again."""
+    out = task.folder / "person"
+    command = [sys.executable, "-m", "cdtrans", *task.adapt(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watched = Watched(out)
+    end = time.monotonic() + 60
+    while not watched.moved(3) and time.monotonic() < end:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    printed, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "Give the same command again to go on." in error
+    assert "Traceback" not in printed + error
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert tree(out) == tree(whole)
+
+
+def test_a_second_interrupt_ends_it_at_once(task: Task) -> None:
+    out = task.folder / "impatient"
+    process, watched = start(task, out), Watched(out)
+    process.wait_until(lambda: watched.moved(2))
+    os.kill(process.pid, signal.SIGSTOP)  # so that both signals are there before the next step is
+    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGCONT)
+    ended = process.wait()
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+
+
+def test_a_finished_run_given_again_says_so_and_does_nothing(task: Task, whole: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
+    ended = start(task, whole).wait()
+    assert ended.code == 0
+    assert "already finished" in ended.out
+    assert {p: p.stat().st_mtime_ns for p in whole.rglob("*")} == before
+
+
+def test_a_second_process_refuses_and_the_first_is_not_disturbed(task: Task, whole: Path) -> None:
+    out = task.folder / "two"
+    first, watched = start(task, out), Watched(out)
+    assert first.wait_until(lambda: watched.moved(3))
+    os.kill(first.pid, signal.SIGSTOP)  # it holds the folder for as long as the second one needs
+    try:
+        second = start(task, out).wait()
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    assert second.code == 2
+    assert second.err.startswith("error: Another process is working on the run folder")
+    assert second.err.count("\n") == 1
+    assert first.wait().code == 0
+    assert tree(out) == tree(whole)
+
+
+def test_other_settings_for_an_unfinished_run_are_refused_and_named(task: Task) -> None:
+    out = task.folder / "settings"
+    start(task, out, crash={"name": "state.pt", "when": "after", "nth": 2}).wait()
+    before = tree(out)
+    ended = start(task, out, "--lr", "0.002", "--save-every", "5").wait()
+    assert ended.code == 2
+    assert "lr: 0.05 there, 0.002 now" in ended.err
+    assert "save_every" not in ended.err
+    assert tree(out) == before
+
+
+def test_changed_images_for_an_unfinished_run_are_refused(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    out = tmp_path / "run"
+    start(task, out, crash={"name": "state.pt", "when": "after", "nth": 2}).wait()
+    (task.target / "00.png").unlink()
+    ended = start(task, out).wait()
+    assert ended.code == 2
+    assert "images have changed" in ended.err
+
+
+def test_a_damaged_state_is_named(task: Task) -> None:
+    out = task.folder / "damaged"
+    start(task, out, crash={"name": "state.pt", "when": "after", "nth": 2}).wait()
+    state = out / "state" / "state.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    ended = start(task, out).wait()
+    assert ended.code == 2
+    assert f"'{state}' is damaged" in ended.err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 2 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = os.geteuid() == 0 and shutil.which("mount") is not None
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=200", "none", str(place)]
+    if not mounted or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small tmpfs can only be mounted by root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+# The bytes left on the disk, the time between states, and what then no longer fits.
+FULL = [
+    (0, 0, "config.yaml"),
+    (80_000, 0, "state/state.pt"),
+    (500_000, 0, "state/state.pt"),
+    (230_000, 1000, ".source.draft/model.safetensors"),
+    (370_000, 1000, "state/state.pt"),
+]
+
+
+@pytest.mark.parametrize(("left", "save_every", "named"), FULL)
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(
+    task: Task, whole: Path, small_disk: Path, left: int, save_every: int, named: str
+) -> None:
+    out, ballast = small_disk / "run", small_disk / "ballast"
+    ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - left))
+    ended = start(task, out, "--save-every", str(save_every)).wait()
+    assert ended.code == 2, ended.err
+    assert ended.err.startswith(f"error: The disk is full: '{out / named}' could not be written.")
+    assert ended.err.count("\n") == 1
+    assert not [p for p in out.rglob(".*.draft") if p.is_file()]
+    if left > 200_000:
+        assert torch.load(out / "state" / "state.pt", weights_only=True)["stage"] == "source"
+    ballast.unlink()
+    finish(task, out, whole)

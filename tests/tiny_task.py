@@ -1,0 +1,251 @@
+"""A task that a run finishes in a second, and a way to run the command line in fresh processes without waiting for
+torch to be imported each time: a warm process forks one child for each command. The children are real processes, and
+what happens to them (SIGKILL, SIGINT, a full disk) is real."""
+
+import atexit
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+
+# As small as a ViT can be; every state is saved (save_every: 0), both stages take several epochs, pairs are searched twice.
+TINY: dict[str, Any] = {
+    "backbone": "vit_tiny_patch16_224",
+    "backbone_args": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
+    "pretrained": False,
+    "crop": 16,
+    "resize": 18,
+    "source_epochs": 3,
+    "epochs": 4,
+    "rebuild_every": 2,
+    "warmup_epochs": 2,
+    "batch_size": 8,
+    "source_lr": 0.1,
+    "lr": 0.05,
+    "save_every": 0,
+    "device": "cpu",
+}
+QUICK = TINY | {"source_epochs": 1, "epochs": 1, "save_every": 30}
+CLASSES = ("blue", "green", "red")
+UNTIMED = "timings.jsonl"  # the one file of a run that may differ between equal runs
+
+
+def draw(file: Path, kind: int, seed: int, *, shift: float = 0.0) -> Path:
+    """A noisy picture whose colour hints at its class; `shift` moves it into another domain."""
+    rng = np.random.default_rng([seed, kind])
+    pixels = rng.normal(110, 45, (20, 22, 3))
+    pixels[..., 2 - kind] += 25 + 30 * rng.random()
+    pixels[..., (3 - kind) % 3] += 70 * shift * rng.random()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(file)
+    return file
+
+
+def make_source(folder: Path, each: int = 8) -> Path:
+    """folder/CLASS/NUMBER.png"""
+    for kind, name in enumerate(CLASSES):
+        for n in range(each):
+            draw(folder / name / f"{n:02}.png", kind, seed=n)
+    return folder
+
+
+def make_target(folder: Path, each: int = 7) -> Path:
+    """folder/NUMBER.png: nothing in a name tells the class, which is NUMBER modulo 3."""
+    for n in range(each * len(CLASSES)):
+        draw(folder / f"{n:02}.png", n % len(CLASSES), seed=100 + n, shift=1.0)
+    return folder
+
+
+@dataclass(frozen=True)
+class Task:
+    folder: Path
+    source: Path
+    target: Path
+    config: Path
+
+    def adapt(self, out: Path, *flags: str) -> list[str]:
+        """The arguments of the command that adapts this task into `out`."""
+        places = [str(self.source), str(self.target)]
+        return ["adapt", *places, "--out", str(out), "--config", str(self.config), *flags]
+
+
+def make_task(folder: Path, **settings: Any) -> Task:
+    config = folder / "tiny.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    config.write_text(yaml.safe_dump(TINY | {"cache": str(folder / "cache")} | settings))
+    return Task(folder, make_source(folder / "source"), make_target(folder / "target"), config)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file and folder of a run with a digest of its bytes, but for what holds a clock."""
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder"
+        for p in sorted(folder.rglob("*"))
+        if p.name != UNTIMED
+    }
+
+
+def log_lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int  # negative: the signal that killed it
+    out: str
+    err: str
+
+
+class Process:
+    """A command under way in a child of the warm process."""
+
+    def __init__(self, server: "Server", pid: int, files: tuple[Path, Path]) -> None:
+        self.server, self.pid, self.files = server, pid, files
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            self.code = self.server.ask({"poll": self.pid})
+        return self.code
+
+    def send(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait_until(self, happened: Callable[[], bool], seconds: float = 60) -> bool:
+        """True once it has happened, False if the process ended before."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if happened():
+                return True
+            if self.poll() is not None:
+                return happened()
+            time.sleep(0.001)
+        raise AssertionError(f"waited {seconds} s in vain; the process printed {self.files[1].read_text()!r}")
+
+    def wait(self, seconds: float = 120) -> Ended:
+        self.wait_until(lambda: self.poll() is not None, seconds)
+        assert self.code is not None
+        out, err = (file.read_text(encoding="utf-8") for file in self.files)
+        return Ended(self.code, out, err)
+
+
+class Server:
+    def __init__(self) -> None:
+        here = Path(__file__)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(here)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.count = 0
+
+    def ask(self, order: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+
+    def start(self, arguments: list[str], logs: Path, *, crash: dict[str, Any] | None = None) -> Process:
+        self.count += 1
+        logs.mkdir(parents=True, exist_ok=True)
+        files = logs / f"{self.count}.out", logs / f"{self.count}.err"
+        order = {"start": arguments, "out": str(files[0]), "err": str(files[1]), "crash": crash}
+        order["env"] = {"CDTRANS_CACHE": os.environ.get("CDTRANS_CACHE", str(logs / "cache"))}
+        return Process(self, self.ask(order), files)
+
+    def run(self, arguments: list[str], logs: Path, *, crash: dict[str, Any] | None = None) -> Ended:
+        return self.start(arguments, logs, crash=crash).wait()
+
+
+@functools.cache
+def warm() -> Server:
+    """The warm process of this test session; started when it is first needed, ended with the session."""
+    server = Server()
+    atexit.register(server.close)
+    return server
+
+
+# What follows runs in the warm process.
+
+
+def _serve() -> None:
+    import torch
+
+    import cdtrans.pipeline  # noqa: F401 (so that the children need not)
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        order = json.loads(line)
+        answer = _start(order) if "start" in order else _poll(order["poll"])
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _poll(pid: int) -> int | None:
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def _start(order: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        for number, file in ((1, order["out"]), (2, order["err"])):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.update(order["env"])
+        sys.argv = ["cdtrans", *order["start"]]
+        if order["crash"]:
+            _crash_at(**order["crash"])
+        from cdtrans.cli import main
+
+        main()
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _crash_at(name: str, when: str, nth: int = 1) -> None:
+    """SIGKILL this process just before or after the nth time that something takes the name `name`; before it, a file's
+    draft is also cut in half, as if the kill had come while it was written."""
+    replace, seen = os.replace, 0
+
+    def replace_or_die(draft: Any, final: Any) -> None:
+        nonlocal seen
+        seen += Path(final).name == name
+        due = seen == nth and Path(final).name == name
+        if due and when == "before":
+            if Path(draft).is_file():
+                os.truncate(draft, Path(draft).stat().st_size // 2)
+            os.kill(os.getpid(), 9)
+        replace(draft, final)
+        if due:
+            os.kill(os.getpid(), 9)
+
+    os.replace = replace_or_die
+
+
+if __name__ == "__main__":
+    _serve()
