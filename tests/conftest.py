@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,9 +11,19 @@ from timm.models import VisionTransformer
 
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.head import Head
+from cdtrans.pipeline import adapt
 from support import from_authors_names
+from tiny_task import CLASSES, Task, make_task
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+class Finished(NamedTuple):
+    """What the fixture of this name gives."""
+
+    task: Task
+    run: Path
+    answers: Path  # a list 'path label' of every target image
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +53,14 @@ def tiny(golden: Callable[[str], dict[str, torch.Tensor]]) -> tuple[CDTrans, dic
     model = CDTrans(vit, Head(32, 5, "batchnorm")).double()
     model.load_state_dict(from_authors_names({k[3:]: v for k, v in g.items() if k.startswith("sd/")}))
     return model, g
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A finished run of the tiny task and the answer key of its target; tests must leave it as it is."""
+    task = make_task(tmp_path_factory.mktemp("finished"))
+    run = adapt(source=task.source, target=task.target, out=task.folder / "run", config=task.config, quiet=True).run
+    answers = task.folder / "answers.txt"
+    targets = sorted(task.target.iterdir())
+    answers.write_text("".join(f"target/{p.name} {CLASSES[int(p.stem) % len(CLASSES)]}\n" for p in targets))
+    return Finished(task, run, answers)

@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-# As small as a ViT can be; every state is saved (save_every: 0), both stages take several epochs, pairs are searched twice.
+# As small as a ViT can be; every step is saved (save_every: 0), both stages take epochs, pairs are searched twice.
 TINY: dict[str, Any] = {
     "backbone": "vit_tiny_patch16_224",
     "backbone_args": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
@@ -83,7 +83,7 @@ class Task:
 def make_task(folder: Path, **settings: Any) -> Task:
     config = folder / "tiny.yaml"
     folder.mkdir(parents=True, exist_ok=True)
-    config.write_text(yaml.safe_dump(TINY | {"cache": str(folder / "cache")} | settings))
+    config.write_text(yaml.safe_dump(TINY | {"cache": str(folder / "cache")} | settings, sort_keys=False))
     return Task(folder, make_source(folder / "source"), make_target(folder / "target"), config)
 
 

@@ -70,6 +70,8 @@ class Classifier:
         self, images: Iterable[str | Path | Image.Image], *, top: int = 1, batch: int = BATCH
     ) -> Iterator[Prediction | Unreadable]:
         """Labels for any number of images, in order, with a bounded number of them in memory at a time."""
+        if top < 1:
+            raise CdtransError(f"The number of classes to list, top, must be at least 1, not {top}.")
         pixels = decode_in_order(images, self.card.resize)
         while items := list(islice(pixels, batch)):
             yield from self._classify(items, min(top, len(self.classes)))

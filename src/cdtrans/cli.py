@@ -236,8 +236,14 @@ def main() -> None:
 
 def _exit_code(debug: bool) -> int:
     try:
-        code = app(standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        # not app(): typer would keep Ctrl-C and a closed pipe to itself
+        command = typer.main.get_command(app)
+        with command.make_context("cdtrans", sys.argv[1:]) as context:
+            command.invoke(context)
+        sys.stdout.flush()  # here, where a closed pipe is expected, and not when Python ends
+        return 0
+    except typer.Exit as error:  # after --help
+        return error.exit_code
     except CommandLineError as error:
         _fail_usage(error, debug)
         return 2

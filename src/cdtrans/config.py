@@ -4,6 +4,7 @@ A field's help line is also the help of its command-line flag. Where the paper a
 is the code's, because the published numbers come from it, and the help names the paper's value.
 """
 
+import os
 import types
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
@@ -13,6 +14,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from cdtrans.errors import CdtransError, nearest
+
+LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
 
 
 def _option(default: Any, group: str, text: str, *, minimum: float | None = None, maximum: float | None = None) -> Any:
@@ -52,11 +55,15 @@ class Config:
     )
 
     source_epochs: int = _option(10, "Stage 1: source", "Epochs on the labelled source.", minimum=1)
-    source_lr: float = _option(0.008, "Stage 1: source", "Learning rate (the paper: 0.003).", minimum=0)
+    source_lr: float = _option(
+        0.008, "Stage 1: source", "Learning rate (the paper: 0.003).", minimum=0, maximum=LARGEST_RATE
+    )
     label_smoothing: float = _option(0.1, "Stage 1: source", "Label smoothing.", minimum=0, maximum=0.99)
 
     epochs: int = _option(40, "Stage 2: adaptation", "Epochs on source-target pairs.", minimum=1)
-    lr: float = _option(0.008, "Stage 2: adaptation", "Learning rate (the paper: 0.003).", minimum=0)
+    lr: float = _option(
+        0.008, "Stage 2: adaptation", "Learning rate (the paper: 0.003).", minimum=0, maximum=LARGEST_RATE
+    )
     rebuild_every: int = _option(10, "Stage 2: adaptation", "Epochs between searches for new pairs.", minimum=1)
     detach_teacher: bool = _option(
         False, "Stage 2: adaptation", "Stop the distillation loss from moving its teacher, the source-target branch."
@@ -107,7 +114,7 @@ def make_config(*layers: dict[str, Any]) -> Config:
         values |= layer
     for key in values:
         if key not in FIELDS:
-            raise CdtransError(f"Unknown setting '{key}': {nearest(key, list(FIELDS))}")
+            raise CdtransError(f"Unknown setting '{key}': {nearest(str(key), list(FIELDS))}")
     return Config(**{key: _checked(key, value) for key, value in values.items()})
 
 
@@ -152,7 +159,9 @@ def _checked(key: str, value: Any) -> Any:
             _check_range(key, converted)
             return converted
     if choices and isinstance(value, str):
-        raise CdtransError(f"'{value}' is not a value of '{key}': {nearest(value, [str(c) for c in choices])}")
+        hint = nearest(value, [str(c) for c in choices])
+        if len(kinds) == 1 or hint.startswith("did you mean"):  # 'known: auto' would hide that a number is right too
+            raise CdtransError(f"'{value}' is not a value of '{key}': {hint}")
     expected = " or ".join([k.__name__ for k in kinds if isinstance(k, type) and k is not type(None)] + choices)
     raise CdtransError(f"The setting '{key}' must be {expected}, not {value!r}.")
 
@@ -166,13 +175,17 @@ def _convert(value: Any, kind: Any) -> Any:
     if kind is bool or isinstance(value, bool):
         return value if kind is bool and isinstance(value, bool) else None
     if kind in (int, float):
+        if kind is int and isinstance(value, int):
+            return value  # a large one has no exact float
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
         if kind is float:
             return number if number == number and abs(number) != float("inf") else None
         return int(number) if number.is_integer() else None
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     if kind in (str, dict):
         return value if isinstance(value, kind) else None
     return None

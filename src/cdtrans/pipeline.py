@@ -167,6 +167,8 @@ def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> 
         first, cause = next(iter(skipped.items()))
         screen.warn(judge_unreadable(f"{name} ", len(skipped), len(domain), first, cause, config.max_bad))
     good = np.flatnonzero(pixels.rows >= 0)
+    if not len(good):
+        raise CdtransError(f"No readable image is left of the {name}; repair or replace its files.")
     return domain.keep(good.tolist()), replace(pixels, rows=pixels.rows[good], bad={}), skipped
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 PLAIN_LINE_SECONDS = 10.0  # without a terminal, a long task prints a line this often
 
@@ -24,20 +25,20 @@ class Screen:
 
     def __init__(self, *, quiet: bool = False, machine: bool = False) -> None:
         self.quiet = quiet
-        self.console = Console(stderr=machine, highlight=False, soft_wrap=True)
-        self.warnings = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=machine, highlight=False, emoji=False, soft_wrap=True)
+        self.warnings = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(escape(text))
+            self.console.print(Text(text))
 
     def warn(self, text: str) -> None:
         """A warning is worth reading even when quiet; it goes to standard error."""
-        self.warnings.print(f"[yellow]warning:[/yellow] {escape(text)}")
+        self.warnings.print(Text.assemble(("warning:", "yellow"), f" {text}"))
 
     def result(self, text: str | RenderableType) -> None:
         """What the user asked for; shown even when quiet."""
-        self.console.print(escape(text) if isinstance(text, str) else text)
+        self.console.print(Text(text) if isinstance(text, str) else text)
 
     @contextmanager
     def track(self, description: str, total: int, done: int = 0) -> Iterator[Task]:

@@ -48,7 +48,9 @@ def test_the_test_transform_is_torchvisions(resize: int, crop: int) -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 61, 3), np.uint8))
     steps = [transforms.Resize((resize, resize)), transforms.CenterCrop(crop)]
     theirs = transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])(picture)
-    ours = Images(resized(picture, resize)[None], np.array([0]), crop=crop, mean=MEAN, std=STD, device=torch.device("cpu"))
+    ours = Images(
+        resized(picture, resize)[None], np.array([0]), crop=crop, mean=MEAN, std=STD, device=torch.device("cpu")
+    )
     torch.testing.assert_close(ours.centred(torch.tensor([0]))[0], theirs, rtol=0, atol=2e-6)
 
 

@@ -136,7 +136,9 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bytes(
     for stage in ("source", "adaptation"):
         process, watched = start(task, out, "--save-every", "1000"), Watched(out)
         line = f'"stage": "{stage}"'
-        assert process.wait_until(lambda line=line: (out / "log.jsonl").exists() and line in (out / "log.jsonl").read_text())
+        assert process.wait_until(
+            lambda line=line: (out / "log.jsonl").exists() and line in (out / "log.jsonl").read_text()
+        )
         process.send(number)
         ended = process.wait()
         assert ended.code == code
@@ -151,7 +153,7 @@ def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
     """No warm process here: `python -m cdtrans`, Ctrl-C, and the same command again."""
     out = task.folder / "person"
     command = [sys.executable, "-m", "cdtrans", *task.adapt(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     watched = Watched(out)
     end = time.monotonic() + 60

@@ -17,7 +17,14 @@ from timm.models.deit import VisionTransformerDistilled
 
 import cdtrans.model.backbone as backbone
 from cdtrans.errors import CdtransError
-from cdtrans.model.backbone import create_backbone, load_pretrained, load_state, load_weights, native_crop, normalisation
+from cdtrans.model.backbone import (
+    create_backbone,
+    load_pretrained,
+    load_state,
+    load_weights,
+    native_crop,
+    normalisation,
+)
 
 REAL = Path(__file__).parents[3] / "shared" / "real" / "deit_tiny_patch16_224.safetensors"
 SMALL = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -60,15 +67,16 @@ def complaint(model: VisionTransformer, load: Callable[[], None]) -> str:
     return str(error.value)
 
 
-class TestFiles:
-    WRAPPINGS = {
-        "timm": lambda state: state,
-        "deit": lambda state: {"model": state},
-        "state_dict": lambda state: {"state_dict": state, "epoch": 3},
-        "data parallel": lambda state: {"module." + key: value for key, value in state.items()},
-        "both": lambda state: {"model": {"module." + key: value for key, value in state.items()}},
-    }
+WRAPPINGS = {
+    "timm": lambda state: state,
+    "deit": lambda state: {"model": state},
+    "state_dict": lambda state: {"state_dict": state, "epoch": 3},
+    "data parallel": lambda state: {"module." + key: value for key, value in state.items()},
+    "both": lambda state: {"model": {"module." + key: value for key, value in state.items()}},
+}
 
+
+class TestFiles:
     @pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS.keys())
     def test_pth_in_every_wrapping(self, tmp_path: Path, wrap: Callable[[dict], dict]) -> None:
         state, model = plain_file_state(), vit()
@@ -158,14 +166,9 @@ class TestNeverPartly:
         for name in ("cls_token", "pos_embed", "blocks.1.mlp.fc2.weight", "norm.bias"):
             assert name in said
 
-    @pytest.mark.parametrize("shape", [(1, 1 + 15, 32), (1, 17, 31), (17, 32), (32,), (1, 1, 32)], ids=str)
+    @pytest.mark.parametrize("shape", [(1, 1 + 15, 32), (1, 17, 31), (17, 32), (32,), (1, 1, 32), (1, 0, 32)], ids=str)
     def test_positions_that_no_resizing_makes_fit(self, shape: tuple[int, ...]) -> None:
         model, state = vit(), plain_file_state() | {"pos_embed": torch.zeros(shape)}
-        if shape == (1, 1, 32):
-            shape = (1, 17, 32)  # no patch at all: whatever comes of it must not be loaded
-            with pytest.raises(CdtransError, match="pos_embed"):
-                load_state(model, state, "it")
-            return
         assert f"pos_embed {shape}, expected (1, 17, 32)" in complaint(model, lambda: load_state(model, state, "it"))
 
     def test_a_distilled_file_without_positions(self) -> None:
@@ -239,7 +242,9 @@ class TestArchitecture:
             assert backbone._is_vision_transformer(plain), name
             assert timm.get_pretrained_cfg(name).hf_hub_id, name
 
-    @pytest.mark.parametrize("name", ["vit_base_patch16_rope_224", "beit_base_patch16_224", "vit_tiny_patch16_gap_reg4_dinov3"])
+    @pytest.mark.parametrize(
+        "name", ["vit_small_patch16_18x2_224", "vit_base_patch16_rpn_224", "beit_base_patch16_224"]
+    )
     def test_other_blocks_are_refused(self, name: str) -> None:
         with pytest.raises(CdtransError, match="deit_small_distilled"):
             create_backbone(name, crop=224, drop_path=0.0, args={})
@@ -253,7 +258,7 @@ class TestArchitecture:
         with pytest.raises(CdtransError, match=r"knows no weights 'deit_tiny_patch16_224\.mine'.*fb_in1k"):
             create_backbone("deit_tiny_patch16_224.mine", crop=224, drop_path=0.0, args={})
 
-    @pytest.mark.parametrize("args", [{"depht": 3}, {"embed_dim": 33}], ids=str)
+    @pytest.mark.parametrize("args", [{"depht": 3}, {"embed_dim": 32}], ids=str)
     def test_arguments_that_timm_refuses(self, args: dict) -> None:
         with pytest.raises(CdtransError, match="backbone_args"):
             create_backbone("vit_tiny_patch16_224", crop=32, drop_path=0.0, args=args)
@@ -266,7 +271,8 @@ class TestArchitecture:
         assert model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.1)
 
     @pytest.mark.parametrize(
-        ("name", "crop"), [("deit_small_distilled_patch16_224", 224), ("vit_small_patch14_dinov2", 224), ("vit_base_patch16_384", 224)]
+        ("name", "crop"),
+        [("deit_small_distilled_patch16_224", 224), ("vit_small_patch14_dinov2", 224), ("vit_base_patch16_384", 224)],
     )
     def test_the_size_it_is_run_at(self, name: str, crop: int) -> None:
         assert native_crop(name) == crop

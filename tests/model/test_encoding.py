@@ -5,9 +5,11 @@ import pytest
 import torch
 from timm.models import VisionTransformer
 
+from cdtrans.config import make_config
 from cdtrans.data.batches import Images
+from cdtrans.errors import CdtransError
 from cdtrans.model.branches import CDTrans
-from cdtrans.model.encoding import encode
+from cdtrans.model.encoding import Encoded, encode
 from cdtrans.model.head import Head
 from cdtrans.screen import Screen
 from support import devices
@@ -28,10 +30,15 @@ def images(device: str = "cpu") -> Images:
     return Images(pixels, rows, crop=16, mean=(0.5,) * 3, std=(0.5,) * 3, device=torch.device(device))
 
 
+def encoded(model: CDTrans, domain: Images, **settings) -> Encoded:
+    config = make_config({"precision": "fp32", "encode_batch": 2}, settings)
+    return encode(model, domain, config, Screen(quiet=True), "target")
+
+
 @pytest.mark.parametrize("batch", [1, 2, 5, 64])
 def test_every_image_in_order_whatever_the_batch(model: CDTrans, batch: int) -> None:
     domain = images()
-    out = encode(model, domain, batch=batch, screen=Screen(quiet=True), name="target")
+    out = encoded(model, domain, encode_batch=batch)
     assert out.features.shape == (5, 16)
     assert out.logits.shape == (5, 3)
     with torch.no_grad():
@@ -45,7 +52,7 @@ def test_every_image_in_order_whatever_the_batch(model: CDTrans, batch: int) -> 
 def test_a_model_in_training_is_encoded_in_eval_mode_and_not_changed(model: CDTrans) -> None:
     model.train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    out = encode(model, images(), batch=2, screen=Screen(quiet=True), name="target")
+    out = encoded(model, images())
     assert not model.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
@@ -53,11 +60,26 @@ def test_a_model_in_training_is_encoded_in_eval_mode_and_not_changed(model: CDTr
 
 
 @pytest.mark.parametrize("device", devices())
-def test_the_same_on_every_device_in_float32(model: CDTrans, device: str) -> None:
-    on_cpu = encode(model, images(), batch=2, screen=Screen(quiet=True), name="target")
+def test_the_same_on_every_device(model: CDTrans, device: str) -> None:
+    on_cpu = encoded(model, images())
     model.to(device)
-    here = encode(model, images(device), batch=2, screen=Screen(quiet=True), name="target")
+    here = encoded(model, images(device))
     assert here.features.dtype == here.logits.dtype == torch.float32
     assert here.features.device.type == device
     torch.testing.assert_close(here.features.cpu(), on_cpu.features, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(here.logits.cpu(), on_cpu.logits, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("device", devices())
+def test_bf16_is_used_inside_and_float32_comes_out(model: CDTrans, device: str) -> None:
+    full = encoded(model.to(device), images(device))
+    half = encoded(model, images(device), precision="bf16")
+    assert half.features.dtype == half.logits.dtype == torch.float32
+    assert not torch.equal(half.features, full.features)
+    torch.testing.assert_close(half.features, full.features, rtol=0.1, atol=0.1)
+
+
+def test_scores_that_are_not_finite_are_an_error(model: CDTrans) -> None:
+    model.head.classifier.weight.data[0, 0] = torch.inf
+    with pytest.raises(CdtransError, match="target images are not finite: training has diverged"):
+        encoded(model, images())

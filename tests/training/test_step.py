@@ -1,11 +1,13 @@
 """A step that is captured or compiled learns exactly what a plain one learns."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import pytest
 import torch
 from timm.models import VisionTransformer
 
-import pytest
 from cdtrans.config import make_config
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.head import Head
@@ -26,32 +28,70 @@ def tiny_model(drop_path: float) -> CDTrans:
     return CDTrans(vit, Head(32, 5, "batchnorm"))
 
 
-def train(model: CDTrans, plan: str, device: str, steps: int = STEPS) -> tuple[CDTrans, list[torch.Tensor], Step]:
-    """The same batches for every plan; the rate changes on the way, as it does between epochs."""
-    model = copy.deepcopy(model).to(device).train()
-    optimisation = Optimisation(model, make_config({"precision": "fp32"}), lr=0.05, epochs=40, device=torch.device(device))
-    step = Step(
-        lambda a, b, y, z: adaptation_losses(model(a, b), y, z, False),
-        optimisation,
-        plan=plan,
-        steps_ahead=10_000,
-        screen=Screen(quiet=True),
-    )
-    losses = []
+def make_step(model: CDTrans, plan: str, device: str) -> tuple[Optimisation, Step]:
+    config = make_config({"precision": "fp32"})
+    optimisation = Optimisation(model, config, lr=0.05, epochs=40, device=torch.device(device))
+
+    def losses(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return adaptation_losses(model(a, b), y, y, False)
+
+    return optimisation, Step(losses, optimisation, plan=plan, steps_ahead=10_000, screen=Screen(quiet=True))
+
+
+def batches(optimisation: Optimisation, device: str, steps: int = STEPS) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same for every plan; the rate changes on the way, as it does between epochs."""
     for i in range(steps):
-        optimisation.start_epoch(1 + i // 5)
+        if i % 5 == 0:
+            optimisation.start_epoch(1 + i // 5)
         torch.manual_seed(i)
         size = 3 if i == steps - 2 else 6  # one batch of another size
         x = torch.randn(2, size, 3, 32, 32, generator=torch.Generator().manual_seed(i)).to(device)
-        y = torch.arange(size, device=device) % 5
-        losses.append(step(x[0], x[1], y, y).clone())
-    return model, losses, step
+        yield x[0], x[1], torch.arange(size, device=device) % 5
+
+
+def train(model: CDTrans, plan: str, device: str, steps: int = STEPS) -> tuple[CDTrans, list[torch.Tensor], Step]:
+    model = copy.deepcopy(model).to(device).train()
+    optimisation, step = make_step(model, plan, device)
+    return model, [step(*batch).clone() for batch in batches(optimisation, device, steps)], step
 
 
 def test_on_the_cpu_every_step_is_plain() -> None:
     _, losses, step = train(tiny_model(0.1), "auto", "cpu", steps=WARM_UP + 1)
-    assert step.replay is None
+    assert step.graph is None
     assert all(loss.shape == (3,) and loss.isfinite().all() for loss in losses)
+
+
+@pytest.mark.parametrize("plan", ["graph", "full"])
+def test_every_call_trains_once_on_its_own_batch(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The road from plain to captured steps, on a CPU whose 'graph' runs the recorded step again when replayed."""
+
+    class Recording:
+        def replay(self) -> None:
+            step.values.copy_(train_once(step.losses, *step.buffers))
+
+    @contextmanager
+    def recorded(graph: Recording) -> Iterator[None]:
+        before = copy.deepcopy(model.state_dict()), copy.deepcopy(optimisation.state_dict()), optimisation.taken.clone()
+        yield
+        model.load_state_dict(before[0])  # capturing must train on nothing
+        optimisation.load_state_dict(before[1])
+        optimisation.taken.copy_(before[2])
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", recorded)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: f)
+    plain, plain_losses, _ = train(tiny_model(0.0), "off", "cpu")
+    model = copy.deepcopy(tiny_model(0.0)).train()
+    optimisation, step = make_step(model, plan, "cpu")
+    step.capturable = True
+    train_once = step._train
+    losses = [step(*batch).clone() for batch in batches(optimisation, "cpu")]
+    assert step.graph is not None
+    torch.testing.assert_close(torch.stack(losses), torch.stack(plain_losses))
+    for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert int(optimisation.taken) == 5, "steps since the last start of an epoch"
 
 
 @needs_gpu
@@ -60,7 +100,7 @@ def test_on_the_cpu_every_step_is_plain() -> None:
 def test_captured_steps_equal_plain_ones(plan: str) -> None:
     plain, plain_losses, _ = train(tiny_model(0.0), "off", "cuda")
     fast, fast_losses, step = train(tiny_model(0.0), plan, "cuda")
-    assert step.replay is not None, "the step was captured"
+    assert step.graph is not None, "the step was captured"
     torch.testing.assert_close(torch.stack(fast_losses), torch.stack(plain_losses), atol=2e-4, rtol=2e-4)
     for (name, a), b in zip(fast.state_dict().items(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-3, msg=lambda m, n=name: f"{n}: {m}")
@@ -79,18 +119,9 @@ def test_captured_steps_draw_fresh_random_numbers_from_the_seed() -> None:
 @needs_gpu
 @pytest.mark.gpu
 def test_a_short_run_is_left_alone() -> None:
-    model = tiny_model(0.0)
-    optimisation = Optimisation(
-        model.cuda(), make_config({"precision": "fp32"}), lr=0.05, epochs=1, device=torch.device("cuda")
-    )
-    step = Step(
-        lambda a, b, y: adaptation_losses(model(a, b), y, y, False),
-        optimisation,
-        plan="auto",
-        steps_ahead=STEPS,
-        screen=Screen(quiet=True),
-    )
-    x, y = torch.randn(2, 6, 3, 32, 32, device="cuda"), torch.arange(6, device="cuda") % 5
-    for _ in range(STEPS):
-        step(x[0], x[1], y)
-    assert step.replay is None
+    model = tiny_model(0.0).cuda()
+    optimisation, step = make_step(model, "auto", "cuda")
+    step.ahead = STEPS
+    for batch in batches(optimisation, "cuda"):
+        step(*batch)
+    assert step.graph is None

@@ -148,8 +148,8 @@ def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
     if vit.pos_embed is None or positions.shape == vit.pos_embed.shape or positions.ndim != 3:
         return positions
     prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    old = (positions.shape[1] - prefix) ** 0.5
-    if positions.shape[2] != vit.pos_embed.shape[2] or not old.is_integer():
+    patches = positions.shape[1] - prefix
+    if positions.shape[2] != vit.pos_embed.shape[2] or patches < 1 or not (patches**0.5).is_integer():
         return positions  # not a matter of the grid: load_state names the shapes
     return resample_abs_pos_embed(  # type: ignore[no-any-return]
         positions, list(vit.patch_embed.grid_size), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False

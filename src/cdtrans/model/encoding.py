@@ -8,6 +8,7 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
 from cdtrans.device import autocast
+from cdtrans.errors import CdtransError
 from cdtrans.model.branches import CDTrans
 from cdtrans.screen import Screen
 
@@ -30,4 +31,10 @@ def encode(model: CDTrans, images: Images, config: Config, screen: Screen, name:
             features.append(out.feature.float())
             logits.append(out.logits.float())
             task.advance(len(x))
-    return Encoded(torch.cat(features), torch.cat(logits))
+    encoded = Encoded(torch.cat(features), torch.cat(logits))
+    if not encoded.logits.isfinite().all():
+        raise CdtransError(
+            f"The model's scores of the {name} images are not finite: training has diverged. Start again in another "
+            "--out with a lower learning rate (--lr, --source-lr) or --precision fp32."
+        )
+    return encoded

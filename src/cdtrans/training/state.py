@@ -117,14 +117,22 @@ class Loop:
             raise Interrupted(stop)
 
     def _check_finite(self) -> None:
+        """Of the losses and of the weights: a step whose loss is finite can still ruin the model."""
         step = self.optimisation.first_bad_step()
-        if step is not None:
+        ruined = step is None and not all_finite(self.model)
+        if step is not None or ruined:
             file = self.run.folder / STATE_FILE
             kept = f"the last good state is in '{file}'" if file.exists() else "no state had been saved yet"
             raise CdtransError(
-                f"The loss is not finite in the {self.stage} stage, epoch {self.epoch}, step {step}; {kept}. "
+                f"{'The weights are' if ruined else 'The loss is'} not finite in the {self.stage} stage, "
+                f"epoch {self.epoch}, step {self.step if ruined else step}; {kept}. "
                 "Start again in another --out with a lower learning rate (--lr, --source-lr) or --precision fp32."
             )
+
+
+def all_finite(model: nn.Module) -> bool:
+    """Whether no weight or running statistic is NaN or infinite. Waits for the device."""
+    return bool(torch.stack([tensor.isfinite().all() for tensor in model.state_dict().values()]).all())
 
 
 class StopSignals:

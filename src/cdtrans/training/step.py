@@ -29,40 +29,48 @@ class Step:
     def __init__(
         self, losses: Losses, optimisation: Optimisation, *, plan: str, steps_ahead: int, screen: Screen
     ) -> None:
-        self.losses, self.optimisation, self.screen = losses, optimisation, screen
+        self.losses = self.plain_losses = losses
+        self.optimisation, self.screen = optimisation, screen
         self.plan, self.ahead = plan, steps_ahead
         self.capturable = optimisation.device.type == "cuda" and not optimisation.scaler.is_enabled() and plan != "off"
         self.shapes: list[torch.Size] = []
         self.calls = 0
-        self.replay: Callable[..., Tensor] | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         self.ahead -= 1
-        if not self.capturable:
-            return self._train(self.losses, *inputs)
         shapes = [x.shape for x in inputs]
         self.shapes = self.shapes or shapes
-        if shapes != self.shapes:
-            return self._train(self.losses, *inputs)
-        if self.replay is not None:
-            return self.replay(*inputs)
+        if not self.capturable or shapes != self.shapes:
+            return self._train(self.plain_losses, *inputs)
         self.calls += 1
+        if self.calls <= WARM_UP + TIMED:
+            self._time_and_decide(inputs)
+            return self._train(self.plain_losses, *inputs)
+        for buffer, x in zip(self.buffers, inputs, strict=True):
+            buffer.copy_(x)
+        if self.calls <= WARM_UP + TIMED + WARM_UP:  # here the step is compiled, if it is to be
+            return self._train(self.losses, *self.buffers)
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None, "just captured"
+        self.graph.replay()
+        return self.values
+
+    def _time_and_decide(self, inputs: tuple[Tensor, ...]) -> None:
         if self.calls == WARM_UP:
-            self._synchronise()
+            torch.cuda.synchronize(self.optimisation.device)
             self.started = time.monotonic()
         elif self.calls == WARM_UP + TIMED:
-            self._synchronise()
+            torch.cuda.synchronize(self.optimisation.device)
+            self.buffers = [x.clone() for x in inputs]  # every later step reads its batch from here
             self._decide((time.monotonic() - self.started) / TIMED)
-        elif self.calls > WARM_UP + TIMED + WARM_UP:
-            self.replay = self._capture(inputs)
-            return self.replay(*inputs)
-        return self._train(self.losses, *inputs)
 
     def _decide(self, seconds: float) -> None:
         """Compile if that saves more time than it takes, capture if there are steps enough."""
         saving = self.ahead * seconds * COMPILE_SAVES
         if self.plan == "full" or (self.plan == "auto" and saving > COMPILE_SECONDS):
-            self.losses = torch.compile(self.losses, dynamic=False)
+            self.losses = torch.compile(self.plain_losses, dynamic=False)
             self.screen.say(f"compiling the training step: {1000 * seconds:.0f} ms each, {self.ahead} ahead")
         elif self.plan == "auto" and self.ahead < GRAPH_STEPS:
             self.capturable = False
@@ -73,21 +81,9 @@ class Step:
         self.optimisation.step(values.sum())
         return values.detach()
 
-    def _capture(self, inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]:
-        """Record a step on buffers of its own; replaying copies a batch into them and runs the recording."""
-        buffers = [x.clone() for x in inputs]
-        graph = torch.cuda.CUDAGraph()
-        self._synchronise()
-        with torch.cuda.graph(graph):
-            values = self._train(self.losses, *buffers)
-
-        def replay(*batch: Tensor) -> Tensor:
-            for buffer, x in zip(buffers, batch, strict=True):
-                buffer.copy_(x)
-            graph.replay()
-            return values
-
-        return replay
-
-    def _synchronise(self) -> None:
+    def _capture(self) -> None:
+        """Record a step on the buffers; the recording itself trains on nothing."""
+        self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.optimisation.device)
+        with torch.cuda.graph(self.graph):
+            self.values = self._train(self.losses, *self.buffers)

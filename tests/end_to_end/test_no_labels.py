@@ -1,0 +1,135 @@
+"""The promise of most weight: a label of the target changes nothing, because nothing can read it."""
+
+import ast
+import dataclasses
+import inspect
+import random
+import shutil
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+import cdtrans
+from cdtrans import pipeline
+from cdtrans.config import FIELDS
+from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
+from cdtrans.training.adaptation import adapt_to_target
+from tiny_task import CLASSES, Task, make_task, tree, warm
+
+SOURCE_CODE = Path(cdtrans.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("task"), source_epochs=2, epochs=2, rebuild_every=1)
+
+
+def run(task: Task, out: str, target: Path) -> dict[str, str]:
+    folder = task.folder / out
+    arguments = dataclasses.replace(task, target=target).adapt(folder)
+    ended = warm().run(arguments, task.folder / "logs")
+    assert ended.code == 0, ended.err
+    return tree(folder)
+
+
+def write_list(task: Task, labels: list[str] | None) -> Path:
+    """Always the same file, so that its name cannot be what differs."""
+    lines = [f"target/{n:02}.png" for n in range(21)]
+    if labels is not None:
+        lines = [f"{line} {label}" for line, label in zip(lines, labels, strict=True)]
+    file = task.folder / "target.txt"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_true_shuffled_and_deleted_labels_of_the_target_give_the_same_bytes(task: Task) -> None:
+    true = [str(n % 3) for n in range(21)]
+    shuffled = true.copy()
+    random.Random(0).shuffle(shuffled)
+    names = [CLASSES[int(label)] for label in true]
+    kinds = {"true": true, "shuffled": shuffled, "names": names, "one": ["0"] * 21, "none": None}
+    assert shuffled != true
+    trees = {out: run(task, out, write_list(task, labels)) for out, labels in kinds.items()}
+    assert "adapted/model.safetensors" in trees["true"]
+    for out in kinds:
+        assert trees[out] == trees["true"], out
+
+
+def test_a_label_of_the_source_does_change_the_bytes(task: Task) -> None:
+    """So that the test above is known to be able to fail."""
+
+    def with_source(out: str, first: str) -> dict[str, str]:
+        lines = [f"source/{name}/{n:02}.png {name}" for name in CLASSES for n in range(8)]
+        lines[0] = f"source/blue/00.png {first}"
+        file = task.folder / "source.txt"
+        file.write_text("\n".join(lines) + "\n")
+        ended = warm().run(dataclasses.replace(task, source=file).adapt(task.folder / out), task.folder / "logs")
+        assert ended.code == 0, ended.err
+        return tree(task.folder / out)
+
+    one, other = with_source("blue", "blue"), with_source("red", "red")
+    assert one["adapted/model.safetensors"] != other["adapted/model.safetensors"]
+
+
+def test_class_folders_of_the_target_are_not_read_as_classes(task: Task) -> None:
+    """The same images in the same order in folders named after the right classes, the wrong ones, or none."""
+    kinds = {"right": CLASSES, "wrong": ("green", "red", "zebra"), "none": ("x/1", "x/2", "y")}
+    trees = {}
+    for out, folders in kinds.items():
+        shutil.rmtree(task.folder / "nested", ignore_errors=True)
+        for n in range(21):
+            place = task.folder / "nested" / folders[n % 3]
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copy(task.target / f"{n:02}.png", place)
+        trees[out] = run(task, f"nested-{out}", task.folder / "nested")
+    named = {"predictions.csv", "data.json"}  # they name the files; nothing else may tell the runs apart
+    for out in kinds:
+        assert {k: v for k, v in trees[out].items() if k not in named} == {
+            k: v for k, v in trees["right"].items() if k not in named
+        }, out
+
+
+def test_the_type_of_the_target_has_no_room_for_a_label() -> None:
+    assert [field.name for field in dataclasses.fields(UnlabelledDomain)] == ["root", "paths"]
+    assert not issubclass(UnlabelledDomain, LabelledDomain)
+    assert not issubclass(LabelledDomain, UnlabelledDomain)
+    assert not any("label" in name or "class" in name for name in vars(UnlabelledDomain) if not name.startswith("__"))
+
+
+def test_the_pipeline_takes_the_target_in_that_type_alone() -> None:
+    assert get_args(get_type_hints(pipeline.scan_domains)["return"]) == (LabelledDomain, UnlabelledDomain)
+    for function in (pipeline.describe, pipeline.write_predictions):
+        assert get_type_hints(function)["target"] is UnlabelledDomain
+    assert get_type_hints(adapt_to_target)["labels"] is get_type_hints(pipeline.train_source)["labels"]
+
+
+@pytest.mark.parametrize("room", ["training", "pairing", "model", "trust"])
+def test_no_room_that_trains_pairs_or_selects_can_open_an_answer_key(room: str) -> None:
+    forbidden = ("cdtrans.evaluation", "cdtrans.data.domains")
+    for file in sorted((SOURCE_CODE / room).glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            assert not [name for name in names if name.startswith(forbidden)], f"{file.name} imports {names}"
+
+
+def test_the_pipeline_reads_labels_of_the_source_only() -> None:
+    """`scan_labelled` is called once in it, on the source; evaluation is not imported at all."""
+    text = inspect.getsource(pipeline)
+    calls = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "scan_labelled"
+    ]
+    assert len(calls) == 1
+    assert "config.source" in calls[0]
+    assert "cdtrans.evaluation" not in text
+
+
+def test_no_setting_is_about_labels_of_the_target() -> None:
+    about: list[Any] = [name for name in FIELDS if "label" in name]
+    assert about == ["label_smoothing"]

@@ -1,0 +1,417 @@
+"""From two folders to a run, through the command line: what is in the way, and what each switch does."""
+
+import csv
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import cdtrans
+from cdtrans.errors import CdtransError
+from cdtrans.screen import Screen
+from cdtrans.training import reporting
+from tiny_task import QUICK, Ended, Task, draw, log_lines, make_source, make_task, tree, warm
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return make_task(tmp_path / "task", **QUICK)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "a"
+
+
+def adapt(task: Task, out: Path, *flags: str) -> Ended:
+    return warm().run(task.adapt(out, *flags), task.folder / "logs")
+
+
+def predicted(run: Path) -> list[dict[str, str]]:
+    with open(run / "predictions.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """A task that its tests only read, with the plain run in `plain`."""
+    task = make_task(tmp_path_factory.mktemp("shared"), **QUICK)
+    assert adapt(task, task.folder / "plain").code == 0
+    return task
+
+
+# Input that is wrong
+
+
+def empty(task: Task) -> list[str]:
+    (task.folder / "empty").mkdir()
+    return ["empty", "target"]
+
+
+def empty_target(task: Task) -> list[str]:
+    (task.folder / "empty").mkdir()
+    return ["source", "empty"]
+
+
+def one_class(task: Task) -> list[str]:
+    for name in ("green", "red"):
+        shutil.rmtree(task.source / name)
+    return ["source", "target"]
+
+
+def no_class_folders(task: Task) -> list[str]:
+    return ["target", "source"]
+
+
+def same(task: Task) -> list[str]:
+    return ["source", "source"]
+
+
+def same_by_another_name(task: Task) -> list[str]:
+    (task.folder / "link").symlink_to(task.source)
+    return ["source", "link"]
+
+
+def missing(task: Task) -> list[str]:
+    return ["source", "nowhere"]
+
+
+def missing_in_list(task: Task) -> list[str]:
+    (task.folder / "list.txt").write_text("target/00.png\ntarget/999.png\n")
+    return ["source", "list.txt"]
+
+
+def an_image(task: Task) -> list[str]:
+    return ["source", "target/00.png"]
+
+
+BAD_PLACES = [
+    (empty, "No image lies in"),
+    (empty_target, "No image lies in"),
+    (one_class, "holds only one class, 'blue'"),
+    (no_class_folders, "holds images but no class folders"),
+    (same, "Source and target are the same"),
+    (same_by_another_name, "Source and target are the same"),
+    (missing, "does not exist"),
+    (missing_in_list, "1 of the 2 files"),
+    (an_image, "neither a folder of images nor a list"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), BAD_PLACES, ids=lambda x: getattr(x, "__name__", ""))
+def test_places_that_are_wrong_are_one_sentence_and_nothing_is_written(
+    task: Task, out: Path, spoil: Callable[[Task], list[str]], said: str
+) -> None:
+    source, target = (task.folder / name for name in spoil(task))
+    before = tree(task.folder)
+    (task.folder / "logs").mkdir()
+    ended = adapt(Task(task.folder, source, target, task.config), out)
+    shutil.rmtree(task.folder / "logs")
+    assert ended.code == 2, ended.err
+    assert ended.err.startswith("error: ")
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+    assert ended.out == ""
+    assert not out.parent.exists()
+    assert tree(task.folder) == before  # not even the cache
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--backbone", "resnet18"], "not a timm VisionTransformer"),
+        (["--backbone", "vit_tiny"], "timm knows no model 'vit_tiny'"),
+        (["--weights", "nothing.pth"], "nothing.pth' does not exist"),
+        (["--crop", "64"], "cannot be cropped"),
+        (["--device", "tpu"], "tpu"),
+        (["--precision", "fp16"], "needs a GPU"),
+        (["--neck", "batch"], "did you mean 'batchnorm'?"),
+        (["--epochs", "0"], "'epochs' must be at least 1"),
+        (["--config", "nowhere.yaml"], "cannot be read"),
+        (["--preset", "digit"], "did you mean 'digits'?"),
+    ],
+)
+def test_settings_that_are_wrong_are_one_sentence_and_nothing_is_written(
+    shared: Task, out: Path, flags: list[str], said: str
+) -> None:
+    ended = adapt(shared, out, *flags)
+    assert ended.code == 2, ended.err
+    assert ended.err.startswith("error: ")
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+    assert not out.parent.exists()
+
+
+def test_an_unknown_key_in_the_file_is_named_and_nothing_is_written(task: Task, out: Path) -> None:
+    task.config.write_text(task.config.read_text() + "epoch: 3\n")
+    ended = adapt(task, out)
+    assert (ended.code, ended.err) == (2, "error: Unknown setting 'epoch': did you mean 'epochs'?\n")
+    assert not out.parent.exists()
+
+
+def test_a_folder_that_is_not_a_run_is_refused_before_anything_is_decoded(task: Task, out: Path) -> None:
+    out.mkdir(parents=True)
+    (out / "thesis.doc").write_text("years of work")
+    ended = adapt(task, out)
+    assert ended.code == 2
+    assert "exists and is not a run folder" in ended.err
+    assert [p.name for p in out.iterdir()] == ["thesis.doc"]
+    assert not (task.folder / "cache").exists()
+
+
+# Files that cannot be read
+
+
+def test_unreadable_files_are_skipped_named_and_counted_and_change_nothing_else(
+    shared: Task, task: Task, out: Path
+) -> None:
+    (task.source / "red" / "99.png").write_bytes((task.source / "red" / "00.png").read_bytes()[:100])
+    (task.target / "99.jpg").touch()
+    ended = adapt(task, out)
+    assert ended.code == 0, ended.err
+    warnings = ended.err.splitlines()
+    assert warnings[0].startswith("warning: 1 of 25 source files cannot be read (the first: 'red/99.png', ")
+    assert (
+        warnings[1]
+        == "warning: 1 of 22 target files cannot be read (the first: '99.jpg', empty file); they are skipped."
+    )
+    assert len(warnings) == 2
+    skipped = [line for line in log_lines(out) if line["event"] == "skipped"]
+    assert [(line["domain"], line["path"]) for line in skipped] == [("source", "red/99.png"), ("target", "99.jpg")]
+    assert all(line["cause"] for line in skipped)
+    assert len(predicted(out)) == 21
+    plain = tree(shared.folder / "plain")
+    for name in ("source/model.safetensors", "adapted/model.safetensors", "predictions.csv", "pairs/round-01.npz"):
+        assert tree(out)[name] == plain[name], name
+
+
+def test_the_skipped_files_stand_in_the_log_once_however_often_the_run_was_killed(task: Task, out: Path) -> None:
+    (task.target / "99.jpg").touch()
+    for name in ("data.json", "state.pt", "source", "round-01.npz"):
+        crash = {"name": name, "when": "after"}
+        assert warm().run(task.adapt(out), task.folder / "logs", crash=crash).code == -9
+    assert adapt(task, out).code == 0
+    assert [line["event"] for line in log_lines(out)] == ["skipped", "epoch", "pairs", "epoch"]
+
+
+@pytest.mark.parametrize("domain", ["source", "target"])
+def test_too_many_unreadable_files_are_an_error_and_no_run_folder_is_made(task: Task, out: Path, domain: str) -> None:
+    for n in (98, 99):
+        folder = task.source / "red" if domain == "source" else task.target
+        (folder / f"{n}.png").write_text("not an image")
+    ended = adapt(task, out)
+    assert ended.code == 2
+    total = {"source": 26, "target": 23}[domain]
+    assert f"error: 2 of {total} {domain} files cannot be read" in ended.err
+    assert "--max-bad" in ended.err
+    assert not out.parent.exists()
+    assert adapt(task, out, "--max-bad", "0.1").code == 0
+
+
+def test_a_class_without_a_readable_image_is_an_error(task: Task, out: Path) -> None:
+    (task.source / "zebra").mkdir()
+    (task.source / "zebra" / "0.png").touch()
+    ended = adapt(task, out)
+    assert ended.code == 2
+    assert "No readable image is left of the source class 'zebra'" in ended.err
+    assert not out.parent.exists()
+
+
+def test_a_target_without_a_readable_image_is_an_error_whatever_is_accepted(task: Task, out: Path) -> None:
+    for file in task.target.iterdir():
+        file.write_bytes(b"")
+    ended = adapt(task, out, "--max-bad", "1")
+    assert ended.code == 2
+    assert "No readable image is left of the target" in ended.err
+    assert not out.parent.exists()
+
+
+def test_a_class_of_one_image_is_a_warning(task: Task, out: Path) -> None:
+    draw(task.source / "zebra" / "0.png", 1, seed=5)
+    ended = adapt(task, out)
+    assert ended.code == 0
+    assert ended.err == "warning: 1 class has a single source image: 'zebra'.\n"
+
+
+def test_odd_file_names_come_through(task: Task, out: Path) -> None:
+    shutil.rmtree(task.target)
+    odd = ["ä ö.png", 'a,"b".png', "[red]x[/].png", "c:b:d.png", "new\nline.png", os.fsdecode(b"\xff\xfe.png")]
+    for n, name in enumerate(odd):
+        draw(task.target / name, n % 3, seed=n)
+    ended = adapt(task, out)
+    assert ended.code == 0, ended.err
+    assert {row["path"] for row in predicted(out)} == set(odd)
+
+
+# Pairs
+
+
+def test_fewer_pairs_than_a_batch_are_trained_on_all_the_same(task: Task, out: Path) -> None:
+    assert adapt(task, out, "--batch-size", "64").code == 0
+    pairs, epoch = log_lines(out)[-2:]
+    assert 2 <= pairs["kept"] < 64
+    assert epoch["pairs"] == pairs["kept"]
+    before, after = (load_file(out / m / "model.safetensors") for m in ("source", "adapted"))
+    assert not torch.equal(before["head.classifier.weight"], after["head.classifier.weight"])
+
+
+def test_no_pair_left_is_an_error_that_says_what_to_try(tmp_path: Path) -> None:
+    """A classifier that has learnt nothing, two images on either side, and a seed that has them all wrong."""
+    source, target, config = tmp_path / "s", tmp_path / "t", tmp_path / "c.yaml"
+    for kind, name in enumerate(("one", "two")):
+        draw(source / name / "0.png", kind, seed=kind)
+        draw(target / f"{kind}.png", kind, seed=kind)
+    config.write_text(yaml.safe_dump(QUICK | {"source_lr": 0, "drop_path": 0}))
+    task = Task(tmp_path, source, target, config)
+    for seed in (2, *range(40)):
+        out = tmp_path / f"run-{seed}"
+        ended = adapt(task, out, "--seed", str(seed))
+        if ended.code:
+            break
+    assert ended.code == 2, ended
+    warning, error = ended.err.splitlines()
+    assert warning.startswith("warning: 2 classes have a single source image")
+    assert error.startswith("error: Only 0 of 4 pairs were left in round 1: ")
+    assert "--source-epochs" in error
+    assert "--no-center-aware" in error
+    assert not (out / "result.json").exists()
+    freed = adapt(task, tmp_path / "unfiltered", "--no-center-aware", "--seed", str(seed))
+    assert freed.code == 0, freed.err
+
+
+# Switches
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--no-first-block-residual",
+        "--detach-teacher",
+        "--mutual-pairs=once",
+        "--no-center-aware",
+        "--lr=0.01",
+        "--flip=0",
+    ],
+)
+def test_every_switch_of_stage_2_changes_the_result_and_only_from_there_on(shared: Task, flag: str) -> None:
+    out = shared.folder / flag.strip("-")
+    assert adapt(shared, out, *flag.split("=")).code == 0
+    plain, other = tree(shared.folder / "plain"), tree(out)
+    assert plain["adapted/model.safetensors"] != other["adapted/model.safetensors"]
+    if flag != "--flip=0":
+        assert plain["source/model.safetensors"] == other["source/model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "flag", ["--source-lr=0.01", "--label-smoothing=0", "--drop-path=0.5", "--optimizer=adamw", "--seed=3"]
+)
+def test_every_switch_of_stage_1_changes_the_source_model(shared: Task, flag: str) -> None:
+    out = shared.folder / flag.strip("-")
+    assert adapt(shared, out, *flag.split("=")).code == 0
+    assert tree(shared.folder / "plain")["source/model.safetensors"] != tree(out)["source/model.safetensors"]
+
+
+def test_mutual_pairs_count_once_or_twice(shared: Task) -> None:
+    """The list of the paper is the authors' without its repetitions."""
+
+    def pairs(run: Path) -> list[tuple[int, int]]:
+        with np.load(run / "pairs" / "round-01.npz") as arrays:
+            return list(zip(arrays["source"].tolist(), arrays["target"].tolist(), strict=True))
+
+    assert adapt(shared, shared.folder / "once", "--mutual-pairs", "once").code == 0
+    twice, once = pairs(shared.folder / "plain"), pairs(shared.folder / "once")
+    assert len(set(twice)) < len(twice)
+    assert len(once) == len(set(once))
+    assert set(once) == set(twice)
+
+
+def test_without_a_neck_the_head_is_a_plain_linear_layer(shared: Task) -> None:
+    out = shared.folder / "neckless"
+    assert adapt(shared, out, "--neck", "none").code == 0
+    with_neck = set(load_file(shared.folder / "plain" / "adapted" / "model.safetensors"))
+    without = load_file(out / "adapted" / "model.safetensors")
+    assert {k for k in without if k.startswith("head.")} == {"head.classifier.weight", "head.classifier.bias"}
+    assert "head.neck.running_mean" in with_neck
+    assert "head.classifier.bias" not in with_neck
+    assert bool(without["head.classifier.bias"].any())  # it learns
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(task: Task, out: Path) -> None:
+    values = {"batch_size": 8, "resize": 30, "epochs": 3, "source_epochs": 2, "cache": str(task.folder / "cache")}
+    task.config.write_text(yaml.safe_dump(values))
+    ended = adapt(task, out, "--preset", "digits", "--epochs", "1", "--source-epochs", "1", "--device", "cpu")
+    assert ended.code == 0, ended.err
+    written = yaml.safe_load((out / "config.yaml").read_text())
+    assert (written["crop"], written["flip"]) == (28, 0)  # of the preset
+    assert (written["resize"], written["batch_size"]) == (30, 8)  # of the file
+    assert (written["epochs"], written["source_epochs"]) == (1, 1)  # of the flags
+    printed = yaml.safe_load(ended.out[ended.out.index("\nsource: /") : ended.out.index("\nsource 1/1")])
+    assert printed == written
+
+
+def test_the_curves_also_go_to_tensorboard_when_asked_for(shared: Task) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = shared.folder / "curves"
+    ended = adapt(shared, out, "--tracker", "tensorboard")
+    assert ended.code == 0, ended.err
+    files = list((out / "tensorboard").rglob("events.out.tfevents.*"))
+    found: dict[str, list[float]] = {}
+    for file in files:
+        events = accumulator.EventAccumulator(str(file))
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            found[tag] = [event.value for event in events.Scalars(tag)]
+        assert not events.Tags()["images"]
+    source, _, adaptation = log_lines(out)
+    assert found["source/loss"] == pytest.approx([source["loss"]])
+    for name in ("loss_source", "loss_target", "loss_distillation", "lr"):
+        assert found[f"adaptation/{name}"] == pytest.approx([adaptation[name]])
+    plain = tree(shared.folder / "plain")
+    assert {k: v for k, v in tree(out).items() if "tensorboard" not in k and k != "config.yaml"} == {
+        k: v for k, v in plain.items() if k != "config.yaml"
+    }
+
+
+def test_tensorboard_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerate.utils.is_tensorboard_available", lambda: False)
+    with pytest.raises(CdtransError, match=r"pip install cdtrans\[tensorboard\]"):
+        reporting._tensorboard(None)  # type: ignore[arg-type]
+
+
+# From Python
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_python_does_the_same_as_the_command_line(shared: Task) -> None:
+    out = shared.folder / "python"
+    settings: dict[str, Any] = QUICK | {"cache": shared.folder / "cache"}
+    result = cdtrans.adapt(source=shared.source, target=str(shared.target), out=out, quiet=True, **settings)
+    assert (result.run, result.chosen_epoch) == (out, 1)
+    assert tree(out) == tree(shared.folder / "plain")
+    labels = [p.label for p in result.classifier().predict(sorted(shared.target.iterdir()))]
+    assert labels == [row["label"] for row in predicted(out)]
+
+
+def test_python_names_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CdtransError, match="No target was given"):
+        cdtrans.adapt(source=make_source(tmp_path / "s", 1), out=tmp_path / "run", screen=Screen(quiet=True))
+    with pytest.raises(CdtransError, match="No source was given"):
+        cdtrans.adapt(target=tmp_path, out=tmp_path / "run")
+    with pytest.raises(CdtransError, match="did you mean 'epochs'"):
+        cdtrans.adapt(source=tmp_path, target=tmp_path, out=tmp_path / "run", epoch=3)
+    assert not (tmp_path / "run").exists()

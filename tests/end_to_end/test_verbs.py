@@ -1,0 +1,187 @@
+"""Every verb as a process of its own, started from an empty folder as a new user would."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tiny_task import Ended, draw, make_task, warm
+
+CDTRANS = [str(Path(sys.executable).with_name("cdtrans"))]
+MODULE = [sys.executable, "-m", "cdtrans"]
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty"
+
+
+def run(command: list[str], *arguments: object, cwd: Path, **environment: str) -> Ended:
+    proxies = [k for k in os.environ if k.lower().endswith("_proxy")]
+    variables = {k: v for k, v in os.environ.items() if k not in proxies} | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        [*command, *map(str, arguments)],
+        cwd=cwd,
+        env=variables | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def only_object(text: str) -> dict:
+    assert text.count("\n") == 1
+    assert text.endswith("\n")
+    return json.loads(text)
+
+
+def assert_sentence(text: str) -> None:
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+
+
+def test_help_is_there_at_once(empty: Path) -> None:
+    """It must not wait for torch, which takes seconds."""
+    ended = run(CDTRANS, "--help", cwd=empty)
+    assert ended.code == 0
+    assert ended.err == ""
+    for verb in ("adapt", "eval", "predict", "demo"):
+        assert f"\n  {verb} " in ended.out
+    look = "import sys, cdtrans.cli; sys.argv = ['cdtrans', 'adapt', '--help']\ntry: cdtrans.cli.main()\nfinally: "
+    look += "print([m for m in ('torch', 'timm', 'numpy', 'PIL', 'sklearn', 'matplotlib') if m in sys.modules])"
+    assert run([sys.executable, "-c", look], cwd=empty).out.splitlines()[-1] == "[]"
+    assert list(empty.iterdir()) == []
+
+
+def test_the_module_is_the_command(empty: Path) -> None:
+    assert run(MODULE, "--help", cwd=empty) == run(CDTRANS, "--help", cwd=empty)
+    ended = run(MODULE, "adapt", "nowhere", "either", cwd=empty)
+    assert ended.code == 2
+    assert_sentence(ended.err)
+
+
+def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
+    """The three commands of the README, with relative paths, a YAML file and a flag that wins over it."""
+    task = make_task(empty)
+    adapted = run(CDTRANS, "adapt", "source", "target", "--config", "tiny.yaml", "--epochs", 1, "--json", cwd=empty)
+    assert adapted.code == 0, adapted.err
+    assert only_object(adapted.out) == {"run": "runs/adapt", "chosen_epoch": 1}
+    assert "source: 24 images of 3 classes; target: 21 images" in adapted.err
+    assert "epochs: 1\n" in adapted.err  # the resolved configuration is shown
+    config = yaml.safe_load((empty / "runs/adapt/config.yaml").read_text())
+    assert (config["epochs"], config["source_epochs"], config["batch_size"]) == (1, 3, 8)
+    assert config["source"] == str(task.source)
+
+    answers = empty / "answers.txt"
+    answers.write_text("".join(f"target/{n:02}.png {('blue', 'green', 'red')[n % 3]}\n" for n in range(21)))
+    scored = run(CDTRANS, "eval", "runs/adapt", "answers.txt", "--json", cwd=empty)
+    assert scored.code == 0, scored.err
+    values = only_object(scored.out)
+    assert values.keys() >= {"accuracy", "class_mean_accuracy", "source_only_accuracy"}
+    assert 0 <= values["accuracy"] <= 1
+
+    predicted = run(CDTRANS, "predict", "runs/adapt", "target", "--csv", "p.csv", cwd=empty)
+    assert predicted.code == 0, predicted.err
+    assert predicted.out == "Wrote p.csv: 21 images.\n"
+    rows = list(csv.DictReader((empty / "p.csv").open(newline="")))
+    assert [row["path"] for row in rows] == [f"target/{n:02}.png" for n in range(21)]
+    right = [row["label"] == ("blue", "green", "red")[n % 3] for n, row in enumerate(rows)]
+    assert sum(right) / 21 == pytest.approx(values["accuracy"])
+    made = {"runs", "source", "target", "tiny.yaml", "cache", "answers.txt", "p.csv"}
+    assert {p.name for p in empty.iterdir()} == made
+
+
+def test_demo(empty: Path) -> None:
+    """The whole built-in task, with a model and a time that are too small to learn it."""
+    short = ["--source-epochs", 1, "--epochs", 1, "--drop-path", 0]
+    ended = run(CDTRANS, "demo", "--json", *short, cwd=empty)
+    assert ended.code == 0, ended.err
+    values = only_object(ended.out)
+    assert values.keys() == {"source_only_accuracy", "adapted_accuracy", "run"}
+    assert values["run"] == "runs/demo"
+    for name in ("source_only_accuracy", "adapted_accuracy"):
+        assert 0 < values[name] < 1
+    assert "source: 2000 images of 10 classes; target: 1797 images" in ended.err
+    assert "adaptation 1/1" in ended.err
+    assert (empty / "runs/demo/result.json").exists()
+
+
+def test_without_a_network_both_ways_out_are_named(tmp_path: Path, empty: Path) -> None:
+    task = make_task(tmp_path / "task")
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
+    ended = run(CDTRANS, "adapt", task.source, task.target, "--device", "cpu", cwd=empty, **nowhere)
+    assert ended.code == 2
+    error = ended.err.splitlines()[-1]
+    assert error.startswith("error: The weights of 'deit_small_distilled_patch16_224.fb_in1k' could not be downloaded")
+    assert "--weights FILE" in error
+    assert "--no-pretrained" in error
+    assert "Traceback" not in ended.err
+    assert list(empty.iterdir()) == []
+
+
+def test_a_reader_that_leaves_early_is_no_error(finished, tmp_path: Path, empty: Path) -> None:
+    """As in `cdtrans predict RUN IMAGES | head -1`, with more to say than a pipe holds."""
+    (tmp_path / "list.txt").write_text("00.png\n" * 4000)
+    command = [*CDTRANS, "predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--quiet"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, cwd=empty, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"path,label,probability\r\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_reader_that_is_not_there_is_no_error(finished, empty: Path) -> None:
+    """What is still buffered at the end must not become a complaint of Python's."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [*CDTRANS, "eval", finished.run, finished.answers, "--json"], cwd=empty, stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (141, b"")
+
+
+def test_ctrl_c_while_predicting_leaves_nothing_behind(finished, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("00.png\n" * 20000)
+    file = tmp_path / "new" / "p.csv"
+    command = ["predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--csv", file]
+    process = warm().start([str(word) for word in command], tmp_path / "logs")
+    assert process.wait_until(lambda: file.parent.exists() and any(file.parent.iterdir()))
+    process.send(signal.SIGINT)
+    ended = process.wait()
+    assert ended.code == 130
+    assert ended.err == "error: Interrupted.\n"
+    assert list(file.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_error_is_one_sentence_and_a_traceback_only_on_request(tmp_path: Path, debug: bool) -> None:
+    draw(tmp_path / "flat" / "0.png", 0, 0)
+    draw(tmp_path / "target" / "0.png", 0, 0)
+    places = [str(tmp_path / name) for name in ("flat", "target")]
+    flags = ["--out", str(tmp_path / "out"), *(["--debug"] if debug else [])]
+    ended = warm().run(["adapt", *places, *flags], tmp_path / "logs")
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "holds images but no class folders" in ended.err
+    assert ("Traceback" in ended.err) == debug
+    if not debug:
+        assert_sentence(ended.err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_quiet_prints_the_result_alone(tmp_path: Path) -> None:
+    task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
+    ended = warm().run(task.adapt(tmp_path / "out", "--quiet"), tmp_path / "logs")
+    assert ended == Ended(0, f"Done: {tmp_path / 'out'} (chosen epoch: 1, the last)\n", "")

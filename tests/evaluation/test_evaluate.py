@@ -1,0 +1,168 @@
+"""A finished run against answer keys of every kind."""
+
+import csv
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cdtrans.classifier import load
+from cdtrans.errors import CdtransError
+from cdtrans.evaluation.evaluate import Evaluation, History, evaluate
+from cdtrans.screen import Screen
+from tiny_task import CLASSES, draw
+
+HISTORY = {"source_only_accuracy", "last_epoch_accuracy", "best_by_labels_accuracy", "best_by_labels_epoch"}
+
+
+class Heard(Screen):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.warnings_heard: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings_heard.append(text)
+
+
+def scored(run: Path, where: Path, **options) -> Evaluation:
+    return evaluate(run, where, screen=options.pop("screen", Screen(quiet=True)), device="cpu", **options)
+
+
+def write_key(folder: Path, kinds: tuple[int, ...], each: int = 3, names: tuple[str, ...] = CLASSES) -> Path:
+    for kind in kinds:
+        for n in range(each):
+            draw(folder / names[kind] / f"{n}.png", kind, seed=500 + n, shift=1.0)
+    return folder
+
+
+def true_labels(finished) -> list[str]:
+    return [line.rsplit(" ", 1)[1] for line in finished.answers.read_text().splitlines()]
+
+
+def test_the_scores_are_those_of_the_classifier_s_own_labels(finished) -> None:
+    true = true_labels(finished)
+    labels = [p.label for p in load(finished.run, device="cpu").predict(sorted(finished.task.target.iterdir()))]
+    result = scored(finished.run, finished.answers)
+    right = [a == b for a, b in zip(true, labels, strict=True)]
+    assert result.scores.images == len(true)
+    assert result.scores.accuracy == pytest.approx(np.mean(right))
+    assert 0.4 < result.scores.accuracy < 1  # else this proves little
+    for name in CLASSES:
+        of_class = [r for r, t in zip(right, true, strict=True) if t == name]
+        assert result.summary()["per_class"][name] == pytest.approx(np.mean(of_class))
+    k, j = CLASSES.index("blue"), CLASSES.index("red")
+    assert result.scores.confusion[k, j] == sum((t, p) == ("blue", "red") for t, p in zip(true, labels, strict=True))
+
+
+def test_every_epoch_is_scored_from_what_it_left_behind(finished) -> None:
+    with open(finished.run / "predictions.csv", newline="") as file:
+        order = [row["path"] for row in csv.DictReader(file)]
+    true = dict(line.removeprefix("target/").rsplit(" ", 1) for line in finished.answers.read_text().splitlines())
+    by_hand = []
+    for epoch in range(5):
+        predicted = np.load(finished.run / "predictions" / f"epoch-{epoch:03}.npz")["predicted"]
+        by_hand.append(np.mean([CLASSES[p] == true[path] for path, p in zip(order, predicted, strict=True)]))
+    result = scored(finished.run, finished.answers)
+    assert result.history is not None
+    assert result.history.accuracy == pytest.approx(by_hand)
+    summary = result.summary()
+    assert summary["accuracy_by_epoch"] == pytest.approx(by_hand)
+    assert summary["source_only_accuracy"] == pytest.approx(by_hand[0])
+    assert summary["last_epoch_accuracy"] == pytest.approx(by_hand[-1]) == pytest.approx(summary["accuracy"])
+    assert summary["best_by_labels_accuracy"] == pytest.approx(max(by_hand[1:]))
+    assert summary["best_by_labels_epoch"] == 1 + int(np.argmax(by_hand[1:]))
+    assert len(set(by_hand)) > 2  # else a mixed-up order would not show
+
+
+def test_epoch_zero_is_the_source_only_model(finished) -> None:
+    source = scored(finished.run, finished.answers, model="source")
+    assert source.history is not None
+    assert source.scores.accuracy == pytest.approx(source.history.accuracy[0])
+    assert source.scores.class_mean_accuracy == pytest.approx(source.history.class_mean_accuracy[0])
+    adapted = scored(finished.run, finished.answers, model="adapted")
+    assert adapted.scores.accuracy == pytest.approx(source.history.accuracy[-1])
+    assert adapted.scores.accuracy != source.scores.accuracy
+
+
+def test_the_best_epoch_is_never_the_source_only_one() -> None:
+    assert History((0.9, 0.2, 0.5, 0.5), (0.0,) * 4).best_epoch == 2
+
+
+def test_the_order_of_the_key_does_not_matter(finished, tmp_path: Path) -> None:
+    lines = finished.answers.read_text().splitlines(keepends=True)
+    shuffled = tmp_path / "shuffled.txt"
+    shuffled.write_text("".join(lines[::-1]))
+    again = scored(finished.run, shuffled, root=finished.task.folder).summary()
+    assert again == scored(finished.run, finished.answers).summary()
+
+
+def test_a_key_through_links_is_still_the_run_s_own_target(finished, tmp_path: Path) -> None:
+    for line in finished.answers.read_text().splitlines():
+        path, label = line.rsplit(" ", 1)
+        (tmp_path / "key" / label).mkdir(parents=True, exist_ok=True)
+        os.symlink(finished.task.folder / path, tmp_path / "key" / label / Path(path).name)
+    assert scored(finished.run, tmp_path / "key").summary() == scored(finished.run, finished.answers).summary()
+
+
+@pytest.mark.parametrize("case", ["other images", "some of the target", "one of the target, many times"])
+def test_no_history_from_a_key_that_is_not_of_the_whole_target(finished, tmp_path: Path, case: str) -> None:
+    key = tmp_path / "key"
+    lines = finished.answers.read_text().splitlines(keepends=True)
+    if case == "other images":
+        write_key(key, (0, 1, 2))
+    else:
+        key.write_text("".join(lines[:-1] if case == "some of the target" else lines[:3] * len(lines)))
+    result = scored(finished.run, key, root=finished.task.folder)
+    assert result.history is None
+    assert not HISTORY & result.summary().keys()
+    assert result.summary()["accuracy"] == result.scores.accuracy
+
+
+@pytest.mark.parametrize("tidied", ["predictions", "predictions.csv"])
+def test_a_tidied_run_is_scored_without_history(finished, tmp_path: Path, tidied: str) -> None:
+    run = shutil.copytree(finished.run, tmp_path / "run")
+    shutil.rmtree(run / tidied) if (run / tidied).is_dir() else (run / tidied).unlink()
+    result = scored(run, finished.answers)
+    assert result.history is None
+    assert result.scores.accuracy == scored(finished.run, finished.answers).scores.accuracy
+
+
+def test_classes_are_matched_by_name_and_may_be_some_of_the_model_s(finished, tmp_path: Path) -> None:
+    """red alone would be class 0 of the key; it is class 2 of the model."""
+    result = scored(finished.run, write_key(tmp_path / "key", (2,)))
+    assert result.scores.confusion[2].sum() == 3
+    assert result.scores.confusion[:2].sum() == 0
+    assert result.summary()["per_class"]["blue"] is None
+    labels = [p.label for p in load(finished.run, device="cpu").predict(tmp_path / "key")]
+    assert result.scores.accuracy == pytest.approx(labels.count("red") / 3)
+    assert result.scores.class_mean_accuracy == result.scores.accuracy
+
+
+def test_a_class_that_the_model_does_not_know(finished, tmp_path: Path) -> None:
+    key = write_key(tmp_path / "key", (0, 1, 2), names=("blue", "gren", "red"))
+    with pytest.raises(CdtransError, match=r"'gren'.*not one the model knows: did you mean 'green'\?"):
+        scored(finished.run, key)
+    key.joinpath("gren").rename(key / "zzz")
+    with pytest.raises(CdtransError, match=r"'zzz'.*known: blue, green, red"):
+        scored(finished.run, key)
+
+
+def test_unreadable_images_are_skipped_and_counted(finished, tmp_path: Path) -> None:
+    key, screen = write_key(tmp_path / "key", (0, 1, 2), each=8), Heard()
+    without = scored(finished.run, key)
+    (key / "blue" / "000.png").write_bytes(b"")  # the first of its class
+    result = scored(finished.run, key, screen=screen)
+    assert result.summary()["skipped"] == 1
+    assert result.scores.confusion.tolist() == without.scores.confusion.tolist()
+    assert "1 of 25 labelled files cannot be read" in screen.warnings_heard[0]
+    with pytest.raises(CdtransError, match=r"1 of 25 labelled files.*--max-bad"):
+        scored(finished.run, key, max_bad=0.01)
+
+
+def test_a_key_without_a_readable_image(finished, tmp_path: Path) -> None:
+    (tmp_path / "key" / "blue").mkdir(parents=True)
+    (tmp_path / "key" / "blue" / "0.png").write_bytes(b"")
+    with pytest.raises(CdtransError, match="None of the 1 labelled images"):
+        scored(finished.run, tmp_path / "key", max_bad=1)

@@ -1,0 +1,335 @@
+"""The command line in this process: options, messages, exit codes and the promised JSON keys."""
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import cdtrans.classifier
+import cdtrans.cli as cli
+import cdtrans.demo
+import cdtrans.pipeline
+import cdtrans.screen
+from cdtrans.config import FIELDS
+from cdtrans.demo import DemoResult
+from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.pipeline import Result
+from tiny_task import CLASSES, draw
+
+COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
+SCORING = {"--root", "--model", "--device", "--max-bad"}
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
+    """run("eval", folder, ...) -> how `cdtrans eval folder ...` ended."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["cdtrans", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert isinstance(end.value.code, int)
+        return Ended(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `cdtrans adapt` asks of the pipeline, which does nothing here."""
+    values: dict[str, Any] = {}
+
+    def adapt(**given: Any) -> Result:
+        values.update(given)
+        return Result(Path("runs/x"), 7)
+
+    monkeypatch.setattr(cdtrans.pipeline, "adapt", adapt)
+    return values
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def adapt(**given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(cdtrans.pipeline, "adapt", adapt)
+
+
+def one_sentence(text: str) -> str:
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    assert text.endswith(".\n")
+    assert "Traceback" not in text
+    return text.removeprefix("error: ").rstrip("\n")
+
+
+def flags_of(run: Run, verb: str) -> set[str]:
+    text = run(verb, "--help").out
+    words = text.replace(",", " ").replace("/", " ").split()
+    return {w for w in words if w.startswith("-") and len(w) > 1 and w.strip("-") and not w[1:].isdigit()}
+
+
+class TestHelp:
+    def test_the_verbs(self, run: Run) -> None:
+        ended = run("--help")
+        assert ended.code == 0
+        assert ended.err == ""
+        commands = ended.out.split("Commands:")[1]
+        assert [line.split()[0] for line in commands.strip().splitlines()] == ["adapt", "eval", "predict", "demo"]
+        assert run("-h").out == ended.out
+
+    def test_a_bare_command_shows_the_help(self, run: Run) -> None:
+        ended = run()
+        assert ended.code == 2
+        assert "Usage: cdtrans" in ended.out + ended.err
+        assert "error" not in ended.err
+
+    @pytest.mark.parametrize("verb", ["adapt", "demo"])
+    def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str) -> None:
+        text = " ".join(run(verb, "--help").out.split())
+        for name, spec in FIELDS.items():
+            if name not in cli.NOT_FLAGS and not (verb == "demo" and name == "seed"):
+                assert f"--{name.replace('_', '-')}" in text
+                assert " ".join(spec.metadata["help"].split()) in text, name
+
+    def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
+        assert flags_of(run, "eval") == COMMON | SCORING
+        assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
+        settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in cli.NOT_FLAGS}
+        assert flags_of(run, "adapt") >= COMMON | settings | {"--out", "--preset", "--config", "--no-pretrained"}
+        assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
+
+
+class TestWrongUse:
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (["adapt", "a", "b", "--epochz", "3"], ["--epochz", "--epochs", "'cdtrans adapt --help'"]),
+            (["evil"], ["'evil'", "'cdtrans --help'"]),
+            (["eval"], ["RUN", "'cdtrans eval --help'"]),
+            (["eval", "run"], ["LABELLED"]),
+            (["predict", "run", "images", "--top", "0"], ["--top", "1"]),
+            (["predict", "run", "images", "--abstain", "2"], ["--abstain"]),
+            (["predict", "run", "images", "more"], ["more"]),
+            (["adapt", "a", "b", "--epochs", "many"], ["--epochs", "integer"]),
+            (["demo", "--seed", "-1"], ["--seed"]),
+            (["predict", "run", "images", "--json"], ["--csv FILE"]),
+        ],
+        ids=lambda value: " ".join(value),
+    )
+    def test_one_sentence_and_exit_2(self, run: Run, arguments: list[str], expected: list[str]) -> None:
+        ended = run(*arguments)
+        assert ended.code == 2
+        assert ended.out == ""
+        for part in expected:
+            assert part in one_sentence(ended.err)
+
+    def test_a_value_out_of_range_or_of_another_kind(self, run: Run, finished, tmp_path: Path) -> None:
+        places = ("adapt", finished.task.source, finished.task.target, "--out", tmp_path / "out")
+        assert "'epochs' must be at least 1" in one_sentence(run(*places, "--epochs", 0).err)
+        assert "'neck': known: batchnorm, none" in one_sentence(run(*places, "--neck", "xyz").err)
+        assert "'crop' must be int or auto" in one_sentence(run(*places, "--crop", "1.5").err)
+        assert "did you mean 'digits'?" in run(*places, "--preset", "digit").err
+        assert not (tmp_path / "out").exists()
+
+    def test_no_source_or_target(self, run: Run) -> None:
+        ended = run("adapt")
+        assert ended.code == 2
+        assert "No source was given" in one_sentence(ended.err)
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("error", "code", "said"),
+        [
+            (CdtransError("It is so."), 2, "error: It is so.\n"),
+            (Interrupted(signal.SIGINT), 130, "error: Interrupted; the state is saved."),
+            (Interrupted(signal.SIGTERM), 143, "error: Interrupted; the state is saved."),
+            (KeyboardInterrupt(), 130, "error: Interrupted.\n"),
+            (PermissionError(13, "Permission denied", "/x/y"), 2, "error: '/x/y': Permission denied.\n"),
+            (ZeroDivisionError("oops"), 1, "error: Internal error, ZeroDivisionError: oops. Run it again with --debug"),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+    )
+    @pytest.mark.parametrize("debug", [False, True])
+    def test_exit_codes(self, run: Run, monkeypatch, error: BaseException, code: int, said: str, debug: bool) -> None:
+        failing(monkeypatch, error)
+        ended = run("adapt", "a", "b", *(["--debug"] if debug else []))
+        assert ended.code == code
+        assert ended.out == ""
+        assert said in ended.err
+        assert ("Traceback (most recent call last)" in ended.err) == debug
+        assert ended.err.startswith("error: ") or debug
+
+    def test_with_json_an_error_prints_no_object(self, run: Run, monkeypatch) -> None:
+        failing(monkeypatch, CdtransError("It is so."))
+        assert run("adapt", "a", "b", "--json").out == ""
+
+
+class TestAdapt:
+    def test_only_what_was_said_is_passed_on(self, run: Run, called: dict[str, Any]) -> None:
+        """A flag that was not given must not hide the value of the YAML file."""
+        assert run("adapt", "a", "b").code == 0
+        assert called.keys() == {"source", "target", "out", "preset", "config", "screen"}
+        assert called["source"] == Path("a")
+        assert called["target"] == Path("b")
+        assert called["out"] == Path("runs/adapt")
+        assert called["preset"] == "auto"
+
+    def test_every_flag_arrives_in_its_kind(self, run: Run, called: dict[str, Any]) -> None:
+        flags = "--epochs 3 --lr 1e-3 --no-pretrained --crop 64 --mutual-pairs once --detach-teacher --config c.yaml"
+        assert run("adapt", "a", "b", *flags.split()).code == 0
+        expected = {"epochs": 3, "lr": 1e-3, "pretrained": False, "crop": "64", "mutual_pairs": "once"}
+        assert called.items() >= (expected | {"detach_teacher": True, "config": Path("c.yaml")}).items()
+
+    def test_the_promised_json(self, run: Run, called: dict[str, Any]) -> None:
+        ended = run("adapt", "a", "b", "--json")
+        assert json.loads(ended.out) == {"run": "runs/x", "chosen_epoch": 7}
+        assert ended.out.count("\n") == 1
+
+    def test_what_to_do_next_is_said_unless_quiet(self, run: Run, called: dict[str, Any]) -> None:
+        loud, quiet = run("adapt", "a", "b"), run("adapt", "a", "b", "--quiet")
+        assert "Next: cdtrans predict runs/x IMAGES --csv predictions.csv" in loud.out
+        assert quiet.out == "Done: runs/x (chosen epoch: 7, the last)\n"
+        assert quiet.err == loud.err == ""
+
+    def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:
+        ended = run(*finished.task.adapt(finished.run), "--json")
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out) == {"run": str(finished.run), "chosen_epoch": 4}
+        assert "already finished" in ended.err
+
+
+class TestEval:
+    def test_the_promised_json(self, run: Run, finished) -> None:
+        ended = run("eval", finished.run, finished.answers, "--json")
+        assert ended.code == 0, ended.err
+        assert ended.out.count("\n") == 1
+        values = json.loads(ended.out)
+        assert values.keys() >= {"accuracy", "class_mean_accuracy", "per_class", "confusion", "classes", "images"}
+        assert values["images"] == sum(map(sum, values["confusion"])) == 21
+        assert values["accuracy"] == sum(values["confusion"][k][k] for k in range(3)) / 21
+        assert values["classes"] == list(CLASSES)
+
+    def test_the_tables(self, run: Run, finished) -> None:
+        ended = run("eval", finished.run, finished.answers)
+        values = json.loads(run("eval", finished.run, finished.answers, "--json").out)
+        assert "21 labelled images" in ended.out
+        for name, value in (
+            ("chosen model", values["accuracy"]),
+            ("source-only (before adaptation)", values["source_only_accuracy"]),
+            ("last epoch", values["last_epoch_accuracy"]),
+            (f"best epoch by these labels ({values['best_by_labels_epoch']})", values["best_by_labels_accuracy"]),
+            ("green", values["per_class"]["green"]),
+        ):
+            (row,) = [line for line in ended.out.splitlines() if line[1:].strip().startswith(name)]
+            assert f"{value:.1%}" in row
+        taken_for = max(range(3), key=lambda k: values["confusion"][1][k] * (k != 1))
+        (row,) = [line for line in ended.out.splitlines() if line[1:].strip().startswith("green")]
+        assert f"{CLASSES[taken_for]} ({values['confusion'][1][taken_for]})" in row
+
+    def test_quiet_still_shows_the_result(self, run: Run, finished) -> None:
+        ended = run("eval", finished.run, finished.answers, "--quiet")
+        assert "chosen model" in ended.out
+        assert ended.err == ""
+
+    def test_another_model_is_named(self, run: Run, finished) -> None:
+        assert "source model" in run("eval", finished.run, finished.answers, "--model", "source").out
+
+    def test_class_names_are_not_markup(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        names = ["[/blue]", "[bold]green", ":smile:"]
+        for file in (copy / "adapted" / "model.json", copy / "source" / "model.json"):
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"classes": names}))
+        for k, n in product(range(3), range(4)):
+            draw(tmp_path / f"{k}{n}.png", k, seed=n, shift=1.0)
+        listed = tmp_path / "key.txt"
+        listed.write_text("".join(f"{k}{n}.png {name}\n" for k, name in enumerate(names) for n in range(4)))
+        ended = run("eval", copy, listed)
+        assert ended.code == 0, ended.err
+        for name in names:
+            assert name in ended.out
+
+    def test_an_unknown_class(self, run: Run, finished, tmp_path: Path) -> None:
+        draw(tmp_path / "key" / "grean" / "0.png", 1, 0)
+        ended = run("eval", finished.run, tmp_path / "key")
+        assert ended.code == 2
+        assert "'grean'" in ended.err
+        assert ended.err.endswith("did you mean 'green'?\n")
+
+
+class TestPredict:
+    def test_the_promised_json(self, run: Run, finished, tmp_path: Path) -> None:
+        file = tmp_path / "p.csv"
+        ended = run("predict", finished.run, finished.task.target, "--csv", file, "--abstain", "1", "--json")
+        assert json.loads(ended.out) == {"csv": str(file), "images": 21, "abstained": 21, "skipped": 0}
+        assert ended.out.count("\n") == 1
+        assert file.read_text().count("\n") == 22
+
+    def test_standard_output_holds_the_table_alone(self, run: Run, finished, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr(cdtrans.screen, "PLAIN_LINE_SECONDS", 0.0)
+        (tmp_path / "list.txt").write_text("00.png\n" * 30)
+        ended = run("predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--top", 2)
+        assert ended.code == 0, ended.err
+        assert ended.out.splitlines()[0] == "path,label,probability,label_2,probability_2"
+        assert len(ended.out.splitlines()) == 31
+        assert "predicting: 30/30" in ended.err
+
+    def test_warnings_and_errors_go_to_standard_error(self, run: Run, finished, tmp_path: Path) -> None:
+        bad = tmp_path / "images" / "bad.png"
+        draw(tmp_path / "images" / "good.png", 0, 0)
+        bad.write_bytes(b"")
+        for flags in ([], ["--quiet"]):
+            ended = run("predict", finished.run, bad.parent, "--max-bad", "0.5", *flags)
+            assert len(ended.out.splitlines()) == 2
+            assert f"warning: skipped '{bad}': empty file" in ended.err
+        ended = run("predict", finished.run, bad.parent, "--csv", tmp_path / "p.csv")
+        assert ended.code == 2
+        assert "error: 1 of 2 files cannot be read" in ended.err
+        assert not (tmp_path / "p.csv").exists()
+
+    def test_no_such_run(self, run: Run, tmp_path: Path) -> None:
+        ended = run("predict", tmp_path / "nowhere", tmp_path)
+        assert ended.code == 2
+        assert "make one with 'cdtrans adapt" in one_sentence(ended.err)
+
+
+class TestDemo:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+
+        def demo(out: Path, **given: Any) -> DemoResult:
+            values.update(given, out=out)
+            return DemoResult(out, 0.5555, 0.7777)
+
+        monkeypatch.setattr(cdtrans.demo, "demo", demo)
+        return values
+
+    def test_the_promised_json(self, run: Run, asked: dict[str, Any]) -> None:
+        ended = run("demo", "--json", "--out", "there", "--seed", 3, "--epochs", 2)
+        assert json.loads(ended.out) == {"source_only_accuracy": 0.5555, "adapted_accuracy": 0.7777, "run": "there"}
+        assert asked.keys() == {"out", "seed", "screen", "epochs"}
+        assert (asked["seed"], asked["epochs"]) == (3, 2)
+
+    def test_the_table(self, run: Run, asked: dict[str, Any]) -> None:
+        ended = run("demo", "--quiet")
+        assert "55.5%" in ended.out.replace("55.6%", "55.5%")
+        assert "77.8%" in ended.out
+        assert "Run folder: runs/demo" in ended.out
+        assert asked["seed"] == 0

@@ -1,0 +1,293 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cdtrans.config import (
+    FIELDS,
+    HINTS,
+    RESUME_MAY_CHANGE,
+    Config,
+    make_config,
+    preset_names,
+    read_preset,
+    read_yaml,
+)
+from cdtrans.errors import CdtransError
+from cdtrans.pipeline import resolve
+
+# FACTS 2 and 3: what the authors' scripts say.
+AUTHORS = {
+    "resize": 256,
+    "crop": 224,
+    "flip": 0.5,
+    "neck": "batchnorm",
+    "drop_path": 0.1,
+    "first_block_residual": True,
+    "source_epochs": 10,
+    "source_lr": 0.008,
+    "label_smoothing": 0.1,
+    "epochs": 40,
+    "lr": 0.008,
+    "rebuild_every": 10,
+    "detach_teacher": False,
+    "center_aware": True,
+    "mutual_pairs": "twice",
+    "optimizer": "sgd",
+    "batch_size": 64,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "bias_lr_factor": 2.0,
+    "warmup_epochs": 10,
+    "clip_norm": 1.0,
+    "seed": 1234,
+    "encode_batch": 256,
+    "backbone": "deit_small_distilled_patch16_224.fb_in1k",
+    "pretrained": True,
+}
+
+
+def error_of(**values: Any) -> str:
+    with pytest.raises(CdtransError) as caught:
+        make_config(values)
+    return str(caught.value)
+
+
+def test_the_defaults_are_the_authors_recipe() -> None:
+    config = resolve(make_config({"device": "cpu"})).to_dict()
+    assert {key: config[key] for key in AUTHORS} == AUTHORS
+
+
+def test_every_auto_is_resolved() -> None:
+    resolved = resolve(make_config({"device": "cpu"})).to_dict()
+    assert resolved["precision"] == "fp32"
+    assert resolved["device"] == "cpu"
+    assert resolved["crop"] == 224
+
+
+def test_paths_are_resolved_so_that_a_run_can_go_on_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    resolved = resolve(make_config({"source": "s", "target": "../t", "cache": "c", "device": "cpu"}))
+    assert resolved.source == str(tmp_path / "s")
+    assert resolved.target == str(tmp_path.parent / "t")
+    assert resolved.cache == str(tmp_path / "c")
+    assert resolved.root is None
+
+
+def test_a_crop_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(CdtransError, match="resized to 100 cannot be cropped to 224"):
+        resolve(make_config({"resize": 100, "device": "cpu"}))
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        make_config({}).lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_setting_has_help_a_group_and_a_default_that_passes_its_own_check(name: str) -> None:
+    metadata = FIELDS[name].metadata
+    assert metadata["help"].endswith((".", "]."))
+    assert metadata["group"]
+    default = getattr(Config(), name)
+    assert getattr(make_config({name: default}), name) == default
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("epoch", "epochs"), ("sorce_lr", "source_lr"), ("batchsize", "batch_size"), ("source-epochs", "source_epochs")],
+)
+def test_an_unknown_setting_names_the_nearest_known(key: str, meant: str) -> None:
+    assert error_of(**{key: 1}) == f"Unknown setting '{key}': did you mean '{meant}'?"
+
+
+def test_a_setting_like_no_other_lists_what_there_is() -> None:
+    assert error_of(zzzzzz=1).startswith("Unknown setting 'zzzzzz': known: source, target, ")
+
+
+@pytest.mark.parametrize("key", [True, 3, None])
+def test_a_key_that_yaml_did_not_read_as_text_is_just_unknown(key: Any) -> None:
+    with pytest.raises(CdtransError, match=f"Unknown setting '{key}'"):
+        make_config({key: 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [("optimizer", "sdg", "sgd"), ("neck", "batch_norm", "batchnorm"), ("mutual_pairs", "twise", "twice")],
+)
+def test_an_unknown_value_names_the_nearest_known(key: str, value: str, meant: str) -> None:
+    assert error_of(**{key: value}) == f"'{value}' is not a value of '{key}': did you mean '{meant}'?"
+
+
+def test_a_value_like_no_other_lists_what_there_is() -> None:
+    assert error_of(precision="int4") == "'int4' is not a value of 'precision': known: auto, fp32, bf16, fp16."
+
+
+def test_auto_is_the_only_word_for_a_number_that_may_be_auto() -> None:
+    assert make_config({"crop": "auto"}).crop == "auto"
+    assert error_of(crop="atuo") == "'atuo' is not a value of 'crop': did you mean 'auto'?"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("epochs", True, "int"),  # bool is not int, though Python says so
+        ("epochs", 1.5, "int"),
+        ("epochs", "many", "int"),
+        ("epochs", None, "int"),
+        ("epochs", [3], "int"),
+        ("epochs", float("nan"), "int"),
+        ("lr", False, "float"),
+        ("lr", "fast", "float"),
+        ("lr", float("nan"), "float"),
+        ("lr", "inf", "float"),
+        ("weight_decay", 10**400, "float"),
+        ("pretrained", 1, "bool"),
+        ("pretrained", "yes", "bool"),
+        ("backbone", 16, "str"),
+        ("backbone_args", "depth=4", "dict"),
+        ("neck", 3, "batchnorm or none"),
+        ("crop", [224], "int or auto"),
+        ("weights", 7, "str"),
+    ],
+)
+def test_a_value_of_the_wrong_type_says_what_it_must_be(key: str, value: Any, expected: str) -> None:
+    assert error_of(**{key: value}) == f"The setting '{key}' must be {expected}, not {value!r}."
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "limits"),
+    [
+        ("epochs", 0, "at least 1"),
+        ("batch_size", 1, "at least 2"),
+        ("lr", -1e-9, "from 0 to 1e+30"),
+        ("lr", 1e300, "from 0 to 1e+30"),
+        ("flip", 1.1, "from 0 to 1"),
+        ("max_bad", -0.1, "from 0 to 1"),
+        ("label_smoothing", 1, "from 0 to 0.99"),
+        ("crop", 7, "at least 8"),
+        ("seed", -1, "at least 0"),
+    ],
+)
+def test_a_value_out_of_range_names_the_range(key: str, value: float, limits: str) -> None:
+    assert error_of(**{key: value}).startswith(f"The setting '{key}' must be {limits}, not ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("epochs", 1), ("flip", 0), ("flip", 1), ("batch_size", 2), ("lr", 0), ("save_every", 0), ("warmup_epochs", 0)],
+)
+def test_the_ends_of_a_range_belong_to_it(key: str, value: float) -> None:
+    assert getattr(make_config({key: value}), key) == value
+
+
+def test_yaml_reads_1e_3_as_text_and_it_is_a_number_all_the_same() -> None:
+    assert yaml.safe_load("lr: 1e-3") == {"lr": "1e-3"}
+    config = make_config({"lr": "1e-3", "epochs": "5", "crop": "64"})
+    assert (config.lr, config.epochs, config.crop) == (0.001, 5, 64)
+    assert type(config.epochs) is int
+
+
+def test_numbers_take_the_type_of_their_field() -> None:
+    config = make_config({"lr": 1, "epochs": 5.0})
+    assert type(config.lr) is float
+    assert type(config.epochs) is int
+
+
+def test_a_large_seed_keeps_its_every_digit() -> None:
+    assert make_config({"seed": 2**53 + 1}).seed == 2**53 + 1
+
+
+def test_python_paths_are_text() -> None:
+    assert make_config({"weights": Path("a/b.pth")}).weights == "a/b.pth"
+
+
+@pytest.mark.parametrize("key", ["root", "weights", "cache"])
+def test_what_may_be_left_out_may_be_none(key: str) -> None:
+    assert getattr(make_config({key: None}), key) is None
+
+
+def test_later_layers_win() -> None:
+    config = make_config({"lr": 1.0, "epochs": 3, "seed": 5}, {"lr": 2.0, "epochs": 4}, {"lr": 3.0})
+    assert (config.lr, config.epochs, config.seed) == (3.0, 4, 5)
+
+
+def test_a_bad_value_is_no_harm_when_a_later_layer_replaces_it() -> None:
+    assert make_config({"epochs": 0}, {"epochs": 2}).epochs == 2
+
+
+def test_two_configurations_do_not_share_their_arguments() -> None:
+    Config().backbone_args["depth"] = 3
+    assert Config().backbone_args == {}
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    config = make_config({"source": "ä b", "backbone_args": {"depth": 2}, "lr": "1e-5", "crop": 32})
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.to_dict()))
+    assert make_config(read_yaml(file)) == config
+
+
+def test_there_are_presets() -> None:
+    assert "digits" in preset_names()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_loads_and_opens_with_what_it_is(name: str) -> None:
+    values = read_preset(name)
+    assert values
+    config = make_config(values)
+    assert all(
+        getattr(config, key) == value or str(value) == str(getattr(config, key)) for key, value in values.items()
+    )
+    text = (Path(__file__).parents[1] / "src" / "cdtrans" / "presets" / f"{name}.yaml").read_text()
+    assert text.startswith("# ")
+
+
+def test_the_preset_auto_is_the_defaults() -> None:
+    assert read_preset("auto") == {}
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(CdtransError, match="Unknown preset 'digit': did you mean 'digits'"):
+        read_preset("digit")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "must hold 'key: value' lines"),
+        ("- a\n- b\n", "must hold"),
+        ("a: [1\n", "not valid YAML"),
+        ("7", "must hold"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(CdtransError, match=said) as caught:
+        read_yaml(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(b"\xff\xfe\x00lr")
+    with pytest.raises(CdtransError, match="not valid YAML"):
+        read_yaml(file)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CdtransError, match="cannot be read"):
+        read_yaml(tmp_path / name)
+
+
+def test_only_what_does_not_change_the_result_may_change_on_resume() -> None:
+    """A new setting must not slip in here unseen: each of these has been thought about."""
+    assert set(RESUME_MAY_CHANGE) <= {"device", "cache", "tracker", "encode_batch", "save_every", "compile"}
+    assert set(RESUME_MAY_CHANGE) <= set(HINTS)

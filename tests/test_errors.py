@@ -1,0 +1,29 @@
+"""Words that help."""
+
+import signal
+
+import pytest
+
+from cdtrans.errors import CdtransError, Interrupted, nearest
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("epoch", "did you mean 'epochs'?"),
+        ("sourceepochs", "did you mean 'source_epochs'?"),
+        ("lr", "did you mean 'lr'?"),
+        ("quite something else", "known: epochs, source_epochs, lr."),
+    ],
+)
+def test_the_nearest_known_word_or_all_of_them(word: str, expected: str) -> None:
+    assert nearest(word, ["epochs", "source_epochs", "lr"]) == expected
+
+
+def test_exit_codes_of_signals_are_the_shell_s() -> None:
+    assert Interrupted(signal.SIGINT).exit_code == 130
+    assert Interrupted(signal.SIGTERM).exit_code == 143
+
+
+def test_an_interruption_is_not_a_user_s_error() -> None:
+    assert not isinstance(Interrupted(signal.SIGINT), CdtransError)

@@ -1,0 +1,210 @@
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cdtrans.config import Config, make_config
+from cdtrans.data.batches import Images
+from cdtrans.errors import CdtransError
+from cdtrans.model.branches import Branches
+from cdtrans.model.encoding import Encoded
+from cdtrans.model.head import Output
+from cdtrans.pairing.pairs import Pairs, build_pairs
+from cdtrans.run import Run
+from cdtrans.screen import Screen
+from cdtrans.training import adaptation
+from cdtrans.training.adaptation import adapt_to_target, find_pairs
+from tiny_task import log_lines
+
+CPU = torch.device("cpu")
+SOURCES, TARGETS = 12, 9
+
+
+def settings(**values: Any) -> Config:
+    base = {"device": "cpu", "precision": "fp32", "batch_size": 4, "epochs": 5}
+    return make_config(base | {"rebuild_every": 2, "lr": 0.01, "warmup_epochs": 1} | values)
+
+
+def numbered(count: int, first: int) -> Images:
+    """Image n is first + n all over, so that a crop still tells which image it is of."""
+    values = np.arange(first, first + count, dtype=np.uint8)
+    pixels = np.broadcast_to(values[:, None, None, None], (count, 6, 6, 3)).copy()
+    return Images(pixels, np.arange(count), crop=4, mean=(0.0,) * 3, std=(1.0,) * 3, device=CPU)
+
+
+class Probe(nn.Module):
+    """In place of the model: remembers which pairs it was trained on. Both domains look alike to it, class by class:
+    the class of image n is n modulo 3, and its scores say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.pairs: list[tuple[int, int]] = []
+
+    def encode(self, images: Tensor) -> Output:
+        number = (images.mean(dim=(1, 2, 3)) * 255).round().long() % 100
+        feature = nn.functional.one_hot(number % 3, 3) + 0.01 * number[:, None]
+        return Output(feature, self.scale * 5 * nn.functional.one_hot(number % 3, 3))
+
+    def forward(self, source: Tensor, target: Tensor) -> Branches:
+        assert self.training
+        numbers = [(x.mean(dim=(1, 2, 3)) * 255).round().long().tolist() for x in (source, target)]
+        self.pairs += list(zip(*numbers, strict=True))
+        return Branches(self.encode(source), self.encode(target), self.encode(source))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run.open(tmp_path / "run", settings(), {})
+    yield run
+    run.close()
+
+
+def adapt(run: Run, **values: Any) -> tuple[Probe, Encoded]:
+    probe = Probe()
+    labels = torch.arange(SOURCES) % 3
+    source, target = numbered(SOURCES, 0), numbered(TARGETS, 100)
+    return probe, adapt_to_target(run, probe, source, labels, target, settings(**values), Screen(quiet=True))  # type: ignore[arg-type]
+
+
+def some_pairs(count: int) -> Pairs:
+    numbers = torch.arange(count)
+    return Pairs(numbers % SOURCES, numbers % TARGETS, numbers % 3, (numbers + 1) % 3, proposed=30)
+
+
+def test_pairs_are_searched_anew_every_few_epochs_and_written_down(run: Run) -> None:
+    adapt(run)
+    lines = [line for line in log_lines(run.folder) if line["event"] == "pairs"]
+    assert [(line["round"], line["epoch"]) for line in lines] == [(1, 1), (2, 3), (3, 5)]
+    assert sorted(p.name for p in (run.folder / "pairs").iterdir()) == [f"round-0{n}.npz" for n in (1, 2, 3)]
+    with np.load(run.folder / "pairs" / "round-01.npz") as arrays:
+        assert set(arrays.files) == {"source", "target", "source_labels", "target_labels"}
+        assert len(arrays["source"]) == lines[0]["kept"]
+
+
+def test_it_trains_on_the_pairs_that_were_found_and_on_no_others(run: Run) -> None:
+    probe, _ = adapt(run, epochs=1)
+    with np.load(run.folder / "pairs" / "round-01.npz") as arrays:
+        found = list(zip(arrays["source"].tolist(), (arrays["target"] + 100).tolist(), strict=True))
+    trained = probe.pairs
+    assert len(trained) == len(found) // 4 * 4
+    assert not set(trained) - set(found)
+    # in another order than found, and none more often than it was found
+    assert trained != found[: len(trained)]
+    assert all(trained.count(pair) <= found.count(pair) for pair in set(trained))
+
+
+def test_each_side_of_a_pair_is_trained_on_its_own_label(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    losses = adaptation.adaptation_losses
+
+    def recorded(out: Branches, y_s: Tensor, y_t: Tensor, detach: bool) -> tuple[Tensor, ...]:
+        given.extend(zip(y_s.tolist(), y_t.tolist(), strict=True))
+        return losses(out, y_s, y_t, detach)
+
+    monkeypatch.setattr(adaptation, "adaptation_losses", recorded)
+    monkeypatch.setattr(adaptation, "find_pairs", lambda *_: some_pairs(9))
+    probe, _ = adapt(run, epochs=1, batch_size=3)
+    assert [(s % 3, (s + 1) % 3) for s, _ in probe.pairs] == given
+    assert sorted(probe.pairs) == [(n, 100 + n) for n in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "sizes"),
+    [
+        (10, 4, 2),  # the last two are left out of this epoch, as the authors do
+        (8, 4, 2),
+        (3, 64, 1),  # fewer pairs than a batch: a smaller batch
+        (2, 64, 1),
+    ],
+)
+def test_batches_are_whole_and_fewer_pairs_than_a_batch_make_a_smaller_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, count: int, batch: int, sizes: int
+) -> None:
+    monkeypatch.setattr(adaptation, "find_pairs", lambda *_: some_pairs(count))
+    probe, _ = adapt(run, epochs=1, batch_size=batch)
+    assert len(probe.pairs) == sizes * min(batch, count)
+
+
+def test_every_domain_is_encoded_once_for_what_it_is_needed_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target before the first and after every epoch, the source when pairs are searched."""
+    encoded: list[str] = []
+    encode = adaptation.encode
+
+    def counted(model: Any, images: Images, *rest: Any) -> Encoded:
+        encoded.append("source" if len(images) == SOURCES else "target")
+        return encode(model, images, *rest)
+
+    monkeypatch.setattr(adaptation, "encode", counted)
+    adapt(run, epochs=4, rebuild_every=2)
+    assert encoded == ["target", "source", "target", "target", "source", "target", "target"]
+
+
+def test_the_predictions_of_every_epoch_are_left_for_an_answer_key(run: Run) -> None:
+    _, encoded = adapt(run, epochs=2)
+    files = sorted((run.folder / "predictions").iterdir())
+    assert [file.name for file in files] == [f"epoch-00{n}.npz" for n in (0, 1, 2)]
+    with np.load(files[-1]) as arrays:
+        assert arrays["predicted"].tolist() == encoded.logits.argmax(dim=1).tolist() == [n % 3 for n in range(TARGETS)]
+
+
+def test_the_log_holds_the_three_losses_and_the_pairs_of_every_epoch(run: Run) -> None:
+    adapt(run, epochs=2)
+    lines = [line for line in log_lines(run.folder) if line["event"] == "epoch"]
+    assert [(line["stage"], line["epoch"]) for line in lines] == [("adaptation", 1), ("adaptation", 2)]
+    assert all(line[f"loss_{name}"] > 0 for line in lines for name in ("source", "target", "distillation"))
+    assert all(line["pairs"] >= 4 for line in lines)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: Run, left: int) -> None:
+    """Each class is where the other is thought to be, so that no pair, or one, agrees."""
+    features = torch.eye(4)[:2].repeat(3, 1)
+    source = Encoded(features, features)
+    target = Encoded(features, 10 * features)
+    labels = torch.tensor([1, 0, 1, 0, 1, 0])
+    if left:
+        labels[5] = 1  # the last source image is of the class that its nearest target is thought to be
+    config = settings(mutual_pairs="once")
+    with pytest.raises(CdtransError) as caught:
+        find_pairs(run, 1, source, labels, target, config, Screen(quiet=True))
+    said = str(caught.value)
+    assert f"Only {left} of " in said
+    assert " pairs were left in round 1" in said
+    assert all(word in said for word in ("rejected", "nearest centre", "--source-epochs", "--no-center-aware"))
+    assert log_lines(run.folder)[0]["kept"] == left
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"center_aware": True, "mutual": "twice"}),
+        ({"center_aware": False, "mutual_pairs": "once"}, {"center_aware": False, "mutual": "once"}),
+    ],
+)
+def test_the_settings_reach_the_search_for_pairs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def recorded(*tensors: Tensor, **options: Any) -> Pairs:
+        asked.append(options)
+        return build_pairs(*tensors, **options)
+
+    monkeypatch.setattr(adaptation, "build_pairs", recorded)
+    adapt(run, epochs=1, **values)
+    assert asked == [expected]
+
+
+def test_no_label_of_the_target_has_a_way_in() -> None:
+    hints = get_type_hints(adapt_to_target)
+    assert hints["target"] is Images
+    assert [name for name in inspect.signature(adapt_to_target).parameters if "label" in name] == ["labels"]
+    assert not any("label" in name for name in vars(numbered(2, 0)))
+    pairing = inspect.signature(build_pairs).parameters
+    assert [name for name in pairing if "label" in name] == ["source_labels"]

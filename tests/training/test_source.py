@@ -1,0 +1,123 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cdtrans.config import Config, make_config
+from cdtrans.data.batches import Images
+from cdtrans.model.head import Output
+from cdtrans.run import Run
+from cdtrans.screen import Screen
+from cdtrans.training import source as source_module
+from cdtrans.training.source import batch_slices, fit_source
+from tiny_task import log_lines
+
+CPU = torch.device("cpu")
+
+
+def settings(**values: Any) -> Config:
+    base = {"device": "cpu", "precision": "fp32", "batch_size": 8, "source_epochs": 3}
+    return make_config(base | {"source_lr": 0.5, "warmup_epochs": 1} | values)
+
+
+def numbered(count: int) -> Images:
+    """Image n is n all over, so that a crop still tells which image it is of."""
+    pixels = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, 6, 6, 3)).copy()
+    return Images(pixels, np.arange(count), crop=4, mean=(0.0,) * 3, std=(1.0,) * 3, device=CPU)
+
+
+class Probe(nn.Module):
+    """In place of a model: learns from nothing but the mean brightness, and remembers which images it saw."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(1, classes)
+        self.seen: list[list[int]] = []
+
+    def encode(self, images: Tensor) -> Output:
+        assert self.training
+        brightness = images.mean(dim=(1, 2, 3))[:, None]
+        self.seen.append((brightness[:, 0] * 255).round().int().tolist())
+        return Output(brightness, self.classifier(brightness))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run.open(tmp_path / "run", settings(), {})
+    yield run
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "lengths"),
+    [
+        (10, 4, [4, 4, 2]),
+        (9, 4, [4, 4]),  # a last batch of one image has no variance and is left out, as the authors do
+        (8, 4, [4, 4]),
+        (3, 64, [3]),
+        (2, 64, [2]),
+        (65, 64, [64]),
+    ],
+)
+def test_batches_cover_everything_but_a_last_one_of_one_image(count: int, size: int, lengths: list[int]) -> None:
+    slices = batch_slices(count, size)
+    assert [s.stop - s.start for s in slices] == lengths
+    assert [n for s in slices for n in range(count)[s]] == list(range(sum(lengths)))
+
+
+def test_every_image_comes_once_in_an_epoch_in_another_order_each_time_and_with_its_own_label(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, labels, batches = 20, torch.arange(20) % 3, []
+    loss = source_module.source_loss
+    monkeypatch.setattr(
+        source_module,
+        "source_loss",
+        lambda logits, y, smoothing: (batches.append(y.tolist()), loss(logits, y, smoothing))[1],
+    )
+    model = Probe()
+    fit_source(run, model, numbered(count), labels, settings(), Screen(quiet=True))  # type: ignore[arg-type]
+    assert len(model.seen) == 3 * 3
+    for images, given in zip(model.seen, batches, strict=True):
+        assert [n % 3 for n in images] == given
+    epochs = [[n for batch in model.seen[3 * e : 3 * e + 3] for n in batch] for e in range(3)]
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_label_smoothing_and_the_learning_rate_reach_the_training(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = set()
+    loss = source_module.source_loss
+    monkeypatch.setattr(
+        source_module, "source_loss", lambda logits, y, smoothing: (given.add(smoothing), loss(logits, y, smoothing))[1]
+    )
+    config = settings(label_smoothing=0.3, source_lr=0.1, source_epochs=2, warmup_epochs=10)
+    fit_source(run, Probe(), numbered(20), torch.arange(20) % 3, config, Screen(quiet=True))  # type: ignore[arg-type]
+    assert given == {0.3}
+    # FACTS 2.1: from 1 % of the rate upwards during the warm-up
+    assert [line["lr"] for line in log_lines(run.folder)] == pytest.approx([0.0109, 0.001 + 2 * 0.0099])
+
+
+def test_it_learns_and_logs_the_mean_loss_of_every_epoch(run: Run) -> None:
+    # bright against dark, which the probe can tell apart
+    images = numbered(200)
+    labels = (torch.arange(200) >= 100).long()
+    config = settings(source_epochs=8, batch_size=16, source_lr=20, label_smoothing=0, clip_norm=100)
+    fit_source(run, Probe(2), images, labels, config, Screen(quiet=True))  # type: ignore[arg-type]
+    lines = log_lines(run.folder)
+    assert [(line["event"], line["stage"], line["epoch"]) for line in lines] == [
+        ("epoch", "source", e + 1) for e in range(8)
+    ]
+    assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
+
+
+def test_the_bar_says_where_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    fit_source(run, Probe(), numbered(20), torch.arange(20) % 3, settings(source_epochs=2), Screen())  # type: ignore[arg-type]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("source 1/2  loss ")
+    assert all(word in first for word in ("lr ", "images/s", "left"))
+    assert second.startswith("source 2/2  loss ")

@@ -1,0 +1,319 @@
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cdtrans.config import make_config
+from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.run import Run
+from cdtrans.training.optimisation import Optimisation
+from cdtrans.training.state import STATE_FILE, Loop, StopSignals, all_finite, load_state, step_seed
+from tiny_task import make_task, warm
+
+EPOCHS, STEPS = 3, 4
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = new_run(tmp_path / "run")
+    yield run
+    run.close()
+
+
+def new_run(folder: Path) -> Run:
+    return Run.open(folder, make_config({"device": "cpu"}), {})
+
+
+class Net(nn.Sequential):
+    """All that a state must carry: weights, running statistics, and randomness in every step."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 2))
+
+
+class Stopped(Exception):
+    pass
+
+
+def train(run: Run, *, stop_after: int | None = None, spoil: Any = None, **settings: Any) -> tuple[Net, list]:
+    """A stage in the small. `spoil(epoch, step, model, loss)` gives another loss; `stop_after` updates it is over."""
+    config = make_config({"device": "cpu", "precision": "fp32", "warmup_epochs": 1, "save_every": 0} | settings)
+    model = Net()
+    optimisation = Optimisation(model, config, lr=0.1, epochs=EPOCHS, device=torch.device("cpu"))
+    loop = Loop(run, "source", model, optimisation, config=config, epochs=EPOCHS)
+    updates, seen = 0, []
+    for epoch in loop.epochs():
+        optimisation.start_epoch(epoch, loop.step)
+        for step in loop.steps(STEPS):
+            out = model(torch.randn(6, 3))  # the loop has seeded this
+            losses = torch.stack([out[:, 0].square().mean(), out[:, 1].abs().mean()])
+            loss = losses.sum() if spoil is None else spoil(epoch, step, model, losses.sum())
+            optimisation.step(loss)
+            loop.update(losses.detach())
+            updates += 1
+            if updates == stop_after:
+                raise Stopped
+        run.log("epoch", epoch=epoch, losses=loop.mean_losses())
+        seen.append((epoch, loop.mean_losses()))
+    return model, seen
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+# Seeds
+
+
+def test_no_two_steps_share_a_seed() -> None:
+    grid = itertools.product((0, 1, 2, 1234), ("init", "source", "adaptation"), range(42), range(300))
+    seeds = [step_seed(*place) for place in grid]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_a_long_epoch_has_no_two_steps_of_one_seed() -> None:
+    seeds = [step_seed(1234, "adaptation", 1, step) for step in range(100_000)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_seeds_stay_what_they_are() -> None:
+    """They decide every result: another value here changes what a published seed gives."""
+    assert step_seed(1234, "init", 0, 0) == 304355641897145095
+    assert step_seed(1234, "source", 1, 0) == 1076649750735257379
+    assert step_seed(0, "adaptation", 40, 99) == 230718503740733182
+
+
+def test_seeds_are_what_torch_takes() -> None:
+    for seed in (0, 2**63, 10**40):
+        torch.Generator().manual_seed(step_seed(seed, "source", 1, 1))
+
+
+# Restoring
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_stopped_after_any_step_it_goes_on_as_if_nothing_had_happened(tmp_path: Path, optimizer: str) -> None:
+    whole = new_run(tmp_path / "whole")
+    model, seen = train(whole, optimizer=optimizer)
+    for stop in range(1, EPOCHS * STEPS + 1):
+        run = new_run(tmp_path / str(stop))
+        with pytest.raises(Stopped):
+            train(run, optimizer=optimizer, stop_after=stop)
+        again, seen_again = train(run, optimizer=optimizer)
+        assert_equal(again.state_dict(), model.state_dict())
+        assert seen_again == seen[len(seen) - len(seen_again) :]
+        assert (run.folder / "log.jsonl").read_bytes() == (whole.folder / "log.jsonl").read_bytes()
+        run.close()
+    whole.close()
+
+
+def test_only_whole_states_count_and_what_came_after_is_done_again(tmp_path: Path) -> None:
+    whole, run = new_run(tmp_path / "whole"), new_run(tmp_path / "run")
+    model, seen = train(whole)
+    with pytest.raises(Stopped):
+        train(run, stop_after=7, save_every=1000)  # never due: only the beginning is saved
+    state = load_state(run)
+    assert state is not None
+    assert (state["epoch"], state["step"]) == (1, 0)
+    run.log("torn", note="not in the saved state")
+    again, seen_again = train(run)
+    assert_equal(again.state_dict(), model.state_dict())
+    assert seen_again == seen
+    assert (run.folder / "log.jsonl").read_bytes() == (whole.folder / "log.jsonl").read_bytes()
+    whole.close()
+    run.close()
+
+
+def test_the_state_of_another_stage_is_not_taken_up(run: Run) -> None:
+    config = make_config({"device": "cpu", "precision": "fp32"})
+    train(run)
+    model = Net()
+    optimisation = Optimisation(model, config, lr=0.1, epochs=2, device=torch.device("cpu"))
+    loop = Loop(run, "adaptation", model, optimisation, config=config, epochs=2)
+    assert (loop.epoch, loop.step, loop.extras) == (1, 0, {})
+    assert_equal(model.state_dict(), Net().state_dict())
+    state = load_state(run)
+    assert state is not None
+    assert state["stage"] == "adaptation"  # a kill from here on begins this stage anew
+
+
+def test_what_the_stage_wants_kept_is_kept(run: Run) -> None:
+    config = make_config({"device": "cpu", "precision": "fp32"})
+
+    def loop() -> Loop:
+        model = Net()
+        optimisation = Optimisation(model, config, lr=0.1, epochs=2, device=torch.device("cpu"))
+        return Loop(run, "adaptation", model, optimisation, config=config, epochs=2)
+
+    first = loop()
+    first.extras["pairs"] = {"source": torch.tensor([3, 1]), "proposed": 9}
+    first.save()
+    pairs = loop().extras["pairs"]
+    assert pairs["source"].tolist() == [3, 1]
+    assert pairs["proposed"] == 9
+
+
+@pytest.mark.parametrize(("save_every", "saves"), [(0, 1 + EPOCHS * (STEPS + 1)), (1000, 1)])
+def test_states_are_saved_as_often_as_asked_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch, save_every: float, saves: int
+) -> None:
+    count = 0
+    save = Loop.save
+
+    def counted(loop: Loop) -> None:
+        nonlocal count
+        count += 1
+        save(loop)
+
+    monkeypatch.setattr(Loop, "save", counted)
+    train(run, save_every=save_every)
+    assert count == saves
+
+
+def test_a_damaged_state_is_named(run: Run) -> None:
+    train(run)
+    file = run.folder / STATE_FILE
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(CdtransError, match=r"The saved state '.*state\.pt' is damaged; remove it"):
+        load_state(run)
+
+
+# Losses that are not finite
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("save_every", [0, 1000])
+def test_a_loss_that_is_not_finite_stops_it_and_is_never_saved(run: Run, value: float, save_every: float) -> None:
+    def spoil(epoch: int, step: int, model: Net, loss: Tensor) -> Tensor:
+        return loss * value if (epoch, step) == (2, 2) else loss
+
+    with pytest.raises(CdtransError) as caught:
+        train(run, spoil=spoil, save_every=save_every)
+    file = run.folder / STATE_FILE
+    assert "not finite in the source stage, epoch 2, step 3;" in str(caught.value)
+    assert f"the last good state is in '{file}'" in str(caught.value)
+    state = load_state(run)
+    assert state is not None
+    assert (state["epoch"], state["step"]) == ((2, 2) if save_every == 0 else (1, 0))
+    assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
+
+
+@pytest.mark.parametrize("place", [(1, 0), (2, 2), (EPOCHS, STEPS - 1)])
+def test_a_finite_loss_that_ruins_the_weights_stops_it_too(run: Run, place: tuple[int, int]) -> None:
+    """The root of zero is finite and its slope is not."""
+
+    def spoil(epoch: int, step: int, model: Net, loss: Tensor) -> Tensor:
+        return loss + (model[0].weight * 0).sum().sqrt() if (epoch, step) == place else loss
+
+    with pytest.raises(CdtransError) as caught:
+        train(run, spoil=spoil)
+    assert f"not finite in the source stage, epoch {place[0]}, step {place[1] + 1};" in str(caught.value)
+    state = load_state(run)
+    assert state is not None
+    assert (state["epoch"], state["step"]) == place
+    assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
+
+
+def test_all_finite_looks_at_weights_and_running_statistics() -> None:
+    model = Net()
+    assert all_finite(model)
+    model[1].running_mean[2] = float("nan")
+    assert not all_finite(model)
+    model = Net()
+    with torch.no_grad():
+        model[3].weight[1, 1] = float("inf")
+    assert not all_finite(model)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--source-lr", "1e30"], "The loss is not finite in the source stage, epoch 1, step 2; the last good state"),
+        (["--lr", "1e30"], "The loss is not finite in the adaptation stage, epoch 1, step 2; the last good state"),
+        # one step in all: no later loss would tell
+        (["--lr", "1e10", "--epochs", "1", "--batch-size", "64"], "scores of the target images are not finite"),
+        (["--source-lr", "1e10", "--source-epochs", "1", "--batch-size", "64"], "scores of the target images"),
+    ],
+)
+def test_a_run_that_diverges_ends_in_one_sentence_and_hands_over_no_model(
+    tmp_path: Path, flags: list[str], said: str
+) -> None:
+    task = make_task(tmp_path / "task")
+    out = tmp_path / "run"
+    ended = warm().run(task.adapt(out, *flags), tmp_path / "logs")
+    assert ended.code == 2, ended.err
+    assert ended.err.startswith("error: ")
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+    assert not (out / "adapted").exists()
+    assert not (out / "result.json").exists()
+    saved = torch.load(out / STATE_FILE, weights_only=True)["model"]
+    assert all(bool(tensor.isfinite().all()) for tensor in saved.values())
+
+
+# Being asked to stop
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_after_the_step_with_the_state_saved(run: Run, number: signal.Signals, code: int) -> None:
+    def spoil(epoch: int, step: int, model: Net, loss: Tensor) -> Tensor:
+        if (epoch, step) == (2, 1):
+            os.kill(os.getpid(), number)
+        return loss
+
+    with pytest.raises(Interrupted) as caught, StopSignals.caught():
+        train(run, spoil=spoil, save_every=1000)
+    assert caught.value.exit_code == code
+    state = load_state(run)
+    assert state is not None
+    assert (state["epoch"], state["step"]) == (2, 2)
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    def twice() -> None:
+        with StopSignals.caught():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert StopSignals.received == signal.SIGINT
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()
+
+
+def test_the_handlers_from_before_come_back() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def fail() -> None:
+        with StopSignals.caught():
+            assert signal.getsignal(signal.SIGINT) is not before[signal.SIGINT]
+            os.kill(os.getpid(), signal.SIGINT)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert {number: signal.getsignal(number) for number in before} == before
+    assert StopSignals.received is None
+
+
+def test_in_another_thread_signals_are_left_to_whoever_runs_it() -> None:
+    done = []
+
+    def work() -> None:
+        with StopSignals.caught():
+            done.append(signal.getsignal(signal.SIGINT))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [before]
