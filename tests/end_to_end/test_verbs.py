@@ -15,6 +15,7 @@ from tiny_task import Ended, draw, make_task, warm
 
 CDTRANS = [str(Path(sys.executable).with_name("cdtrans"))]
 MODULE = [sys.executable, "-m", "cdtrans"]
+BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -131,10 +132,7 @@ def test_a_reader_that_leaves_early_is_no_error(finished, tmp_path: Path, empty:
     """As in `cdtrans predict RUN IMAGES | head -1`, with more to say than a pipe holds."""
     (tmp_path / "list.txt").write_text("00.png\n" * 4000)
     command = [*CDTRANS, "predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--quiet"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=empty, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen(command, cwd=empty, env=BUFFERED, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"path,label,probability\r\n"
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -145,9 +143,8 @@ def test_a_reader_that_is_not_there_is_no_error(finished, empty: Path) -> None:
     """What is still buffered at the end must not become a complaint of Python's."""
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.run(
-        [*CDTRANS, "eval", finished.run, finished.answers, "--json"], cwd=empty, stdout=writer, stderr=subprocess.PIPE
-    )
+    command = [*CDTRANS, "eval", finished.run, finished.answers, "--json"]
+    process = subprocess.run(command, cwd=empty, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (process.returncode, process.stderr) == (141, b"")
 

@@ -77,11 +77,13 @@ def some_pairs(count: int) -> Pairs:
     return Pairs(numbers % SOURCES, numbers % TARGETS, numbers % 3, (numbers + 1) % 3, proposed=30)
 
 
-def test_pairs_are_searched_anew_every_few_epochs_and_written_down(run: Run) -> None:
-    adapt(run)
+@pytest.mark.parametrize(("every", "epochs"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (3, [1, 4]), (10, [1])])
+def test_pairs_are_searched_anew_every_few_epochs_and_written_down(run: Run, every: int, epochs: list[int]) -> None:
+    adapt(run, rebuild_every=every)
     lines = [line for line in log_lines(run.folder) if line["event"] == "pairs"]
-    assert [(line["round"], line["epoch"]) for line in lines] == [(1, 1), (2, 3), (3, 5)]
-    assert sorted(p.name for p in (run.folder / "pairs").iterdir()) == [f"round-0{n}.npz" for n in (1, 2, 3)]
+    assert [(line["round"], line["epoch"]) for line in lines] == list(enumerate(epochs, 1))
+    files = sorted(p.name for p in (run.folder / "pairs").iterdir())
+    assert files == [f"round-0{n}.npz" for n in range(1, len(epochs) + 1)]
     with np.load(run.folder / "pairs" / "round-01.npz") as arrays:
         assert set(arrays.files) == {"source", "target", "source_labels", "target_labels"}
         assert len(arrays["source"]) == lines[0]["kept"]
