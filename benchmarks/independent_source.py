@@ -1,12 +1,15 @@
-"""Stage 1 written a second time, from the description of the authors' code alone and sharing nothing with cdtrans but timm:
-torchvision's transforms and ImageFolder, a shuffled DataLoader, one parameter group per parameter, fp16 with a scaler.
-It answers one question: is a difference to the authors' accuracy in our machinery? (docs/results/office31-deit-tiny.md)
+"""Stage 1 written a second time, from the description of the authors' code alone.
 
-usage: python benchmarks/independent_source.py DATA WEIGHTS SOURCE SEED     (SOURCE: amazon, dslr or webcam; needs a GPU)
+It shares nothing with cdtrans but timm: torchvision's transforms and ImageFolder, a shuffled DataLoader, one parameter
+group per parameter, fp16 with a scaler. It answers one question: is a difference to the authors' accuracy in our
+machinery? See docs/results/office31-deit-tiny.md.
+
+usage: python benchmarks/independent_source.py DATA WEIGHTS SOURCE SEED    (SOURCE: amazon, dslr or webcam; needs a GPU)
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -23,7 +26,7 @@ TEST = T.Compose([T.Resize((256, 256)), T.CenterCrop(224), *NORMALISE])
 
 
 def build(weights: str, classes: int) -> nn.Module:
-    vit = timm.create_model("deit_tiny_patch16_224", drop_path_rate=0.1)
+    vit: Any = timm.create_model("deit_tiny_patch16_224", drop_path_rate=0.1)
     vit.load_state_dict({name: tensor.float() for name, tensor in load_file(weights).items()})
     vit.reset_classifier(0)
     neck = nn.BatchNorm1d(192)

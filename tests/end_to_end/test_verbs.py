@@ -64,7 +64,7 @@ def test_help_is_there_at_once(empty: Path) -> None:
 
 def test_the_module_is_the_command(empty: Path) -> None:
     assert run(MODULE, "--help", cwd=empty) == run(CDTRANS, "--help", cwd=empty)
-    ended = run(MODULE, "adapt", "nowhere", "either", cwd=empty)
+    ended = run(MODULE, "adapt", "--bogus", cwd=empty)
     assert ended.code == 2
     assert_sentence(ended.err)
 
@@ -102,7 +102,7 @@ def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
 
 def test_demo(empty: Path) -> None:
     """The whole built-in task, with a model and a time that are too small to learn it."""
-    short = ["--source-epochs", 1, "--epochs", 1, "--drop-path", 0]
+    short = ["--source-epochs", 1, "--epochs", 1, "--crop", 16, "--resize", 18]
     ended = run(CDTRANS, "demo", "--json", *short, cwd=empty)
     assert ended.code == 0, ended.err
     values = only_object(ended.out)

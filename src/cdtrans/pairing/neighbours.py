@@ -31,8 +31,8 @@ def two_way(source: Tensor, target: Tensor, block_elements: int = BLOCK_ELEMENTS
     for start in range(0, len(source), rows):
         similarity = source[start : start + rows] @ target.T  # [rows, Nt]
         target_of_source[start : start + rows] = similarity.argmax(dim=1)
-        value, row = similarity.max(dim=0)
-        better = value > best
-        best = torch.where(better, value, best)
-        source_of_target = torch.where(better, row + start, source_of_target)
+        value = similarity.amax(dim=0)
+        better = (value > best).nonzero().squeeze(1)  # fewer with every block: only these need an index
+        best[better] = value[better]
+        source_of_target[better] = similarity[:, better].argmax(dim=0) + start
     return Neighbours(target_of_source, source_of_target)
