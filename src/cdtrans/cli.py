@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Labelled source images and unlabelled target images in, a target classifier out.",
 )
@@ -38,7 +38,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")]
 Model = Annotated[str, typer.Option(help="chosen, adapted, or source (not adapted).")]
 MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable files that is still accepted.")]
-Root = Annotated[Path | None, typer.Option(help="Folder that the paths in a list are relative to [the list's own].")]
+Root = Annotated[
+    Path | None, typer.Option(help="Folder that the paths in a list are relative to (default: the list's own).")
+]
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
@@ -50,7 +52,8 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
             kind = HINTS[name] if HINTS[name] in (bool, int, float) else str
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-            default = "" if spec.default is None or "[" in spec.metadata["help"] else f" [{_shown(spec.default)}]"
+            told = spec.default in (None, "auto")  # the help line says what that means
+            default = "" if told else f" (default: {_shown(spec.default)})"
             option = typer.Option(flag, help=spec.metadata["help"] + default, rich_help_panel=spec.metadata["group"])
             annotation: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
             parameters.append(
@@ -140,7 +143,7 @@ def predict(
     images: Annotated[
         Path, typer.Argument(metavar="IMAGES", help="A folder of any depth, an image, or a list of paths.")
     ],
-    csv: Annotated[Path | None, typer.Option(help="Write the predictions here [standard output].")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the predictions here (default: standard output).")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to list.")] = 1,
     abstain: Annotated[float, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")] = 0.0,
     root: Root = None,

@@ -32,10 +32,14 @@ class Config:
 
     source: str = _option("", "Data", "Labelled images: a folder of class folders, or a list of 'path label' lines.")
     target: str = _option("", "Data", "Unlabelled images: a folder of any depth, or a list of paths.")
-    root: str | None = _option(None, "Data", "Folder that the paths in lists are relative to [the list's own].")
-    crop: int | Literal["auto"] = _option("auto", "Data", "Image size the model sees [the backbone's own].", minimum=8)
+    root: str | None = _option(
+        None, "Data", "Folder that the paths in lists are relative to (default: the list's own)."
+    )
+    crop: int | Literal["auto"] = _option(
+        "auto", "Data", "Image size the model sees (auto: the backbone's own).", minimum=8
+    )
     resize: int | Literal["auto"] = _option(
-        "auto", "Data", "Both sides are resized to this before cropping [8/7 of the crop: 256 for 224].", minimum=8
+        "auto", "Data", "Both sides are resized to this before cropping (auto: 8/7 of the crop).", minimum=8
     )
     flip: float = _option(0.5, "Data", "Chance of mirroring a training image.", minimum=0, maximum=1)
     max_bad: float = _option(0.05, "Data", "Share of unreadable files that is still accepted.", minimum=0, maximum=1)
@@ -84,16 +88,18 @@ class Config:
     clip_norm: float = _option(1.0, "Optimisation", "Largest gradient norm.", minimum=0)
 
     seed: int = _option(1234, "Run", "Seed of everything random.", minimum=0)
-    device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... [a GPU if there is one].")
+    device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
-        "auto", "Run", "Arithmetic of training steps [bf16 on a GPU that has it, else fp16; fp32 on CPU]."
+        "auto", "Run", "Arithmetic of the model (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
     )
     compile: Literal["auto", "off", "graph", "full"] = _option(
-        "auto", "Run", "GPU steps: plain, captured as a CUDA graph, or also compiled [what saves time]."
+        "auto", "Run", "GPU steps: plain, captured as a CUDA graph, or also compiled (auto: what saves time)."
     )
     encode_batch: int = _option(256, "Run", "Images in a batch when features are extracted.", minimum=1)
     save_every: float = _option(30.0, "Run", "Seconds between saved states; a kill loses no more than this.", minimum=0)
-    cache: str | None = _option(None, "Run", "Folder for decoded images [$CDTRANS_CACHE or the user's cache folder].")
+    cache: str | None = _option(
+        None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE or the user's cache folder)."
+    )
     tracker: Literal["none", "tensorboard"] = _option("none", "Run", "Also write the curves for TensorBoard.")
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 from torchvision.transforms import Resize
 
-from cdtrans.data import pixels
+from cdtrans.data import pixels, store, stream
 from cdtrans.data.images import UnreadableImage
-from cdtrans.data.pixels import clear_stores, default_cache, list_stores, open_pixels
+from cdtrans.data.pixels import default_cache, open_pixels
+from cdtrans.data.store import clear_stores, list_stores
 from cdtrans.errors import CdtransError
 from cdtrans.screen import Screen
 
@@ -78,13 +79,13 @@ def files(tmp_path: Path) -> list[Path]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files decoded so far, in the order in which they were begun."""
     names: list[str] = []
-    real = pixels.decode
+    real = stream.decode
 
     def decode(path: Path) -> Image.Image:
         names.append(path.name)
         return real(path)
 
-    monkeypatch.setattr(pixels, "decode", decode)
+    monkeypatch.setattr(stream, "decode", decode)
     return names
 
 
@@ -163,7 +164,7 @@ def test_a_file_out_of_reach_is_tried_again(files, cache, monkeypatch):
         raise UnreadableImage("no permission to read it") from PermissionError(errno.EACCES, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pixels, "decode", out_of_reach)
+        patch.setattr(stream, "decode", out_of_reach)
         assert set(open_store(files, cache).bad.values()) == {"no permission to read it"}
     assert_right(open_store(files, cache), files)
 
@@ -184,13 +185,13 @@ def test_only_bad_files_and_no_files(files, cache):
 
 
 def test_rows_follow_the_files_whichever_thread_is_first(files, cache, monkeypatch):
-    real = pixels.decode
+    real = stream.decode
 
     def last_first(path: Path) -> Image.Image:
         time.sleep(0.002 * (10 - int(path.stem)))
         return real(path)
 
-    monkeypatch.setattr(pixels, "decode", last_first)
+    monkeypatch.setattr(stream, "decode", last_first)
     opened = open_store(files, cache, workers=10)
     assert opened.rows.tolist() == list(range(10))
     assert_right(opened, files)
@@ -209,17 +210,18 @@ def test_files_outside_the_root_and_odd_names(files, cache, tmp_path, decoded):
     assert len(decoded) == 3
 
 
-def test_no_more_than_two_chunks_are_decoded_ahead(tmp_path, cache, decoded, monkeypatch):
+def test_a_bounded_number_of_images_is_decoded_ahead(tmp_path, cache, decoded, monkeypatch):
     files = make_images(tmp_path / "images", 40)
     ahead: list[int] = []
-    real = pixels._Store.append
+    real = store.Store.append
 
     def append(store, results) -> None:
         ahead.append(len(decoded) - store.rows)
         real(store, results)
 
     monkeypatch.setattr(pixels, "CHUNK_IMAGES", 8)
-    monkeypatch.setattr(pixels._Store, "append", append)
+    monkeypatch.setattr(stream, "IN_FLIGHT_PER_WORKER", 4)
+    monkeypatch.setattr(store.Store, "append", append)
     assert_right(open_store(files, cache, workers=2), files)
     assert len(ahead) == 5
     assert max(ahead) <= 16
@@ -287,12 +289,12 @@ def test_growing_does_not_disturb_an_open_map(files, cache):
 BUILDERS = """
 import os, random, signal, sys, time
 from pathlib import Path
-from cdtrans.data import pixels
+from cdtrans.data import pixels, stream
 from cdtrans.screen import Screen
 
 root, cache, task = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 files = sorted(root.iterdir())
-decode, fsync, pixels.CHUNK_IMAGES = pixels.decode, os.fsync, 2
+decode, fsync, pixels.CHUNK_IMAGES = stream.decode, os.fsync, 2
 
 def slow_decode(path):
     time.sleep(0.003)
@@ -305,7 +307,7 @@ def slow_fsync(file):
 def build():
     pid = os.fork()
     if pid == 0:
-        pixels.decode, os.fsync = slow_decode, slow_fsync
+        stream.decode, os.fsync = slow_decode, slow_fsync
         pixels.open_pixels(files, root=root, size=12, cache=cache, screen=Screen(), name="source", workers=1)
         os._exit(0)
     return pid

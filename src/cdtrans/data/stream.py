@@ -1,4 +1,4 @@
-"""Images that are read once and not kept: decoded in parallel, handed on in order, a bounded number at a time."""
+"""Many image files, decoded in parallel and handed on in order, a bounded number at a time."""
 
 import os
 from collections import deque
@@ -20,16 +20,19 @@ Decoded = tuple[Path | None, np.ndarray | UnreadableImage]
 def decode_in_order(
     images: Iterable[str | Path | Image.Image], size: int, workers: int | None = None
 ) -> Iterator[Decoded]:
-    """Decode and resize, keeping the order."""
+    """Decode and resize, keeping the order. Threads, because PIL does both without the GIL."""
     workers = workers or len(os.sched_getaffinity(0))
     waiting: deque[Future[Decoded]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         for image in images:
             waiting.append(pool.submit(_decode, image, size))
             if len(waiting) >= workers * IN_FLIGHT_PER_WORKER:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _decode(image: str | Path | Image.Image, size: int) -> Decoded:

@@ -25,7 +25,7 @@ def load_state(run: Run) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged disk: atomic writes leave no half-written state behind
-        raise CdtransError(f"The saved state '{file}' is damaged; remove it to start the stage again.") from error
+        raise CdtransError(f"The saved state '{file}' is damaged; start again in another --out.") from error
     return state
 
 

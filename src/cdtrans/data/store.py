@@ -1,0 +1,273 @@
+"""A folder of decoded images on the disk: rows of pixels, an index that vouches for them, and a lock.
+
+A store is a folder `CACHE/pixels/<hash of root and size>/` with three files:
+
+    pixels.u8     rows of size x size x 3 bytes, only ever appended to, so that maps of other processes stay valid
+    index.jsonl   a header, then a line per image: its path, its bytes and mtime, and its row or why it has none
+    lock          held by the one process that reads or extends the store; its mtime is the time of last use
+
+An index line is written after its pixels have reached the disk. So a process may be killed at any moment: whatever
+the index does not vouch for is overwritten by the next one.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from cdtrans.data.images import UnreadableImage
+from cdtrans.errors import CdtransError
+
+FORMAT = 1  # raise it when the same file would give other pixels: stores of another format are built anew
+PIXELS, INDEX, LOCK = "pixels.u8", "index.jsonl", "lock"
+POLL_SECONDS = 0.1  # how often to try for a lock that another process holds
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What `cdtrans cache` shows of one store."""
+
+    root: Path
+    size: int
+    images: int
+    nbytes: int  # on disk
+    last_used: datetime
+
+
+def list_stores(cache: Path) -> list[StoreInfo]:
+    """Every store with a readable index, the one used last first."""
+    with explained(cache):
+        stores = [_info(folder) for folder in _folders(cache)]
+    return sorted((store for store in stores if store), key=lambda store: store.last_used, reverse=True)
+
+
+def clear_stores(cache: Path, root: Path | None = None) -> int:
+    """Delete all stores, or those of `root`; one that is being built stays. Returns the bytes freed."""
+    freed = 0
+    with explained(cache):
+        for folder in _folders(cache):
+            info = _info(folder)
+            if root is None or (info and info.root == _real(root)):
+                freed += _clear(folder)
+    return freed
+
+
+class ImageFile(NamedTuple):
+    """A file as it is now; bytes and mtime tell whether it is still the one that was decoded."""
+
+    key: str
+    path: Path
+    nbytes: int
+    mtime_ns: int
+
+
+class Entry(NamedTuple):
+    """What is known of a file, a line of the index: its row, or -1 and why it has none."""
+
+    nbytes: int
+    mtime_ns: int
+    row: int
+    cause: str = ""
+
+
+Result = tuple[ImageFile, np.ndarray | UnreadableImage]
+
+
+@dataclass
+class Store:
+    """A store as the process that holds its lock sees and extends it."""
+
+    folder: Path
+    root: Path
+    size: int
+    index_end: int  # bytes of the index that are whole lines
+    rows: int = 0  # rows that the index vouches for
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path, root: Path, size: int) -> "Store":
+        """What is there and whole; begun anew if there is no header of this format."""
+        if store := cls.read(folder):
+            return store
+        for name in (PIXELS, INDEX):  # unlinked, not truncated: another process may have the old file mapped
+            (folder / name).unlink(missing_ok=True)
+        (folder / PIXELS).touch()
+        header = _line({"root": str(_real(root)), "size": size, "format": FORMAT})
+        (folder / INDEX).write_bytes(header)
+        return cls(folder, _real(root), size, index_end=len(header))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Store | None":
+        """The index up to the first line that is torn or vouches for pixels that are not there."""
+        records = _records(folder / INDEX)
+        header, end = next(records, ({}, 0))
+        if header.get("format") != FORMAT:
+            return None
+        store = cls(folder, Path(header["root"]), header["size"], index_end=end)
+        rows_on_disk = _bytes(folder / PIXELS) // row_bytes(store.size)
+        for record, end in records:
+            key, entry = record.pop("path"), Entry(**record)
+            if entry.row >= 0 and not entry.row == store.rows < rows_on_disk:
+                break
+            store.entries[key] = entry
+            store.rows += entry.row >= 0
+            store.index_end = end
+        return store
+
+    def holds(self, image: ImageFile) -> bool:
+        entry = self.entries.get(image.key)
+        return entry is not None and (entry.nbytes, entry.mtime_ns) == (image.nbytes, image.mtime_ns)
+
+    def append(self, results: list[Result]) -> None:
+        """Pixels first, to the disk; then the lines that vouch for them."""
+        lines = []
+        with (self.folder / PIXELS).open("r+b") as pixels:
+            pixels.seek(self.rows * row_bytes(self.size))
+            for image, result in results:
+                if isinstance(result, np.ndarray):
+                    pixels.write(result.data)
+                    entry, lasting = Entry(image.nbytes, image.mtime_ns, self.rows), True
+                    self.rows += 1
+                else:
+                    entry = Entry(image.nbytes, image.mtime_ns, row=-1, cause=str(result))
+                    lasting = _lies_in_the_file(result)
+                self.entries[image.key] = entry
+                if lasting:
+                    lines.append(_line({"path": image.key, **entry._asdict()}))
+            pixels.flush()
+            os.fsync(pixels.fileno())
+        with (self.folder / INDEX).open("r+b") as index:
+            index.truncate(self.index_end)
+            index.seek(self.index_end)
+            index.write(b"".join(lines))
+            self.index_end = index.tell()
+
+    def map(self) -> np.ndarray:
+        shape = (self.rows, self.size, self.size, 3)
+        if not self.rows:  # an empty file cannot be mapped
+            return np.empty(shape, np.uint8)
+        return np.memmap(self.folder / PIXELS, np.uint8, mode="r", shape=shape)
+
+
+def _lies_in_the_file(error: UnreadableImage) -> bool:
+    """Missing rights, a lost network drive or too little memory do not: then the file is tried again next time."""
+    why = error.__cause__
+    return not isinstance(why, MemoryError) and getattr(why, "errno", None) is None
+
+
+def lock_store(folder: Path, disk: Callable[[], AbstractContextManager], waiting: Callable[[], None]) -> BinaryIO:
+    """The store's lock, as an open file that gives it back when closed or when its process dies."""
+    with disk():
+        lock = _try_lock(folder)
+    if lock is None:
+        waiting()
+    while lock is None:
+        time.sleep(POLL_SECONDS)
+        with disk():
+            lock = _try_lock(folder)
+    return lock
+
+
+def _try_lock(folder: Path) -> BinaryIO | None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / LOCK).open("ab")
+    with suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name)):  # else another process has cleared it
+            os.utime(lock.fileno())
+            return lock
+    lock.close()
+    return None
+
+
+def check_space(cache: Path, missing: int) -> None:
+    """Now rather than after an hour of decoding."""
+    if missing > shutil.disk_usage(cache).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def explained(cache: Path, need: int = 0) -> Iterator[None]:
+    """Around what touches the store, never around the screen: a closed terminal is not a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CdtransError(
+                f"The disk of the cache folder {cache} is too full: the decoded images need {need / 1e9:.3g} GB; "
+                "free some space there, or name a folder on a larger disk with --cache DIR."
+            ) from error
+        raise CdtransError(
+            f"The cache folder {cache} cannot be used ({error.strerror or error}); name another one with --cache DIR."
+        ) from error
+
+
+def _line(record: dict[str, object]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+def _records(index: Path) -> Iterator[tuple[dict, int]]:
+    """The lines of an index and where each ends, up to the first that is torn."""
+    end = 0
+    with suppress(FileNotFoundError, ValueError), index.open("rb") as lines:
+        for line in lines:
+            end += len(line)
+            record = json.loads(line)
+            if not (isinstance(record, dict) and line.endswith(b"\n")):
+                return
+            yield record, end
+
+
+def _bytes(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def row_bytes(size: int) -> int:
+    return size * size * 3
+
+
+def _real(root: Path) -> Path:
+    return Path(os.path.realpath(root))
+
+
+def store_folder(cache: Path, root: Path, size: int) -> Path:
+    name = hashlib.sha256(os.fsencode(_real(root)) + f"\0{size}".encode()).hexdigest()
+    return cache / "pixels" / name[:16]
+
+
+def _folders(cache: Path) -> list[Path]:
+    return [lock.parent for lock in (cache / "pixels").glob(f"*/{LOCK}")]
+
+
+def _info(folder: Path) -> StoreInfo | None:
+    store = Store.read(folder)
+    if store is None:
+        return None
+    images = sum(entry.row >= 0 for entry in store.entries.values())
+    last_used = datetime.fromtimestamp((folder / LOCK).stat().st_mtime)
+    return StoreInfo(store.root, store.size, images, _bytes(folder / PIXELS) + _bytes(folder / INDEX), last_used)
+
+
+def _clear(folder: Path) -> int:
+    """Deletes by name what a store consists of, since the cache may be any folder the user has pointed us to."""
+    lock = _try_lock(folder)
+    if lock is None:
+        return 0
+    with lock:
+        freed = _bytes(folder / PIXELS) + _bytes(folder / INDEX)
+        for name in (PIXELS, INDEX, LOCK):  # the lock last: until then nobody else begins anew
+            (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: something of the user's, or already a new store
+        folder.rmdir()
+    return freed
