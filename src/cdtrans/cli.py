@@ -38,9 +38,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")]
 Model = Annotated[str, typer.Option(help="chosen, adapted, or source (not adapted).")]
 MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable files that is still accepted.")]
-Root = Annotated[
-    Path | None, typer.Option(help="Folder that the paths in a list are relative to (default: the list's own).")
-]
+Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:

@@ -32,11 +32,9 @@ class Config:
 
     source: str = _option("", "Data", "Labelled images: a folder of class folders, or a list of 'path label' lines.")
     target: str = _option("", "Data", "Unlabelled images: a folder of any depth, or a list of paths.")
-    root: str | None = _option(
-        None, "Data", "Folder that the paths in lists are relative to (default: the list's own)."
-    )
+    root: str | None = _option(None, "Data", "Folder that paths in lists are relative to (default: the list's).")
     crop: int | Literal["auto"] = _option(
-        "auto", "Data", "Image size the model sees (auto: the backbone's own).", minimum=8
+        "auto", "Data", "Image size the model sees (auto: the backbone's).", minimum=8
     )
     resize: int | Literal["auto"] = _option(
         "auto", "Data", "Both sides are resized to this before cropping (auto: 8/7 of the crop).", minimum=8
@@ -97,9 +95,7 @@ class Config:
     )
     encode_batch: int = _option(256, "Run", "Images in a batch when features are extracted.", minimum=1)
     save_every: float = _option(30.0, "Run", "Seconds between saved states; a kill loses no more than this.", minimum=0)
-    cache: str | None = _option(
-        None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE or the user's cache folder)."
-    )
+    cache: str | None = _option(None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE or the user's).")
     tracker: Literal["none", "tensorboard"] = _option("none", "Run", "Also write the curves for TensorBoard.")
 
     def to_dict(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def test_help_is_there_at_once(empty: Path) -> None:
     assert ended.code == 0
     assert ended.err == ""
     for verb in ("adapt", "eval", "predict", "demo"):
-        assert f"\n  {verb} " in ended.out
+        assert f"│ {verb} " in ended.out
     look = "import sys, cdtrans.cli; sys.argv = ['cdtrans', 'adapt', '--help']\ntry: cdtrans.cli.main()\nfinally: "
     look += "print([m for m in ('torch', 'timm', 'numpy', 'PIL', 'sklearn', 'matplotlib') if m in sys.modules])"
     assert run([sys.executable, "-c", look], cwd=empty).out.splitlines()[-1] == "[]"

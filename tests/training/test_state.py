@@ -184,7 +184,7 @@ def test_a_damaged_state_is_named(run: Run) -> None:
     train(run)
     file = run.folder / STATE_FILE
     file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(CdtransError, match=r"The saved state '.*state\.pt' is damaged; remove it"):
+    with pytest.raises(CdtransError, match=r"The saved state '.*state\.pt' is damaged; start again"):
         load_state(run)
 
 
