@@ -224,7 +224,8 @@ def _class_table(result: Any) -> Table:
 
 
 def _print_json(values: dict[str, Any]) -> None:
-    sys.stdout.write(json_format.dumps(values) + "\n")
+    if os.environ.get("RANK", "0") == "0":  # of several processes, the first speaks for all
+        sys.stdout.write(json_format.dumps(values) + "\n")
 
 
 def main() -> None:

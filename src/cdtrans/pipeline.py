@@ -28,15 +28,17 @@ from cdtrans.data.images import judge_unreadable
 from cdtrans.data.pixels import Pixels, default_cache, open_pixels
 from cdtrans.device import pick_device, pick_precision
 from cdtrans.errors import CdtransError
+from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
 from cdtrans.model.encoding import Encoded
+from cdtrans.ranks import joined, world
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
 from cdtrans.training.adaptation import adapt_to_target
 from cdtrans.training.source import fit_source
-from cdtrans.training.state import StopSignals, load_state, step_seed
+from cdtrans.training.state import load_state, step_seed
 
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
 
@@ -71,7 +73,7 @@ def adapt(
     places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
     from_file = read_yaml(Path(config)) if config is not None else {}
     chosen = make_config(read_preset(preset), from_file, settings, places)
-    with StopSignals.caught():
+    with StopSignals.caught(), joined():
         return run_pipeline(chosen, Path(out), screen)
 
 
@@ -92,6 +94,8 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
     source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
     target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
     check_classes_left(source)
+    if min(len(source), len(target), config.batch_size) < world():
+        raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
 
     run = Run.open(out, config, describe(source, target))
     try:
@@ -103,11 +107,13 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
         begin_log(run, {"source": source_bad, "target": target_bad})
         train_source(run, model, source_images, labels, config, card, screen)
         encoded = adapt_to_target(run, model, source_images, labels, target_images, config, screen)
-        save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=config.epochs))
+        if run.writes:
+            save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=config.epochs))
         write_predictions(run, target, source.classes, encoded)
         run.log_timing(stage="all", seconds=round(time.monotonic() - started, 3))
         run.write_json(RESULT, {"chosen_epoch": config.epochs, "chosen_model": "adapted", "selection": "last"})
-        remove_state(run.folder)
+        if run.writes:
+            remove_state(run.folder)
     finally:
         run.close()
     return Result(out, config.epochs)
@@ -213,7 +219,8 @@ def train_source(
         model.load_state_dict(load_model(folder)[0].state_dict())
     else:
         fit_source(run, model, images, labels, config, screen)
-        save_model(folder, model, card)
+        if run.writes:
+            save_model(folder, model, card)
 
 
 def write_predictions(run: Run, target: UnlabelledDomain, classes: tuple[str, ...], encoded: Encoded) -> None:

@@ -19,6 +19,7 @@ import yaml
 
 from cdtrans.config import RESUME_MAY_CHANGE, Config
 from cdtrans.errors import CdtransError
+from cdtrans.ranks import barrier, is_main
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
@@ -62,14 +63,22 @@ def disk_full(path: Path) -> CdtransError:
 class Run:
     """`Run.open` makes a folder or takes up an unfinished one; `close` lets it go."""
 
-    def __init__(self, folder: Path, lock: IO[str]) -> None:
+    def __init__(self, folder: Path, lock: IO[str] | None) -> None:
         self.folder = folder
-        self._lock = lock
+        self._lock = lock  # None for a rank that only reads
+
+    @property
+    def writes(self) -> bool:
+        """Of several ranks only the main one writes."""
+        return self._lock is not None
 
     @classmethod
     def open(cls, folder: Path, config: Config, data: dict[str, Any]) -> "Run":
         """Take the folder for this configuration and data, or say why not."""
         check_folder(folder, config)
+        if not is_main():
+            barrier()
+            return cls(folder, None)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = open(folder / ".lock", "w")  # noqa: SIM115 (held for as long as the run)
@@ -96,12 +105,16 @@ class Run:
         run.write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True).encode())
         run.write_json("data.json", data)
         run.write_json("environment.json", environment(config))
+        barrier()
         return run
 
     def close(self) -> None:
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def write(self, name: str, content: bytes) -> None:
+        if not self.writes:
+            return
         with atomic(self.folder / name) as file:
             file.write(content)
 
@@ -114,6 +127,8 @@ class Run:
         )
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        if not self.writes:
+            return
         with atomic(self.folder / name) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
@@ -126,6 +141,8 @@ class Run:
         self._append("timings.jsonl", fields)
 
     def _append(self, name: str, fields: dict[str, Any]) -> None:
+        if not self.writes:
+            return
         line = json.dumps(fields, ensure_ascii=False) + "\n"
         try:
             with open(self.folder / name, "ab") as file:
@@ -141,7 +158,7 @@ class Run:
 
     def cut_log(self, size: int) -> None:
         """Forget what was logged after the state that the run goes on from; it will be logged again."""
-        if self.log_size() > size:
+        if self.writes and self.log_size() > size:
             os.truncate(self.folder / "log.jsonl", size)
 
 

@@ -1,5 +1,6 @@
 """What a person watching a run sees: rich bars on a terminal, plain lines elsewhere, nothing when quiet."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +25,10 @@ class Screen:
     because standard output then carries one JSON object and nothing else."""
 
     def __init__(self, *, quiet: bool = False, machine: bool = False) -> None:
-        self.quiet = quiet
-        self.console = Console(stderr=machine, highlight=False, emoji=False, soft_wrap=True)
-        self.warnings = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        follower = os.environ.get("RANK", "0") != "0"  # of several processes, the first speaks for all
+        self.quiet = quiet or follower
+        self.console = Console(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
+        self.warnings = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
 
     def say(self, text: str) -> None:
         if not self.quiet:

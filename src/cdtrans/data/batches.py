@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cdtrans.ranks import share
+
 RESIDENT_SHARE = 0.4  # of the GPU's free memory that decoded images may take; beyond it they stay in host memory
 
 
@@ -67,8 +69,8 @@ class Images:
         return self._cut(indices, Augmentation(middle, middle, torch.zeros_like(indices, dtype=torch.bool)))
 
     def in_order(self, batch: int) -> Iterator[Tensor]:
-        """The whole domain's test input, batch by batch."""
-        for indices in torch.arange(len(self), device=self.rows.device).split(batch):
+        """The domain's test input, or this rank's share of it, batch by batch."""
+        for indices in torch.arange(len(self), device=self.rows.device)[share(len(self))].split(batch):
             yield self.centred(indices)
 
     def _cut(self, indices: Tensor, a: Augmentation) -> Tensor:

@@ -10,6 +10,7 @@ from cdtrans.data.batches import Images
 from cdtrans.device import autocast
 from cdtrans.errors import CdtransError
 from cdtrans.model.branches import CDTrans
+from cdtrans.ranks import gather
 from cdtrans.screen import Screen
 
 
@@ -22,7 +23,8 @@ class Encoded(NamedTuple):
 
 @torch.inference_mode()
 def encode(model: CDTrans, images: Images, config: Config, screen: Screen, name: str) -> Encoded:
-    """In eval mode and in the precision of training; what comes out is float32."""
+    """In eval mode and in the precision of training; what comes out is float32. Several ranks share the work, and
+    each has the whole of it in the end."""
     model.eval()
     features, logits = [], []
     with screen.track(f"encoding {name}", len(images)) as task, autocast(images.device, config.precision):
@@ -31,7 +33,7 @@ def encode(model: CDTrans, images: Images, config: Config, screen: Screen, name:
             features.append(out.feature.float())
             logits.append(out.logits.float())
             task.advance(len(x))
-    encoded = Encoded(torch.cat(features), torch.cat(logits))
+    encoded = Encoded(gather(torch.cat(features)), gather(torch.cat(logits)))
     if not encoded.logits.isfinite().all():
         raise CdtransError(
             f"The model's scores of the {name} images are not finite: training has diverged. Start again in another "

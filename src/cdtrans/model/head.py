@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from cdtrans.ranks import gather
+
 CLASSIFIER_STD = 0.001  # the authors' initialisation
 
 
@@ -15,7 +17,8 @@ class Output(NamedTuple):
 
 
 class Head(nn.Module):
-    """`neck="batchnorm"`: BatchNorm with its bias frozen at 0, then a linear layer without bias (FACTS 1.3).
+    """On several ranks the head is trained on the features of all of them.
+    `neck="batchnorm"`: BatchNorm with its bias frozen at 0, then a linear layer without bias (FACTS 1.3).
     `neck="none"`: a plain linear layer on the backbone's feature."""
 
     def __init__(self, dim: int, classes: int, neck: str) -> None:
@@ -30,5 +33,5 @@ class Head(nn.Module):
             nn.init.zeros_(self.classifier.bias)
 
     def forward(self, feature: Tensor) -> Output:
-        feature = self.neck(feature)
+        feature = self.neck(gather(feature) if self.training else feature)
         return Output(feature, self.classifier(feature))

@@ -8,6 +8,7 @@ from cdtrans.data.batches import Images
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.encoding import Encoded, encode
 from cdtrans.pairing.pairs import Pairs, build_pairs, require_pairs
+from cdtrans.ranks import part
 from cdtrans.run import Run
 from cdtrans.screen import Screen
 from cdtrans.training.losses import adaptation_losses
@@ -56,9 +57,10 @@ def adapt_to_target(
         with report.epoch(steps=steps, images=2 * batch_size, lr=lr) as bar:
             for step in loop.steps(steps):
                 where = slice(step * batch_size, (step + 1) * batch_size)
+                mine = part(where)
+                x_s = source.augmented(pairs.source[order[mine]], source_crops[mine])  # [B / ranks, 3, crop, crop]
+                x_t = target.augmented(pairs.target[order[mine]], target_crops[mine])  # [B / ranks, 3, crop, crop]
                 batch = order[where]  # [B] which pairs
-                x_s = source.augmented(pairs.source[batch], source_crops[where])  # [B, 3, crop, crop]
-                x_t = target.augmented(pairs.target[batch], target_crops[where])  # [B, 3, crop, crop]
                 loop.update(train(x_s, x_t, pairs.source_labels[batch], pairs.target_labels[batch]))
                 bar.advance()
         report.write(dict(zip(LOSSES, loop.mean_losses(), strict=True)), pairs=len(pairs))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.config import Config
+from cdtrans.ranks import average_gradients
 
 WARMUP_START = 0.01  # of the base rate
 FLOOR = 0.002  # of the base rate
@@ -70,6 +71,7 @@ class Optimisation:
         bad = ~loss.detach().isfinite() & (self.bad_step < 0)
         self.bad_step.copy_(torch.where(bad, self.taken, self.bad_step))
         self.scaler.scale(loss).backward()
+        average_gradients(self.parameters)
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm, foreach=True)
         self.scaler.step(self.optimizer)

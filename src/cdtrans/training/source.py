@@ -6,6 +6,7 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
 from cdtrans.model.branches import CDTrans
+from cdtrans.ranks import part, world
 from cdtrans.run import Run
 from cdtrans.screen import Screen
 from cdtrans.training.losses import source_loss
@@ -37,7 +38,8 @@ def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config:
         with report.epoch(steps=len(batches), images=config.batch_size, lr=lr) as bar:
             for step in loop.steps(len(batches)):
                 batch = batches[step]
-                x = images.augmented(order[batch], augmentation[batch])  # [B, 3, crop, crop]
+                mine = part(batch)
+                x = images.augmented(order[mine], augmentation[mine])  # [B / ranks, 3, crop, crop]
                 loop.update(train(x, shuffled_labels[batch]))
                 bar.advance()
         report.write({"loss": loop.mean_losses()[0]})
@@ -45,6 +47,6 @@ def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config:
 
 def batch_slices(count: int, size: int) -> list[slice]:
     """All of `count` in order. A last batch of one image is left out, as the authors do: it has no variance for the
-    bottleneck norm."""
+    bottleneck norm. So is one of fewer images than ranks."""
     slices = [slice(start, min(start + size, count)) for start in range(0, count, size)]
-    return [s for s in slices if s.stop - s.start > 1]
+    return [s for s in slices if s.stop - s.start >= max(2, world())]

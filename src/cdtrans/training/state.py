@@ -1,10 +1,7 @@
 """Everything needed to go on after a kill: written atomically, restored exactly."""
 
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
@@ -12,6 +9,8 @@ from torch import Tensor, nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.interrupt import StopSignals
+from cdtrans.ranks import rank
 from cdtrans.run import Run, atomic
 from cdtrans.training.optimisation import Optimisation
 
@@ -70,7 +69,7 @@ class Loop:
 
     def steps(self, count: int) -> Iterator[int]:
         while self.step < count:
-            torch.manual_seed(step_seed(self.seed, self.stage, self.epoch, self.step))
+            torch.manual_seed(step_seed(self.seed, self.stage, self.epoch, self.step) + rank())
             yield self.step
         self._check_finite()
 
@@ -96,8 +95,9 @@ class Loop:
             "extras": self.extras,
             "log_size": self.run.log_size(),
         }
-        with atomic(self.run.folder / STATE_FILE) as file:
-            torch.save(state, file)
+        if self.run.writes:
+            with atomic(self.run.folder / STATE_FILE) as file:
+                torch.save(state, file)
         self._saved_at = time.monotonic()
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Loop:
         self.run.cut_log(state["log_size"])
 
     def _save_if_due(self) -> None:
-        stop = StopSignals.received
+        stop = StopSignals.received if self.run.writes else None  # the others go on until the main rank has saved
         if stop is None and time.monotonic() - self._saved_at < self.save_every:
             return
         self._check_finite()
@@ -133,30 +133,3 @@ class Loop:
 def all_finite(model: nn.Module) -> bool:
     """Whether no weight or running statistic is NaN or infinite. Waits for the device."""
     return bool(torch.stack([tensor.isfinite().all() for tensor in model.state_dict().values()]).all())
-
-
-class StopSignals:
-    """Ctrl-C and SIGTERM end a run at the next whole step, with the state saved; a second one ends it at once."""
-
-    received: int | None = None
-
-    @staticmethod
-    @contextmanager
-    def caught() -> Iterator[None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            if StopSignals.received is not None:
-                raise KeyboardInterrupt
-            StopSignals.received = number
-
-        StopSignals.received = None
-        try:
-            before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs us there handles signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            StopSignals.received = None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cdtrans.device import autocast
+from cdtrans.ranks import world
 from cdtrans.screen import Screen
 from cdtrans.training.optimisation import Optimisation
 
@@ -33,6 +34,7 @@ class Step:
         self.optimisation, self.screen = optimisation, screen
         self.plan, self.ahead = plan, steps_ahead
         self.capturable = optimisation.device.type == "cuda" and not optimisation.scaler.is_enabled() and plan != "off"
+        self.capturable &= world() == 1
         self.shapes: list[torch.Size] = []
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None

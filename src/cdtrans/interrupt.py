@@ -1,0 +1,33 @@
+"""Ctrl-C and SIGTERM: a request to end at the next whole step, with the state saved."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopSignals:
+    """`with StopSignals.caught()` notes a first signal in `received`; a second one ends the process at once."""
+
+    received: int | None = None
+
+    @staticmethod
+    @contextmanager
+    def caught() -> Iterator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            if StopSignals.received is not None:
+                raise KeyboardInterrupt
+            StopSignals.received = number
+
+        StopSignals.received = None
+        try:
+            before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: whoever runs us there handles signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            StopSignals.received = None
