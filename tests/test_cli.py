@@ -17,9 +17,11 @@ import cdtrans.demo
 import cdtrans.pipeline
 import cdtrans.screen
 from cdtrans.config import FIELDS
+from cdtrans.data.pixels import open_pixels
 from cdtrans.demo import DemoResult
 from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.pipeline import Result
+from cdtrans.screen import Screen
 from tiny_task import CLASSES, draw
 
 COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
@@ -91,7 +93,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        assert verbs == ["adapt", "eval", "predict", "demo"]
+        assert verbs == ["adapt", "eval", "predict", "demo", "cache"]
         assert run("-h").out == ended.out
 
     def test_a_bare_command_shows_the_help(self, run: Run) -> None:
@@ -334,3 +336,24 @@ class TestDemo:
         assert "77.8%" in ended.out
         assert "Run folder: runs/demo" in ended.out
         assert asked["seed"] == 0
+
+
+class TestCache:
+    def test_what_is_cached_is_listed_and_cleared(self, run: Run, tmp_path: Path) -> None:
+        place = tmp_path / "own"
+        assert run("cache", "--cache", str(place)).out == f"Nothing is cached in {place}.\n"
+        images = draw(tmp_path / "images" / "a.png", kind=0, seed=1).parent
+        open_pixels(
+            sorted(images.iterdir()), root=images, size=8, cache=place, screen=Screen(quiet=True), name="source"
+        )
+        listed = json.loads(run("cache", "--cache", str(place), "--json").out)
+        assert listed["stores"] == [
+            {"root": str(images), "size": 8, "images": 1, "bytes": listed["stores"][0]["bytes"]}
+        ]
+        assert listed["stores"][0]["bytes"] > 8 * 8 * 3
+        assert str(images) in run("cache", "--cache", str(place)).out.replace("\n", "")
+        other = run("cache", "--cache", str(place), "--clear", "--root", str(tmp_path / "other"), "--json")
+        assert json.loads(other.out)["freed"] == 0
+        cleared = json.loads(run("cache", "--cache", str(place), "--clear", "--json").out)
+        assert cleared["freed"] == store["bytes"]
+        assert "Nothing is cached" in run("cache", "--cache", str(place)).out

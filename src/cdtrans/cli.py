@@ -198,6 +198,36 @@ def demo(
     screen.result(f"Run folder: {result.run}")
 
 
+@app.command()
+def cache(
+    folder: Annotated[Path | None, typer.Option("--cache", help="The cache folder.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete what is listed; later runs decode again.")] = False,
+    root: Annotated[Path | None, typer.Option(help="Only the images of this folder.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """List the decoded images that runs share, or clear them."""
+    from cdtrans.data.pixels import default_cache
+    from cdtrans.data.store import clear_stores, list_stores
+
+    screen = Screen(quiet=quiet, machine=json)
+    place = folder or default_cache()
+    stores = [s for s in list_stores(place) if root is None or s.root == root.resolve()]
+    freed = clear_stores(place, root) if clear else 0
+    if json:
+        listed = [{"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes} for s in stores]
+        _print_json({"cache": str(place), "stores": listed, "freed": freed})
+        return
+    table = Table("images of", "size", "images", "MB", "last used", title=str(place))
+    for s in stores:
+        used = f"{s.last_used:%Y-%m-%d %H:%M}"
+        table.add_row(escape(str(s.root)), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
+    screen.result(table if stores else f"Nothing is cached in {place}.")
+    if clear:
+        screen.result(f"Freed {freed / 1e6:,.1f} MB.")
+
+
 def _score_table(result: Any, model: str) -> Table:
     """The model that was asked for, and below it what the run was before, at its end and at its best."""
     table = Table("model", "accuracy", "class-mean accuracy", title=f"{result.scores.images} labelled images")

@@ -94,6 +94,11 @@ class Config:
         "auto", "Run", "GPU steps: plain, captured as a CUDA graph, or also compiled (auto: what saves time)."
     )
     encode_batch: int = _option(256, "Run", "Images in a batch when features are extracted.", minimum=1)
+    pixels: Literal["auto", "store", "stream"] = _option(
+        "auto",
+        "Run",
+        "Decode images once into the cache, or every time (auto: if the disk is too small).",
+    )
     save_every: float = _option(30.0, "Run", "Seconds between saved states; a kill loses no more than this.", minimum=0)
     cache: str | None = _option(None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE or the user's).")
     tracker: Literal["none", "tensorboard"] = _option("none", "Run", "Also write the curves for TensorBoard.")
@@ -103,7 +108,7 @@ class Config:
 
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
-RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every", "compile")
+RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels")
 
 HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}

@@ -7,6 +7,10 @@ class CdtransError(Exception):
     """Bad input or a condition the user can act on. The command line prints it as one sentence and exits with 2."""
 
 
+class DiskFull(CdtransError):
+    """There is no room for what must be written."""
+
+
 class Interrupted(Exception):
     """Ctrl-C or a request of the system to end. The state has been saved."""
 

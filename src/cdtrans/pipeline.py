@@ -25,9 +25,10 @@ from cdtrans.data.domains import (
     warnings_for,
 )
 from cdtrans.data.images import judge_unreadable
-from cdtrans.data.pixels import Pixels, default_cache, open_pixels
+from cdtrans.data.pixels import default_cache, open_pixels
+from cdtrans.data.stream import StreamedPixels
 from cdtrans.device import pick_device, pick_precision
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, DiskFull
 from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
@@ -160,22 +161,39 @@ def initial_model(config: Config, card: Card) -> CDTrans:
 
 
 Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
+PixelRows = tuple[np.ndarray | StreamedPixels, np.ndarray]  # where pixels are, and the row of each image there
 Skipped = dict[str, str]  # path -> why it could not be read
 
 
-def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, Pixels, Skipped]:
+def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, PixelRows, Skipped]:
     """Decode every image of a domain once, and leave out those that cannot be."""
-    assert isinstance(config.resize, int), "the configuration has been resolved"
-    cache = Path(config.cache) if config.cache else default_cache()
-    pixels = open_pixels(domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name)
-    skipped = {domain.paths[i]: cause for i, cause in pixels.bad.items()}
+    (pixels, rows), bad = find_pixels(domain, config, screen, name)
+    skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
     if skipped:
         first, cause = next(iter(skipped.items()))
         screen.warn(judge_unreadable(f"{name} ", len(skipped), len(domain), first, cause, config.max_bad))
-    good = np.flatnonzero(pixels.rows >= 0)
-    if not len(good):
+    good = [i for i in range(len(domain)) if i not in bad]
+    if not good:
         raise CdtransError(f"No readable image is left of the {name}; repair or replace its files.")
-    return domain.keep(good.tolist()), replace(pixels, rows=pixels.rows[good], bad={}), skipped
+    return domain.keep(good), (pixels, rows[good]), skipped
+
+
+def find_pixels(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[PixelRows, dict[int, str]]:
+    """The domain's images in a store, or decoded every time if they may not or cannot be stored; and the bad ones."""
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    if config.pixels != "stream":
+        cache = Path(config.cache) if config.cache else default_cache()
+        try:
+            pixels = open_pixels(
+                domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name
+            )
+            return (pixels.array, pixels.rows), pixels.bad
+        except DiskFull:
+            if config.pixels == "store":
+                raise
+            screen.say(f"The disk has no room for the decoded {name} images: they are decoded every time (slower).")
+    streamed = StreamedPixels(domain.files(), config.resize)
+    return (streamed, np.arange(len(domain))), streamed.find_unreadable(screen, name)
 
 
 def check_classes_left(source: LabelledDomain) -> None:
@@ -197,8 +215,8 @@ def describe(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]
     }
 
 
-def make_images(pixels: Pixels, card: Card, device: torch.device) -> Images:
-    return Images(pixels.array, pixels.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
+def make_images(pixels: PixelRows, card: Card, device: torch.device) -> Images:
+    return Images(*pixels, crop=card.crop, mean=card.mean, std=card.std, device=device)
 
 
 def begin_log(run: Run, skipped: dict[str, Skipped]) -> None:

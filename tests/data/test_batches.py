@@ -1,5 +1,7 @@
 """From decoded pixels to model input: the test transform is the authors', augmentation is honest cropping."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,10 @@ from PIL import Image
 from torchvision import transforms
 
 import cdtrans.data.batches as batches
-from cdtrans.data.batches import Augmentation, Images
+from cdtrans.data.batches import Augmentation, Images, Plan
 from cdtrans.data.images import resized
+from cdtrans.data.stream import StreamedPixels
+from cdtrans.errors import CdtransError
 from support import devices
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -143,3 +147,41 @@ def test_a_gpu_sees_what_the_cpu_sees(share: float, monkeypatch: pytest.MonkeyPa
     on_gpu = gpu.augmented(indices.to(gpu.rows.device), drawn(gpu, 4))
     assert on_gpu.device.type == "cuda"
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=0, atol=1e-6)
+
+
+class TestPlan:
+    BATCHES = (slice(0, 3), slice(3, 6), slice(6, 7))
+
+    def images(self, tmp_path: Path, streamed: bool) -> Images:
+        rng = np.random.default_rng(0)
+        pixels = rng.integers(0, 256, (7, 18, 18, 3), dtype=np.uint8)
+        files = []
+        for n, image in enumerate(pixels):
+            files.append(tmp_path / f"{n}.png")
+            Image.fromarray(image).save(files[-1])
+        where = StreamedPixels(files, 18) if streamed else pixels
+        return Images(where, np.arange(7), crop=16, mean=MEAN, std=STD, device=torch.device("cpu"))
+
+    def plan(self, images: Images) -> Plan:
+        order = torch.tensor([5, 0, 3, 6, 1, 2, 4])
+        return images.plan(order, list(self.BATCHES), 0.5, torch.Generator().manual_seed(3))
+
+    def test_batches_are_the_augmented_images_in_order(self, tmp_path: Path) -> None:
+        images = self.images(tmp_path, streamed=False)
+        plan = self.plan(images)
+        crops = images.draw(7, 0.5, torch.Generator().manual_seed(3))
+        whole = images.augmented(torch.tensor([5, 0, 3, 6, 1, 2, 4]), crops)
+        assert torch.equal(torch.cat([plan[n] for n in range(3)]), whole)
+
+    def test_decoding_ahead_changes_nothing(self, tmp_path: Path) -> None:
+        stored, streamed = (self.plan(self.images(tmp_path, streamed=s)) for s in (False, True))
+        assert streamed.thread is not None
+        assert stored.thread is None
+        for n in (1, 2, 0):  # a continuation begins in the middle
+            assert torch.equal(stored[n], streamed[n])
+
+    def test_a_file_that_vanishes_is_named(self, tmp_path: Path) -> None:
+        plan = self.plan(self.images(tmp_path, streamed=True))
+        (tmp_path / "5.png").unlink()
+        with pytest.raises(CdtransError, match=r"5\.png' could be read when the run began"):
+            plan[0]

@@ -415,3 +415,37 @@ def test_python_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CdtransError, match="did you mean 'epochs'"):
         cdtrans.adapt(source=tmp_path, target=tmp_path, out=tmp_path / "run", epoch=3)
     assert not (tmp_path / "run").exists()
+
+
+# Where the pixels come from
+
+
+def test_images_decoded_every_time_give_the_same_bytes(shared: Task) -> None:
+    out = shared.folder / "streamed"
+    ended = adapt(shared, out, "--pixels", "stream", "--cache", str(shared.folder / "unused"))
+    assert ended.code == 0, ended.err
+    assert not (shared.folder / "unused").exists()
+    plain, streamed = tree(shared.folder / "plain"), tree(out)
+    assert plain.pop("config.yaml") != streamed.pop("config.yaml")
+    assert plain == streamed
+
+
+def test_unreadable_files_are_found_before_training_when_decoded_every_time(task: Task, out: Path) -> None:
+    (task.target / "00.png").write_bytes(b"")
+    ended = adapt(task, out, "--pixels", "stream", "--max-bad", "0.2")
+    assert ended.code == 0, ended.err
+    assert [line["path"] for line in log_lines(out) if line["event"] == "skipped"] == ["00.png"]
+
+
+def test_a_disk_without_room_is_worked_around_unless_the_store_was_asked_for(
+    shared: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = shutil._ntuple_diskusage(1, 1, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    places = {"source": shared.source, "target": shared.target, "config": shared.config}
+    with pytest.raises(CdtransError, match=r"too full.*--pixels stream"):
+        cdtrans.adapt(**places, out=tmp_path / "a", pixels="store", cache=str(tmp_path / "c"), quiet=True)
+    assert not (tmp_path / "a").exists()
+    cdtrans.adapt(**places, out=tmp_path / "b", cache=str(tmp_path / "c"))
+    assert "decoded every time" in capsys.readouterr().out
+    assert (tmp_path / "b" / "result.json").exists()

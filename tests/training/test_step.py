@@ -35,7 +35,9 @@ def make_step(model: CDTrans, plan: str, device: str) -> tuple[Optimisation, Ste
     def losses(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return adaptation_losses(model(a, b), y, y, False)
 
-    return optimisation, Step(losses, optimisation, plan=plan, steps_ahead=10_000, screen=Screen(quiet=True))
+    step = Step(losses, optimisation, plan, Screen(quiet=True))
+    step.ahead = 10_000
+    return optimisation, step
 
 
 def batches(optimisation: Optimisation, device: str, steps: int = STEPS) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -2,14 +2,17 @@
 
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cdtrans.data.stream import StreamedPixels
 from cdtrans.ranks import share
 
+BATCHES_AHEAD = 2  # made ready while a step runs, where images do not lie on the device
 RESIDENT_SHARE = 0.4  # of the GPU's free memory that decoded images may take; beyond it they stay in host memory
 
 
@@ -26,11 +29,11 @@ class Augmentation:
 
 
 class Images:
-    """The decoded images of one domain and the way from indices to model input."""
+    """The images of one domain and the way from indices to model input."""
 
     def __init__(
         self,
-        pixels: np.ndarray,  # uint8 [rows, resize, resize, 3]
+        pixels: np.ndarray | StreamedPixels,  # uint8 [rows, resize, resize, 3], in memory or decoded when asked for
         rows: np.ndarray,  # [N] the row of each image of the domain
         *,
         crop: int,
@@ -39,11 +42,10 @@ class Images:
         device: torch.device,
     ) -> None:
         self.crop, self.device = crop, device
-        self.resize = pixels.shape[1]
-        with warnings.catch_warnings():  # torch warns of a read-only map, and nobody here writes to it
-            warnings.simplefilter("ignore", UserWarning)
-            self.pixels = _resident(torch.from_numpy(np.asarray(pixels)), device)
-        self.rows = torch.from_numpy(rows).to(self.pixels.device)
+        self.pixels = pixels if isinstance(pixels, StreamedPixels) else _resident(pixels, device)
+        self.home = torch.device("cpu") if isinstance(self.pixels, StreamedPixels) else self.pixels.device
+        self.resize = self.pixels.size if isinstance(self.pixels, StreamedPixels) else self.pixels.shape[1]
+        self.rows = torch.from_numpy(rows).to(self.home)
         self.mean = torch.tensor(mean, device=device).view(1, 3, 1, 1)
         self.std = torch.tensor(std, device=device).view(1, 3, 1, 1)
 
@@ -56,8 +58,11 @@ class Images:
         top = torch.randint(room, (count,), generator=generator)
         left = torch.randint(room, (count,), generator=generator)
         mirrored = torch.rand(count, generator=generator) < flip
-        where = self.pixels.device
-        return Augmentation(top.to(where), left.to(where), mirrored.to(where))
+        return Augmentation(top.to(self.home), left.to(self.home), mirrored.to(self.home))
+
+    def plan(self, indices: Tensor, batches: list[slice], flip: float, generator: torch.Generator) -> "Plan":
+        """An epoch: these images in this order, each with a crop and a flip of its own, in these batches."""
+        return Plan(self, indices.to(self.home), batches, self.draw(len(indices), flip, generator))
 
     def augmented(self, indices: Tensor, augmentation: Augmentation) -> Tensor:
         """[B] indices -> [B, 3, crop, crop] training input."""
@@ -70,19 +75,53 @@ class Images:
 
     def in_order(self, batch: int) -> Iterator[Tensor]:
         """The domain's test input, or this rank's share of it, batch by batch."""
-        for indices in torch.arange(len(self), device=self.rows.device)[share(len(self))].split(batch):
+        for indices in torch.arange(len(self), device=self.home)[share(len(self))].split(batch):
             yield self.centred(indices)
 
     def _cut(self, indices: Tensor, a: Augmentation) -> Tensor:
-        span = torch.arange(self.crop, device=self.pixels.device)
+        span = torch.arange(self.crop, device=self.home)
         across = torch.where(a.flip[:, None], self.crop - 1 - span, span)  # [B, crop]
-        row = self.rows[indices][:, None, None]
-        cut = self.pixels[row, (a.top[:, None] + span)[:, :, None], (a.left[:, None] + across)[:, None, :]]
+        pixels, row = self._fetch(indices)
+        cut = pixels[row[:, None, None], (a.top[:, None] + span)[:, :, None], (a.left[:, None] + across)[:, None, :]]
         images = cut.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float()  # [B, 3, crop, crop]
         return images.div_(255).sub_(self.mean).div_(self.std)
 
+    def _fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels that hold the images, and the row of each."""
+        if isinstance(self.pixels, StreamedPixels):
+            decoded = self.pixels.fetch(self.rows[indices].tolist())
+            return torch.from_numpy(decoded), torch.arange(len(decoded))
+        return self.pixels, self.rows[indices]
 
-def _resident(pixels: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda" and pixels.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
-        return pixels.to(device)
-    return pixels
+
+class Plan:
+    """The batches of an epoch; `plan[step]` is the step's input, [B, 3, crop, crop]. Where the images are not on the
+    device that computes, a thread makes the next batches ready meanwhile."""
+
+    def __init__(self, images: Images, indices: Tensor, batches: list[slice], augmentation: Augmentation) -> None:
+        self.images, self.indices, self.batches, self.augmentation = images, indices, batches, augmentation
+        away = images.home != images.device or isinstance(images.pixels, StreamedPixels)
+        self.thread = ThreadPoolExecutor(1) if away else None
+        self.coming: dict[int, Future[Tensor]] = {}
+
+    def __getitem__(self, step: int) -> Tensor:
+        if self.thread is None:
+            return self._make(step)
+        for n in range(step, min(step + 1 + BATCHES_AHEAD, len(self.batches))):
+            if n not in self.coming:
+                self.coming[n] = self.thread.submit(self._make, n)
+        return self.coming.pop(step).result()
+
+    def _make(self, step: int) -> Tensor:
+        batch = self.batches[step]
+        return self.images.augmented(self.indices[batch], self.augmentation[batch])
+
+
+def _resident(pixels: np.ndarray, device: torch.device) -> Tensor:
+    """On the GPU if there is room."""
+    with warnings.catch_warnings():  # torch warns of a read-only map, and nobody here writes to it
+        warnings.simplefilter("ignore", UserWarning)
+        tensor = torch.from_numpy(np.asarray(pixels))
+    if device.type == "cuda" and tensor.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return tensor.to(device)
+    return tensor

@@ -27,7 +27,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from cdtrans.data.images import UnreadableImage
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, DiskFull
 
 FORMAT = 1  # raise it when the same file would give other pixels: stores of another format are built anew
 PIXELS, INDEX, LOCK = "pixels.u8", "index.jsonl", "lock"
@@ -204,9 +204,9 @@ def explained(cache: Path, need: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CdtransError(
+            raise DiskFull(
                 f"The disk of the cache folder {cache} is too full: the decoded images need {need / 1e9:.3g} GB; "
-                "free some space there, or name a folder on a larger disk with --cache DIR."
+                "free some space there, name a folder on a larger disk with --cache DIR, or use --pixels stream."
             ) from error
         raise CdtransError(
             f"The cache folder {cache} cannot be used ({error.strerror or error}); name another one with --cache DIR."

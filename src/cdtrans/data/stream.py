@@ -10,6 +10,8 @@ import numpy as np
 from PIL import Image
 
 from cdtrans.data.images import UnreadableImage, decode, resized, upright_rgb
+from cdtrans.errors import CdtransError
+from cdtrans.screen import Screen
 
 IN_FLIGHT_PER_WORKER = 16
 
@@ -33,6 +35,32 @@ def decode_in_order(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class StreamedPixels:
+    """Pixels that are decoded every time they are asked for (`--pixels stream`): for sets too large for the disk."""
+
+    def __init__(self, files: list[Path], size: int) -> None:
+        self.files, self.size = files, size
+
+    def find_unreadable(self, screen: Screen, name: str) -> dict[int, str]:
+        """One pass over all files, so that training meets no surprise: position -> cause."""
+        bad = {}
+        with screen.track(f"check {name}", len(self.files)) as task:
+            for n, (_, pixels) in enumerate(decode_in_order(self.files, self.size)):
+                if isinstance(pixels, UnreadableImage):
+                    bad[n] = str(pixels)
+                task.advance(1)
+        return bad
+
+    def fetch(self, positions: list[int]) -> np.ndarray:
+        """uint8 [B, size, size, 3]"""
+        decoded = []
+        for path, pixels in decode_in_order([self.files[n] for n in positions], self.size):
+            if isinstance(pixels, UnreadableImage):
+                raise CdtransError(f"'{path}' could be read when the run began and now cannot: {pixels}.")
+            decoded.append(pixels)
+        return np.stack(decoded)
 
 
 def _decode(image: str | Path | Image.Image, size: int) -> Decoded:

@@ -32,7 +32,7 @@ def adapt_to_target(
         return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher)
 
     pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
-    train: Step | None = None
+    train = Step(losses, optimisation, config.compile, screen)
     encoded = encode(model, target, config, screen, "target")
     if loop.epoch == 1 and loop.step == 0:
         save_predictions(run, 0, encoded)
@@ -45,23 +45,19 @@ def adapt_to_target(
         assert pairs is not None, "the first epoch searches for pairs"
         lr = optimisation.start_epoch(epoch, loop.step)
         batch_size = min(config.batch_size, len(pairs))
-        steps = len(pairs) // batch_size
-        train = train or Step(
-            losses, optimisation, plan=config.compile, steps_ahead=steps * (config.epochs - epoch + 1), screen=screen
-        )
+        batches = [slice(i * batch_size, (i + 1) * batch_size) for i in range(len(pairs) // batch_size)]
+        train.ahead = len(batches) * (config.epochs - epoch + 1)
         generator = torch.Generator().manual_seed(step_seed(config.seed, "adaptation", epoch, 0))
-        order = torch.randperm(len(pairs), generator=generator)[: steps * batch_size].to(target.device)  # [P]
-        source_crops = source.draw(len(order), config.flip, generator)
-        target_crops = target.draw(len(order), config.flip, generator)
+        order = torch.randperm(len(pairs), generator=generator)[: len(batches) * batch_size].to(target.device)
+        mine = [part(batch) for batch in batches]
+        x_s = source.plan(pairs.source[order], mine, config.flip, generator)
+        x_t = target.plan(pairs.target[order], mine, config.flip, generator)
+        y_s, y_t = pairs.source_labels[order], pairs.target_labels[order]  # [P]
         model.train()
-        with report.epoch(steps=steps, images=2 * batch_size, lr=lr) as bar:
-            for step in loop.steps(steps):
-                where = slice(step * batch_size, (step + 1) * batch_size)
-                mine = part(where)
-                x_s = source.augmented(pairs.source[order[mine]], source_crops[mine])  # [B / ranks, 3, crop, crop]
-                x_t = target.augmented(pairs.target[order[mine]], target_crops[mine])  # [B / ranks, 3, crop, crop]
-                batch = order[where]  # [B] which pairs
-                loop.update(train(x_s, x_t, pairs.source_labels[batch], pairs.target_labels[batch]))
+        with report.epoch(steps=len(batches), images=2 * batch_size, lr=lr) as bar:
+            for step in loop.steps(len(batches)):
+                batch = batches[step]
+                loop.update(train(x_s[step], x_t[step], y_s[batch], y_t[batch]))
                 bar.advance()
         report.write(dict(zip(LOSSES, loop.mean_losses(), strict=True)), pairs=len(pairs))
         encoded = encode(model, target, config, screen, "target")

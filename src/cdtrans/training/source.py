@@ -26,21 +26,18 @@ def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config:
     def losses(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return (source_loss(model.encode(x).logits, y, config.label_smoothing),)
 
-    ahead = (config.source_epochs - loop.epoch + 1) * len(batches) - loop.step
-    train = Step(losses, optimisation, plan=config.compile, steps_ahead=ahead, screen=screen)
+    train = Step(losses, optimisation, config.compile, screen)
     for epoch in loop.epochs():
         lr = optimisation.start_epoch(epoch, loop.step)
+        train.ahead = len(batches) * (config.source_epochs - epoch + 1)
         generator = torch.Generator().manual_seed(step_seed(config.seed, "source", epoch, 0))
         order = torch.randperm(len(images), generator=generator)  # [Ns]
         shuffled_labels = labels[order.to(labels.device)]
-        augmentation = images.draw(len(images), config.flip, generator)
+        inputs = images.plan(order, [part(batch) for batch in batches], config.flip, generator)
         model.train()
         with report.epoch(steps=len(batches), images=config.batch_size, lr=lr) as bar:
             for step in loop.steps(len(batches)):
-                batch = batches[step]
-                mine = part(batch)
-                x = images.augmented(order[mine], augmentation[mine])  # [B / ranks, 3, crop, crop]
-                loop.update(train(x, shuffled_labels[batch]))
+                loop.update(train(inputs[step], shuffled_labels[batches[step]]))
                 bar.advance()
         report.write({"loss": loop.mean_losses()[0]})
 

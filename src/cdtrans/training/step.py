@@ -27,12 +27,11 @@ class Step:
     ahead will repay it, and captured as a CUDA graph. A batch of another shape than the captured one, such as the last
     one of an epoch, is run plainly. On the CPU, and with fp16's loss scaler, which looks at the gradients, all are."""
 
-    def __init__(
-        self, losses: Losses, optimisation: Optimisation, *, plan: str, steps_ahead: int, screen: Screen
-    ) -> None:
+    def __init__(self, losses: Losses, optimisation: Optimisation, plan: str, screen: Screen) -> None:
         self.losses = self.plain_losses = losses
         self.optimisation, self.screen = optimisation, screen
-        self.plan, self.ahead = plan, steps_ahead
+        self.plan = plan
+        self.ahead = 0  # steps until the end of the stage; the stage keeps it up to date
         self.capturable = optimisation.device.type == "cuda" and not optimisation.scaler.is_enabled() and plan != "off"
         self.capturable &= world() == 1
         self.shapes: list[torch.Size] = []
@@ -40,7 +39,6 @@ class Step:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        self.ahead -= 1
         shapes = [x.shape for x in inputs]
         self.shapes = self.shapes or shapes
         if not self.capturable or shapes != self.shapes:
