@@ -347,10 +347,9 @@ class TestCache:
             sorted(images.iterdir()), root=images, size=8, cache=place, screen=Screen(quiet=True), name="source"
         )
         listed = json.loads(run("cache", "--cache", str(place), "--json").out)
-        assert listed["stores"] == [
-            {"root": str(images), "size": 8, "images": 1, "bytes": listed["stores"][0]["bytes"]}
-        ]
-        assert listed["stores"][0]["bytes"] > 8 * 8 * 3
+        (store,) = listed["stores"]
+        assert store == {"root": str(images), "size": 8, "images": 1, "bytes": store["bytes"]}
+        assert store["bytes"] > 8 * 8 * 3
         assert str(images) in run("cache", "--cache", str(place)).out.replace("\n", "")
         other = run("cache", "--cache", str(place), "--clear", "--root", str(tmp_path / "other"), "--json")
         assert json.loads(other.out)["freed"] == 0
