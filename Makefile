@@ -16,6 +16,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+bench: $(VENV)/.installed
+	for b in train_step pair_search decode predict pipeline; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+
 clean:
 	rm -rf $(VENV) build src/*.egg-info
 

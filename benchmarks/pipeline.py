@@ -1,0 +1,70 @@
+"""`cdtrans adapt` from files to predictions with a cold cache, in a process of its own; and how busy the GPU was.
+
+usage: python benchmarks/pipeline.py [--source DIR --target DIR] [--json FILE] [-- flags of cdtrans adapt]
+Without folders: two epochs of the built-in task."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import measure
+
+from cdtrans.data.digits import write_digits
+
+
+def watch_gpu(busy: list[tuple[float, int]], done: threading.Event) -> None:
+    """nvidia-smi's own measure, the share of its sample period in which a kernel ran, a few times a second."""
+    while not done.is_set():
+        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+        if answer:
+            busy.append((time.time(), int(answer[0])))
+        done.wait(0.2)
+
+
+def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Path) -> dict[str, Any]:
+    out = place / "run"
+    command = [sys.executable, "-m", "cdtrans", "adapt", str(source), str(target), "--out", str(out), "--quiet"]
+    command += ["--cache", str(place / "cache"), "--device", arguments.device, *flags]
+    busy: list[tuple[float, int]] = []
+    done = threading.Event()
+    if arguments.device == "cuda":
+        threading.Thread(target=watch_gpu, args=(busy, done), daemon=True).start()
+    start = time.time()
+    subprocess.run(command, check=True)
+    seconds = time.time() - start
+    done.set()
+    timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
+    row: dict[str, Any] = {"s": seconds, "s in the process": timings[-1]["seconds"]}
+    for stage in ("source", "adaptation"):
+        epochs = [t["seconds"] for t in timings if t["stage"] == stage]
+        row |= {f"{stage} epochs": len(epochs), f"{stage} s": sum(epochs)}
+    if busy:
+        last_part = [share for when, share in busy if when > start + seconds - 0.6 * row["adaptation s"]]
+        row["% busy, last 60 % of stage 2"] = sum(last_part) / len(last_part)
+    return row
+
+
+def main() -> None:
+    parser = measure.parser(__doc__ or "")
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("flags", nargs="*")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        source, target, flags = arguments.source, arguments.target, arguments.flags
+        if source is None:
+            digits = write_digits(Path(place) / "digits", seed=0, images=500)
+            source, target = digits.source, digits.target
+            flags = ["--preset", "digits", "--source-epochs", "2", "--epochs", "2", *flags]
+        row = run(source, target, flags, arguments, Path(place))
+    measure.report("pipeline, cold cache", [row], arguments)
+
+
+if __name__ == "__main__":
+    main()

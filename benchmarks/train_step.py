@@ -1,0 +1,117 @@
+"""A step of stage 2 as the tool takes it: three branches, three losses, backward, clipping, optimiser; and encoding.
+
+usage: python benchmarks/train_step.py [--model NAME ...] [--pairs 64 ...] [--compile full ...] [--json FILE]
+On CPU a tiny model stands in, so that anybody can try it."""
+
+from functools import partial
+from typing import Any
+
+import measure
+import timm
+import torch
+from torch import Tensor
+
+from cdtrans.config import make_config
+from cdtrans.device import autocast, pick_precision
+from cdtrans.model.branches import CDTrans
+from cdtrans.model.head import Head
+from cdtrans.screen import Screen
+from cdtrans.training.losses import adaptation_losses
+from cdtrans.training.optimisation import Optimisation
+from cdtrans.training.step import TIMED, WARM_UP, Step
+
+CLASSES = 65
+
+
+def build(name: str, device: str) -> CDTrans:
+    torch.manual_seed(0)
+    vit = timm.create_model(name, num_classes=0, drop_path_rate=0.1)
+    return CDTrans(vit, Head(vit.num_features, CLASSES, "batchnorm")).to(device)
+
+
+def pair_flops(model: CDTrans) -> float:
+    """Forward and backward of one pair. The source-target branch makes no queries, keys or values of its own."""
+    vit: Any = model.backbone
+    n, d, depth = vit.pos_embed.shape[1], vit.embed_dim, len(vit.blocks)
+    tokens, attention = 2 * n * d * d, 4 * n * n * d
+    branch = depth * (12 * tokens + attention)
+    return 3.0 * (3 * branch - depth * 3 * tokens)
+
+
+def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any, ceiling: float) -> dict[str, Any]:
+    device = arguments.device
+    model = build(name, device).train()
+    config = make_config({"precision": precision})
+    optimisation = Optimisation(model, config, lr=0.008, epochs=40, device=torch.device(device))
+
+    def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
+        return adaptation_losses(model(x_s, x_t), y_s, y_t, False)
+
+    step = Step(losses, optimisation, plan, Screen(quiet=True))
+    size = model.backbone.patch_embed.img_size[0]  # type: ignore[index]
+    x = torch.randn(2, pairs, 3, size, size, device=device)
+    y = torch.randint(CLASSES, (2, pairs), device=device)
+    optimisation.start_epoch(1)
+    warm_up = 2 * WARM_UP + TIMED + 3 if device == "cuda" else 1
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds = measure.timed(partial(step, x[0], x[1], y[0], y[1]), device, arguments.repeats, warm_up)
+    flops = pair_flops(model) * pairs / seconds["median"]
+    return {
+        "model": name,
+        "pairs": pairs,
+        "plan": plan,
+        "precision": precision,
+        "ms": 1000 * seconds["median"],
+        "ms least": 1000 * seconds["least"],
+        "ms most": 1000 * seconds["most"],
+        "pairs/s": pairs / seconds["median"],
+        "TFLOP/s": flops / 1e12,
+        "% of ceiling": 100 * flops / ceiling,
+        "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0,
+    }
+
+
+@torch.inference_mode()
+def encode(name: str, batch: int, precision: str, arguments: Any) -> dict[str, Any]:
+    device = arguments.device
+    model = build(name, device).eval()
+    size = model.backbone.patch_embed.img_size[0]  # type: ignore[index]
+    x = torch.randn(batch, 3, size, size, device=device)
+
+    def work() -> None:
+        with autocast(torch.device(device), precision):
+            model.encode(x)
+
+    seconds = measure.timed(work, device, arguments.repeats)
+    return {
+        "model": name,
+        "plan": "encode",
+        "precision": precision,
+        "ms": 1000 * seconds["median"],
+        "ms least": 1000 * seconds["least"],
+        "ms most": 1000 * seconds["most"],
+        "images/s": batch / seconds["median"],
+    }
+
+
+def main() -> None:
+    parser = measure.parser(__doc__ or "")
+    gpu = torch.cuda.is_available()
+    parser.add_argument("--model", nargs="+", default=["deit_small_patch16_224"] if gpu else ["test_vit.r160_in1k"])
+    parser.add_argument("--pairs", nargs="+", type=int, default=[64] if gpu else [8])
+    parser.add_argument("--compile", nargs="+", default=["off", "graph", "full"] if gpu else ["off"])
+    parser.add_argument("--encode-batch", type=int, default=256 if gpu else 16)
+    arguments = parser.parse_args()
+    precision = pick_precision("auto", torch.device(arguments.device))
+    ceiling = measure.matrix_ceiling(arguments.device, torch.bfloat16 if precision == "bf16" else torch.float32)
+    rows = []
+    for name in arguments.model:
+        for pairs in arguments.pairs:
+            rows += [train_step(name, pairs, plan, precision, arguments, ceiling) for plan in arguments.compile]
+        rows.append(encode(name, arguments.encode_batch, precision, arguments))
+    measure.report(f"training step (matrix ceiling {ceiling / 1e12:.4g} TFLOP/s)", rows, arguments)
+
+
+if __name__ == "__main__":
+    main()
