@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from cdtrans.pairing.neighbours import two_way
 
 
-def search(sources: int, targets: int, dim: int, arguments: Any) -> dict[str, Any]:
+def search(arguments: Any, sources: int, targets: int, dim: int) -> dict[str, Any]:
     device = arguments.device
     generator = torch.Generator(device).manual_seed(0)
     source, target = (F.normalize(torch.randn(n, dim, device=device, generator=generator)) for n in (sources, targets))
@@ -39,8 +39,10 @@ def main() -> None:
     parser = measure.parser(__doc__ or "")
     parser.add_argument("--size", nargs=3, type=int, action="append", metavar=("SOURCES", "TARGETS", "DIM"))
     arguments = parser.parse_args()
-    sizes = arguments.size or [[20_000, 20_000, 384] if arguments.device == "cuda" else [4_000, 4_000, 384]]
-    measure.report("two-way search", [search(*size, arguments) for size in sizes], arguments)
+    sizes: list[list[int]] = arguments.size or [
+        [20_000, 20_000, 384] if arguments.device == "cuda" else [4_000, 4_000, 384]
+    ]
+    measure.report("two-way search", [search(arguments, *size) for size in sizes], arguments)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ CLASSES = 65
 
 def build(name: str, device: str) -> CDTrans:
     torch.manual_seed(0)
-    vit = timm.create_model(name, num_classes=0, drop_path_rate=0.1)
+    vit: Any = timm.create_model(name, num_classes=0, drop_path_rate=0.1)
     return CDTrans(vit, Head(vit.num_features, CLASSES, "batchnorm")).to(device)
 
 
@@ -35,7 +35,7 @@ def pair_flops(model: CDTrans) -> float:
     n, d, depth = vit.pos_embed.shape[1], vit.embed_dim, len(vit.blocks)
     tokens, attention = 2 * n * d * d, 4 * n * n * d
     branch = depth * (12 * tokens + attention)
-    return 3.0 * (3 * branch - depth * 3 * tokens)
+    return float(3 * (3 * branch - depth * 3 * tokens))
 
 
 def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any, ceiling: float) -> dict[str, Any]:
