@@ -39,9 +39,8 @@ def main() -> None:
     parser = measure.parser(__doc__ or "")
     parser.add_argument("--size", nargs=3, type=int, action="append", metavar=("SOURCES", "TARGETS", "DIM"))
     arguments = parser.parse_args()
-    sizes: list[list[int]] = arguments.size or [
-        [20_000, 20_000, 384] if arguments.device == "cuda" else [4_000, 4_000, 384]
-    ]
+    small = [4_000, 4_000, 384] if arguments.device == "cpu" else [20_000, 20_000, 384]
+    sizes: list[list[int]] = arguments.size or [small]
     measure.report("two-way search", [search(arguments, *size) for size in sizes], arguments)
 
 

@@ -14,7 +14,7 @@ from cdtrans.model.head import Head
 from cdtrans.screen import Screen
 from cdtrans.training.losses import adaptation_losses
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.step import WARM_UP, Step
+from cdtrans.training.step import TIMED, WARM_UP, Step
 
 STEPS = 20
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
@@ -94,6 +94,28 @@ def test_every_call_trains_once_on_its_own_batch(plan: str, monkeypatch: pytest.
     for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b)
     assert int(optimisation.taken) == 5, "steps since the last start of an epoch"
+
+
+def test_a_machine_that_cannot_compile_trains_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(f: object, dynamic: bool) -> object:
+        def fail(*inputs: torch.Tensor) -> None:
+            raise RuntimeError("no C compiler")
+
+        return fail
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch, "compile", broken)
+    plain, _, _ = train(tiny_model(0.0), "off", "cpu", steps=WARM_UP + TIMED + 2)
+    model = copy.deepcopy(tiny_model(0.0)).train()
+    optimisation, step = make_step(model, "full", "cpu")
+    step.capturable = True
+    for batch in batches(optimisation, "cpu", WARM_UP + TIMED + 2):
+        step(*batch)
+    assert "could not be compiled" in capsys.readouterr().err
+    for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @needs_gpu

@@ -49,7 +49,9 @@ class Step:
             return self._train(self.plain_losses, *inputs)
         for buffer, x in zip(self.buffers, inputs, strict=True):
             buffer.copy_(x)
-        if self.calls <= WARM_UP + TIMED + WARM_UP:  # here the step is compiled, if it is to be
+        if self.calls == WARM_UP + TIMED + 1 and self.losses is not self.plain_losses:
+            return self._train_compiled()
+        if self.calls <= WARM_UP + TIMED + WARM_UP:
             return self._train(self.losses, *self.buffers)
         if self.graph is None:
             self._capture()
@@ -80,6 +82,16 @@ class Step:
             values = torch.stack(losses(*inputs))  # [k]
         self.optimisation.step(values.sum())
         return values.detach()
+
+    def _train_compiled(self) -> Tensor:
+        """The step in which compilation happens. A machine that cannot compile, for want of a C compiler say, must not
+        end a run that works without; nothing has been learnt yet when compilation fails."""
+        try:
+            return self._train(self.losses, *self.buffers)
+        except Exception as error:
+            self.screen.warn(f"The step could not be compiled and runs without ({type(error).__name__}).")
+            self.losses = self.plain_losses
+            return self._train(self.losses, *self.buffers)
 
     def _capture(self) -> None:
         """Record a step on the buffers; the recording itself trains on nothing."""
