@@ -12,7 +12,8 @@ import yaml
 
 from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config
 from cdtrans.errors import CdtransError
-from cdtrans.run import Run, atomic, check_folder, fingerprint, is_disk_full, replace_folder
+from cdtrans.files import atomic, is_disk_full, replace_folder
+from cdtrans.run import Run, check_folder, fingerprint
 
 DATA: dict[str, Any] = {"source": {"images": 3}, "target": {"images": 2}}
 

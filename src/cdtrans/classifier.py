@@ -15,7 +15,7 @@ from cdtrans.data.batches import Images
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import UnreadableImage
 from cdtrans.data.stream import Decoded, decode_in_order
-from cdtrans.device import autocast, pick_device, pick_precision
+from cdtrans.device import autocast, pick_device
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, load_model
@@ -39,7 +39,7 @@ class Prediction:
 class Unreadable:
     """A file that gave no image, and why."""
 
-    path: Path
+    path: Path | None  # None for an image that was not read from a file
     cause: str
 
 
@@ -62,7 +62,8 @@ class Classifier:
         results = []
         for result in self.stream([images] if isinstance(images, Image.Image) else images, top=top):
             if isinstance(result, Unreadable):
-                raise CdtransError(f"'{result.path}' cannot be read: {result.cause}; leave it out.")
+                what = f"'{result.path}'" if result.path else "An image"
+                raise CdtransError(f"{what} cannot be read: {result.cause}; leave it out.")
             results.append(result)
         return results
 
@@ -82,7 +83,6 @@ class Classifier:
         best = iter(self._best(np.stack(readable), top)) if readable else iter(())
         for path, pixels in items:
             if isinstance(pixels, UnreadableImage):
-                assert path is not None, "only a file can be unreadable"
                 yield Unreadable(path, str(pixels))
             else:
                 ranked = next(best)
@@ -93,7 +93,8 @@ class Classifier:
         card = self.card
         rows = np.arange(len(pixels))
         images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=self.device)
-        with autocast(self.device, pick_precision("auto", self.device)):
+        precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training: the same labels
+        with autocast(self.device, precision):
             logits = self.model.encode(next(images.in_order(len(pixels)))).logits
         probabilities = logits.float().softmax(dim=1)  # [B, K]
         values, classes = probabilities.topk(top, dim=1)

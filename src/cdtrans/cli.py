@@ -30,6 +30,7 @@ app = typer.Typer(
 # typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
 
+SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
 NOT_FLAGS = ("source", "target", "backbone_args")  # arguments of the verb, or YAML only
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
@@ -81,10 +82,12 @@ def adapt(
         Path | None,
         typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The run folder; an unfinished run there is continued.")] = Path(
-        "runs/adapt"
-    ),
-    preset: Annotated[str, typer.Option(help=f"A named recipe: auto, {', '.join(preset_names())}.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder (default: runs/adapt); an unfinished run there is continued.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -133,6 +136,10 @@ def evaluate(
         return
     screen.result(_score_table(result, model))
     screen.result(_class_table(result))
+    if len(result.classes) <= SHOWN_CLASSES:
+        screen.result(_confusion_table(result))
+    else:
+        screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
 
 
 @app.command()
@@ -250,6 +257,14 @@ def _class_table(result: Any) -> Table:
         row[k] = 0
         taken_for = f"{result.classes[int(row.argmax())]} ({int(row.max())})" if row.max() > 0 else ""
         table.add_row(escape(name), str(total), f"{right / total:.1%}" if total else "-", escape(taken_for))
+    return table
+
+
+def _confusion_table(result: Any) -> Table:
+    """Rows are true classes, columns predicted ones."""
+    table = Table("true \\ predicted", *map(escape, result.classes), title="confusion matrix")
+    for name, row in zip(result.classes, result.scores.confusion.tolist(), strict=True):
+        table.add_row(escape(name), *map(str, row))
     return table
 
 

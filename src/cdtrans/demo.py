@@ -21,7 +21,7 @@ class DemoResult:
 def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
     """Rendered digits to real handwriting. The answer key is opened after training, to print the score."""
     place = Path(os.path.abspath(out))  # "." has a name then
-    digits = write_digits(place.with_name(f"{place.name}-data"), seed=seed)
+    digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
     result = adapt(
         source=digits.source, target=digits.target, out=out, preset="digits", seed=seed, screen=screen, **settings
     )

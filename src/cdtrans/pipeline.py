@@ -1,7 +1,5 @@
 """From two folders to an adapted classifier: scan, decode, fit the source, adapt to the target, predict."""
 
-import csv
-import io
 import os
 import shutil
 import time
@@ -29,6 +27,7 @@ from cdtrans.data.pixels import default_cache, open_pixels
 from cdtrans.data.stream import StreamedPixels
 from cdtrans.device import pick_device, pick_precision
 from cdtrans.errors import CdtransError, DiskFull
+from cdtrans.files import csv_line
 from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
@@ -41,6 +40,7 @@ from cdtrans.training.adaptation import adapt_to_target
 from cdtrans.training.source import fit_source
 from cdtrans.training.state import load_state, step_seed
 
+DEFAULT_OUT = "runs/adapt"
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
 
 
@@ -59,8 +59,8 @@ def adapt(
     *,
     source: str | Path | None = None,
     target: str | Path | None = None,
-    out: str | Path,
-    preset: str = "auto",
+    out: str | Path | None = None,
+    preset: str | None = None,
     config: str | Path | None = None,
     quiet: bool = False,
     screen: Screen | None = None,
@@ -68,13 +68,16 @@ def adapt(
 ) -> Result:
     """Adapt a classifier from labelled source images to unlabelled target images, into the run folder `out`.
 
-    `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset. A run
-    folder with an unfinished run of the same settings is taken up where it stopped."""
+    `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset and may also
+    name `out` and `preset`. A run folder with an unfinished run of the same settings is taken up where it stopped."""
     screen = screen or Screen(quiet=quiet)
     places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
     from_file = read_yaml(Path(config)) if config is not None else {}
+    out = out or from_file.pop("out", None) or DEFAULT_OUT
+    preset = preset or from_file.pop("preset", None) or "auto"
+    from_file = {k: v for k, v in from_file.items() if k not in ("out", "preset")}
     chosen = make_config(read_preset(preset), from_file, settings, places)
-    with StopSignals.caught(), joined():
+    with joined():
         return run_pipeline(chosen, Path(out), screen)
 
 
@@ -88,7 +91,7 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
         screen.say(f"The run in '{out}' is already finished.")
         remove_state(out)  # there only if it was killed in its last moment
         return Result(out, read_result(out)["chosen_epoch"])
-    screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True).rstrip())
+    screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
 
     card = make_card(config, source.classes, stage="source", epoch=config.source_epochs)
     model = initial_model(config, card)
@@ -100,20 +103,21 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
 
     run = Run.open(out, config, describe(source, target))
     try:
-        device = torch.device(config.device)
-        source_images = make_images(source_pixels, card, device)
-        target_images = make_images(target_pixels, card, device)
-        labels = torch.tensor(source.labels, device=device)
-        model.to(device)
-        begin_log(run, {"source": source_bad, "target": target_bad})
-        train_source(run, model, source_images, labels, config, card, screen)
-        encoded = adapt_to_target(run, model, source_images, labels, target_images, config, screen)
+        with StopSignals.caught():
+            device = torch.device(config.device)
+            source_images = make_images(source_pixels, card, device)
+            target_images = make_images(target_pixels, card, device)
+            labels = torch.tensor(source.labels, device=device)
+            model.to(device)
+            write_images(run, source, target)
+            begin_log(run, {"source": source_bad, "target": target_bad})
+            train_source(run, model, source_images, labels, config, card, screen)
+            encoded = adapt_to_target(run, model, source_images, labels, target_images, config, screen)
+        write_predictions(run, target, source.classes, encoded)
+        run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
         if run.writes:
             save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=config.epochs))
-        write_predictions(run, target, source.classes, encoded)
-        run.log_timing(stage="all", seconds=round(time.monotonic() - started, 3))
-        run.write_json(RESULT, {"chosen_epoch": config.epochs, "chosen_model": "adapted", "selection": "last"})
-        if run.writes:
+            run.write_json(RESULT, {"chosen_epoch": config.epochs, "chosen_model": "adapted", "selection": "last"})
             remove_state(run.folder)
     finally:
         run.close()
@@ -166,8 +170,9 @@ Skipped = dict[str, str]  # path -> why it could not be read
 
 
 def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, PixelRows, Skipped]:
-    """Decode every image of a domain once, and leave out those that cannot be."""
-    (pixels, rows), bad = find_pixels(domain, config, screen, name)
+    """Decode every image of a domain once, and leave out those that cannot be. The target is put in the order of its
+    pictures' digests: its files' names, which class folders are part of, then decide nothing."""
+    (pixels, rows), digests, bad = find_pixels(domain, config, screen, name)
     skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
     if skipped:
         first, cause = next(iter(skipped.items()))
@@ -175,11 +180,16 @@ def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> 
     good = [i for i in range(len(domain)) if i not in bad]
     if not good:
         raise CdtransError(f"No readable image is left of the {name}; repair or replace its files.")
+    if isinstance(domain, UnlabelledDomain):
+        good.sort(key=lambda i: digests[i])
     return domain.keep(good), (pixels, rows[good]), skipped
 
 
-def find_pixels(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[PixelRows, dict[int, str]]:
-    """The domain's images in a store, or decoded every time if they may not or cannot be stored; and the bad ones."""
+def find_pixels(
+    domain: LabelledDomain | UnlabelledDomain, config: Config, screen: Screen, name: str
+) -> tuple[PixelRows, list[str], dict[int, str]]:
+    """The domain's images in a store, or decoded every time if they may not or cannot be stored; the digest of each;
+    and the bad ones."""
     assert isinstance(config.resize, int), "the configuration has been resolved"
     if config.pixels != "stream":
         cache = Path(config.cache) if config.cache else default_cache()
@@ -187,13 +197,14 @@ def find_pixels(domain: Domain, config: Config, screen: Screen, name: str) -> tu
             pixels = open_pixels(
                 domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name
             )
-            return (pixels.array, pixels.rows), pixels.bad
+            return (pixels.array, pixels.rows), pixels.digests, pixels.bad
         except DiskFull:
             if config.pixels == "store":
                 raise
             screen.say(f"The disk has no room for the decoded {name} images: they are decoded every time (slower).")
     streamed = StreamedPixels(domain.files(), config.resize)
-    return (streamed, np.arange(len(domain))), streamed.find_unreadable(screen, name)
+    digests, bad = streamed.look(screen, name)
+    return (streamed, np.arange(len(domain))), digests, bad
 
 
 def check_classes_left(source: LabelledDomain) -> None:
@@ -241,15 +252,18 @@ def train_source(
             save_model(folder, model, card)
 
 
+def write_images(run: Run, source: LabelledDomain, target: UnlabelledDomain) -> None:
+    """images.csv: which image an index in pairs/ and predictions/ means."""
+    rows = [(name, i, path) for name, d in (("source", source), ("target", target)) for i, path in enumerate(d.paths)]
+    run.write("images.csv", b"".join(map(csv_line, [("domain", "index", "path"), *rows])))
+
+
 def write_predictions(run: Run, target: UnlabelledDomain, classes: tuple[str, ...], encoded: Encoded) -> None:
     """predictions.csv: what the adapted model says of every target image."""
     probability, predicted = encoded.logits.softmax(dim=1).max(dim=1)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["path", "label", "probability"])
-    for path, k, p in zip(target.paths, predicted.tolist(), probability.tolist(), strict=True):
-        writer.writerow([path, classes[k], f"{p:.6f}"])
-    run.write("predictions.csv", text.getvalue().encode("utf-8", "surrogateescape"))
+    found = zip(target.paths, predicted.tolist(), probability.tolist(), strict=True)
+    rows = sorted((path, classes[k], f"{p:.6f}") for path, k, p in found)
+    run.write("predictions.csv", b"".join(map(csv_line, [("path", "label", "probability"), *rows])))
 
 
 def remove_state(folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Labels for any number of images, as a CSV that is written row by row and takes its place only when it is whole."""
 
-import csv
-import io
 import os
 import sys
 from collections.abc import Iterator
@@ -13,10 +11,8 @@ from cdtrans.classifier import Classifier, Prediction, Unreadable
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError
-from cdtrans.run import atomic
+from cdtrans.files import atomic, csv_line
 from cdtrans.screen import Screen
-
-NAMED_SKIPS = 5  # so many unreadable files are named on the screen, the others are counted
 
 
 @dataclass
@@ -48,7 +44,7 @@ def predict_to_csv(
     lines = csv_lines(classifier, images, root, top, abstain, counts, screen)
     if file is None:
         for line in lines:
-            sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape"))
+            sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
         check_skipped(counts, max_bad, screen)
     else:
@@ -56,7 +52,7 @@ def predict_to_csv(
         header = next(lines)  # the images have been found by now, so that a wrong path leaves nothing behind
         with atomic(file) as out:
             for line in chain([header], lines):
-                out.write(line.encode("utf-8", "surrogateescape"))
+                out.write(line)
             check_skipped(counts, max_bad, screen)
         unsure = f", {counts.abstained} of them left without a label (probability below {abstain:g})" if abstain else ""
         screen.result(f"Wrote {file}: {counts.images} images{unsure}.")
@@ -74,24 +70,24 @@ def check_writable(file: Path) -> None:
 
 def csv_lines(
     classifier: Classifier, images: Path, root: Path | None, top: int, abstain: float, counts: Counts, screen: Screen
-) -> Iterator[str]:
+) -> Iterator[bytes]:
     """The CSV line by line; `counts` is kept up to date."""
     top = min(top, len(classifier.classes))
     total = sum(1 for _ in stream_images(images, root))  # names alone, so that the bar can tell the time left
-    others = [f"{what}_{k}" for k in range(2, top + 1) for what in ("label", "probability")]
-    yield _line(["path", "label", "probability", *others])
+    ranks = range(1, top + 1) if top > 1 else ()
+    others = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
+    yield csv_line(["path", "label", "probability", *others])
     with screen.track("predicting", total) as task:
         for result in classifier.stream(stream_images(images, root), top=top):
             task.advance(1)
             if isinstance(result, Unreadable):
                 counts.skipped += 1
                 counts.first_skipped = counts.first_skipped or result
-                if counts.skipped <= NAMED_SKIPS:
-                    screen.warn(f"skipped '{result.path}': {result.cause}")
+                screen.warn(f"skipped '{result.path}': {result.cause}")
             else:
                 counts.images += 1
                 counts.abstained += result.probability < abstain
-                yield _line(_fields(result, abstain))
+                yield csv_line(_fields(result, abstain))
 
 
 def check_skipped(counts: Counts, max_bad: float, screen: Screen) -> None:
@@ -104,11 +100,6 @@ def check_skipped(counts: Counts, max_bad: float, screen: Screen) -> None:
 
 def _fields(result: Prediction, abstain: float) -> list[str]:
     label = result.label if result.probability >= abstain else ""
-    others = [text for name, p in result.top[1:] for text in (name, f"{p:.6f}")]
+    ranked = result.top if len(result.top) > 1 else ()
+    others = [text for name, p in ranked for text in (name, f"{p:.6f}")]
     return [str(result.path), label, f"{result.probability:.6f}", *others]
-
-
-def _line(fields: list[str]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text).writerow(fields)
-    return text.getvalue()

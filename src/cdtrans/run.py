@@ -1,14 +1,10 @@
 """The run folder: the unit of everything. One process owns it at a time, and every write in it is whole or absent."""
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import platform
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -17,47 +13,13 @@ import numpy as np
 import torch
 import yaml
 
-from cdtrans.config import RESUME_MAY_CHANGE, Config
+from cdtrans.config import RESUME_MAY_CHANGE, Config, read_yaml
 from cdtrans.errors import CdtransError
+from cdtrans.files import atomic, disk_full, is_disk_full
 from cdtrans.ranks import barrier, is_main
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
 PACKAGES = ("cdtrans", "torch", "torchvision", "timm", "numpy", "pillow")
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its place only when it is whole and on the disk."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(draft, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException as error:
-        draft.unlink(missing_ok=True)
-        if is_disk_full(error):
-            raise disk_full(path) from error
-        raise
-
-
-def is_disk_full(error: BaseException | None) -> bool:
-    """Also when a library, as torch.save does, fails anew while it cleans up after the full disk."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            return True
-        error = error.__context__
-    return False
-
-
-def disk_full(path: Path) -> CdtransError:
-    return CdtransError(
-        f"The disk is full: '{path}' could not be written. The last saved state is whole; free some space and give the "
-        "same command again to go on."
-    )
 
 
 class Run:
@@ -102,7 +64,7 @@ class Run:
                 f"The images have changed since the run in '{folder}' began; choose another --out, or put them back."
             )
         # config.yaml first: it is what makes the folder a run's, whatever a kill then leaves undone
-        run.write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True).encode())
+        run.write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
         run.write_json("data.json", data)
         run.write_json("environment.json", environment(config))
         barrier()
@@ -121,9 +83,7 @@ class Run:
     def write_json(self, name: str, content: Any) -> None:
         self.write(
             name,
-            (json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode(
-                "utf-8", "surrogateescape"
-            ),
+            (json.dumps(content, indent=2, sort_keys=True) + "\n").encode(),
         )
 
     def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
@@ -143,10 +103,10 @@ class Run:
     def _append(self, name: str, fields: dict[str, Any]) -> None:
         if not self.writes:
             return
-        line = json.dumps(fields, ensure_ascii=False) + "\n"
+        line = json.dumps(fields) + "\n"  # ASCII: file names may hold bytes that are no text
         try:
             with open(self.folder / name, "ab") as file:
-                file.write(line.encode("utf-8", "surrogateescape"))
+                file.write(line.encode())
         except OSError as error:
             if is_disk_full(error):
                 raise disk_full(self.folder / name) from error
@@ -166,7 +126,7 @@ def check_folder(folder: Path, config: Config) -> None:
     """Refuse a folder that holds something else, or a run of another configuration. Writes nothing."""
     recorded = folder / "config.yaml"
     if recorded.exists():
-        before, now = yaml.safe_load(recorded.read_text(encoding="utf-8")), config.to_dict()
+        before, now = read_yaml(recorded), config.to_dict()
         changed = [k for k in now if k not in RESUME_MAY_CHANGE and before.get(k) != now[k]]
         if changed:
             what = ", ".join(f"{k}: {before.get(k)} there, {now[k]} now" for k in changed)
@@ -201,9 +161,3 @@ def _version(package: str) -> str:
         return version(package)
     except ModuleNotFoundError:
         return "not installed"
-
-
-def replace_folder(draft: Path, final: Path) -> None:
-    """Put a finished folder in the place of an older one."""
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(draft, final)

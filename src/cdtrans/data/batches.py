@@ -64,21 +64,18 @@ class Images:
         """An epoch: these images in this order, each with a crop and a flip of its own, in these batches."""
         return Plan(self, indices.to(self.home), batches, self.draw(len(indices), flip, generator))
 
-    def augmented(self, indices: Tensor, augmentation: Augmentation) -> Tensor:
-        """[B] indices -> [B, 3, crop, crop] training input."""
-        return self._cut(indices, augmentation)
-
     def centred(self, indices: Tensor) -> Tensor:
         """[B] indices -> [B, 3, crop, crop] test input: the centre crop."""
         middle = torch.full_like(indices, round((self.resize - self.crop) / 2))
-        return self._cut(indices, Augmentation(middle, middle, torch.zeros_like(indices, dtype=torch.bool)))
+        return self.augmented(indices, Augmentation(middle, middle, torch.zeros_like(indices, dtype=torch.bool)))
 
     def in_order(self, batch: int) -> Iterator[Tensor]:
         """The domain's test input, or this rank's share of it, batch by batch."""
         for indices in torch.arange(len(self), device=self.home)[share(len(self))].split(batch):
             yield self.centred(indices)
 
-    def _cut(self, indices: Tensor, a: Augmentation) -> Tensor:
+    def augmented(self, indices: Tensor, a: Augmentation) -> Tensor:
+        """[B] indices -> [B, 3, crop, crop] input, cropped and mirrored as told."""
         span = torch.arange(self.crop, device=self.home)
         across = torch.where(a.flip[:, None], self.crop - 1 - span, span)  # [B, crop]
         pixels, row = self._fetch(indices)

@@ -31,6 +31,7 @@ class LabelledDomain:
     labels: tuple[int, ...]  # an index into classes per path
     classes: tuple[str, ...]
     loose: int = 0  # images found beside the class folders: they belong to no class and are not in paths
+    empty: tuple[str, ...] = ()  # class folders without an image
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -97,7 +98,13 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
 
 
 def check_distinct(source: Path, target: Path) -> None:
-    if os.path.realpath(source) == os.path.realpath(target):
+    """Neither may be the other, or lie in it: images would be on both sides."""
+    places = os.path.realpath(source), os.path.realpath(target)
+    if places[0] != places[1] and os.path.commonpath(places) in places and os.path.isdir(os.path.commonpath(places)):
+        raise CdtransError(
+            f"Of source {_quoted(source)} and target {_quoted(target)} one lies in the other: give two separate places."
+        )
+    if places[0] == places[1]:
         raise CdtransError(
             f"Source and target are the same, {_quoted(target)}: give labelled images of one kind as the source and"
             " unlabelled images of another kind as the target."
@@ -113,6 +120,10 @@ def warnings_for(source: LabelledDomain) -> list[str]:
         more = f" and {len(single) - NAMED_IN_WARNING} more" if len(single) > NAMED_IN_WARNING else ""
         classes = "1 class has" if len(single) == 1 else f"{len(single)} classes have"
         warnings.append(f"{classes} a single source image: {named}{more}.")
+    if source.empty:
+        named = ", ".join(map(repr, source.empty[:NAMED_IN_WARNING]))
+        more = f" and {len(source.empty) - NAMED_IN_WARNING} more" if len(source.empty) > NAMED_IN_WARNING else ""
+        warnings.append(f"Folders of the source without an image are not classes: {named}{more}.")
     if source.loose:
         images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
         warnings.append(f"{images} in {_quoted(source.root)} beside the class folders and will not be used.")
@@ -128,7 +139,9 @@ def _labelled_folder(where: Path) -> LabelledDomain:
             f" after the class, like {_quoted(where / 'CLASS' / found[0])}."
         )
     classes, labels = _indexed([path.split("/")[0] for path in paths])
-    return LabelledDomain(where, paths, labels, classes, loose=len(found) - len(paths))
+    folders = [entry.name for entry in _listing(where)[1] if _is_subfolder(entry)]
+    empty = tuple(name for name in folders if name not in classes)
+    return LabelledDomain(where, paths, labels, classes, loose=len(found) - len(paths), empty=empty)
 
 
 def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:
@@ -181,21 +194,22 @@ def _readings(line: str) -> tuple[str, ...]:
     return (line, path) if is_image_name(line) else (path, line)
 
 
-def _list_lines(where: Path) -> list[tuple[int, str]]:
+def _list_lines(where: Path) -> Iterator[tuple[int, str]]:
     """The numbered lines of a list that say something. Undecodable bytes pass through, as they do in file names."""
+    empty = True
     try:
-        content = where.read_bytes()
+        with where.open("rb") as file:
+            for number, raw in enumerate(file, 1):  # at b"\n" alone: names may hold the rarer line ends of text files
+                if b"\0" in raw:
+                    raise CdtransError(f"{_quoted(where)} is not a text file: give a folder, or a list of images.")
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
+                if line and not line.startswith("#"):
+                    empty = False
+                    yield number, line
     except OSError as error:
         raise _cannot_read(where, error) from error
-    if b"\0" in content:
-        raise CdtransError(f"{_quoted(where)} is not a text file: give a folder, or a list with an image per line.")
-    # not splitlines(): file names may hold the rarer characters that it takes for line ends
-    lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
-    stripped = ((number, line.rstrip(" \t\r")) for number, line in enumerate(lines, 1))
-    told = [(number, line) for number, line in stripped if line and not line.startswith("#")]
-    if not told:
+    if empty:
         raise CdtransError(f"The list {_quoted(where)} is empty: write a line for every image.")
-    return told
 
 
 def _list_base(where: Path, root: Path | None) -> Path:
@@ -249,7 +263,9 @@ def stream_images(where: Path, root: Path | None = None) -> Iterator[Path]:
         if first is None:
             raise _no_image(where)
     else:
-        yield from scan_unlabelled(where, root).files()
+        base = _list_base(where, root)
+        for number, line in _list_lines(where):
+            yield base / _existing(where, base, [(number, *_readings(line))])[0]
 
 
 def _images_below(top: Path) -> list[str]:
@@ -267,24 +283,29 @@ def _no_image(top: Path) -> CdtransError:
 def _walk(top: Path) -> Iterator[str]:
     """The image files of a folder and all below it, ordered by name level by level, whatever the file system's order.
 
-    Hidden entries are left out. Links are followed, except into a folder that the walk is already inside. A link to
-    nothing counts as an image if it is named like one: it is better reported as unreadable than passed over.
+    Hidden entries are left out. Links to folders are followed if they lead out of `top`, and no folder is entered twice
+    through them; a link to a folder inside `top` is another name for what is found there anyway. A link to nothing
+    counts as an image if it is named like one: it is better reported as unreadable than passed over.
     """
-    pending: list[tuple[str, frozenset | None]] = [("", frozenset())]  # path, and the folders it lies in if a folder
+    real_top = os.path.realpath(top) + os.sep
+    entered: set[tuple[int, int]] = set()
+    pending: list[tuple[str, bool]] = [("", True)]  # path, and whether it is a folder
     while pending:
-        path, above = pending.pop()
-        if above is None:
+        path, is_folder = pending.pop()
+        if not is_folder:
             yield path
             continue
         identity, entries = _listing(top / path)
-        if identity in above:
+        if identity in entered:
             continue
+        entered.add(identity)
         for entry in reversed(entries):
             below = f"{path}/{entry.name}" if path else entry.name
             if _is_subfolder(entry):
-                pending.append((below, above | {identity}))
+                if not (entry.is_symlink() and (os.path.realpath(entry.path) + os.sep).startswith(real_top)):
+                    pending.append((below, True))
             elif _is_image(entry):
-                pending.append((below, None))
+                pending.append((below, False))
 
 
 def _listing(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry]]:

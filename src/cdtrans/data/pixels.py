@@ -33,12 +33,8 @@ class Pixels:
 
     array: np.ndarray  # uint8 [rows of the store, size, size, 3], a read-only map
     rows: np.ndarray  # int64 [N], -1 where the file could not be read
+    digests: list[str]  # [N] of the pixels, '' where there are none
     bad: dict[int, str]  # position -> cause
-
-    @property
-    def nbytes(self) -> int:
-        """What the images asked for take up in memory; the store may hold more than these."""
-        return len(np.unique(self.rows[self.rows >= 0])) * int(np.prod(self.array.shape[1:]))
 
 
 def default_cache() -> Path:
@@ -73,7 +69,8 @@ def open_pixels(
             array = store.map()
     found = store.entries | gone
     bad = {n: found[key].cause for n, key in enumerate(keys) if found[key].row < 0}
-    return Pixels(array, np.array([found[key].row for key in keys], dtype=np.int64), bad)
+    rows = np.array([found[key].row for key in keys], dtype=np.int64)
+    return Pixels(array, rows, [found[key].digest for key in keys], bad)
 
 
 def _keys(files: Sequence[Path], root: Path) -> list[str]:

@@ -26,10 +26,10 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from cdtrans.data.images import UnreadableImage
+from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.errors import CdtransError, DiskFull
 
-FORMAT = 1  # raise it when the same file would give other pixels: stores of another format are built anew
+FORMAT = 2  # raise it when the same file would give other pixels: stores of another format are built anew
 PIXELS, INDEX, LOCK = "pixels.u8", "index.jsonl", "lock"
 POLL_SECONDS = 0.1  # how often to try for a lock that another process holds
 
@@ -79,6 +79,7 @@ class Entry(NamedTuple):
     mtime_ns: int
     row: int
     cause: str = ""
+    digest: str = ""  # of the pixels
 
 
 Result = tuple[ImageFile, np.ndarray | UnreadableImage]
@@ -137,7 +138,8 @@ class Store:
             for image, result in results:
                 if isinstance(result, np.ndarray):
                     pixels.write(result.data)
-                    entry, lasting = Entry(image.nbytes, image.mtime_ns, self.rows), True
+                    entry = Entry(image.nbytes, image.mtime_ns, self.rows, digest=pixel_digest(result))
+                    lasting = True
                     self.rows += 1
                 else:
                     entry = Entry(image.nbytes, image.mtime_ns, row=-1, cause=str(result))

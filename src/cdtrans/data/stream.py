@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from cdtrans.data.images import UnreadableImage, decode, resized, upright_rgb
+from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized, upright_rgb
 from cdtrans.errors import CdtransError
 from cdtrans.screen import Screen
 
@@ -43,15 +43,19 @@ class StreamedPixels:
     def __init__(self, files: list[Path], size: int) -> None:
         self.files, self.size = files, size
 
-    def find_unreadable(self, screen: Screen, name: str) -> dict[int, str]:
-        """One pass over all files, so that training meets no surprise: position -> cause."""
-        bad = {}
+    def look(self, screen: Screen, name: str) -> tuple[list[str], dict[int, str]]:
+        """One pass over all files, so that training meets no surprise: the digest of each, and position -> cause of
+        those that cannot be read."""
+        digests, bad = [], {}
         with screen.track(f"check {name}", len(self.files)) as task:
             for n, (_, pixels) in enumerate(decode_in_order(self.files, self.size)):
                 if isinstance(pixels, UnreadableImage):
                     bad[n] = str(pixels)
+                    digests.append("")
+                else:
+                    digests.append(pixel_digest(pixels))
                 task.advance(1)
-        return bad
+        return digests, bad
 
     def fetch(self, positions: list[int]) -> np.ndarray:
         """uint8 [B, size, size, 3]"""
@@ -64,10 +68,11 @@ class StreamedPixels:
 
 
 def _decode(image: str | Path | Image.Image, size: int) -> Decoded:
-    if isinstance(image, Image.Image):
-        return None, resized(upright_rgb(image), size)
-    path = Path(image)
+    path = None if isinstance(image, Image.Image) else Path(image)
     try:
-        return path, resized(decode(path), size)
+        rgb = upright_rgb(image) if isinstance(image, Image.Image) else decode(Path(image))
+        return path, resized(rgb, size)
     except UnreadableImage as error:
         return path, error
+    except OSError as error:  # a PIL image is read from its file only now
+        return path, UnreadableImage(str(error))

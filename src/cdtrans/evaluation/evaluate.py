@@ -1,7 +1,7 @@
 """A finished run against an answer key: the chosen model's scores, and every epoch's if the key is of the target."""
 
+import json
 import os
-from collections.abc import Iterator
 from csv import DictReader
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.evaluation.metrics import Scores, score
+from cdtrans.run import fingerprint
 from cdtrans.screen import Screen
 
 
@@ -75,13 +76,14 @@ def evaluate(
     """Score a run's model on labelled images."""
     classifier = load(run, model=model, device=device)
     key = scan_labelled(where, root, allow_one_class=True)
-    true = match_classes(key, classifier.classes)
+    true = match_classes(key, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}
     predicted, kept, skipped = [], [], []
     with screen.track("evaluating", len(key)) as task:
         for i, result in enumerate(classifier.stream(key.files())):
             if isinstance(result, Unreadable):
                 skipped.append(result)
+                screen.warn(f"skipped '{result.path}': {result.cause}")
             else:
                 predicted.append(position[result.label])
                 kept.append(i)
@@ -95,23 +97,23 @@ def evaluate(
     return Evaluation(scores, classifier.classes, tuple(skipped), read_history(run, key, true, len(classifier.classes)))
 
 
-def match_classes(key: LabelledDomain, classes: tuple[str, ...]) -> np.ndarray:
+def match_classes(key: LabelledDomain, classes: tuple[str, ...], where: Path) -> np.ndarray:
     """The key's labels as indices into the model's classes, matched by name."""
     unknown = [name for name in key.classes if name not in classes]
     if unknown:
         raise CdtransError(
-            f"The class {unknown[0]!r} of '{key.root}' is not one the model knows: {nearest(unknown[0], list(classes))}"
+            f"The class {unknown[0]!r} of '{where}' is not one the model knows: {nearest(unknown[0], list(classes))}"
         )
     order = [classes.index(name) for name in key.classes]
     return np.array([order[label] for label in key.labels], dtype=np.int64)
 
 
 def read_history(run: Path, key: LabelledDomain, true: np.ndarray, classes: int) -> History | None:
-    """Score the predictions that every epoch left behind, if the key names the run's own target images."""
+    """Score the predictions that every epoch left behind, if the key is of the run's own target images, or some."""
     position = {os.path.realpath(path): i for i, path in enumerate(target_files(run))}
     found = [position.get(os.path.realpath(file)) for file in key.files()]
     known = [i for i, where in enumerate(found) if where is not None]
-    if not position or len({found[i] for i in known}) < len(position):
+    if not known or len(known) < len(found):
         return None
     rows = np.array([found[i] for i in known])
     scores = []
@@ -123,14 +125,19 @@ def read_history(run: Path, key: LabelledDomain, true: np.ndarray, classes: int)
     return History(tuple(s.accuracy for s in scores), tuple(s.class_mean_accuracy for s in scores))
 
 
-def target_files(run: Path) -> Iterator[Path]:
-    """The run's target images in the order of its predictions."""
-    if not (run / "predictions.csv").is_file():  # somebody has tidied the folder
-        return
+def target_files(run: Path) -> list[Path]:
+    """The run's target images in the order of its predictions; none if they are no longer those it was trained on."""
+    if not (run / "images.csv").is_file():  # somebody has tidied the folder
+        return []
     config = read_yaml(run / "config.yaml")
     target = Path(config["target"])
     listed = Path(config["root"]) if config["root"] else target.parent
     root = target if target.is_dir() else listed
-    with open(run / "predictions.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        for row in DictReader(file):
-            yield root / row["path"]
+    with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        paths = tuple(row["path"] for row in DictReader(file) if row["domain"] == "target")
+    recorded = json.loads((run / "data.json").read_text())["target"]["fingerprint"]
+    try:
+        unchanged = fingerprint(root, paths) == recorded
+    except OSError:  # a file is gone
+        unchanged = False
+    return [root / path for path in paths] if unchanged else []

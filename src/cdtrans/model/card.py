@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
+from cdtrans.files import atomic, replace_folder
 from cdtrans.model.backbone import create_backbone, normalisation
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.head import Head
-from cdtrans.run import atomic, replace_folder
 
 WEIGHTS, CARD = "model.safetensors", "model.json"
 
@@ -32,6 +32,7 @@ class Card:
     first_block_residual: bool
     resize: int
     crop: int
+    precision: str  # of the run on its own device
     mean: tuple[float, ...]
     std: tuple[float, ...]
     stage: str  # "source" or "adaptation"
@@ -52,6 +53,7 @@ def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: in
         first_block_residual=config.first_block_residual,
         resize=config.resize,
         crop=config.crop,
+        precision=config.precision,
         mean=mean,
         std=std,
         stage=stage,
@@ -76,7 +78,7 @@ def save_model(folder: Path, model: CDTrans, card: Card) -> None:
     with atomic(draft / WEIGHTS) as file:
         file.write(save(tensors))
     with atomic(draft / CARD) as file:
-        file.write((json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n").encode())
+        file.write((json.dumps(asdict(card), indent=2) + "\n").encode())
     replace_folder(draft, folder)
 
 

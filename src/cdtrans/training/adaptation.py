@@ -54,7 +54,7 @@ def adapt_to_target(
         x_t = target.plan(pairs.target[order], mine, config.flip, generator)
         y_s, y_t = pairs.source_labels[order], pairs.target_labels[order]  # [P]
         model.train()
-        with report.epoch(steps=len(batches), images=2 * batch_size, lr=lr) as bar:
+        with report.epoch(steps=len(batches), images=2 * batch_size, lr=lr, note=f"{len(pairs)} pairs") as bar:
             for step in loop.steps(len(batches)):
                 batch = batches[step]
                 loop.update(train(x_s[step], x_t[step], y_s[batch], y_t[batch]))

@@ -22,9 +22,10 @@ class StageReport:
         self.first_epoch, self.start = loop.epoch, time.monotonic()
 
     @contextmanager
-    def epoch(self, *, steps: int, images: int, lr: float) -> Iterator["EpochBar"]:
-        """`images` are those that one step trains on."""
+    def epoch(self, *, steps: int, images: int, lr: float, note: str = "") -> Iterator["EpochBar"]:
+        """`images` are those that one step trains on; `note` is said beside the loss."""
         loop = self.loop
+        self.steps, self.note = steps, note
         self.lr, self.epoch_start, self.first_step = lr, time.monotonic(), loop.step
         with self.screen.track(f"{loop.stage} {loop.epoch}/{loop.last_epoch}", steps, loop.step) as task:
             yield EpochBar(self, task, images)
@@ -62,7 +63,12 @@ class EpochBar:
             self.refreshed = now
             loop, report = self.report.loop, self.report
             rate = (loop.step - report.first_step) * self.images / (now - report.epoch_start)
-            self.note = f"loss {sum(loop.mean_losses()):.3f}  lr {report.lr:.3g}  {rate:.0f} images/s"
+            done = loop.epoch - report.first_epoch + loop.step / report.steps
+            left = (now - report.start) / done * (loop.last_epoch - report.first_epoch + 1 - done)
+            self.note = (
+                f"loss {sum(loop.mean_losses()):.3f}  lr {report.lr:.3g}  {report.note}  {rate:.0f} images/s  "
+                f"stage: {clock(left)} left"
+            )
         self.task.advance(1, self.note)
 
 

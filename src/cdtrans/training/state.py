@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.files import atomic
 from cdtrans.interrupt import StopSignals
 from cdtrans.ranks import rank
-from cdtrans.run import Run, atomic
+from cdtrans.run import Run
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"

@@ -1,0 +1,62 @@
+"""Files and folders that are whole or absent, whatever happens while they are written."""
+
+import csv
+import errno
+import io
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from cdtrans.errors import DiskFull
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes its place only when it is whole and on the disk."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(draft, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException as error:
+        draft.unlink(missing_ok=True)
+        if is_disk_full(error):
+            raise disk_full(path) from error
+        raise
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Also when a library, as torch.save does, fails anew while it cleans up after the full disk."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        error = error.__context__
+    return False
+
+
+def disk_full(path: Path) -> DiskFull:
+    return DiskFull(
+        f"The disk is full: '{path}' could not be written. The last saved state is whole; free some space and give the "
+        "same command again to go on."
+    )
+
+
+def csv_line(fields: Sequence[object]) -> bytes:
+    """A line of a table; names that are no text keep their bytes."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerow(fields)
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def replace_folder(draft: Path, final: Path) -> None:
+    """Put a finished folder in the place of an older one."""
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(draft, final)
