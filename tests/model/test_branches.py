@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from cdtrans.model.branches import CDTrans, block_of_three, embed
+from cdtrans.model.branches import CDTrans, embed, run_block
 from cdtrans.model.head import Head
 
 FAMILIES = {
@@ -105,6 +105,21 @@ def test_one_batch_equals_the_slow_forward(family: CDTrans, first_block_residual
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
+def test_encoding_is_timms_own_forward(family: CDTrans) -> None:
+    family.eval()
+    x = images(1)
+    torch.testing.assert_close(family.encode(x).feature, family.head(family.backbone(x)).feature, atol=1e-10, rtol=0)
+
+
+def test_only_what_the_pooling_reads_is_computed_in_the_last_block(family: CDTrans) -> None:
+    seen = []
+    family.backbone.blocks[-1].mlp.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[1]))
+    family.features(images(0), images(1))
+    tokens = embed(family.backbone, images(0)).shape[1]
+    class_token_alone = family.backbone.global_pool == "token"
+    assert seen == [1 if class_token_alone else tokens]
+
+
 def test_the_source_target_branch_is_neither_of_the_others(family: CDTrans) -> None:
     s, t, c = family.features(images(0), images(1)).chunk(3)
     assert (c - s).abs().max() > 1e-6
@@ -118,7 +133,7 @@ def test_blocks_equal_the_authors(tiny: tuple) -> None:
     for i, block in enumerate(model.backbone.blocks):
         for stream, part in zip(("s", "t", "st"), x.chunk(3), strict=True):
             torch.testing.assert_close(part, g[f"train/block{i}/in_{stream}"], atol=1e-10, rtol=0)
-        x = block_of_three(block, x)
+        x = run_block(block, x, rows=None, cross=True)
         for stream, part in zip(("s", "t", "st"), x.chunk(3), strict=True):
             torch.testing.assert_close(part, g[f"train/block{i}/out_{stream}"], atol=1e-10, rtol=0)
 

@@ -34,8 +34,12 @@ class CDTrans(nn.Module):
         self.first_block_residual = first_block_residual
 
     def encode(self, images: Tensor) -> Output:
-        """[B, 3, H, W] -> features and logits, by timm's own forward."""
-        feature: Tensor = self.backbone.forward_head(self.backbone.forward_features(images), pre_logits=True)
+        """[B, 3, H, W] -> features and logits of the target branch: timm's own forward, but for the last block's rows
+        that nobody reads."""
+        vit = self.backbone
+        x = vit.blocks[:-1](embed(vit, images))  # [B, N, D]
+        x = run_block(vit.blocks[-1], x, rows=rows_read(vit), cross=False)
+        feature: Tensor = vit.forward_head(vit.norm(x), pre_logits=True)
         return self.head(feature)  # type: ignore[no-any-return]
 
     def forward(self, source: Tensor, target: Tensor) -> Branches:
@@ -56,8 +60,10 @@ class CDTrans(nn.Module):
         # addition in the first block, which is the same as starting from nothing.
         start = target_tokens if self.first_block_residual else torch.zeros_like(target_tokens)
         x = torch.cat([tokens, start])  # [3B, N, D]
-        for block in vit.blocks:
-            x = block_of_three(block, x)
+        *blocks, last = vit.blocks
+        for block in blocks:
+            x = run_block(block, x, rows=None, cross=True)
+        x = run_block(last, x, rows=rows_read(vit), cross=True)
         return vit.forward_head(vit.norm(x), pre_logits=True)  # type: ignore[no-any-return]
 
 
@@ -66,24 +72,32 @@ def embed(vit: VisionTransformer, images: Tensor) -> Tensor:
     return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))  # type: ignore[no-any-return]
 
 
-def block_of_three(block: Any, x: Tensor) -> Tensor:
-    """One transformer block on the stacked streams (source, target, source-target), [3B, N, D] -> [3B, N, D]."""
-    pairs = x.shape[0] // 3
-    x = x + block.drop_path1(block.ls1(attention_of_three(block.attn, block.norm1(x[: 2 * pairs]))))
+def rows_read(vit: VisionTransformer) -> int | None:
+    """How many rows of the last block's output the pooling reads: the class token alone, or (None) all. The last block
+    need not compute the others, which saves most of its work."""
+    return 1 if vit.global_pool == "token" and vit.attn_pool is None else None
+
+
+def run_block(block: Any, x: Tensor, *, rows: int | None, cross: bool) -> Tensor:
+    """One transformer block, [B, N, D] -> [B, rows, D]. With `cross`, x is the stack of the streams (source, target,
+    source-target) of B / 3 pairs."""
+    own = x[: 2 * (len(x) // 3)] if cross else x  # the source-target stream makes no queries, keys or values
+    x = x[:, :rows] + block.drop_path1(block.ls1(attention(block.attn, block.norm1(own), rows=rows, cross=cross)))
     return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))  # type: ignore[no-any-return]
 
 
-def attention_of_three(attn: Any, x: Tensor) -> Tensor:
-    """Self-attention of source and target and cross-attention between them (Eq. 1, 2): [2B, N, D] -> [3B, N, D].
-    The source-target stream makes no queries, keys or values of its own, so only two streams come in."""
+def attention(attn: Any, x: Tensor, *, rows: int | None, cross: bool) -> Tensor:
+    """Self-attention of [B, N, D] (Eq. 1); with `cross` also the cross-attention between its two halves, source and
+    target (Eq. 2), in the same call: [2B, N, D] -> [3B, rows, D]."""
     images, tokens, _ = x.shape
-    pairs = images // 2
     q, k, v = attn.qkv(x).reshape(images, tokens, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)  # [2B, heads, N, d]
-    q, k = attn.q_norm(q), attn.k_norm(k)
-    q = torch.cat([q, q[:pairs]])  # (s, t, s)  [3B, heads, N, d]
-    k = torch.cat([k, k[pairs:]])  # (s, t, t)
-    v = torch.cat([v, v[pairs:]])  # (s, t, t)
+    q, k = attn.q_norm(q[:, :, :rows]), attn.k_norm(k)
+    if cross:
+        pairs = images // 2
+        q = torch.cat([q, q[:pairs]])  # (s, t, s)  [3B, heads, rows, d]
+        k = torch.cat([k, k[pairs:]])  # (s, t, t)  [3B, heads, N, d]
+        v = torch.cat([v, v[pairs:]])  # (s, t, t)
     dropout = attn.attn_drop.p if attn.training else 0.0
-    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)  # [3B, heads, N, d]
-    out = attn.norm(out.transpose(1, 2).flatten(2))  # [3B, N, D]
+    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)  # [3B, heads, rows, d]
+    out = attn.norm(out.transpose(1, 2).flatten(2))  # [3B, rows, D]
     return attn.proj_drop(attn.proj(out))  # type: ignore[no-any-return]
