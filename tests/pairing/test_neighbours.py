@@ -58,6 +58,28 @@ def test_ties_go_to_the_lowest_index_on_every_device(device: str) -> None:
     assert found.source_of_target.tolist() == columns.tolist()
 
 
+@pytest.mark.parametrize("device", devices())
+@given(seed=st.integers(0, 10**6), block=st.integers(1, 4000))
+@settings(max_examples=30, deadline=None)
+def test_duplicates_and_near_ties_are_settled_exactly(device: str, seed: int, block: int) -> None:
+    """float32 products of equal rows can differ with their place in a block, those of near ones in their order."""
+    generator = torch.Generator().manual_seed(seed)
+    source, target = (torch.randn(n, 48, generator=generator) for n in (70, 50))
+    for x in (source, target):
+        x[-10:] = x[:10]  # duplicates
+        x[20:30] = x[10:20] * (1 + 1e-7)  # as near as float32 allows
+    similarity = (source.double()[:, None] * target.double()).sum(dim=2).numpy()
+    found = two_way(source.to(device), target.to(device), block_elements=block)
+    assert found.target_of_source.tolist() == similarity.argmax(axis=1).tolist()
+    assert found.source_of_target.tolist() == similarity.argmax(axis=0).tolist()
+
+
+def test_a_collapsed_model_does_not_fill_the_memory() -> None:
+    same = torch.ones(3000, 8)
+    found = two_way(same, same, block_elements=1_000_000)
+    assert found.target_of_source.tolist() == found.source_of_target.tolist() == [0] * 3000
+
+
 def test_the_matrix_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = 0
     plain = torch.Tensor.__matmul__
