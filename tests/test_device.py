@@ -9,15 +9,18 @@ from cdtrans.errors import CdtransError
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(0, "cpu"), (1, "cuda")])
+@pytest.mark.parametrize(("gpus", "expected"), [(0, "cpu"), (1, "cuda:0")])
 def test_auto_is_a_gpu_if_there_is_one(gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert pick_device("auto") == torch.device(expected)
 
 
 def test_a_gpu_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert pick_device("cuda") == CUDA
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert pick_device("cuda") == torch.device("cuda:1"), "the one in use, with its number"
     assert pick_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(CdtransError, match=r"no device 'cuda:2' here \(GPUs: 2\); use --device cpu"):
         pick_device("cuda:2")

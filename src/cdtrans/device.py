@@ -10,9 +10,9 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def pick_device(name: str) -> torch.device:
-    """'auto' is a GPU if there is one."""
+    """'auto' is a GPU if there is one; a GPU always comes with its number, so that equal devices compare equal."""
     if name == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -21,6 +21,8 @@ def pick_device(name: str) -> torch.device:
         raise CdtransError(f"There is no device '{name}' here (GPUs: {torch.cuda.device_count()}); use --device cpu.")
     if device.type not in ("cpu", "cuda"):
         raise CdtransError(f"The device '{name}' is not supported; use cpu, cuda or cuda:N.")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

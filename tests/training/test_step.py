@@ -72,7 +72,7 @@ def test_every_call_trains_once_on_its_own_batch(plan: str, monkeypatch: pytest.
             step.values.copy_(train_once(step.losses, *step.buffers))
 
     @contextmanager
-    def recorded(graph: Recording) -> Iterator[None]:
+    def recorded(graph: Recording, capture_error_mode: str) -> Iterator[None]:
         before = copy.deepcopy(model.state_dict()), copy.deepcopy(optimisation.state_dict()), optimisation.taken.clone()
         yield
         model.load_state_dict(before[0])  # capturing must train on nothing

@@ -97,5 +97,5 @@ class Step:
         """Record a step on the buffers; the recording itself trains on nothing."""
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.optimisation.device)
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # others may be preparing batches
             self.values = self._train(self.losses, *self.buffers)
