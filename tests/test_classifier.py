@@ -12,7 +12,7 @@ import cdtrans
 from cdtrans.classifier import Classifier, Prediction, Unreadable, load
 from cdtrans.errors import CdtransError
 from support import devices
-from tiny_task import CLASSES
+from tiny_task import CLASSES, draw
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,18 @@ def test_an_unreadable_image_is_an_error_that_names_it(
         classifier.predict([tmp_path / "nowhere.png"])
     with pytest.raises(CdtransError, match="does not exist"):
         classifier.predict(tmp_path / "nowhere")
+
+
+def test_a_pil_image_whose_file_is_truncated_is_an_error_too(classifier: Classifier, tmp_path: Path) -> None:
+    """PIL reads the pixels only when they are asked for."""
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(draw(tmp_path / "whole.png", 0, 0).read_bytes()[:200])
+    with Image.open(cut) as image, pytest.raises(CdtransError, match=r"^An image cannot be read: .+; leave it out\.$"):
+        classifier.predict(image)
+    with Image.open(cut) as image:
+        (result,) = classifier.stream([image])
+    assert isinstance(result, Unreadable)
+    assert result.path is None
 
 
 def test_a_stream_goes_on_after_an_unreadable_image(classifier: Classifier, files: list[Path], tmp_path: Path) -> None:

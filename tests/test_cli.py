@@ -9,17 +9,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import cdtrans.classifier
 import cdtrans.cli as cli
 import cdtrans.demo
+import cdtrans.evaluation.evaluate
 import cdtrans.pipeline
 import cdtrans.screen
 from cdtrans.config import FIELDS
 from cdtrans.data.pixels import open_pixels
 from cdtrans.demo import DemoResult
 from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.evaluation.evaluate import Evaluation
+from cdtrans.evaluation.metrics import score
 from cdtrans.pipeline import Result
 from cdtrans.screen import Screen
 from tiny_task import CLASSES, draw
@@ -191,8 +195,7 @@ class TestAdapt:
         assert called.keys() == {"source", "target", "out", "preset", "config", "screen"}
         assert called["source"] == Path("a")
         assert called["target"] == Path("b")
-        assert called["out"] == Path("runs/adapt")
-        assert called["preset"] == "auto"
+        assert called["out"] is called["preset"] is called["config"] is None
 
     def test_every_flag_arrives_in_its_kind(self, run: Run, called: dict[str, Any]) -> None:
         flags = "--epochs 3 --lr 1e-3 --no-pretrained --crop 64 --mutual-pairs once --detach-teacher --config c.yaml"
@@ -238,13 +241,27 @@ class TestEval:
             ("source-only (before adaptation)", values["source_only_accuracy"]),
             ("last epoch", values["last_epoch_accuracy"]),
             (f"best epoch by these labels ({values['best_by_labels_epoch']})", values["best_by_labels_accuracy"]),
-            ("green", values["per_class"]["green"]),
         ):
             (row,) = [line for line in ended.out.splitlines() if line[1:].strip().startswith(name)]
             assert f"{value:.1%}" in row
-        taken_for = max(range(3), key=lambda k: values["confusion"][1][k] * (k != 1))
-        (row,) = [line for line in ended.out.splitlines() if line[1:].strip().startswith("green")]
-        assert f"{CLASSES[taken_for]} ({values['confusion'][1][taken_for]})" in row
+        worst = min(range(3), key=lambda k: values["confusion"][k][k])
+        confusion = values["confusion"][worst]
+        assert sum(confusion) > confusion[worst]  # else there is nothing to see
+        taken_for = max(range(3), key=lambda k: confusion[k] * (k != worst))
+        by_class, confused = [line for line in ended.out.splitlines() if line[1:].strip().startswith(CLASSES[worst])]
+        assert f"{values['per_class'][CLASSES[worst]]:.1%}" in by_class
+        assert f"{CLASSES[taken_for]} ({confusion[taken_for]})" in by_class
+        assert [int(cell) for cell in confused.strip("│ ").split("│")[1:]] == confusion
+
+    @pytest.mark.parametrize("classes", [12, 13])
+    def test_a_confusion_matrix_that_does_not_fit_is_not_shown(self, run: Run, monkeypatch, classes: int) -> None:
+        labels = np.arange(classes)
+        names = tuple(f"class-{k}" for k in labels)
+        result = Evaluation(score(labels, labels, classes), names, (), None)
+        monkeypatch.setattr(cdtrans.evaluation.evaluate, "evaluate", lambda *a, **k: result)
+        shown = run("eval", "run", "key").out
+        assert ("confusion matrix\n" in shown) == (classes == 12)
+        assert ("The confusion matrix of 13 classes is in --json." in shown) == (classes == 13)
 
     def test_quiet_still_shows_the_result(self, run: Run, finished) -> None:
         ended = run("eval", finished.run, finished.answers, "--quiet")
@@ -268,6 +285,15 @@ class TestEval:
         for name in names:
             assert name in ended.out
 
+    def test_a_class_name_that_is_no_text_is_shown_escaped(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        card = copy / "adapted" / "model.json"
+        card.write_text(json.dumps(json.loads(card.read_text()) | {"classes": ["blue", "caf\udce9", "red"]}))
+        draw(tmp_path / "key" / "caf\udce9" / "0.png", 1, 0)
+        ended = run("eval", copy, tmp_path / "key")
+        assert ended.code == 0, ended.err
+        assert "caf\\udce9" in ended.out
+
     def test_an_unknown_class(self, run: Run, finished, tmp_path: Path) -> None:
         draw(tmp_path / "key" / "grean" / "0.png", 1, 0)
         ended = run("eval", finished.run, tmp_path / "key")
@@ -289,7 +315,7 @@ class TestPredict:
         (tmp_path / "list.txt").write_text("00.png\n" * 30)
         ended = run("predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--top", 2)
         assert ended.code == 0, ended.err
-        assert ended.out.splitlines()[0] == "path,label,probability,label_2,probability_2"
+        assert ended.out.splitlines()[0] == "path,label,probability,label_1,probability_1,label_2,probability_2"
         assert len(ended.out.splitlines()) == 31
         assert "predicting: 30/30" in ended.err
 

@@ -1,6 +1,9 @@
 """The built-in task goes the road of anybody's two folders."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ def written(finished, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_before_and_after_by_the_answers(written: dict[str, Any], finished, tmp_path: Path) -> None:
     result = demo(tmp_path / "run", seed=5, screen=Screen(quiet=True), **QUICK)
     assert result.run == tmp_path / "run"
-    assert written == {"folder": tmp_path / "run-data", "seed": 5}
+    assert written == {"folder": tmp_path / "run-data-5", "seed": 5}
     quiet = Screen(quiet=True)
     for model, accuracy in (("source", result.source_only_accuracy), ("adapted", result.adapted_accuracy)):
         by_itself = evaluate(result.run, finished.answers, model=model, device="cpu", screen=quiet)
@@ -46,5 +49,19 @@ def test_the_current_folder_has_a_name_too(written, tmp_path: Path, monkeypatch:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     demo(Path("."), seed=0, screen=Screen(quiet=True), **QUICK)
-    assert written["folder"] == tmp_path / "here-data"
+    assert written["folder"] == tmp_path / "here-data-0"
     assert "result.json" in os.listdir()
+
+
+def test_adaptation_is_worth_its_while(tmp_path: Path) -> None:
+    """Slow, a minute or two: the real preset on the real task, as a new user starts it."""
+    command = [sys.executable, "-m", "cdtrans", "demo", "--json", "--seed", "1"]
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["adapted_accuracy"] - result["source_only_accuracy"] >= 0.10, result
+    assert result["adapted_accuracy"] > 0.8, result
+    assert (tmp_path / "runs" / "demo-data-1").is_dir()

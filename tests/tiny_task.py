@@ -137,7 +137,7 @@ class Process:
     def wait(self, seconds: float = 120) -> Ended:
         self.wait_until(lambda: self.poll() is not None, seconds)
         assert self.code is not None
-        out, err = (file.read_text(encoding="utf-8") for file in self.files)
+        out, err = (file.read_text(encoding="utf-8", errors="surrogateescape") for file in self.files)
         return Ended(self.code, out, err)
 
 

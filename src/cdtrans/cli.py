@@ -1,6 +1,7 @@
 """The command line: one verb, one function; options, help and error messages, nothing else."""
 
 import inspect
+import io
 import json as json_format
 import os
 import sys
@@ -278,6 +279,8 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if not debug:
         warnings.filterwarnings("ignore")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names may hold bytes that are no text
     sys.exit(_exit_code(debug))
 
 

@@ -7,7 +7,8 @@ from types import FrameType
 
 
 class StopSignals:
-    """`with StopSignals.caught()` notes a first signal in `received`; a second one ends the process at once."""
+    """`with StopSignals.caught()` notes a first signal in `received`, where it stays until the next `caught`; a second
+    one ends the process at once."""
 
     received: int | None = None
 
@@ -30,4 +31,3 @@ class StopSignals:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            StopSignals.received = None

@@ -20,6 +20,7 @@ from cdtrans.data.domains import (
     check_distinct,
     scan_labelled,
     scan_unlabelled,
+    stream_images,
     warnings_for,
 )
 from cdtrans.data.images import decode
@@ -185,8 +186,33 @@ def test_links_that_loop_are_cut(tmp_path):
     (top / "a" / "up").symlink_to(top)
     (top / "a" / "other").symlink_to(top / "b")
     (top / "b" / "other").symlink_to(top / "a")
-    paths = scan_unlabelled(top).paths
-    assert paths == ("a/1.png", "a/other/1.png", "b/1.png", "b/other/1.png")
+    assert scan_unlabelled(top).paths == ("a/1.png", "b/1.png")
+
+
+def test_links_inside_are_other_names_and_do_not_multiply(tmp_path):
+    """Followed, seven folders with a link to each other one would be thousands of paths."""
+    top = folder(tmp_path / "t", *(f"{n}/1.png" for n in range(7)))
+    for n in range(7):
+        for other in range(7):
+            (top / str(n) / f"to{other}").symlink_to(top / str(other))
+    assert scan_unlabelled(top).paths == tuple(f"{n}/1.png" for n in range(7))
+    assert len(scan_labelled(top).classes) == 7
+
+
+def test_a_folder_outside_is_entered_once_however_many_links_lead_there(tmp_path):
+    outside = folder(tmp_path / "outside", "1.png", "deep/2.png")
+    (outside / "back").symlink_to(outside)
+    top = folder(tmp_path / "t", "a/1.png")
+    for name in ("b", "c", "a/d"):
+        (top / name).symlink_to(outside)
+    assert scan_unlabelled(top).paths == ("a/1.png", "a/d/1.png", "a/d/deep/2.png")
+
+
+def test_a_top_that_is_itself_a_link(tmp_path):
+    real = folder(tmp_path / "real", "a/1.png")
+    (real / "b").symlink_to(real / "a")
+    (tmp_path / "link").symlink_to(real)
+    assert scan_unlabelled(tmp_path / "link").paths == ("a/1.png",)
 
 
 def test_a_broken_link_is_kept_to_be_reported(tmp_path):
@@ -435,8 +461,36 @@ def test_source_and_target_must_differ(tmp_path):
     (tmp_path / "link").symlink_to(top)
     for target in (top, tmp_path / "link", top / "a" / ".."):
         assert "the same" in sentence(check_distinct, top, target)
-    check_distinct(top, top / "a")
     check_distinct(top, tmp_path / "nowhere")
+
+
+def test_neither_of_source_and_target_may_lie_in_the_other(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "b/1.png")
+    (tmp_path / "link").symlink_to(top / "a")
+    for inner in (top / "a", tmp_path / "link"):
+        assert "one lies in the other" in sentence(check_distinct, top, inner)
+        assert "one lies in the other" in sentence(check_distinct, inner, top)
+    check_distinct(top, folder(tmp_path / "s2", "1.png"))  # a longer name is not a place inside
+    check_distinct(text(tmp_path / "s.txt", "s/a/1.png 0"), text(tmp_path / "t.txt", "s2/1.png"))
+
+
+# One image after the other
+
+
+def test_images_of_a_list_are_streamed_and_not_gathered(tmp_path):
+    """A line that is wrong is met when it is reached."""
+    folder(tmp_path, "a.png", "b c.png")
+    found = stream_images(text(tmp_path / "list.txt", "a.png", "b c.png 3", "gone.png", "a.png"))
+    assert [next(found), next(found)] == [tmp_path / "a.png", tmp_path / "b c.png"]
+    with pytest.raises(CdtransError, match=r"'gone\.png' in line 3"):
+        next(found)
+
+
+def test_images_of_a_folder_a_file_and_an_empty_list_are_streamed(tmp_path):
+    top = folder(tmp_path / "t", "b.png", "a/1.png")
+    assert list(stream_images(top)) == [top / "a/1.png", top / "b.png"]
+    assert list(stream_images(top / "b.png")) == [top / "b.png"]
+    assert "is empty" in sentence(lambda where: list(stream_images(where)), text(tmp_path / "list.txt", "#"))
 
 
 # Warnings
@@ -452,6 +506,19 @@ def test_warning_about_classes_with_one_image(tmp_path):
     assert warning == "1 class has a single source image: 'b'."
     (warning,) = warnings_for(scan_labelled(folder(tmp_path / "s", *(f"c{i}/1.png" for i in range(7)))))
     assert warning == "8 classes have a single source image: 'b', 'c0', 'c1', 'c2', 'c3' and 3 more."
+
+
+def test_warning_about_class_folders_without_an_image(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    (top / "zebra" / "deep").mkdir(parents=True)
+    domain = scan_labelled(top)
+    assert domain.classes == ("a", "b")
+    assert domain.empty == ("zebra",)
+    assert warnings_for(domain) == ["Folders of the source without an image are not classes: 'zebra'."]
+    for n in range(6):
+        (top / f"c{n}").mkdir()
+    (warning,) = warnings_for(scan_labelled(top))
+    assert warning.endswith(": 'c0', 'c1', 'c2', 'c3', 'c4' and 2 more.")
 
 
 def test_warning_about_images_beside_the_class_folders(tmp_path):

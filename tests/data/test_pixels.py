@@ -1,5 +1,4 @@
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -11,82 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.transforms import Resize
 
 from cdtrans.data import pixels, store, stream
-from cdtrans.data.images import UnreadableImage
-from cdtrans.data.pixels import default_cache, open_pixels
-from cdtrans.data.store import clear_stores, list_stores
+from cdtrans.data.images import UnreadableImage, pixel_digest
+from cdtrans.data.pixels import default_cache
+from cdtrans.data.stream import StreamedPixels
 from cdtrans.errors import CdtransError
-from cdtrans.screen import Screen
-
-SIZE = 12
-
-
-class Notes(Screen):
-    """A screen that remembers what it said."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
-def make_images(root: Path, count: int) -> list[Path]:
-    root.mkdir(parents=True, exist_ok=True)
-    return [draw(root / f"{n:03d}.png", seed=n) for n in range(count)]
-
-
-def draw(file: Path, seed: int) -> Path:
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (19, 23, 3), np.uint8)).save(file)
-    return file
-
-
-def expected(file: Path) -> np.ndarray:
-    with Image.open(file) as image:
-        return np.asarray(Resize((SIZE, SIZE))(image.convert("RGB")))
-
-
-def open_store(files: list[Path], cache: Path, *, root: Path | None = None, **options) -> pixels.Pixels:
-    options = {"size": SIZE, "screen": Notes(), "name": "source"} | options
-    return open_pixels(files, root=root or files[0].parent, cache=cache, **options)
-
-
-def assert_right(opened: pixels.Pixels, files: list[Path]) -> None:
-    assert not opened.bad
-    for row, file in zip(opened.rows, files, strict=True):
-        np.testing.assert_array_equal(opened.array[row], expected(file), err_msg=file.name)
-
-
-def store_file(cache: Path, name: str) -> Path:
-    (file,) = cache.glob(f"pixels/*/{name}")
-    return file
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    return make_images(tmp_path / "images", 10)
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files decoded so far, in the order in which they were begun."""
-    names: list[str] = []
-    real = stream.decode
-
-    def decode(path: Path) -> Image.Image:
-        names.append(path.name)
-        return real(path)
-
-    monkeypatch.setattr(stream, "decode", decode)
-    return names
+from stores import SIZE, Notes, assert_right, draw, expected, make_images, open_store, store_file
 
 
 def test_pixels_are_those_of_torchvisions_resize(files, cache):
@@ -95,7 +25,41 @@ def test_pixels_are_those_of_torchvisions_resize(files, cache):
     assert opened.array.dtype == np.uint8
     assert opened.rows.dtype == np.int64
     assert not opened.array.flags.writeable
-    assert opened.nbytes == 10 * SIZE * SIZE * 3
+    assert opened.array.nbytes == 10 * SIZE * SIZE * 3
+
+
+def test_digests_tell_pictures_apart_whatever_they_are_called(files, cache, decoded):
+    shutil.copy(files[3], files[0].with_name("zzz.png"))
+    files.append(files[0].with_name("zzz.png"))
+    opened = open_store(files, cache)
+    assert opened.digests == [pixel_digest(expected(file)) for file in files]
+    assert opened.digests[10] == opened.digests[3]
+    assert len(set(opened.digests)) == 10
+    decoded.clear()
+    assert open_store(files[::-1], cache).digests == opened.digests[::-1]  # remembered in the store
+    assert decoded == []
+
+
+def test_looking_at_every_file_gives_what_a_store_would(files, cache):
+    files[1].write_bytes(b"")
+    files[4].write_bytes(files[4].read_bytes()[:100])
+    opened = open_store(files, cache)
+    assert StreamedPixels(files, SIZE).look(Notes(), "source") == (opened.digests, opened.bad)
+
+
+def test_a_store_of_the_format_before_is_built_anew(files, cache, decoded):
+    """It knows no digests."""
+    open_store(files, cache)
+    index = store_file(cache, "index.jsonl")
+    header, *lines = [json.loads(line) for line in index.read_text().splitlines()]
+    assert header["format"] == store.FORMAT == 2
+    older = [header | {"format": 1}, *[{k: v for k, v in line.items() if k != "digest"} for line in lines]]
+    index.write_text("".join(json.dumps(line) + "\n" for line in older))
+    decoded.clear()
+    again = open_store(files, cache)
+    assert_right(again, files)
+    assert len(decoded) == 10
+    assert all(again.digests)
 
 
 def test_second_open_decodes_nothing(files, cache, decoded):
@@ -148,7 +112,8 @@ def test_bad_files_are_remembered_until_they_change(files, cache, decoded):
     assert sorted(opened.bad) == [1, 4]
     assert opened.bad[1] == "empty file"
     assert opened.rows.tolist() == [0, -1, 1, 2, -1, 3, 4, 5, 6, 7]
-    assert opened.nbytes == 8 * SIZE * SIZE * 3
+    assert opened.array.nbytes == 8 * SIZE * SIZE * 3
+    assert [digest == "" for digest in opened.digests] == [n in (1, 4) for n in range(10)]
     decoded.clear()
     assert open_store(files, cache).bad == opened.bad
     assert decoded == []
@@ -403,80 +368,6 @@ def test_a_cache_that_cannot_be_used(files, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(CdtransError, match=r"file cannot be used \(.+\); name another one with --cache DIR"):
         open_store(files, tmp_path / "file")
-
-
-# The cache as a whole
-
-
-def test_list_and_clear(tmp_path, cache):
-    first, second = make_images(tmp_path / "first", 3), make_images(tmp_path / "second", 2)
-    assert list_stores(cache) == []
-    opened = open_store(first, cache)
-    open_store(first, cache, size=8)
-    second[0].write_bytes(b"bad")
-    open_store(second, cache)
-    stores = {(store.root, store.size): store for store in list_stores(cache)}
-    assert {key: store.images for key, store in stores.items()} == {
-        (tmp_path / "first", SIZE): 3,
-        (tmp_path / "first", 8): 3,
-        (tmp_path / "second", SIZE): 1,
-    }
-    assert stores[tmp_path / "first", SIZE].nbytes > 3 * SIZE * SIZE * 3
-
-    freed = clear_stores(cache, tmp_path / "first")
-    assert freed == stores[tmp_path / "first", SIZE].nbytes + stores[tmp_path / "first", 8].nbytes
-    assert [store.root for store in list_stores(cache)] == [tmp_path / "second"]
-    assert_right(opened, first)  # whoever has it open keeps it
-    assert clear_stores(cache) == stores[tmp_path / "second", SIZE].nbytes
-    assert list((cache / "pixels").iterdir()) == []
-
-
-def test_the_store_used_last_is_listed_first(tmp_path, cache):
-    first, second = make_images(tmp_path / "first", 1), make_images(tmp_path / "second", 1)
-    open_store(first, cache)
-    open_store(second, cache)
-    for lock in cache.glob("pixels/*/lock"):
-        os.utime(lock, (1e9, 1e9))
-    open_store(first, cache)
-    stores = list_stores(cache)
-    assert [store.root.name for store in stores] == ["first", "second"]
-    assert stores[0].last_used.timestamp() == pytest.approx(time.time(), abs=60)
-
-
-def test_clear_spares_what_is_not_ours_or_in_use(tmp_path, cache, files):
-    open_store(files, cache)
-    (cache / "pixels" / "holiday").mkdir()
-    mine = [cache / "pixels" / "holiday" / "index.jsonl", store_file(cache, "lock").with_name("notes.txt")]
-    for file in mine:
-        file.write_text("mine")
-    with store_file(cache, "lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert clear_stores(cache) == 0
-    assert_right(open_store(files, cache), files)
-    assert clear_stores(cache) > 0
-    assert all(file.read_text() == "mine" for file in mine)
-
-
-def test_clear_removes_a_store_that_cannot_be_read(cache, files):
-    open_store(files, cache)
-    store_file(cache, "index.jsonl").write_bytes(b"damage")
-    assert list_stores(cache) == []
-    assert clear_stores(cache) == 10 * SIZE * SIZE * 3 + len("damage")
-
-
-def test_a_store_cleared_while_waiting_is_begun_anew(cache, files, monkeypatch):
-    """The lock that the waiting process gets may be of a file that is no longer there."""
-    open_store(files, cache)
-    real = fcntl.flock
-
-    def cleared_just_before(lock, how: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", real)
-        assert clear_stores(cache) > 0
-        real(lock, how)
-
-    monkeypatch.setattr(fcntl, "flock", cleared_just_before)
-    assert_right(open_store(files, cache), files)
-    assert len(list_stores(cache)) == 1
 
 
 def test_progress_only_when_there_is_something_to_decode(files, cache):

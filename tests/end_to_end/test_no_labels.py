@@ -1,6 +1,7 @@
 """The promise of most weight: a label of the target changes nothing, because nothing can read it."""
 
 import ast
+import csv
 import dataclasses
 import inspect
 import random
@@ -72,22 +73,48 @@ def test_a_label_of_the_source_does_change_the_bytes(task: Task) -> None:
     assert one["adapted/model.safetensors"] != other["adapted/model.safetensors"]
 
 
-def test_class_folders_of_the_target_are_not_read_as_classes(task: Task) -> None:
-    """The same images in the same order in folders named after the right classes, the wrong ones, or none."""
-    kinds = {"right": CLASSES, "wrong": ("green", "red", "zebra"), "none": ("x/1", "x/2", "y")}
-    trees = {}
-    for out, folders in kinds.items():
-        shutil.rmtree(task.folder / "nested", ignore_errors=True)
-        for n in range(21):
-            place = task.folder / "nested" / folders[n % 3]
-            place.mkdir(parents=True, exist_ok=True)
-            shutil.copy(task.target / f"{n:02}.png", place)
-        trees[out] = run(task, f"nested-{out}", task.folder / "nested")
-    named = {"predictions.csv", "data.json"}  # they name the files; nothing else may tell the runs apart
-    for out in kinds:
-        assert {k: v for k, v in trees[out].items() if k not in named} == {
-            k: v for k, v in trees["right"].items() if k not in named
-        }, out
+NAMES_PATHS = {"images.csv", "predictions.csv", "data.json", "config.yaml"}
+
+
+def arrangements() -> dict[str, list[str]]:
+    """The same 21 target pictures, and ever other places for them."""
+    order = list(range(21))
+    random.Random(1).shuffle(order)
+    return {
+        "right classes": [f"{CLASSES[n % 3]}/{n:02}.png" for n in range(21)],
+        "wrong classes": [f"{CLASSES[(n + 1) % 3]}/{n:02}.png" for n in range(21)],
+        "mixed classes": [f"{CLASSES[order[n] % 3]}/{order[n]:02}.png" for n in range(21)],
+        "other folders": [f"{('zebra', 'x/1', 'x/2')[n % 3]}/{20 - n:02}.png" for n in range(21)],
+        "flat": [f"{order[n]:02}.png" for n in range(21)],
+    }
+
+
+def test_names_and_class_folders_of_the_target_decide_nothing(task: Task) -> None:
+    trees, labels = {}, {}
+    place = task.folder / "arranged"
+    for kind, paths in arrangements().items():
+        shutil.rmtree(place, ignore_errors=True)
+        for n, path in enumerate(paths):
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(task.target / f"{n:02}.png", place / path)
+        out = kind.replace(" ", "-")
+        trees[kind] = run(task, out, place)
+        with open(task.folder / out / "predictions.csv", newline="") as file:
+            rows = {row["path"]: (row["label"], row["probability"]) for row in csv.DictReader(file)}
+        assert list(rows) == sorted(paths)
+        labels[kind] = [rows[path] for path in paths]
+    compared = {kind: {k: v for k, v in found.items() if k not in NAMES_PATHS} for kind, found in trees.items()}
+    assert compared["flat"].keys() >= {
+        *(f"{stage}/model.safetensors" for stage in ("source", "adapted")),
+        *(f"pairs/round-{n:02}.npz" for n in (1, 2)),
+        *(f"predictions/epoch-{n:03}.npz" for n in (0, 1, 2)),
+        "log.jsonl",
+    }
+    for kind in trees:
+        assert compared[kind] == compared["right classes"], kind
+        assert labels[kind] == labels["right classes"], kind
+    assert len({label for label, _ in labels["flat"]}) > 1
+    assert len({found["images.csv"] for found in trees.values()}) == len(trees)  # the order is that of the pictures
 
 
 def test_the_type_of_the_target_has_no_room_for_a_label() -> None:

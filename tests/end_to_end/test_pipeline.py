@@ -1,6 +1,7 @@
 """From two folders to a run, through the command line: what is in the way, and what each switch does."""
 
 import csv
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,10 +15,11 @@ import yaml
 from safetensors.torch import load_file
 
 import cdtrans
+from cdtrans.data.images import decode, pixel_digest, resized
 from cdtrans.errors import CdtransError
 from cdtrans.screen import Screen
 from cdtrans.training import reporting
-from tiny_task import QUICK, Ended, Task, draw, log_lines, make_source, make_task, tree, warm
+from tiny_task import CLASSES, QUICK, Ended, Task, draw, log_lines, make_source, make_task, tree, warm
 
 
 @pytest.fixture
@@ -240,6 +242,48 @@ def test_a_class_of_one_image_is_a_warning(task: Task, out: Path) -> None:
     assert ended.err == "warning: 1 class has a single source image: 'zebra'.\n"
 
 
+def test_a_class_folder_without_an_image_is_a_warning(task: Task, out: Path) -> None:
+    (task.source / "zebra").mkdir()
+    ended = adapt(task, out)
+    assert ended.code == 0
+    assert ended.err == "warning: Folders of the source without an image are not classes: 'zebra'.\n"
+
+
+def test_a_class_whose_name_is_no_text_goes_the_whole_way(task: Task, out: Path) -> None:
+    """Killed and taken up, given again, asked for labels, scored, and on the screen."""
+    odd = os.fsdecode(b"caf\xe9")
+    (task.source / "red").rename(task.source / odd)
+    crash = {"name": "state.pt", "when": "after", "nth": 2}
+    assert warm().run(task.adapt(out, "--save-every", "0"), task.folder / "logs", crash=crash).code == -9
+    for said in ("Done: ", "already finished"):
+        ended = adapt(task, out)
+        assert ended.code == 0, ended.err
+        assert said in ended.out
+    for name in ("data.json", "adapted/model.json", "log.jsonl"):
+        (out / name).read_bytes().decode("ascii")
+    assert cdtrans.load(out).classes == ("blue", odd, "green")
+    assert {row["label"] for row in predicted(out)} <= {"blue", odd, "green"}
+
+    table = task.folder / "p.csv"
+    for flags in (["--csv", str(table)], []):
+        ended = warm().run(["predict", str(out), str(task.source), "--top", "3", *flags], task.folder / "logs")
+        assert ended.code == 0, ended.err
+    assert ended.out.encode("utf-8", "surrogateescape") in table.read_bytes().replace(b"\r\n", b"\n")
+    assert b"/caf\xe9/00.png" in table.read_bytes()
+    assert b",caf\xe9," in table.read_bytes()
+
+    ended = warm().run(["eval", str(out), str(task.source), "--json"], task.folder / "logs")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["classes"] == ["blue", odd, "green"]
+    ended = warm().run(["eval", str(out), str(task.source)], task.folder / "logs")
+    assert ended.code == 0, ended.err
+    assert "caf" in ended.out
+    (task.source / odd / "99.png").touch()
+    ended = warm().run(["eval", str(out), str(task.source), "--max-bad", "0.5"], task.folder / "logs")
+    assert ended.code == 0, ended.err
+    assert "warning: skipped" in ended.err
+
+
 def test_odd_file_names_come_through(task: Task, out: Path) -> None:
     shutil.rmtree(task.target)
     odd = ["ä ö.png", 'a,"b".png', "[red]x[/].png", "c:b:d.png", "new\nline.png", os.fsdecode(b"\xff\xfe.png")]
@@ -248,6 +292,36 @@ def test_odd_file_names_come_through(task: Task, out: Path) -> None:
     ended = adapt(task, out)
     assert ended.code == 0, ended.err
     assert {row["path"] for row in predicted(out)} == set(odd)
+
+
+# What the run folder says
+
+
+def test_images_csv_says_what_an_index_means(shared: Task) -> None:
+    run = shared.folder / "plain"
+    with open(run / "images.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = {name: [row for row in rows if row["domain"] == name] for name in ("source", "target")}
+    assert sum(map(len, found.values())) == len(rows)
+    for images in found.values():
+        assert [int(row["index"]) for row in images] == list(range(len(images)))
+    source = [row["path"] for row in found["source"]]
+    assert source == sorted(str(p.relative_to(shared.source)) for p in shared.source.rglob("*.png"))
+    target = [row["path"] for row in found["target"]]
+    assert sorted(target) == sorted(p.name for p in shared.target.iterdir()) != target
+    digests = [pixel_digest(resized(decode(shared.target / path), QUICK["resize"])) for path in target]
+    assert digests == sorted(digests)  # the pictures decide the order, and nothing else
+    with np.load(run / "predictions" / "epoch-001.npz") as arrays:
+        last = {path: CLASSES[k] for path, k in zip(target, arrays["predicted"], strict=True)}
+    table = predicted(run)
+    assert [row["path"] for row in table] == sorted(target)
+    assert {row["path"]: row["label"] for row in table} == last
+
+
+def test_the_last_timing_is_that_of_the_whole_session(shared: Task) -> None:
+    lines = [json.loads(line) for line in (shared.folder / "plain" / "timings.jsonl").read_text().splitlines()]
+    assert [line["stage"] for line in lines] == ["source", "adaptation", "session"]
+    assert lines[-1]["seconds"] > lines[0]["seconds"] + lines[1]["seconds"]
 
 
 # Pairs
@@ -354,6 +428,21 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(task: Task, out: P
     assert (written["epochs"], written["source_epochs"]) == (1, 1)  # of the flags
     printed = yaml.safe_load(ended.out[ended.out.index("\nsource: /") : ended.out.index("\nsource 1/1")])
     assert printed == written
+
+
+def test_the_file_may_name_the_run_folder_and_the_preset_and_flags_win(task: Task, out: Path) -> None:
+    config, short = yaml.safe_load(task.config.read_text()), ["--resize", "32"]
+    del config["crop"], config["resize"], config["backbone_args"], config["backbone"]
+    task.config.write_text(yaml.safe_dump(config | {"out": str(out), "preset": "digits"}))
+    command = ["adapt", str(task.source), str(task.target), "--config", str(task.config), *short]
+    ended = warm().run(command, task.folder / "logs")
+    assert ended.code == 0, ended.err
+    written = yaml.safe_load((out / "config.yaml").read_text())
+    assert (written["crop"], written["flip"]) == (28, 0)  # of the preset
+    other = out.with_name("other")
+    ended = warm().run([*command, "--out", str(other), "--preset", "auto", "--crop", "16"], task.folder / "logs")
+    assert ended.code == 0, ended.err
+    assert yaml.safe_load((other / "config.yaml").read_text())["flip"] == 0.5
 
 
 def test_the_curves_also_go_to_tensorboard_when_asked_for(shared: Task) -> None:

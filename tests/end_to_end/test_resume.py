@@ -1,5 +1,6 @@
 """A run that is killed, stopped or starved of disk goes on with the same command to the same bytes."""
 
+import fcntl
 import os
 import random
 import shutil
@@ -14,11 +15,23 @@ import pytest
 import torch
 
 import cdtrans
+from cdtrans import pipeline
+from cdtrans.data import stream
+from cdtrans.data.store import store_folder
 from cdtrans.training.state import Loop
-from tiny_task import Process, Task, log_lines, make_task, tree, warm
+from tiny_task import TINY, Process, Task, log_lines, make_task, tree, warm
 
 KILLS = 14
-WRITES = ("config.yaml", "data.json", "environment.json", "state.pt", "source", "round-02.npz", "epoch-003.npz")
+WRITES = (
+    "config.yaml",
+    "data.json",
+    "environment.json",
+    "images.csv",
+    "state.pt",
+    "source",
+    "round-02.npz",
+    "epoch-003.npz",
+)
 LAST_WRITES = ("adapted", "predictions.csv", "result.json")
 
 
@@ -189,6 +202,44 @@ def test_a_second_interrupt_ends_it_at_once(task: Task) -> None:
     ended = process.wait()
     assert ended.code == 130
     assert "Traceback" not in ended.err
+
+
+def test_ctrl_c_while_it_waits_for_the_images_ends_it_at_once(tmp_path: Path) -> None:
+    """Nothing is there to be saved yet."""
+    task, out = make_task(tmp_path / "task"), tmp_path / "run"
+    lock = store_folder(task.folder / "cache", task.source, TINY["resize"]) / "lock"
+    lock.parent.mkdir(parents=True)
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as another run that decodes would
+        process = start(task, out)
+        said = process.files[0]
+        assert process.wait_until(lambda: said.exists() and "Waiting for another run" in said.read_text())
+        process.send(signal.SIGINT)
+        ended = process.wait(10)
+    assert (ended.code, ended.err) == (130, "error: Interrupted.\n")
+    assert not out.exists()
+    assert start(task, out).wait().code == 0
+
+
+@pytest.mark.parametrize("where", ["scanning", "decoding", "decoding every time"])
+def test_ctrl_c_before_training_interrupts_at_once(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    module, name = (pipeline, "scan_unlabelled") if where == "scanning" else (stream, "decode")
+    real = getattr(module, name)
+
+    def pressed(path: Path, *others: object) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(path, *others)
+
+    monkeypatch.setattr(module, name, pressed)
+    pixels = "stream" if where == "decoding every time" else "store"
+    places = {"source": task.source, "target": task.target, "config": task.config, "pixels": pixels}
+    with pytest.raises(KeyboardInterrupt):
+        cdtrans.adapt(**places, out=tmp_path / "run", cache=tmp_path / "c", quiet=True)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    cdtrans.adapt(**places, out=tmp_path / "run", cache=tmp_path / "c", quiet=True)
 
 
 def test_a_finished_run_given_again_says_so_and_does_nothing(task: Task, whole: Path) -> None:

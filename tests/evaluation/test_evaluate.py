@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from cdtrans.classifier import load
+from cdtrans.data.domains import LabelledDomain
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.evaluate import Evaluation, History, evaluate
+from cdtrans.evaluation.evaluate import Evaluation, History, evaluate, match_classes, target_files
 from cdtrans.screen import Screen
 from tiny_task import CLASSES, draw
 
@@ -41,6 +43,18 @@ def true_labels(finished) -> list[str]:
     return [line.rsplit(" ", 1)[1] for line in finished.answers.read_text().splitlines()]
 
 
+def accuracy_by_epoch(finished, lines: list[str]) -> list[float]:
+    """By hand, from images.csv and predictions/, of the images that the lines 'target/NAME label' name."""
+    with open(finished.run / "images.csv", newline="") as file:
+        index = {row["path"]: int(row["index"]) for row in csv.DictReader(file) if row["domain"] == "target"}
+    true = [line.removeprefix("target/").rsplit(" ", 1) for line in lines]
+    accuracy = []
+    for epoch in range(5):
+        with np.load(finished.run / "predictions" / f"epoch-{epoch:03}.npz") as arrays:
+            accuracy.append(np.mean([CLASSES[arrays["predicted"][index[path]]] == label for path, label in true]))
+    return accuracy
+
+
 def test_the_scores_are_those_of_the_classifier_s_own_labels(finished) -> None:
     true = true_labels(finished)
     labels = [p.label for p in load(finished.run, device="cpu").predict(sorted(finished.task.target.iterdir()))]
@@ -57,13 +71,7 @@ def test_the_scores_are_those_of_the_classifier_s_own_labels(finished) -> None:
 
 
 def test_every_epoch_is_scored_from_what_it_left_behind(finished) -> None:
-    with open(finished.run / "predictions.csv", newline="") as file:
-        order = [row["path"] for row in csv.DictReader(file)]
-    true = dict(line.removeprefix("target/").rsplit(" ", 1) for line in finished.answers.read_text().splitlines())
-    by_hand = []
-    for epoch in range(5):
-        predicted = np.load(finished.run / "predictions" / f"epoch-{epoch:03}.npz")["predicted"]
-        by_hand.append(np.mean([CLASSES[p] == true[path] for path, p in zip(order, predicted, strict=True)]))
+    by_hand = accuracy_by_epoch(finished, finished.answers.read_text().splitlines())
     result = scored(finished.run, finished.answers)
     assert result.history is not None
     assert result.history.accuracy == pytest.approx(by_hand)
@@ -106,27 +114,55 @@ def test_a_key_through_links_is_still_the_run_s_own_target(finished, tmp_path: P
     assert scored(finished.run, tmp_path / "key").summary() == scored(finished.run, finished.answers).summary()
 
 
-@pytest.mark.parametrize("case", ["other images", "some of the target", "one of the target, many times"])
-def test_no_history_from_a_key_that_is_not_of_the_whole_target(finished, tmp_path: Path, case: str) -> None:
-    key = tmp_path / "key"
-    lines = finished.answers.read_text().splitlines(keepends=True)
+@pytest.mark.parametrize("case", ["all but one", "one class", "a few, some twice"])
+def test_a_key_of_some_of_the_target_has_a_history_too(finished, tmp_path: Path, case: str) -> None:
+    lines = finished.answers.read_text().splitlines()
+    chosen = {"all but one": lines[:-1], "one class": lines[::3], "a few, some twice": lines[:6] + lines[2:4]}[case]
+    key = tmp_path / "key.txt"
+    key.write_text("".join(f"{line}\n" for line in chosen))
+    result = scored(finished.run, key, root=finished.task.folder)
+    assert result.history is not None
+    assert result.history.accuracy == pytest.approx(accuracy_by_epoch(finished, chosen))
+    assert result.history.accuracy[-1] == pytest.approx(result.scores.accuracy)
+
+
+@pytest.mark.parametrize("case", ["other images", "the target and one more"])
+def test_no_history_from_a_key_with_images_that_are_not_of_the_target(finished, tmp_path: Path, case: str) -> None:
     if case == "other images":
-        write_key(key, (0, 1, 2))
+        key = write_key(tmp_path / "key", (0, 1, 2))
     else:
-        key.write_text("".join(lines[:-1] if case == "some of the target" else lines[:3] * len(lines)))
+        key, more = tmp_path / "key.txt", draw(tmp_path / "more.png", 0, seed=500, shift=1.0)
+        key.write_text(finished.answers.read_text() + f"{more} blue\n")
     result = scored(finished.run, key, root=finished.task.folder)
     assert result.history is None
     assert not HISTORY & result.summary().keys()
     assert result.summary()["accuracy"] == result.scores.accuracy
 
 
-@pytest.mark.parametrize("tidied", ["predictions", "predictions.csv"])
+@pytest.mark.parametrize("tidied", ["predictions", "images.csv"])
 def test_a_tidied_run_is_scored_without_history(finished, tmp_path: Path, tidied: str) -> None:
     run = shutil.copytree(finished.run, tmp_path / "run")
     shutil.rmtree(run / tidied) if (run / tidied).is_dir() else (run / tidied).unlink()
     result = scored(run, finished.answers)
     assert result.history is None
     assert result.scores.accuracy == scored(finished.run, finished.answers).scores.accuracy
+
+
+@pytest.mark.parametrize("change", ["another picture", "gone"])
+def test_no_history_once_the_target_has_changed(finished, tmp_path: Path, change: str) -> None:
+    """The predictions that the epochs left behind are of the images as they were."""
+    run, target = shutil.copytree(finished.run, tmp_path / "run"), tmp_path / "target"
+    shutil.copytree(finished.task.target, target)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"target": str(target)}))
+    key = tmp_path / "key.txt"
+    key.write_text("".join(finished.answers.read_text().splitlines(keepends=True)[:-1]))
+    assert target_files(run) == [target / path.name for path in target_files(finished.run)]
+    assert scored(run, key).history is not None
+    last = target / "20.png"
+    draw(last, 0, seed=7).write_bytes(last.read_bytes() + b"1") if change == "another picture" else last.unlink()
+    assert target_files(run) == []
+    assert scored(run, key).history is None
 
 
 def test_classes_are_matched_by_name_and_may_be_some_of_the_model_s(finished, tmp_path: Path) -> None:
@@ -138,6 +174,13 @@ def test_classes_are_matched_by_name_and_may_be_some_of_the_model_s(finished, tm
     labels = [p.label for p in load(finished.run, device="cpu").predict(tmp_path / "key")]
     assert result.scores.accuracy == pytest.approx(labels.count("red") / 3)
     assert result.scores.class_mean_accuracy == result.scores.accuracy
+
+
+def test_labels_become_the_model_s() -> None:
+    key = LabelledDomain(Path("r"), ("1", "2", "3"), (1, 0, 1), ("a", "c"))
+    assert match_classes(key, ("c", "b", "a"), Path("key")).tolist() == [0, 2, 0]
+    with pytest.raises(CdtransError, match=r"The class 'c' of 'the key' is not one"):
+        match_classes(key, ("a", "b"), Path("the key"))
 
 
 def test_a_class_that_the_model_does_not_know(finished, tmp_path: Path) -> None:
@@ -156,7 +199,8 @@ def test_unreadable_images_are_skipped_and_counted(finished, tmp_path: Path) -> 
     result = scored(finished.run, key, screen=screen)
     assert result.summary()["skipped"] == 1
     assert result.scores.confusion.tolist() == without.scores.confusion.tolist()
-    assert "1 of 25 labelled files cannot be read" in screen.warnings_heard[0]
+    assert screen.warnings_heard[0] == f"skipped '{key / 'blue' / '000.png'}': empty file"
+    assert "1 of 25 labelled files cannot be read" in screen.warnings_heard[1]
     with pytest.raises(CdtransError, match=r"1 of 25 labelled files.*--max-bad"):
         scored(finished.run, key, max_bad=0.01)
 

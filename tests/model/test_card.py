@@ -74,6 +74,7 @@ def test_the_card_follows_the_backbone_and_its_weights() -> None:
     assert card.mean == pytest.approx((0.485, 0.456, 0.406))
     assert card.std == pytest.approx((0.229, 0.224, 0.225))
     assert card.weights == "/somewhere/deit.pth"
+    assert make_card(make_config(TINY, {"precision": "bf16"}), CLASSES, stage="source", epoch=1).precision == "bf16"
     pretrained = make_card(make_config(TINY, {"pretrained": True}), CLASSES, stage="source", epoch=1)
     assert pretrained.weights == "vit_tiny_patch16_224"
 

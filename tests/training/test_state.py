@@ -1,7 +1,6 @@
 import itertools
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from torch import Tensor, nn
 
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.interrupt import StopSignals
 from cdtrans.run import Run
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.state import STATE_FILE, Loop, StopSignals, all_finite, load_state, step_seed
+from cdtrans.training.state import STATE_FILE, Loop, all_finite, load_state, step_seed
 from tiny_task import make_task, warm
 
 EPOCHS, STEPS = 3, 4
@@ -277,43 +277,3 @@ def test_a_signal_ends_it_after_the_step_with_the_state_saved(run: Run, number: 
     state = load_state(run)
     assert state is not None
     assert (state["epoch"], state["step"]) == (2, 2)
-
-
-def test_a_second_signal_ends_it_at_once() -> None:
-    def twice() -> None:
-        with StopSignals.caught():
-            os.kill(os.getpid(), signal.SIGINT)
-            assert StopSignals.received == signal.SIGINT
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(KeyboardInterrupt):
-        twice()
-
-
-def test_the_handlers_from_before_come_back() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def fail() -> None:
-        with StopSignals.caught():
-            assert signal.getsignal(signal.SIGINT) is not before[signal.SIGINT]
-            os.kill(os.getpid(), signal.SIGINT)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert {number: signal.getsignal(number) for number in before} == before
-    assert StopSignals.received is None
-
-
-def test_in_another_thread_signals_are_left_to_whoever_runs_it() -> None:
-    done = []
-
-    def work() -> None:
-        with StopSignals.caught():
-            done.append(signal.getsignal(signal.SIGINT))
-
-    before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert done == [before]

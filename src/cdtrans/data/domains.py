@@ -200,7 +200,7 @@ def _list_lines(where: Path) -> Iterator[tuple[int, str]]:
     try:
         with where.open("rb") as file:
             for number, raw in enumerate(file, 1):  # at b"\n" alone: names may hold the rarer line ends of text files
-                if b"\0" in raw:
+                if b"\0" in raw or (number == 1 and b"\0" in file.peek()):  # a picture's first line may look like text
                     raise CdtransError(f"{_quoted(where)} is not a text file: give a folder, or a list of images.")
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
                 if line and not line.startswith("#"):

@@ -1,0 +1,81 @@
+"""The cache as a whole: what is listed, what is cleared, and who holds a store."""
+
+import fcntl
+import os
+import time
+
+import pytest
+
+from cdtrans.data.store import clear_stores, list_stores
+from stores import SIZE, assert_right, make_images, open_store, store_file
+
+
+def test_list_and_clear(tmp_path, cache):
+    first, second = make_images(tmp_path / "first", 3), make_images(tmp_path / "second", 2)
+    assert list_stores(cache) == []
+    opened = open_store(first, cache)
+    open_store(first, cache, size=8)
+    second[0].write_bytes(b"bad")
+    open_store(second, cache)
+    stores = {(store.root, store.size): store for store in list_stores(cache)}
+    assert {key: store.images for key, store in stores.items()} == {
+        (tmp_path / "first", SIZE): 3,
+        (tmp_path / "first", 8): 3,
+        (tmp_path / "second", SIZE): 1,
+    }
+    assert stores[tmp_path / "first", SIZE].nbytes > 3 * SIZE * SIZE * 3
+
+    freed = clear_stores(cache, tmp_path / "first")
+    assert freed == stores[tmp_path / "first", SIZE].nbytes + stores[tmp_path / "first", 8].nbytes
+    assert [store.root for store in list_stores(cache)] == [tmp_path / "second"]
+    assert_right(opened, first)  # whoever has it open keeps it
+    assert clear_stores(cache) == stores[tmp_path / "second", SIZE].nbytes
+    assert list((cache / "pixels").iterdir()) == []
+
+
+def test_the_store_used_last_is_listed_first(tmp_path, cache):
+    first, second = make_images(tmp_path / "first", 1), make_images(tmp_path / "second", 1)
+    open_store(first, cache)
+    open_store(second, cache)
+    for lock in cache.glob("pixels/*/lock"):
+        os.utime(lock, (1e9, 1e9))
+    open_store(first, cache)
+    stores = list_stores(cache)
+    assert [store.root.name for store in stores] == ["first", "second"]
+    assert stores[0].last_used.timestamp() == pytest.approx(time.time(), abs=60)
+
+
+def test_clear_spares_what_is_not_ours_or_in_use(tmp_path, cache, files):
+    open_store(files, cache)
+    (cache / "pixels" / "holiday").mkdir()
+    mine = [cache / "pixels" / "holiday" / "index.jsonl", store_file(cache, "lock").with_name("notes.txt")]
+    for file in mine:
+        file.write_text("mine")
+    with store_file(cache, "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert clear_stores(cache) == 0
+    assert_right(open_store(files, cache), files)
+    assert clear_stores(cache) > 0
+    assert all(file.read_text() == "mine" for file in mine)
+
+
+def test_clear_removes_a_store_that_cannot_be_read(cache, files):
+    open_store(files, cache)
+    store_file(cache, "index.jsonl").write_bytes(b"damage")
+    assert list_stores(cache) == []
+    assert clear_stores(cache) == 10 * SIZE * SIZE * 3 + len("damage")
+
+
+def test_a_store_cleared_while_waiting_is_begun_anew(cache, files, monkeypatch):
+    """The lock that the waiting process gets may be of a file that is no longer there."""
+    open_store(files, cache)
+    real = fcntl.flock
+
+    def cleared_just_before(lock, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        assert clear_stores(cache) > 0
+        real(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", cleared_just_before)
+    assert_right(open_store(files, cache), files)
+    assert len(list_stores(cache)) == 1
