@@ -13,7 +13,7 @@ from PIL import Image
 
 from cdtrans.data.batches import Images
 from cdtrans.data.domains import stream_images
-from cdtrans.data.images import UnreadableImage
+from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.stream import Decoded, decode_in_order
 from cdtrans.device import autocast, pick_device
 from cdtrans.errors import CdtransError, nearest
@@ -33,6 +33,7 @@ class Prediction:
     label: str
     probability: float
     top: tuple[tuple[str, float], ...]
+    digest: str = ""  # of the pixels, if asked for
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,18 @@ class Classifier:
         return results
 
     def stream(
-        self, images: Iterable[str | Path | Image.Image], *, top: int = 1, batch: int = BATCH
+        self, images: Iterable[str | Path | Image.Image], *, top: int = 1, batch: int = BATCH, digests: bool = False
     ) -> Iterator[Prediction | Unreadable]:
-        """Labels for any number of images, in order, with a bounded number of them in memory at a time."""
+        """Labels for any number of images, in order, with a bounded number of them in memory at a time. With `digests`
+        each also says which picture it was, whatever its file is called."""
         if top < 1:
             raise CdtransError(f"The number of classes to list, top, must be at least 1, not {top}.")
         pixels = decode_in_order(images, self.card.resize)
         while items := list(islice(pixels, batch)):
-            yield from self._classify(items, min(top, len(self.classes)))
+            yield from self._classify(items, min(top, len(self.classes)), digests)
 
     @torch.inference_mode()
-    def _classify(self, items: list[Decoded], top: int) -> Iterator[Prediction | Unreadable]:
+    def _classify(self, items: list[Decoded], top: int, digests: bool) -> Iterator[Prediction | Unreadable]:
         readable = [pixels for _, pixels in items if isinstance(pixels, np.ndarray)]
         best = iter(self._best(np.stack(readable), top)) if readable else iter(())
         for path, pixels in items:
@@ -86,7 +88,7 @@ class Classifier:
                 yield Unreadable(path, str(pixels))
             else:
                 ranked = next(best)
-                yield Prediction(path, *ranked[0], top=ranked)
+                yield Prediction(path, *ranked[0], top=ranked, digest=pixel_digest(pixels) if digests else "")
 
     def _best(self, pixels: np.ndarray, top: int) -> list[tuple[tuple[str, float], ...]]:
         """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities."""

@@ -5,7 +5,7 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
             target_images = make_images(target_pixels, card, device)
             labels = torch.tensor(source.labels, device=device)
             model.to(device)
-            write_images(run, source, target)
+            write_images(run, source.paths, source_pixels, target.paths, target_pixels)
             begin_log(run, {"source": source_bad, "target": target_bad})
             train_source(run, model, source_images, labels, config, card, screen)
             encoded = adapt_to_target(run, model, source_images, labels, target_images, config, screen)
@@ -165,14 +165,24 @@ def initial_model(config: Config, card: Card) -> CDTrans:
 
 
 Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
-PixelRows = tuple[np.ndarray | StreamedPixels, np.ndarray]  # where pixels are, and the row of each image there
 Skipped = dict[str, str]  # path -> why it could not be read
 
 
-def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, PixelRows, Skipped]:
+class DomainPixels(NamedTuple):
+    """A domain's pictures, in its order."""
+
+    pixels: np.ndarray | StreamedPixels  # where they are
+    rows: np.ndarray  # [N] the row of each there
+    digests: list[str]  # [N]
+
+    def keep(self, positions: list[int]) -> "DomainPixels":
+        return DomainPixels(self.pixels, self.rows[positions], [self.digests[i] for i in positions])
+
+
+def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
     """Decode every image of a domain once, and leave out those that cannot be. The target is put in the order of its
     pictures' digests: its files' names, which class folders are part of, then decide nothing."""
-    (pixels, rows), digests, bad = find_pixels(domain, config, screen, name)
+    pixels, bad = find_pixels(domain, config, screen, name)
     skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
     if skipped:
         first, cause = next(iter(skipped.items()))
@@ -181,30 +191,29 @@ def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> 
     if not good:
         raise CdtransError(f"No readable image is left of the {name}; repair or replace its files.")
     if isinstance(domain, UnlabelledDomain):
-        good.sort(key=lambda i: digests[i])
-    return domain.keep(good), (pixels, rows[good]), skipped
+        good.sort(key=lambda i: pixels.digests[i])
+    return domain.keep(good), pixels.keep(good), skipped
 
 
 def find_pixels(
     domain: LabelledDomain | UnlabelledDomain, config: Config, screen: Screen, name: str
-) -> tuple[PixelRows, list[str], dict[int, str]]:
-    """The domain's images in a store, or decoded every time if they may not or cannot be stored; the digest of each;
-    and the bad ones."""
+) -> tuple[DomainPixels, dict[int, str]]:
+    """The domain's images in a store, or decoded every time if they may not or cannot be stored; and the bad ones."""
     assert isinstance(config.resize, int), "the configuration has been resolved"
     if config.pixels != "stream":
         cache = Path(config.cache) if config.cache else default_cache()
         try:
-            pixels = open_pixels(
+            stored = open_pixels(
                 domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name
             )
-            return (pixels.array, pixels.rows), pixels.digests, pixels.bad
+            return DomainPixels(stored.array, stored.rows, stored.digests), stored.bad
         except DiskFull:
             if config.pixels == "store":
                 raise
             screen.say(f"The disk has no room for the decoded {name} images: they are decoded every time (slower).")
     streamed = StreamedPixels(domain.files(), config.resize)
     digests, bad = streamed.look(screen, name)
-    return (streamed, np.arange(len(domain))), digests, bad
+    return DomainPixels(streamed, np.arange(len(domain)), digests), bad
 
 
 def check_classes_left(source: LabelledDomain) -> None:
@@ -226,8 +235,8 @@ def describe(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]
     }
 
 
-def make_images(pixels: PixelRows, card: Card, device: torch.device) -> Images:
-    return Images(*pixels, crop=card.crop, mean=card.mean, std=card.std, device=device)
+def make_images(found: DomainPixels, card: Card, device: torch.device) -> Images:
+    return Images(found.pixels, found.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
 
 
 def begin_log(run: Run, skipped: dict[str, Skipped]) -> None:
@@ -252,10 +261,15 @@ def train_source(
             save_model(folder, model, card)
 
 
-def write_images(run: Run, source: LabelledDomain, target: UnlabelledDomain) -> None:
-    """images.csv: which image an index in pairs/ and predictions/ means."""
-    rows = [(name, i, path) for name, d in (("source", source), ("target", target)) for i, path in enumerate(d.paths)]
-    run.write("images.csv", b"".join(map(csv_line, [("domain", "index", "path"), *rows])))
+def write_images(
+    run: Run, source: tuple[str, ...], source_pixels: DomainPixels, target: tuple[str, ...], target_pixels: DomainPixels
+) -> None:
+    """images.csv: which image an index in pairs/ and predictions/ means, by its path and its pixels' digest."""
+    lines = [csv_line(("domain", "index", "path", "digest"))]
+    for name, paths, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
+        for i, (path, digest) in enumerate(zip(paths, pixels.digests, strict=True)):
+            lines.append(csv_line((name, i, path, digest)))
+    run.write("images.csv", b"".join(lines))
 
 
 def write_predictions(run: Run, target: UnlabelledDomain, classes: tuple[str, ...], encoded: Encoded) -> None:

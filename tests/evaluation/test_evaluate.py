@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from cdtrans.classifier import load
 from cdtrans.data.domains import LabelledDomain
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.evaluate import Evaluation, History, evaluate, match_classes, target_files
+from cdtrans.evaluation.evaluate import Evaluation, History, evaluate, match_classes
 from cdtrans.screen import Screen
 from tiny_task import CLASSES, draw
 
@@ -148,21 +147,16 @@ def test_a_tidied_run_is_scored_without_history(finished, tmp_path: Path, tidied
     assert result.scores.accuracy == scored(finished.run, finished.answers).scores.accuracy
 
 
-@pytest.mark.parametrize("change", ["another picture", "gone"])
-def test_no_history_once_the_target_has_changed(finished, tmp_path: Path, change: str) -> None:
-    """The predictions that the epochs left behind are of the images as they were."""
-    run, target = shutil.copytree(finished.run, tmp_path / "run"), tmp_path / "target"
-    shutil.copytree(finished.task.target, target)
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"target": str(target)}))
-    key = tmp_path / "key.txt"
-    key.write_text("".join(finished.answers.read_text().splitlines(keepends=True)[:-1]))
-    assert target_files(run) == [target / path.name for path in target_files(finished.run)]
-    assert scored(run, key).history is not None
-    last = target / "20.png"
-    draw(last, 0, seed=7).write_bytes(last.read_bytes() + b"1") if change == "another picture" else last.unlink()
-    assert target_files(run) == []
-    assert scored(run, key).history is None
+def test_the_pictures_are_known_by_their_pixels_not_by_their_place(finished, tmp_path: Path) -> None:
+    """Copies in other folders under other names have the run's history; a picture that has changed has none."""
+    for n, line in enumerate(finished.answers.read_text().splitlines()):
+        path, label = line.rsplit(" ", 1)
+        (tmp_path / "key" / label).mkdir(parents=True, exist_ok=True)
+        shutil.copy(finished.task.folder / path, tmp_path / "key" / label / f"copy-{99 - n}.png")
+    copies = scored(finished.run, tmp_path / "key")
+    assert copies.summary() == scored(finished.run, finished.answers).summary()
+    draw(next((tmp_path / "key" / "blue").iterdir()), 0, seed=7)
+    assert scored(finished.run, tmp_path / "key").history is None
 
 
 def test_classes_are_matched_by_name_and_may_be_some_of_the_model_s(finished, tmp_path: Path) -> None:

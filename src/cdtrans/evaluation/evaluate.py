@@ -1,7 +1,5 @@
 """A finished run against an answer key: the chosen model's scores, and every epoch's if the key is of the target."""
 
-import json
-import os
 from csv import DictReader
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from cdtrans.classifier import Unreadable, load
-from cdtrans.config import read_yaml
 from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.evaluation.metrics import Scores, score
-from cdtrans.run import fingerprint
 from cdtrans.screen import Screen
 
 
@@ -78,23 +74,25 @@ def evaluate(
     key = scan_labelled(where, root, allow_one_class=True)
     true = match_classes(key, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}
-    predicted, kept, skipped = [], [], []
+    predicted, kept, digests, skipped = [], [], [], []
     with screen.track("evaluating", len(key)) as task:
-        for i, result in enumerate(classifier.stream(key.files())):
+        for i, result in enumerate(classifier.stream(key.files(), digests=True)):
             if isinstance(result, Unreadable):
                 skipped.append(result)
                 screen.warn(f"skipped '{result.path}': {result.cause}")
             else:
                 predicted.append(position[result.label])
                 kept.append(i)
+                digests.append(result.digest)
             task.advance(1)
     if skipped:
         first = skipped[0]
         screen.warn(judge_unreadable("labelled ", len(skipped), len(key), str(first.path), first.cause, max_bad))
     if not kept:
         raise CdtransError(f"None of the {len(key)} labelled images of '{where}' can be read.")
-    scores = score(true[kept], np.array(predicted, dtype=np.int64), len(classifier.classes))
-    return Evaluation(scores, classifier.classes, tuple(skipped), read_history(run, key, true, len(classifier.classes)))
+    classes = len(classifier.classes)
+    scores = score(true[kept], np.array(predicted, dtype=np.int64), classes)
+    return Evaluation(scores, classifier.classes, tuple(skipped), read_history(run, digests, true[kept], classes))
 
 
 def match_classes(key: LabelledDomain, classes: tuple[str, ...], where: Path) -> np.ndarray:
@@ -108,36 +106,27 @@ def match_classes(key: LabelledDomain, classes: tuple[str, ...], where: Path) ->
     return np.array([order[label] for label in key.labels], dtype=np.int64)
 
 
-def read_history(run: Path, key: LabelledDomain, true: np.ndarray, classes: int) -> History | None:
-    """Score the predictions that every epoch left behind, if the key is of the run's own target images, or some."""
-    position = {os.path.realpath(path): i for i, path in enumerate(target_files(run))}
-    found = [position.get(os.path.realpath(file)) for file in key.files()]
-    known = [i for i, where in enumerate(found) if where is not None]
-    if not known or len(known) < len(found):
+def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) -> History | None:
+    """Score the predictions that every epoch left behind, if the labelled pictures are all of the run's own target.
+    Pictures are known by their pixels, wherever their files are now."""
+    position = target_positions(run)
+    found = [position.get(digest) for digest in digests]
+    if not found or None in found:
         return None
-    rows = np.array([found[i] for i in known])
+    rows = np.array(found)
     scores = []
     for file in sorted((run / "predictions").glob("epoch-*.npz")):
         with np.load(file) as arrays:
-            scores.append(score(true[known], arrays["predicted"][rows].astype(np.int64), classes))
+            scores.append(score(true, arrays["predicted"][rows].astype(np.int64), classes))
     if len(scores) < 2:  # somebody has tidied the folder
         return None
     return History(tuple(s.accuracy for s in scores), tuple(s.class_mean_accuracy for s in scores))
 
 
-def target_files(run: Path) -> list[Path]:
-    """The run's target images in the order of its predictions; none if they are no longer those it was trained on."""
-    if not (run / "images.csv").is_file():  # somebody has tidied the folder
-        return []
-    config = read_yaml(run / "config.yaml")
-    target = Path(config["target"])
-    listed = Path(config["root"]) if config["root"] else target.parent
-    root = target if target.is_dir() else listed
-    with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        paths = tuple(row["path"] for row in DictReader(file) if row["domain"] == "target")
-    recorded = json.loads((run / "data.json").read_text())["target"]["fingerprint"]
-    try:
-        unchanged = fingerprint(root, paths) == recorded
-    except OSError:  # a file is gone
-        unchanged = False
-    return [root / path for path in paths] if unchanged else []
+def target_positions(run: Path) -> dict[str, int]:
+    """The digest of each of the run's target pictures -> its index in the predictions."""
+    file = run / "images.csv"
+    if not file.is_file():  # somebody has tidied the folder
+        return {}
+    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+        return {row["digest"]: int(row["index"]) for row in DictReader(lines) if row["domain"] == "target"}
