@@ -36,10 +36,7 @@ class CDTrans(nn.Module):
     def encode(self, images: Tensor) -> Output:
         """[B, 3, H, W] -> features and logits of the target branch: timm's own forward, but for the last block's rows
         that nobody reads."""
-        vit = self.backbone
-        x = vit.blocks[:-1](embed(vit, images))  # [B, N, D]
-        x = run_block(vit.blocks[-1], x, rows=rows_read(vit), cross=False)
-        feature: Tensor = vit.forward_head(vit.norm(x), pre_logits=True)
+        feature = run_blocks(self.backbone, embed(self.backbone, images), cross=False)  # [B, D]
         return self.head(feature)  # type: ignore[no-any-return]
 
     def forward(self, source: Tensor, target: Tensor) -> Branches:
@@ -59,17 +56,19 @@ class CDTrans(nn.Module):
         # The authors' code starts the source-target stream from the target's tokens; the paper's footnote has no
         # addition in the first block, which is the same as starting from nothing.
         start = target_tokens if self.first_block_residual else torch.zeros_like(target_tokens)
-        x = torch.cat([tokens, start])  # [3B, N, D]
-        *blocks, last = vit.blocks
-        for block in blocks:
-            x = run_block(block, x, rows=None, cross=True)
-        x = run_block(last, x, rows=rows_read(vit), cross=True)
-        return vit.forward_head(vit.norm(x), pre_logits=True)  # type: ignore[no-any-return]
+        return run_blocks(vit, torch.cat([tokens, start]), cross=True)
 
 
 def embed(vit: VisionTransformer, images: Tensor) -> Tensor:
     """Images -> tokens before the first block, as timm's forward_features does it."""
     return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))  # type: ignore[no-any-return]
+
+
+def run_blocks(vit: VisionTransformer, x: Tensor, *, cross: bool) -> Tensor:
+    """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]."""
+    for i, block in enumerate(vit.blocks):
+        x = run_block(block, x, rows=rows_read(vit) if i + 1 == len(vit.blocks) else None, cross=cross)
+    return vit.forward_head(vit.norm(x), pre_logits=True)  # type: ignore[no-any-return]
 
 
 def rows_read(vit: VisionTransformer) -> int | None:
