@@ -126,7 +126,7 @@ def evaluate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Score a run on LABELLED images. This verb alone reads target labels."""
+    """Score a run on LABELLED images: the place for target labels."""
     from cdtrans.evaluation.evaluate import evaluate as evaluate_run
 
     screen = Screen(quiet=quiet, machine=json)

@@ -129,4 +129,4 @@ def target_positions(run: Path) -> dict[str, int]:
     if not file.is_file():  # somebody has tidied the folder
         return {}
     with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
-        return {row.get("digest", ""): int(row["index"]) for row in DictReader(lines) if row["domain"] == "target"}
+        return {row["digest"]: int(row["index"]) for row in DictReader(lines) if row["domain"] == "target"}

@@ -13,8 +13,8 @@ from cdtrans.training.optimisation import Optimisation
 
 WARM_UP = 3  # steps before anything is timed: libraries load, algorithms are chosen
 TIMED = 5  # plain steps that are timed to see what compiling would save
-COMPILE_SECONDS = 40.0  # what compiling a step costs at first on an H200's host: 24 to 31 s, and some margin
-COMPILE_SAVES = 0.35  # of a plain step's time, likewise: 38 % for DeiT-small
+COMPILE_SECONDS = 40.0  # what compiling costs at first: 24 to 31 s beside an H200, and some margin
+COMPILE_SAVES = 0.35  # of a plain step's time: 41 % for DeiT-small on an H200, less some margin
 GRAPH_STEPS = 50  # fewer steps ahead than this are not worth capturing
 
 Losses = Callable[..., tuple[Tensor, ...]]
