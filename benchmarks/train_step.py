@@ -1,6 +1,7 @@
 """A step of stage 2 as the tool takes it: three branches, three losses, backward, clipping, optimiser; and encoding.
 
-usage: python benchmarks/train_step.py [--model NAME ...] [--pairs 64 ...] [--compile full ...] [--json FILE]
+usage: python benchmarks/train_step.py [--model NAME ...] [--pairs 64 ...] [--compile full ...] [--encode-batch 256 ...]
+       [--json FILE]
 On CPU a tiny model stands in, so that anybody can try it."""
 
 from functools import partial
@@ -30,12 +31,14 @@ def build(name: str, device: str) -> CDTrans:
 
 
 def pair_flops(model: CDTrans) -> float:
-    """Forward and backward of one pair. The source-target branch makes no queries, keys or values of its own."""
+    """Forward and backward of one pair, as computed: the source-target branch makes no queries, keys or values of its
+    own, and the last block ends with the class tokens."""
     vit: Any = model.backbone
     n, d, depth = vit.pos_embed.shape[1], vit.embed_dim, len(vit.blocks)
-    tokens, attention = 2 * n * d * d, 4 * n * n * d
-    branch = depth * (12 * tokens + attention)
-    return float(3 * (3 * branch - depth * 3 * tokens))
+    product, attention = 2 * d * d, 4 * d  # of a token, and of a query with a key
+    block = 2 * n * 3 * product + 3 * n * n * attention + 3 * n * 9 * product
+    last = 2 * n * 3 * product + 3 * n * attention + 3 * 9 * product
+    return float(3 * ((depth - 1) * block + last))
 
 
 def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any, ceiling: float) -> dict[str, Any]:
@@ -47,15 +50,18 @@ def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any,
     def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
         return adaptation_losses(model(x_s, x_t), y_s, y_t, False)
 
-    step = Step(losses, optimisation, plan, Screen(quiet=True))
+    step = Step(model, losses, optimisation, plan, Screen(quiet=True))
     size = model.backbone.patch_embed.img_size[0]  # type: ignore[index]
     x = torch.randn(2, pairs, 3, size, size, device=device)
     y = torch.randint(CLASSES, (2, pairs), device=device)
     optimisation.start_epoch(1)
     warm_up = 2 * WARM_UP + TIMED + 3 if device == "cuda" else 1
     if device == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    seconds = measure.timed(partial(step, x[0], x[1], y[0], y[1]), device, arguments.repeats, warm_up)
+    work = partial(step, x[0], x[1], y[0], y[1])
+    ready = measure.timed(work, device, warm_up, warm_up=0)
+    seconds = measure.timed(work, device, arguments.repeats, warm_up=0)
     flops = pair_flops(model) * pairs / seconds["median"]
     return {
         "model": name,
@@ -68,30 +74,35 @@ def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any,
         "pairs/s": pairs / seconds["median"],
         "TFLOP/s": flops / 1e12,
         "% of ceiling": 100 * flops / ceiling,
+        "s for the slowest warm-up step": ready["most"],
         "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0,
     }
 
 
 @torch.inference_mode()
-def encode(name: str, batch: int, precision: str, arguments: Any) -> dict[str, Any]:
+def encode(name: str, batch: int, plan: str, precision: str, arguments: Any) -> dict[str, Any]:
     device = arguments.device
     model = build(name, device).eval()
     size = model.backbone.patch_embed.img_size[0]  # type: ignore[index]
     x = torch.randn(batch, 3, size, size, device=device)
+    run = torch.compile(model.encode, dynamic=False) if plan == "full" else model.encode
 
     def work() -> None:
         with autocast(torch.device(device), precision):
-            model.encode(x)
+            run(x)
 
-    seconds = measure.timed(work, device, arguments.repeats)
+    ready = measure.timed(work, device, 3, warm_up=0)
+    seconds = measure.timed(work, device, arguments.repeats, warm_up=0)
     return {
         "model": name,
-        "plan": "encode",
+        "encoded at once": batch,
+        "plan": f"encode, {plan}",
         "precision": precision,
         "ms": 1000 * seconds["median"],
         "ms least": 1000 * seconds["least"],
         "ms most": 1000 * seconds["most"],
         "images/s": batch / seconds["median"],
+        "s for the slowest warm-up step": ready["most"],
     }
 
 
@@ -100,8 +111,8 @@ def main() -> None:
     gpu = torch.cuda.is_available()
     parser.add_argument("--model", nargs="+", default=["deit_small_patch16_224"] if gpu else ["test_vit.r160_in1k"])
     parser.add_argument("--pairs", nargs="+", type=int, default=[64] if gpu else [8])
-    parser.add_argument("--compile", nargs="+", default=["off", "graph", "full"] if gpu else ["off"])
-    parser.add_argument("--encode-batch", type=int, default=256 if gpu else 16)
+    parser.add_argument("--compile", nargs="+", default=["off", "graph", "blocks", "full"] if gpu else ["off"])
+    parser.add_argument("--encode-batch", nargs="+", type=int, default=[256, 1024] if gpu else [16])
     arguments = parser.parse_args()
     precision = pick_precision("auto", torch.device(arguments.device))
     ceiling = measure.matrix_ceiling(arguments.device, torch.bfloat16 if precision == "bf16" else torch.float32)
@@ -109,7 +120,9 @@ def main() -> None:
     for name in arguments.model:
         for pairs in arguments.pairs:
             rows += [train_step(name, pairs, plan, precision, arguments, ceiling) for plan in arguments.compile]
-        rows.append(encode(name, arguments.encode_batch, precision, arguments))
+        for batch in arguments.encode_batch:
+            plans = [plan for plan in arguments.compile if plan in ("off", "full")]
+            rows += [encode(name, batch, plan, precision, arguments) for plan in plans]
     measure.report(f"training step (matrix ceiling {ceiling / 1e12:.4g} TFLOP/s)", rows, arguments)
 
 

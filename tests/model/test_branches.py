@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from timm.models import VisionTransformer
 from torch import nn
 
 from cdtrans.model.branches import CDTrans, embed, run_block
@@ -76,7 +77,7 @@ def test_equal_images_give_three_equal_branches(family: CDTrans) -> None:
 def test_target_branch_is_timms_own_forward(family: CDTrans) -> None:
     family.eval()
     source, target = images(0), images(1)
-    ours = family.features(source, target)[3:6]
+    _, ours, _ = family.features(source, target)
     theirs = family.backbone(target)
     torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
     weight = torch.randn_like(theirs)
@@ -92,7 +93,7 @@ def test_target_branch_is_timms_own_forward(family: CDTrans) -> None:
 def test_one_batch_equals_the_slow_forward(family: CDTrans, first_block_residual: bool) -> None:
     family.first_block_residual = first_block_residual
     source, target = images(0), images(1)
-    fast, slow = family.features(source, target), torch.cat(slow_features(family, source, target))
+    fast, slow = torch.cat(family.features(source, target)), torch.cat(slow_features(family, source, target))
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     weight = torch.randn_like(slow)
     parameters = list(family.backbone.parameters())
@@ -121,20 +122,60 @@ def test_only_what_the_pooling_reads_is_computed_in_the_last_block(family: CDTra
 
 
 def test_the_source_target_branch_is_neither_of_the_others(family: CDTrans) -> None:
-    s, t, c = family.features(images(0), images(1)).chunk(3)
+    s, t, c = family.features(images(0), images(1))
     assert (c - s).abs().max() > 1e-6
     assert (c - t).abs().max() > 1e-6
 
 
+class TestStochasticDepth:
+    """Each image of each branch is dropped on its own, in each of a block's two uses (FACTS 1.2)."""
+
+    @staticmethod
+    def model() -> CDTrans:
+        torch.manual_seed(0)
+        vit = VisionTransformer(img_size=32, patch_size=16, embed_dim=16, depth=3, num_heads=2, drop_path_rate=0.4)
+        return CDTrans(vit, Head(16, 5, "batchnorm"))
+
+    def test_scales_are_kept_as_often_as_the_block_says_and_keep_the_mean(self) -> None:
+        scales = self.model().train().drop_path_scales(torch.zeros(20_000, 1, 1))
+        assert scales.shape == (3, 2, 20_000, 1, 1)
+        for block, keep in zip(scales, (1.0, 0.8, 0.6), strict=True):
+            assert block.unique().tolist() == pytest.approx(sorted({1 / keep} | ({0.0} if keep < 1 else set())))
+            assert block.mean() == pytest.approx(1, abs=0.03)
+
+    def test_uses_and_images_are_drawn_apart(self) -> None:
+        drawn = self.model().train().drop_path_scales(torch.zeros(20_000, 1, 1))[1:].flatten(2).bool().double()
+        rows = torch.cat([drawn.flatten(0, 1), drawn.flatten(0, 1).roll(1, dims=1)])  # beside their neighbours
+        correlation = torch.corrcoef(rows)
+        assert (correlation - torch.eye(8)).abs().max() < 0.03
+
+    def test_a_scale_is_what_the_attention_and_the_mlp_count_for(self) -> None:
+        model = self.model()
+        block, x = model.backbone.blocks[1].double(), torch.randn(6, 5, 16, dtype=torch.double)
+        both = run_block(block, x, None, rows=None, cross=True)
+        neither = run_block(block, x, torch.zeros(2, 6, 1, 1), rows=None, cross=True)
+        ones = run_block(block, x, torch.ones(2, 6, 1, 1), rows=None, cross=True)
+        assert torch.equal(neither, x)
+        assert torch.equal(ones, both)
+        only_image_4 = torch.zeros(2, 6, 1, 1)
+        only_image_4[:, 4] = 1
+        out = run_block(block, x, only_image_4, rows=None, cross=True)
+        torch.testing.assert_close(out[4], both[4], atol=1e-12, rtol=0)
+        assert torch.equal(out[[0, 1, 2, 3, 5]], x[[0, 1, 2, 3, 5]])
+
+    def test_nothing_is_dropped_outside_training(self) -> None:
+        assert self.model().eval().drop_path_scales(torch.zeros(4, 1, 1)) is None
+
+
 def test_blocks_equal_the_authors(tiny: tuple) -> None:
     model, g = tiny
-    x = embed(model.backbone, torch.cat([g["x_s"], g["x_t"]]))
-    x = torch.cat([x, x[6:]])
+    s, t = embed(model.backbone, g["x_s"]), embed(model.backbone, g["x_t"])
+    x = torch.stack([s, t, t], dim=1).flatten(0, 1)  # pair by pair
     for i, block in enumerate(model.backbone.blocks):
-        for stream, part in zip(("s", "t", "st"), x.chunk(3), strict=True):
+        for stream, part in zip(("s", "t", "st"), (x[0::3], x[1::3], x[2::3]), strict=True):
             torch.testing.assert_close(part, g[f"train/block{i}/in_{stream}"], atol=1e-10, rtol=0)
-        x = run_block(block, x, rows=None, cross=True)
-        for stream, part in zip(("s", "t", "st"), x.chunk(3), strict=True):
+        x = run_block(block, x, None, rows=None, cross=True)
+        for stream, part in zip(("s", "t", "st"), (x[0::3], x[1::3], x[2::3]), strict=True):
             torch.testing.assert_close(part, g[f"train/block{i}/out_{stream}"], atol=1e-10, rtol=0)
 
 

@@ -1,5 +1,7 @@
 """One pass over a domain."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from cdtrans.config import make_config
 from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
 from cdtrans.model.branches import CDTrans
-from cdtrans.model.encoding import Encoded, encode
+from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.model.head import Head
 from cdtrans.screen import Screen
 from support import devices
@@ -32,7 +34,7 @@ def images(device: str = "cpu") -> Images:
 
 def encoded(model: CDTrans, domain: Images, **settings) -> Encoded:
     config = make_config({"precision": "fp32", "encode_batch": 2}, settings)
-    return encode(model, domain, config, Screen(quiet=True), "target")
+    return Encoder(model, config, Screen(quiet=True))(domain, "target")
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 64])
@@ -83,3 +85,66 @@ def test_scores_that_are_not_finite_are_an_error(model: CDTrans) -> None:
     model.head.classifier.weight.data[0, 0] = torch.inf
     with pytest.raises(CdtransError, match="target images are not finite: training has diverged"):
         encoded(model, images())
+
+
+class TestCompiled:
+    """On a CPU whose 'compiled' function counts the shapes it is given."""
+
+    @staticmethod
+    def encoder(model: CDTrans, monkeypatch: pytest.MonkeyPatch, compiled: Callable) -> Encoder:
+        monkeypatch.setattr(torch, "compile", lambda f, dynamic: compiled(f))
+        encoder = Encoder(model, make_config({"precision": "fp32", "encode_batch": 2}), Screen(quiet=True))
+        encoder.ahead = 10_000
+        return encoder
+
+    def test_every_batch_has_one_shape_and_every_image_its_own_features(
+        self, model: CDTrans, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shapes = []
+
+        def compiled(f: Callable) -> Callable:
+            return lambda x: (shapes.append(x.shape), f(x))[1]
+
+        encoder = self.encoder(model, monkeypatch, compiled)
+        plain = encoder(images(), "target")
+        encoder._decide(seconds=1.0)
+        out = encoder(images(), "target")
+        assert shapes == [(2, 3, 16, 16)] * 3, "five images in batches of two"
+        torch.testing.assert_close(out.features, plain.features)
+        torch.testing.assert_close(out.logits, plain.logits)
+
+    def test_it_is_compiled_only_if_the_images_ahead_repay_it(
+        self, model: CDTrans, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        encoder = self.encoder(model, monkeypatch, lambda f: f)
+        encoder._decide(seconds=1e-6)
+        assert encoder.compiled is None
+        encoder._decide(seconds=1.0)
+        assert encoder.compiled is None, "decided once, after the first pass"
+
+    def test_a_machine_that_cannot_compile_encodes_without(
+        self, model: CDTrans, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def broken(f: Callable) -> Callable:
+            def fail(x: torch.Tensor) -> None:
+                raise RuntimeError("no C compiler")
+
+            return fail
+
+        encoder = self.encoder(model, monkeypatch, broken)
+        plain = encoder(images(), "target")
+        encoder._decide(seconds=1.0)
+        out = encoder(images(), "target")
+        assert capsys.readouterr().err.count("could not be compiled") == 1
+        torch.testing.assert_close(out.features, plain.features)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_compiled_on_a_gpu_it_is_the_same(model: CDTrans) -> None:
+    model.cuda()
+    config = make_config({"precision": "fp32", "encode_batch": 2, "compile": "full"})
+    encoder = Encoder(model, config, Screen(quiet=True))
+    plain, compiled = (encoder(images("cuda"), "target") for _ in range(2))
+    assert encoder.compiled is not None
+    torch.testing.assert_close(compiled.features, plain.features, rtol=1e-3, atol=1e-3)

@@ -12,7 +12,7 @@ from cdtrans.config import Config, make_config
 from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
 from cdtrans.model.branches import Branches
-from cdtrans.model.encoding import Encoded
+from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.model.head import Output
 from cdtrans.pairing.pairs import Pairs, build_pairs
 from cdtrans.run import Run
@@ -136,13 +136,14 @@ def test_batches_are_whole_and_fewer_pairs_than_a_batch_make_a_smaller_one(
 def test_every_domain_is_encoded_once_for_what_it_is_needed_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target before the first and after every epoch, the source when pairs are searched."""
     encoded: list[str] = []
-    encode = adaptation.encode
+    encode = Encoder.__call__
 
-    def counted(model: Any, images: Images, *rest: Any) -> Encoded:
+    def counted(self: Encoder, images: Images, name: str) -> Encoded:
         encoded.append("source" if len(images) == SOURCES else "target")
-        return encode(model, images, *rest)
+        assert encoded[-1] == name
+        return encode(self, images, name)
 
-    monkeypatch.setattr(adaptation, "encode", counted)
+    monkeypatch.setattr(Encoder, "__call__", counted)
     adapt(run, epochs=4, rebuild_every=2)
     assert encoded == ["target", "source", "target", "target", "source", "target", "target"]
 

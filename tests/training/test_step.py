@@ -35,7 +35,7 @@ def make_step(model: CDTrans, plan: str, device: str) -> tuple[Optimisation, Ste
     def losses(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return adaptation_losses(model(a, b), y, y, False)
 
-    step = Step(losses, optimisation, plan, Screen(quiet=True))
+    step = Step(model, losses, optimisation, plan, Screen(quiet=True))
     step.ahead = 10_000
     return optimisation, step
 
@@ -63,7 +63,7 @@ def test_on_the_cpu_every_step_is_plain() -> None:
     assert all(loss.shape == (3,) and loss.isfinite().all() for loss in losses)
 
 
-@pytest.mark.parametrize("plan", ["graph", "full"])
+@pytest.mark.parametrize("plan", ["graph", "blocks", "full"])
 def test_every_call_trains_once_on_its_own_batch(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The road from plain to captured steps, on a CPU whose 'graph' runs the recorded step again when replayed."""
 
@@ -120,7 +120,7 @@ def test_a_machine_that_cannot_compile_trains_without(
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("plan", ["graph", "full"])
+@pytest.mark.parametrize("plan", ["graph", "blocks", "full"])
 def test_captured_steps_equal_plain_ones(plan: str) -> None:
     plain, plain_losses, _ = train(tiny_model(0.0), "off", "cuda")
     fast, fast_losses, step = train(tiny_model(0.0), plan, "cuda")

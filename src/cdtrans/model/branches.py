@@ -1,13 +1,16 @@
 """CDTrans: one VisionTransformer run as three branches (section 3.3 of the paper).
 
 The source-target branch has no weights of its own. In every block it takes the source's queries and the target's keys
-and values (Eq. 2), and the same projection, norms and MLP. So the three branches are one batch of 3B images whose
-attention is one call: queries (s, t, s), keys and values (s, t, t).
+and values (Eq. 2), and the same projection, norms and MLP. So the three branches are one batch of 3B images, pair by
+pair: source, target, source-target. Lying side by side, the source's and the target's queries are one long query, and
+the target's keys and values answer both in one call: that is the target branch and the source-target branch, and no
+tensor is copied for it.
 """
 
 from typing import Any, NamedTuple
 
 import torch
+from timm.layers.patch_embed import PatchEmbed
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,48 +30,75 @@ class CDTrans(nn.Module):
     """A backbone and a head. `forward` runs a batch of pairs through the three branches, `encode` runs images through
     the target branch alone: that is training on the source, feature extraction and inference."""
 
+    keep: Tensor  # [depth, 2] how often each block's attention and MLP is kept in training
+
     def __init__(self, backbone: VisionTransformer, head: Head, *, first_block_residual: bool = True) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.first_block_residual = first_block_residual
+        self.block = run_block  # or that function compiled
+        drops = [[getattr(d, "drop_prob", 0.0) for d in (b.drop_path1, b.drop_path2)] for b in backbone.blocks]
+        self.drops_paths = any(map(any, drops))
+        self.register_buffer("keep", 1 - torch.tensor(drops), persistent=False)
 
     def encode(self, images: Tensor) -> Output:
         """[B, 3, H, W] -> features and logits of the target branch: timm's own forward, but for the last block's rows
         that nobody reads."""
-        feature = run_blocks(self.backbone, embed(self.backbone, images), cross=False)  # [B, D]
-        return self.head(feature)  # type: ignore[no-any-return]
+        return self.head(self.run_blocks(embed(self.backbone, images), cross=False))  # type: ignore[no-any-return]
 
     def forward(self, source: Tensor, target: Tensor) -> Branches:
         """[B, 3, H, W] twice -> three outputs. The bottleneck norm sees the branches one by one in the authors' order:
         source, source-target, target, so that the target's statistics come last in the running ones."""
-        feature_s, feature_t, feature_c = self.features(source, target).chunk(3)  # each [B, D]
+        feature_s, feature_t, feature_c = self.features(source, target)  # each [B, D]
         out_s = self.head(feature_s)
         out_c = self.head(feature_c)
         out_t = self.head(feature_t)
         return Branches(out_s, out_t, out_c)
 
-    def features(self, source: Tensor, target: Tensor) -> Tensor:
-        """The backbone's features of (source, target, source-target), [3B, D]."""
-        vit = self.backbone
-        tokens = embed(vit, torch.cat([source, target]))  # [2B, N, D]
-        target_tokens = tokens[len(source) :]
+    def features(self, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """The backbone's features of the source, target and source-target branch, [B, D] each."""
+        tokens = embed(self.backbone, torch.stack([source, target], dim=1).flatten(0, 1))  # [2B, N, D]
+        tokens_s, tokens_t = tokens.unflatten(0, (-1, 2)).unbind(1)
         # The authors' code starts the source-target stream from the target's tokens; the paper's footnote has no
         # addition in the first block, which is the same as starting from nothing.
-        start = target_tokens if self.first_block_residual else torch.zeros_like(target_tokens)
-        return run_blocks(vit, torch.cat([tokens, start]), cross=True)
+        start = tokens_t if self.first_block_residual else torch.zeros_like(tokens_t)
+        x = torch.stack([tokens_s, tokens_t, start], dim=1).flatten(0, 1)  # [3B, N, D]
+        return tuple(self.run_blocks(x, cross=True).unflatten(0, (-1, 3)).unbind(1))
+
+    def run_blocks(self, x: Tensor, *, cross: bool) -> Tensor:
+        """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]."""
+        vit = self.backbone
+        scales = self.drop_path_scales(x)
+        for i, block in enumerate(vit.blocks):
+            rows = rows_read(vit) if i + 1 == len(vit.blocks) else None
+            x = self.block(block, x, scales[i] if scales is not None else None, rows=rows, cross=cross)
+        return vit.forward_head(vit.norm(x), pre_logits=True)  # type: ignore[no-any-return]
+
+    def drop_path_scales(self, x: Tensor) -> Tensor | None:
+        """Stochastic depth for a whole pass: what each block's attention and MLP counts for in each image, 0 or the
+        inverse of its chance to be kept, [depth, 2, B, 1, 1]. One draw instead of two in every block."""
+        if not (self.training and self.drops_paths):
+            return None
+        keep = self.keep[:, :, None].to(x.dtype)
+        drawn = torch.rand(*self.keep.shape, len(x), dtype=x.dtype, device=x.device)
+        return ((drawn < keep) / keep)[..., None, None]
 
 
 def embed(vit: VisionTransformer, images: Tensor) -> Tensor:
     """Images -> tokens before the first block, as timm's forward_features does it."""
-    return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))  # type: ignore[no-any-return]
+    return vit.norm_pre(vit.patch_drop(vit._pos_embed(embed_patches(vit.patch_embed, images))))  # type: ignore[no-any-return]
 
 
-def run_blocks(vit: VisionTransformer, x: Tensor, *, cross: bool) -> Tensor:
-    """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]."""
-    for i, block in enumerate(vit.blocks):
-        x = run_block(block, x, rows=rows_read(vit) if i + 1 == len(vit.blocks) else None, cross=cross)
-    return vit.forward_head(vit.norm(x), pre_logits=True)  # type: ignore[no-any-return]
+def embed_patches(patch: Any, images: Tensor) -> Tensor:
+    """[B, 3, H, W] -> [B, N, D]. A convolution whose stride is its kernel is one matrix product of the patches, and
+    that is what a GPU does fast, backward above all."""
+    if type(patch) is not PatchEmbed or not patch.flatten:  # a convolutional stem, or images of many sizes
+        return patch(images)  # type: ignore[no-any-return]
+    height, width = patch.patch_size
+    patches = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [B, 3, rows, height, columns, width]
+    patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, 3 * height * width]
+    return patch.norm(F.linear(patches, patch.proj.weight.flatten(1), patch.proj.bias))  # type: ignore[no-any-return]
 
 
 def rows_read(vit: VisionTransformer) -> int | None:
@@ -77,26 +107,36 @@ def rows_read(vit: VisionTransformer) -> int | None:
     return 1 if vit.global_pool == "token" and vit.attn_pool is None else None
 
 
-def run_block(block: Any, x: Tensor, *, rows: int | None, cross: bool) -> Tensor:
-    """One transformer block, [B, N, D] -> [B, rows, D]. With `cross`, x is the stack of the streams (source, target,
-    source-target) of B / 3 pairs."""
-    own = x[: 2 * (len(x) // 3)] if cross else x  # the source-target stream makes no queries, keys or values
-    x = x[:, :rows] + block.drop_path1(block.ls1(attention(block.attn, block.norm1(own), rows=rows, cross=cross)))
-    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))  # type: ignore[no-any-return]
+def run_block(block: Any, x: Tensor, scales: Tensor | None, *, rows: int | None, cross: bool) -> Tensor:
+    """One transformer block, [B, N, D] -> [B, rows, D]. With `cross`, x holds B / 3 pairs, each as its three streams:
+    source, target, source-target. `scales` are the block's stochastic depth, [2, B, 1, 1]."""
+    own = x.unflatten(0, (-1, 3))[:, :2].flatten(0, 1) if cross else x  # the third makes no queries, keys or values
+    mixed = block.ls1(attention(block.attn, block.norm1(own), rows=rows, cross=cross))  # [B, rows, D]
+    x = x[:, :rows] + (mixed if scales is None else scales[0] * mixed)
+    mixed = block.ls2(block.mlp(block.norm2(x)))
+    return x + (mixed if scales is None else scales[1] * mixed)  # type: ignore[no-any-return]
 
 
 def attention(attn: Any, x: Tensor, *, rows: int | None, cross: bool) -> Tensor:
-    """Self-attention of [B, N, D] (Eq. 1); with `cross` also the cross-attention between its two halves, source and
-    target (Eq. 2), in the same call: [2B, N, D] -> [3B, rows, D]."""
-    images, tokens, _ = x.shape
-    q, k, v = attn.qkv(x).reshape(images, tokens, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)  # [2B, heads, N, d]
-    q, k = attn.q_norm(q[:, :, :rows]), attn.k_norm(k)
+    """Self-attention of [B, N, D] (Eq. 1) -> [B, rows, D]. With `cross`, x holds pairs of source and target, and what
+    the source's queries find in the target (Eq. 2) comes third: [2P, N, D] -> [3P, rows, D]."""
+    tokens = x.shape[1]
     if cross:
-        pairs = images // 2
-        q = torch.cat([q, q[:pairs]])  # (s, t, s)  [3B, heads, rows, d]
-        k = torch.cat([k, k[pairs:]])  # (s, t, t)  [3B, heads, N, d]
-        v = torch.cat([v, v[pairs:]])  # (s, t, t)
+        x = x.unflatten(0, (-1, 2)).flatten(1, 2)  # [P, 2N, D]: source and target are one sequence
+    q, k, v = attn.qkv(x).unflatten(2, (3, attn.num_heads, -1)).unbind(2)  # [P, 2N, heads, d]
+    q, k = attn.q_norm(q.unflatten(1, (-1, tokens))[:, :, :rows].flatten(1, 2)), attn.k_norm(k)
     dropout = attn.attn_drop.p if attn.training else 0.0
-    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)  # [3B, heads, rows, d]
-    out = attn.norm(out.transpose(1, 2).flatten(2))  # [3B, rows, D]
-    return attn.proj_drop(attn.proj(out))  # type: ignore[no-any-return]
+    if not cross:
+        out = attend(q, k, v, dropout)  # [B, rows, heads, d]
+    else:
+        own = q.shape[1] // 2  # the source's queries come first
+        source = attend(q[:, :own], k[:, :tokens], v[:, :tokens], dropout)  # [P, rows, heads, d]
+        both = attend(q, k[:, tokens:], v[:, tokens:], dropout)  # [P, 2 rows, heads, d]
+        out = torch.cat([source, both[:, own:], both[:, :own]], dim=1).unflatten(1, (3, -1)).flatten(0, 1)
+    return attn.proj_drop(attn.proj(attn.norm(out.flatten(2))))  # type: ignore[no-any-return]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v, all [B, tokens, heads, d]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2)

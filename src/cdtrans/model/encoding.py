@@ -1,5 +1,7 @@
 """One pass over a domain: everything that pairs, pseudo labels, predictions and scores are made from."""
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,8 +12,12 @@ from cdtrans.data.batches import Images
 from cdtrans.device import autocast
 from cdtrans.errors import CdtransError
 from cdtrans.model.branches import CDTrans
+from cdtrans.model.head import Output
 from cdtrans.ranks import gather
 from cdtrans.screen import Screen
+
+COMPILE_SECONDS = 30.0  # what compiling costs at first, beside an H200 (docs/results/speed.md), and some margin
+COMPILE_SAVES = 0.2  # of a plain pass's time, for DeiT-small there, less some margin
 
 
 class Encoded(NamedTuple):
@@ -21,22 +27,54 @@ class Encoded(NamedTuple):
     logits: Tensor  # [N, K]
 
 
-@torch.inference_mode()
-def encode(model: CDTrans, images: Images, config: Config, screen: Screen, name: str) -> Encoded:
-    """In eval mode and in the precision of training; what comes out is float32. Several ranks share the work, and
-    each has the whole of it in the end."""
-    model.eval()
-    features, logits = [], []
-    with screen.track(f"encoding {name}", len(images)) as task, autocast(images.device, config.precision):
-        for x in images.in_order(config.encode_batch):
-            out = model.encode(x)
-            features.append(out.feature.float())
-            logits.append(out.logits.float())
-            task.advance(len(x))
-    encoded = Encoded(gather(torch.cat(features)), gather(torch.cat(logits)))
-    if not encoded.logits.isfinite().all():
-        raise CdtransError(
-            f"The model's scores of the {name} images are not finite: training has diverged. Start again in another "
-            "--out with a lower learning rate (--lr, --source-lr) or --precision fp32."
-        )
-    return encoded
+class Encoder:
+    """Encodes domains again and again with the model as it is then: in eval mode and in the precision of training; what
+    comes out is float32. Several ranks share the work, and each has the whole of it in the end."""
+
+    def __init__(self, model: CDTrans, config: Config, screen: Screen) -> None:
+        self.model, self.config, self.screen = model, config, screen
+        self.ahead = 0  # images that will be encoded after the first pass
+        self.compiled: Callable[[Tensor], Output] | None = None
+
+    @torch.inference_mode()
+    def __call__(self, images: Images, name: str) -> Encoded:
+        self.model.eval()
+        started = time.monotonic()
+        features, logits = [], []
+        with (
+            self.screen.track(f"encoding {name}", len(images)) as task,
+            autocast(images.device, self.config.precision),
+        ):
+            for x in images.in_order(self.config.encode_batch):
+                out = self._encode(x)
+                features.append(out.feature.float())
+                logits.append(out.logits.float())
+                task.advance(len(x))
+        encoded = Encoded(gather(torch.cat(features)), gather(torch.cat(logits)))
+        if not encoded.logits.isfinite().all():
+            raise CdtransError(
+                f"The model's scores of the {name} images are not finite: training has diverged. Start again in "
+                "another --out with a lower learning rate (--lr, --source-lr) or --precision fp32."
+            )
+        if images.device.type == "cuda":
+            self._decide((time.monotonic() - started) / len(images))
+        return encoded
+
+    def _decide(self, seconds: float) -> None:
+        """After the first pass: compile if that saves more time on the images ahead than it takes."""
+        plan = self.config.compile
+        if plan == "full" or (plan == "auto" and self.ahead * seconds * COMPILE_SAVES > COMPILE_SECONDS):
+            self.compiled = self.compiled or torch.compile(self.model.encode, dynamic=False)
+        self.ahead = 0
+
+    def _encode(self, x: Tensor) -> Output:
+        if self.compiled is None:
+            return self.model.encode(x)
+        missing = self.config.encode_batch - len(x)  # in a domain's last batch; another shape would be compiled anew
+        try:
+            out = self.compiled(torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x)
+        except Exception as error:  # as in a training step: a run that works without must not end
+            self.screen.warn(f"Encoding could not be compiled and runs without ({type(error).__name__}).")
+            self.compiled = self.model.encode
+            return self.model.encode(x)
+        return Output(out.feature[: len(x)], out.logits[: len(x)])

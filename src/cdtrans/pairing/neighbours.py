@@ -4,12 +4,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cdtrans.ranks import gather, share
 
-BLOCK_ELEMENTS = 1 << 24  # similarities held at once: 64 MiB in float32
+TILE = {"cuda": 1 << 14, "cpu": 1 << 12}  # images of each side whose similarities are held at once: 1 GiB, 64 MiB
+SEGMENT = 64  # neighbours in a tile whose maximum is looked at before they are
 ROUNDING = 2e-7  # of a float32 sum, times the square root of its terms: 25 times the largest of 40 million seen
-CANDIDATES_PER_IMAGE = 32  # more near-ties than this in a block, as of a collapsed model, are left to float32
+SPLIT_ERROR = 3 * 2.0**-16  # what two bfloat16 parts leave out of a product: each side's rest, and small times small
+CANDIDATES_PER_IMAGE = 8  # more near-ties than this in a tile, as of a collapsed model, are left to float32
+SETTLED_AT_ONCE = 1 << 14  # near-ties
 
 
 class Neighbours(NamedTuple):
@@ -25,51 +29,105 @@ def normalised(features: Tensor) -> Tensor:
     return features / (length + 1e-8)
 
 
-def two_way(source: Tensor, target: Tensor, block_elements: int = BLOCK_ELEMENTS) -> Neighbours:
-    """Row and column argmax of `source @ target.T` in one sweep over blocks of source rows: memory O(Ns + Nt) plus one
-    block. Over several ranks each sweeps a share of the rows.
+def two_way(source: Tensor, target: Tensor, tile: int | None = None) -> Neighbours:
+    """Row and column argmax of `source @ target.T` in one sweep over tiles: memory O(Ns + Nt) plus one tile. Over
+    several ranks each sweeps a share of the rows.
 
-    Which of two nearly equal products is larger depends on the order of summation, so on the device and the size of the
-    block. So whatever comes within rounding of a maximum is computed again in float64: the answer is the same on every
-    device, and a tie, as of duplicate images, goes to the lowest index."""
+    Which of two nearly equal products is larger depends on the order of summation, so on the device and the tile. So
+    whatever comes within the sweep's error of a maximum is computed again in float64: the answer is the same on every
+    device, and a tie, as of duplicate images, goes to the lowest index. That also lets a GPU sweep in bfloat16."""
     mine = share(len(source))
-    slack = rounding(source, target)
-    target_of_source = torch.empty(mine.stop - mine.start, dtype=torch.long, device=source.device)
-    source_of_target = torch.zeros(len(target), dtype=torch.long, device=source.device)
-    best = torch.full((len(target),), -torch.inf, dtype=source.dtype, device=source.device)  # as swept
-    exact = torch.full((len(target),), -torch.inf, dtype=torch.float64, device=source.device)
-    rows = max(1, block_elements // max(1, len(target)))
-    for start in range(mine.start, mine.stop, rows):
-        block = source[start : min(start + rows, mine.stop)]
-        similarity = block @ target.T  # [rows, Nt]
-        found, _ = settle(similarity, similarity.amax(dim=1) - slack, block, target)
-        target_of_source[start - mine.start : start - mine.start + rows] = found
-        value = similarity.amax(dim=0)
-        best = torch.maximum(best, value)
-        near = (value >= best - slack).nonzero().squeeze(1)  # fewer with every block: only these can change
-        found, precise = settle(similarity[:, near].T, best[near] - slack, target[near], block)
-        better = precise > exact[near]
-        exact[near[better]] = precise[better]
-        source_of_target[near[better]] = found[better] + start
-    winner = gather(exact[None]).argmax(dim=0, keepdim=True)  # [1, Nt] the first rank that found the best
-    return Neighbours(gather(target_of_source), gather(source_of_target[None]).gather(0, winner).squeeze(0))
+    tile = tile or TILE[source.device.type]
+    slack = 2 * sweep_error(source, target)  # the largest may be swept too low and another too high
+    rows, columns = Best(mine.stop - mine.start, source.device), Best(len(target), source.device)
+    for i in range(mine.start, mine.stop, tile):
+        queries = source[i : min(i + tile, mine.stop)]
+        for j in range(0, len(target), tile):
+            keys = target[j : j + tile]
+            search_tile(rows, columns, i - mine.start, i, j, queries, keys, slack)
+    winner = gather(columns.exact[None]).argmax(dim=0, keepdim=True)  # [1, Nt] the first rank that found the best
+    return Neighbours(gather(rows.index), gather(columns.index[None]).gather(0, winner).squeeze(0))
 
 
-def rounding(source: Tensor, target: Tensor) -> float:
-    """By how much two sums of the same products may differ."""
-    longest = [float(torch.linalg.vector_norm(x, dim=1).max()) if len(x) else 0.0 for x in (source, target)]
-    return float(ROUNDING * source.shape[1] ** 0.5 * longest[0] * longest[1])
+def search_tile(
+    rows: "Best", columns: "Best", start: int, i: int, j: int, queries: Tensor, keys: Tensor, slack: float
+) -> None:
+    """Both sides of one tile; its similarities are gone when this returns, before the next ones are computed."""
+    similarity = sweep(queries, keys)  # [tile, tile]
+    rows.update(start, j, segments(similarity, 1), queries, keys, slack)
+    columns.update(j, i, segments(similarity, 0), keys, queries, slack)
 
 
-def settle(similarity: Tensor, threshold: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of [Q, K] similarities, the lowest of its most similar keys and that similarity in float64, among
-    those that reach the row's threshold."""
-    query, key = (similarity >= threshold[:, None]).nonzero(as_tuple=True)
-    if len(query) > CANDIDATES_PER_IMAGE * (len(queries) + len(keys)):
-        value, found = similarity.max(dim=1)
-        return found, value.double()
-    precise = (queries[query].double() * keys[key].double()).sum(dim=1)
+class Best:
+    """The best neighbour so far of each of N images."""
+
+    def __init__(self, images: int, device: torch.device) -> None:
+        self.swept = torch.full((images,), -torch.inf, device=device)  # its similarity as swept
+        self.exact = torch.full((images,), -torch.inf, dtype=torch.float64, device=device)
+        self.index = torch.zeros(images, dtype=torch.long, device=device)
+
+    def update(
+        self, start: int, first: int, tile: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, slack: float
+    ) -> None:
+        """Take in a tile: the images from `start` on with the keys from `first` on. Only what comes near to the best so
+        far is computed exactly; to find it, the tile is looked at in segments."""
+        here = slice(start, start + len(queries))
+        similarity, highest = (x[: len(queries)] for x in tile)  # [Q, SEGMENT, segments], [Q, segments]
+        self.swept[here] = torch.maximum(self.swept[here], highest.amax(dim=1))
+        threshold = self.swept[here] - slack
+        query, segment = (highest >= threshold[:, None]).nonzero(as_tuple=True)
+        few = CANDIDATES_PER_IMAGE * (len(queries) + len(keys))
+        if len(query) <= few:
+            hit, place = (similarity[query, :, segment] >= threshold[query, None]).nonzero(as_tuple=True)
+        if len(query) <= few and len(hit) <= few:
+            value, found = settle(queries, keys, query[hit], place * highest.shape[1] + segment[hit])
+        else:
+            value, found = (queries @ keys.T).double().max(dim=1)
+        better = value > self.exact[here]
+        self.exact[here] = torch.where(better, value, self.exact[here])
+        self.index[here] = torch.where(better, found + first, self.index[here])
+
+
+def segments(similarity: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """A tile cut into segments along `dim`, and the highest of each: [Q, SEGMENT, segments], [Q, segments]. A segment
+    is every so-manyeth neighbour and not a row of them, because a GPU reduces over the last dimension slowly."""
+    cut = similarity.unflatten(dim, (SEGMENT, -1))
+    highest = cut.amax(dim=dim)
+    return (cut, highest) if dim == 1 else (cut.permute(2, 0, 1), highest.T)
+
+
+def settle(queries: Tensor, keys: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """For each query its largest product among the candidates (query, key), in float64, and the lowest such key."""
+    pairs = zip(query.split(SETTLED_AT_ONCE), key.split(SETTLED_AT_ONCE), strict=True)
+    precise = torch.cat([(queries[q].double() * keys[k].double()).sum(dim=1) for q, k in pairs])
     value = precise.new_full((len(queries),), -torch.inf).scatter_reduce(0, query, precise, "amax")
     first = precise == value[query]
-    found = key.new_full((len(queries),), len(keys)).scatter_reduce(0, query[first], key[first], "amin")
-    return found, value
+    return value, key.new_full((len(queries),), len(keys)).scatter_reduce(0, query[first], key[first], "amin")
+
+
+def sweep(queries: Tensor, keys: Tensor) -> Tensor:
+    """Similarities to within `sweep_error`, [Q, K], filled up to whole segments with what is similar to nothing."""
+    q, k = (F.pad(x, (0, 0, 0, -len(x) % SEGMENT)) for x in (queries, keys))
+    if q.device.type == "cuda":
+        (high, low), (key_high, key_low) = split(q), split(k)
+        left, right = torch.cat([high, high, low], dim=1), torch.cat([key_high, key_low, key_high], dim=1)
+        similarity = torch.mm(left, right.T, out_dtype=torch.float32)
+    else:
+        similarity = q @ k.T
+    similarity[len(queries) :] = -torch.inf
+    similarity[:, len(keys) :] = -torch.inf
+    return similarity
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as the sum of two bfloat16 tensors, to within 2^-16 of each element: three products of such parts run several
+    times faster on a GPU's matrix units than one in float32."""
+    high = x.bfloat16()
+    return high, (x - high).bfloat16()
+
+
+def sweep_error(source: Tensor, target: Tensor) -> float:
+    """By how much a swept similarity may be off."""
+    longest = [float(torch.linalg.vector_norm(x, dim=1).max()) if len(x) else 0.0 for x in (source, target)]
+    terms, left_out = (3 * source.shape[1], SPLIT_ERROR) if source.device.type == "cuda" else (source.shape[1], 0.0)
+    return float((ROUNDING * terms**0.5 + left_out) * longest[0] * longest[1])

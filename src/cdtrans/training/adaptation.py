@@ -6,7 +6,7 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
 from cdtrans.model.branches import CDTrans
-from cdtrans.model.encoding import Encoded, encode
+from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.pairing.pairs import Pairs, build_pairs, require_pairs
 from cdtrans.ranks import part
 from cdtrans.run import Run
@@ -32,14 +32,16 @@ def adapt_to_target(
         return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher)
 
     pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
-    train = Step(losses, optimisation, config.compile, screen)
-    encoded = encode(model, target, config, screen, "target")
+    train = Step(model, losses, optimisation, config.compile, screen)
+    encode = Encoder(model, config, screen)
+    encode.ahead = (config.epochs - loop.epoch + 1) * (len(target) + len(source) // config.rebuild_every)
+    encoded = encode(target, "target")
     if loop.epoch == 1 and loop.step == 0:
         save_predictions(run, 0, encoded)
 
     for epoch in loop.epochs():
         if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
-            encoded_source = encode(model, source, config, screen, "source")
+            encoded_source = encode(source, "source")
             pairs = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen)
             loop.extras["pairs"] = vars(pairs)
         assert pairs is not None, "the first epoch searches for pairs"
@@ -60,7 +62,7 @@ def adapt_to_target(
                 loop.update(train(x_s[step], x_t[step], y_s[batch], y_t[batch]))
                 bar.advance()
         report.write(dict(zip(LOSSES, loop.mean_losses(), strict=True)), pairs=len(pairs))
-        encoded = encode(model, target, config, screen, "target")
+        encoded = encode(target, "target")
         save_predictions(run, epoch, encoded)
     return encoded
 

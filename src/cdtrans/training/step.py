@@ -2,22 +2,32 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cdtrans.device import autocast
+from cdtrans.model.branches import CDTrans
 from cdtrans.ranks import world
 from cdtrans.screen import Screen
 from cdtrans.training.optimisation import Optimisation
 
 WARM_UP = 3  # steps before anything is timed: libraries load, algorithms are chosen
 TIMED = 5  # plain steps that are timed to see what compiling would save
-COMPILE_SECONDS = 40.0  # what compiling costs at first: 24 to 31 s beside an H200, and some margin
-COMPILE_SAVES = 0.35  # of a plain step's time: 41 % for DeiT-small on an H200, less some margin
 GRAPH_STEPS = 50  # fewer steps ahead than this are not worth capturing
 
 Losses = Callable[..., tuple[Tensor, ...]]
+
+
+class Compilation(NamedTuple):
+    """What is compiled, what that costs, and what it saves."""
+
+    seconds: float  # at first, beside an H200 (docs/results/speed.md), and some margin
+    saves: float  # of a plain step's time, for DeiT-small there, less some margin
+
+
+COMPILATIONS = {"blocks": Compilation(25.0, 0.30), "full": Compilation(60.0, 0.33)}
 
 
 class Step:
@@ -27,7 +37,8 @@ class Step:
     ahead will repay it, and captured as a CUDA graph. A batch of another shape than the captured one, such as the last
     one of an epoch, is run plainly. On the CPU, and with fp16's loss scaler, which looks at the gradients, all are."""
 
-    def __init__(self, losses: Losses, optimisation: Optimisation, plan: str, screen: Screen) -> None:
+    def __init__(self, model: CDTrans, losses: Losses, optimisation: Optimisation, plan: str, screen: Screen) -> None:
+        self.model = model
         self.losses = self.plain_losses = losses
         self.optimisation, self.screen = optimisation, screen
         self.plan = plan
@@ -69,13 +80,34 @@ class Step:
             self._decide((time.monotonic() - self.started) / TIMED)
 
     def _decide(self, seconds: float) -> None:
-        """Compile if that saves more time than it takes, capture if there are steps enough."""
-        saving = self.ahead * seconds * COMPILE_SAVES
-        if self.plan == "full" or (self.plan == "auto" and saving > COMPILE_SECONDS):
+        """Compile what saves most beyond what it costs, if anything does; capture if there are steps enough."""
+        compiled = self.plan
+        if self.plan == "auto":
+            gains = {name: self.ahead * seconds * c.saves - c.seconds for name, c in COMPILATIONS.items()}
+            best = max(gains, key=lambda name: gains[name])
+            compiled = best if gains[best] > 0 else "graph"
+        if compiled == "full":
             self.losses = torch.compile(self.plain_losses, dynamic=False)
+        elif compiled == "blocks":
+            self.losses = self._with_compiled_blocks()
+        if compiled in COMPILATIONS:
             self.screen.say(f"compiling the training step: {1000 * seconds:.0f} ms each, {self.ahead} ahead")
         elif self.plan == "auto" and self.ahead < GRAPH_STEPS:
             self.capturable = False
+
+    def _with_compiled_blocks(self) -> Losses:
+        """The losses with one transformer block compiled, which serves for all: nearly as fast as the whole, and ready
+        in a fraction of the time. Encoding goes on as before."""
+        block, plain = torch.compile(self.model.block, dynamic=False), self.model.block
+
+        def losses(*inputs: Tensor) -> tuple[Tensor, ...]:
+            self.model.block = block
+            try:
+                return self.plain_losses(*inputs)
+            finally:
+                self.model.block = plain
+
+        return losses
 
     def _train(self, losses: Losses, *inputs: Tensor) -> Tensor:
         with autocast(self.optimisation.device, self.optimisation.config.precision):
