@@ -249,7 +249,7 @@ class TestProofSteps:
         wrong, right = lemma_1(1.0), lemma_1(0.5)
         assert (wrong["cosine"], wrong["holds"]) == (0.5, False)  # 60 degrees
         assert wrong["lemma"] == pytest.approx(0.41421, rel=1e-4)
-        assert right["holds"]
+        assert (right["cosine"], right["holds"]) == (0.875, True)
 
     def test_lemma_2_is_true_of_two_inputs_and_false_of_one(self) -> None:
         setting = least_asked(4, 64, 1.0)[0]
