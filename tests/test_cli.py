@@ -97,7 +97,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        assert verbs == ["adapt", "eval", "predict", "demo", "cache"]
+        assert verbs == ["adapt", "eval", "predict", "demo", "cache", "ablate"]
         assert run("-h").out == ended.out
 
     def test_a_bare_command_shows_the_help(self, run: Run) -> None:

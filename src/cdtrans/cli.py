@@ -27,6 +27,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Labelled source images and unlabelled target images in, a target classifier out.",
 )
+ablate = typer.Typer(no_args_is_help=True, help="The paper's ablations and its theory, rerun.")
+app.add_typer(ablate, name="ablate")
 
 # typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
@@ -234,6 +236,31 @@ def cache(
     screen.result(table if stores else f"Nothing is cached in {place}.")
     if clear:
         screen.result(f"Freed {freed / 1e6:,.1f} MB.")
+
+
+@ablate.command()
+def theory(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures and theory.json.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulation.")] = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Simulate the supplement's two theorems: the noise before and after averaging, against their bounds."""
+    from cdtrans.evaluation.theory_study import SHOWN, run_study
+
+    screen = Screen(quiet=quiet, machine=json)
+    study = run_study(out, seed=seed, screen=screen)
+    if json:
+        _print_json({"out": str(out), "summary": study.summary(), "cases": study.record()["cases"]})
+        return
+    table = Table(*SHOWN, title="noise |x - u| in units of sigma")
+    for cells in study.table(SHOWN):
+        table.add_row(*cells)
+    screen.result(table)
+    for line in study.findings():
+        screen.result(line)
+    screen.say(f"Every number: {out / 'theory.json'}; pictures beside it.")
 
 
 def _score_table(result: Any, model: str) -> Table:
