@@ -205,19 +205,19 @@ class TestAdapt:
 
     def test_the_promised_json(self, run: Run, called: dict[str, Any]) -> None:
         ended = run("adapt", "a", "b", "--json")
-        assert json.loads(ended.out) == {"run": "runs/x", "chosen_epoch": 7}
+        assert json.loads(ended.out) == {"run": "runs/x", "chosen_epoch": 7, "harm": False}
         assert ended.out.count("\n") == 1
 
     def test_what_to_do_next_is_said_unless_quiet(self, run: Run, called: dict[str, Any]) -> None:
         loud, quiet = run("adapt", "a", "b"), run("adapt", "a", "b", "--quiet")
         assert "Next: cdtrans predict runs/x IMAGES --csv predictions.csv" in loud.out
-        assert quiet.out == "Done: runs/x (chosen epoch: 7, the last)\n"
+        assert quiet.out == "Done: runs/x (chosen: epoch 7)\n"
         assert quiet.err == loud.err == ""
 
     def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:
         ended = run(*finished.task.adapt(finished.run), "--json")
         assert ended.code == 0, ended.err
-        assert json.loads(ended.out) == {"run": str(finished.run), "chosen_epoch": 4}
+        assert json.loads(ended.out) == {"run": str(finished.run), "chosen_epoch": 4, "harm": False}
         assert "already finished" in ended.err
 
 
@@ -345,14 +345,19 @@ class TestDemo:
 
         def demo(out: Path, **given: Any) -> DemoResult:
             values.update(given, out=out)
-            return DemoResult(out, 0.5555, 0.7777)
+            return DemoResult(out, 0.5555, 0.7777, False)
 
         monkeypatch.setattr(cdtrans.demo, "demo", demo)
         return values
 
     def test_the_promised_json(self, run: Run, asked: dict[str, Any]) -> None:
         ended = run("demo", "--json", "--out", "there", "--seed", 3, "--epochs", 2)
-        assert json.loads(ended.out) == {"source_only_accuracy": 0.5555, "adapted_accuracy": 0.7777, "run": "there"}
+        assert json.loads(ended.out) == {
+            "source_only_accuracy": 0.5555,
+            "adapted_accuracy": 0.7777,
+            "run": "there",
+            "harm": False,
+        }
         assert asked.keys() == {"out", "seed", "screen", "epochs"}
         assert (asked["seed"], asked["epochs"]) == (3, 2)
 

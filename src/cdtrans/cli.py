@@ -33,6 +33,7 @@ app.add_typer(ablate, name="ablate")
 # typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
 
+HARM = 3  # exit code of a run whose adaptation did harm
 SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
 NOT_FLAGS = ("source", "target", "backbone_args")  # arguments of the verb, or YAML only
 
@@ -40,7 +41,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")]
-Model = Annotated[str, typer.Option(help="chosen, adapted, or source (not adapted).")]
+Model = Annotated[
+    str, typer.Option(help="chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")
+]
 MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable files that is still accepted.")]
 Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
@@ -105,10 +108,13 @@ def adapt(
         source=source, target=target, out=out, preset=preset, config=config, screen=screen, **settings
     )
     if json:
-        _print_json({"run": str(result.run), "chosen_epoch": result.chosen_epoch})
+        _print_json({"run": str(result.run), "chosen_epoch": result.chosen_epoch, "harm": result.harm})
     else:
-        screen.result(f"Done: {result.run} (chosen epoch: {result.chosen_epoch}, the last)")
+        chosen = f"epoch {result.chosen_epoch}" if result.chosen_epoch else "the source-only model"
+        screen.result(f"Done: {result.run} (chosen: {chosen})")
         screen.say(f"Next: cdtrans predict {result.run} IMAGES --csv predictions.csv")
+    if result.harm:
+        raise typer.Exit(HARM)
 
 
 @app.command(name="eval")
@@ -198,14 +204,21 @@ def demo(
                 "source_only_accuracy": result.source_only_accuracy,
                 "adapted_accuracy": result.adapted_accuracy,
                 "run": str(result.run),
+                "harm": result.harm,
             }
         )
-        return
+    else:
+        screen.result(_before_and_after(result))
+        screen.result(f"Run folder: {result.run}")
+    if result.harm:
+        raise typer.Exit(HARM)
+
+
+def _before_and_after(result: Any) -> Table:
     table = Table("model", "accuracy on 1,797 handwritten digits", title="before and after adaptation")
     table.add_row("source only", f"{result.source_only_accuracy:.1%}")
     table.add_row("adapted, no target label used", f"{result.adapted_accuracy:.1%}")
-    screen.result(table)
-    screen.result(f"Run folder: {result.run}")
+    return table
 
 
 @app.command()

@@ -7,6 +7,11 @@ class CdtransError(Exception):
     """Bad input or a condition the user can act on. The command line prints it as one sentence and exits with 2."""
 
 
+class Hopeless(CdtransError):
+    """Training that cannot go on: numbers that are not finite, or no pairs left. In stage 2 the guard takes it for
+    harm, and the source-only model stands."""
+
+
 class DiskFull(CdtransError):
     """There is no room for what must be written."""
 

@@ -13,7 +13,7 @@ import yaml
 
 from cdtrans.classifier import RESULT, Classifier, load, read_result
 from cdtrans.config import Config, make_config, read_preset, read_yaml
-from cdtrans.data.batches import Images
+from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import (
     LabelledDomain,
     UnlabelledDomain,
@@ -32,13 +32,16 @@ from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
-from cdtrans.model.encoding import Encoded
-from cdtrans.ranks import joined, world
+from cdtrans.ranks import barrier, is_main, joined, world
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
-from cdtrans.training.adaptation import adapt_to_target
+from cdtrans.training.adaptation import Adaptation, adapt_to_target
 from cdtrans.training.source import fit_source
 from cdtrans.training.state import load_state, step_seed
+from cdtrans.trust.estimate import estimate
+from cdtrans.trust.guard import decide
+from cdtrans.trust.holdout import holdout_share, split
+from cdtrans.trust.impression import views
 
 DEFAULT_OUT = "runs/adapt"
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
@@ -49,7 +52,8 @@ class Result:
     """What `adapt` hands back."""
 
     run: Path
-    chosen_epoch: int
+    chosen_epoch: int  # 0: the source-only model
+    harm: bool = False  # whether the guard found that adaptation did harm
 
     def classifier(self) -> Classifier:
         return load(self.run)
@@ -90,7 +94,7 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
     if (out / RESULT).exists():
         screen.say(f"The run in '{out}' is already finished.")
         remove_state(out)  # there only if it was killed in its last moment
-        return Result(out, read_result(out)["chosen_epoch"])
+        return finished(out)
     screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
 
     card = make_card(config, source.classes, stage="source", epoch=config.source_epochs)
@@ -98,30 +102,91 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
     source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
     target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
     check_classes_left(source)
+    source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config)
     if min(len(source), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
 
-    run = Run.open(out, config, describe(source, target))
+    run = Run.open(out, config, describe(source, held, target))
     try:
         with StopSignals.caught():
             device = torch.device(config.device)
             source_images = make_images(source_pixels, card, device)
             target_images = make_images(target_pixels, card, device)
             labels = torch.tensor(source.labels, device=device)
+            holdout = None
+            if held.labels:
+                held_labels = torch.tensor(held.labels, device=device)
+                holdout = LabelledImages(make_images(held_pixels, card, device), held_labels)
             model.to(device)
-            write_images(run, source.paths, source_pixels, target.paths, target_pixels)
+            write_images(
+                run,
+                {
+                    "source": (source.paths, source_pixels),
+                    "holdout": (held.paths, held_pixels),
+                    "target": (target.paths, target_pixels),
+                },
+            )
             begin_log(run, {"source": source_bad, "target": target_bad})
             train_source(run, model, source_images, labels, config, card, screen)
-            encoded = adapt_to_target(run, model, source_images, labels, target_images, config, screen)
-        write_predictions(run, target, source.classes, encoded)
+            adaptation = adapt_to_target(run, model, source_images, labels, target_images, holdout, config, screen)
+        conclude(run, model, card, target, adaptation, config, screen)
         run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
-        if run.writes:
-            save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=config.epochs))
-            run.write_json(RESULT, {"chosen_epoch": config.epochs, "chosen_model": "adapted", "selection": "last"})
-            remove_state(run.folder)
+        remove_state(out)
+        barrier()  # the others read the result that the main rank has written
     finally:
         run.close()
-    return Result(out, config.epochs)
+    return finished(out)
+
+
+def conclude(
+    run: Run,
+    model: CDTrans,
+    card: Card,
+    target: UnlabelledDomain,
+    adaptation: Adaptation,
+    config: Config,
+    screen: Screen,
+) -> None:
+    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json."""
+    verdict = decide(adaptation.findings, guard=config.guard)
+    before, after = adaptation.before, adaptation.after
+    epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
+    chosen = before if epoch == 0 or after is None else after
+    write_predictions(run, target, card.classes, chosen.probabilities)
+    run.write_arrays("views.npz", views(before, after or before))
+    if run.writes and after is not None:
+        save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=adaptation.chosen_epoch))
+        model.load_state_dict(adaptation.last)
+        save_model(run.folder / "last", model, replace(card, stage="adaptation", epoch=config.epochs))
+    estimated = estimate(before, chosen.predicted).summary()
+    result = {
+        "chosen_epoch": epoch,
+        "chosen_model": "adapted" if epoch else "source",
+        "selection": config.select,
+        "guard": verdict.summary(),
+        "estimate": estimated,
+    }
+    run.write_json(RESULT, result)
+    if verdict.findings:
+        screen.warn(verdict.paragraph)
+    screen.say(str(estimated["sentence"]))
+
+
+def finished(folder: Path) -> Result:
+    """A finished run, as `adapt` hands it back."""
+    result = read_result(folder)
+    return Result(folder, result["chosen_epoch"], result.get("guard", {}).get("verdict") == "harm")
+
+
+def hold_out(
+    source: LabelledDomain, pixels: "DomainPixels", config: Config
+) -> tuple[LabelledDomain, "DomainPixels", LabelledDomain, "DomainPixels"]:
+    """The source to train on and the part that is only watched."""
+    share = holdout_share(config.holdout, len(source), len(source.classes))
+    train, held = split(source.labels, share, config.seed)
+    if config.select == "holdout" and not held:
+        raise CdtransError("'--select holdout' needs held-out source images; give --holdout 0.1 or another --select.")
+    return source.keep(train), pixels.keep(train), source.keep(held), pixels.keep(held)
 
 
 def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, UnlabelledDomain]:
@@ -223,11 +288,12 @@ def check_classes_left(source: LabelledDomain) -> None:
         raise CdtransError(f"No readable image is left of the source class {empty[0]!r}; repair or remove the class.")
 
 
-def describe(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]:
+def describe(source: LabelledDomain, held: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]:
     """The run's record of its data; a continuation must find the same."""
     return {
         "source": {
             "images": len(source),
+            "held_out": len(held),
             "classes": dict(zip(source.classes, source.counts(), strict=True)),
             "fingerprint": fingerprint(source.root, source.paths, source.labels),
         },
@@ -261,25 +327,26 @@ def train_source(
             save_model(folder, model, card)
 
 
-def write_images(
-    run: Run, source: tuple[str, ...], source_pixels: DomainPixels, target: tuple[str, ...], target_pixels: DomainPixels
-) -> None:
+def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixels]]) -> None:
     """images.csv: which image an index in pairs/ and predictions/ means, by its path and its pixels' digest."""
     lines = [csv_line(("domain", "index", "path", "digest"))]
-    for name, paths, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
+    for name, (paths, pixels) in domains.items():
         for i, (path, digest) in enumerate(zip(paths, pixels.digests, strict=True)):
             lines.append(csv_line((name, i, path, digest)))
     run.write("images.csv", b"".join(lines))
 
 
-def write_predictions(run: Run, target: UnlabelledDomain, classes: tuple[str, ...], encoded: Encoded) -> None:
-    """predictions.csv: what the adapted model says of every target image."""
-    probability, predicted = encoded.logits.softmax(dim=1).max(dim=1)
+def write_predictions(
+    run: Run, target: UnlabelledDomain, classes: tuple[str, ...], probabilities: torch.Tensor
+) -> None:
+    """predictions.csv: what the chosen model says of every target image."""
+    probability, predicted = probabilities.max(dim=1)
     found = zip(target.paths, predicted.tolist(), probability.tolist(), strict=True)
     rows = sorted((path, classes[k], f"{p:.6f}") for path, k, p in found)
     run.write("predictions.csv", b"".join(map(csv_line, [("path", "label", "probability"), *rows])))
 
 
 def remove_state(folder: Path) -> None:
-    """A finished run needs no state to go on from; it is twice the size of the model."""
-    shutil.rmtree(folder / "state", ignore_errors=True)
+    """A finished run needs no state to go on from; it is several times the size of the model."""
+    if is_main():
+        shutil.rmtree(folder / "state", ignore_errors=True)

@@ -200,7 +200,7 @@ def test_the_skipped_files_stand_in_the_log_once_however_often_the_run_was_kille
         crash = {"name": name, "when": "after"}
         assert warm().run(task.adapt(out), task.folder / "logs", crash=crash).code == -9
     assert adapt(task, out).code == 0
-    assert [line["event"] for line in log_lines(out)] == ["skipped", "epoch", "pairs", "epoch"]
+    assert [line["event"] for line in log_lines(out)] == ["skipped", "epoch", "scores", "pairs", "epoch", "scores"]
 
 
 @pytest.mark.parametrize("domain", ["source", "target"])
@@ -329,7 +329,7 @@ def test_the_last_timing_is_that_of_the_whole_session(shared: Task) -> None:
 
 def test_fewer_pairs_than_a_batch_are_trained_on_all_the_same(task: Task, out: Path) -> None:
     assert adapt(task, out, "--batch-size", "64").code == 0
-    pairs, epoch = log_lines(out)[-2:]
+    pairs, epoch = log_lines(out)[-3:-1]
     assert 2 <= pairs["kept"] < 64
     assert epoch["pairs"] == pairs["kept"]
     before, after = (load_file(out / m / "model.safetensors") for m in ("source", "adapted"))
@@ -352,7 +352,7 @@ def test_no_pair_left_is_an_error_that_says_what_to_try(tmp_path: Path) -> None:
     assert ended.code == 2, ended
     warning, error = ended.err.splitlines()
     assert warning.startswith("warning: 2 classes have a single source image")
-    assert error.startswith("error: Only 0 of 4 pairs were left in round 1: ")
+    assert error.startswith("error: Only 0 of 4 pairs were left in epoch 1: ")
     assert "--source-epochs" in error
     assert "--no-center-aware" in error
     assert not (out / "result.json").exists()
@@ -458,7 +458,7 @@ def test_the_curves_also_go_to_tensorboard_when_asked_for(shared: Task) -> None:
         for tag in events.Tags()["scalars"]:
             found[tag] = [event.value for event in events.Scalars(tag)]
         assert not events.Tags()["images"]
-    source, _, adaptation = log_lines(out)
+    source, adaptation = (line for line in log_lines(out) if line["event"] == "epoch")
     assert found["source/loss"] == pytest.approx([source["loss"]])
     for name in ("loss_source", "loss_target", "loss_distillation", "lr"):
         assert found[f"adaptation/{name}"] == pytest.approx([adaptation[name]])

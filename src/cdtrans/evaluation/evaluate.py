@@ -25,7 +25,7 @@ class History:
     @property
     def best_epoch(self) -> int:
         """The epoch that the answer key would choose: an upper bound that nobody without labels can have."""
-        return int(np.argmax(self.accuracy[1:])) + 1
+        return int(np.argmax(self.accuracy[1:])) + 1 if len(self.accuracy) > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) 
     for file in sorted((run / "predictions").glob("epoch-*.npz")):
         with np.load(file) as arrays:
             scores.append(score(true, arrays["predicted"][rows].astype(np.int64), classes))
-    if len(scores) < 2:  # somebody has tidied the folder
+    if not scores:  # somebody has tidied the folder
         return None
     return History(tuple(s.accuracy for s in scores), tuple(s.class_mean_accuracy for s in scores))
 

@@ -46,7 +46,7 @@ def score(encoded: Encoded) -> Scores:
         diversity=diversity,
         information=diversity - uncertainty,
         nuclear_norm=nuclear_norm(p),
-        clusters=float(adjusted_mutual_info_score(predicted[:SAMPLE].cpu(), clusters.cpu())),
+        clusters=agreement(predicted[:SAMPLE], clusters),
         density=density(p[:SAMPLE].float()),
         centers=float((pseudo_labels(encoded.features, encoded.logits) == predicted).double().mean()),
     )
@@ -54,7 +54,14 @@ def score(encoded: Encoded) -> Scores:
 
 def entropy(p: Tensor) -> Tensor:
     """Of distributions along the last dimension, in nats."""
-    return torch.special.entr(p).sum(dim=-1)
+    return torch.special.entr(p).sum(dim=-1)  # type: ignore[no-any-return]
+
+
+def agreement(predicted: Tensor, clusters: Tensor) -> float:
+    """Adjusted mutual information; nothing if all is one class, which agrees with everything that is one cluster."""
+    if len(predicted.unique()) == 1:
+        return 0.0
+    return float(adjusted_mutual_info_score(predicted.cpu(), clusters.cpu()))
 
 
 def nuclear_norm(p: Tensor) -> float:
