@@ -33,7 +33,7 @@ class RunResult:
     device: str
     images: int
     scores: dict[str, float]  # by kind; a run whose predictions somebody has deleted has only the label-free choice
-    per_class: dict[str, dict[str, float | None]]  # by kind and class
+    per_class: dict[str, dict[str, float | None]]  # by kind and class, where the benchmark's score is their mean
     epochs: dict[str, int]  # of the kinds that choose one
     seconds: float  # of `adapt`, from the files to the predictions; what a kill cut off is not in it
     device_seconds: float  # the same, shared out among the runs that were side by side
@@ -62,7 +62,7 @@ def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResul
         device=json.loads((folder / "environment.json").read_text(encoding="utf-8"))["device"],
         images=told["images"],
         scores={kind: scores[kind] for kind in KINDS if kind in scores},
-        per_class={k: dict(zip(told["classes"], per_class[k], strict=True)) for k in KINDS if k in per_class},
+        per_class={k: dict(zip(told["classes"], v, strict=True)) for k, v in per_class.items() if benchmark.class_mean},
         epochs=epochs,
         seconds=sum(session["seconds"] for session in sessions),
         device_seconds=sum(session["seconds"] / session["jobs"] for session in sessions),

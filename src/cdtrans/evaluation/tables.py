@@ -146,8 +146,10 @@ def _averaged(found: Values, names: list[str]) -> Callable[[str, str], str]:
 def _before(table: BenchTable) -> list[str]:
     """What a reader must know before the numbers, one paragraph each."""
     metric = "Mean of the classes' accuracies" if table.benchmark.class_mean else "Accuracy"
+    seeds = ", ".join(map(str, table.seeds))
+    over = f"mean ± standard deviation over seeds {seeds}" if len(table.seeds) > 1 else f"one run each, seed {seeds}"
     notes = [
-        f"{metric} on the target in percent, mean ± standard deviation over seeds {', '.join(map(str, table.seeds))}."
+        f"{metric} on the target in percent, {over}."
         f" Only '{KINDS['best_by_labels']}' used a target label, to choose its epoch, as the authors' code does for the"
         " paper's Ours rows: nobody without labels can have it."
     ]
