@@ -87,6 +87,7 @@ class TestTasks:
             (OFFICE_HOME, "Rw>Ar", "Re-Ar"),
             (OFFICE_HOME, "Real World>Art", "Re-Ar"),
             (OFFICE_HOME, "RealWorld->Product", "Re-Pr"),
+            (OFFICE_HOME, "Real-World>Art", "Re-Ar"),
             (DOMAINNET, "clp>skt", "clp-skt"),
             (DOMAINNET, "clipart>sketch", "clp-skt"),
             (VISDA2017, "train>validation", "S-R"),
@@ -104,7 +105,7 @@ class TestTasks:
         ends = [data.draw(st.sampled_from((d.short, d.name, *d.aliases))) for d in task]
         spelt = [data.draw(st.sampled_from((end, end.upper(), end.lower(), f" {end} "))) for end in ends]
         spelt = [end.replace("_", data.draw(st.sampled_from(("_", " ", "")))) for end in spelt]
-        assert benchmark.task(data.draw(st.sampled_from(ARROWS)).join(spelt)) is task
+        assert benchmark.task(data.draw(st.sampled_from((*ARROWS, "->"))).join(spelt)) is task
 
     @given(st.sampled_from(list(BENCHMARKS.values())), st.text())
     def test_any_other_text_is_refused_in_a_sentence_or_is_a_task(self, benchmark: Benchmark, text: str) -> None:

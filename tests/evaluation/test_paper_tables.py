@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, Decimal
+from importlib import resources
 
 import pytest
 
+from cdtrans.config import preset_names
 from cdtrans.data.benchmarks import BENCHMARKS, DOMAINNET, VISDA2017
 from cdtrans.evaluation.paper_tables import (
     AVERAGE,
@@ -127,6 +129,28 @@ def test_the_grids_are_domainnet_s_with_an_empty_diagonal() -> None:
         assert all(list(row) == names for row in grid.cells.values())
         empty = {(s, t) for s in names for t in names if grid.cells[s][t] == "-"}
         assert empty == {(name, name) for name in names[:-1]}
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if "deit" in name])
+def test_what_a_preset_tells_to_expect_is_what_is_printed(name: str) -> None:
+    benchmark, size = name.split("-deit-")
+    text = (resources.files("cdtrans") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert {"Recipe: ", "Expected: ", "Cost: "} <= {f"{word} " for word in comment.split()}
+    assert f"`cdtrans bench {benchmark} --data DIR --backbone deit_{size}`" in comment
+    letter = size[0].upper()
+    if benchmark == "domainnet":
+        printed = {grid.method: grid.cells[AVERAGE][AVERAGE] for grid in paper_grids()}
+        baseline = printed[f"Base-{letter}"]
+    else:
+        printed = {row.method: row.cells[AVERAGE] for row in table(benchmark)}
+        baseline = printed.get(f"Baseline-{letter}", "")
+    if f"Ours-{letter}" in printed:
+        assert f"the paper prints {printed[f'Ours-{letter}']} (" in comment
+        assert f"source only: {baseline})" in comment
+        assert "best epoch by target labels" in comment
+    else:
+        assert "the paper prints no number" in comment
 
 
 def test_cells_are_what_is_printed() -> None:

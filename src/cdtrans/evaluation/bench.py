@@ -8,7 +8,6 @@ read from its folder alone: results.jsonl and the tables are written anew from t
 import fcntl
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,8 @@ from cdtrans.evaluation.results import KINDS, RunResult, read_run, result_lines,
 from cdtrans.evaluation.tables import BenchTable, latex, markdown
 from cdtrans.files import atomic
 from cdtrans.interrupt import StopSignals
+from cdtrans.model.backbone import read_state
+from cdtrans.pipeline import resolve
 from cdtrans.screen import Screen
 
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # the two that have presets of their own
@@ -137,7 +138,7 @@ def bench(
         found=find_benchmark(benchmark, data, chosen or benchmark.tasks, allow_incomplete=allow_incomplete),
         tasks=chosen or benchmark.tasks,
         seeds=parse_seeds(seeds),
-        out=out or Path("runs") / f"{name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', backbone)}",
+        out=out or Path("runs") / f"{name}-{backbone}",
         config=recipe,
         flags=flags,
     )
@@ -182,6 +183,9 @@ def _recipe(
     from_file = {key: value for key, value in from_file.items() if key not in ("out", "preset")}
     file = (f"--config={config}",) if config is not None else ()
     chosen = make_config(read_preset(preset), from_file, settings)
+    resolve(chosen)  # what is wrong with the device, the backbone or the weights would be wrong with every run
+    if chosen.weights:
+        read_state(Path(chosen.weights))
     return chosen, (f"--preset={preset}", *file, *map(_flag, settings, settings.values()))
 
 
@@ -248,7 +252,8 @@ def _run_all(plan: Plan, jobs: int, screen: Screen) -> list[str]:
                 failed += [job.run.name] if job.failure else []
                 _tell(job, plan, screen)
             if ready or ended:
-                bar.advance(sum(not job.failure for job in ended), f"running {', '.join(j.run.name for j in active)}")
+                running = ", ".join(job.run.name for job in active)
+                bar.advance(sum(not job.failure for job in ended), f"running {running}" if running else "")
             else:
                 if not active:
                     bar.advance(0, f"waiting for another process to leave '{pending[0].folder}'")
