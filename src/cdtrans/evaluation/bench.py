@@ -21,7 +21,7 @@ from cdtrans.data.benchmarks import Benchmark, FoundBenchmark, Task, benchmark_n
 from cdtrans.data.layouts import FoundDomain
 from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.evaluation.jobs import Job, PlannedRun, stop
-from cdtrans.evaluation.results import KINDS, RunResult, read_run, result_lines, run_folder, spread, values
+from cdtrans.evaluation.results import KINDS, RunResult, columns, read_run, result_lines, run_folder, spread, values
 from cdtrans.evaluation.tables import BenchTable, latex, markdown
 from cdtrans.files import atomic
 from cdtrans.interrupt import StopSignals
@@ -109,8 +109,7 @@ class Outcome:
     def means(self) -> dict[str, float | None]:
         """Percent, by kind: the last column of the table."""
         benchmark, results = self.table.benchmark, self.table.results
-        columns = benchmark.class_names if benchmark.class_mean else tuple(task.name for task in benchmark.tasks)
-        found = {kind: spread(values(benchmark, results, kind), columns) for kind in KINDS}
+        found = {kind: spread(values(benchmark, results, kind), columns(benchmark)) for kind in KINDS}
         return {kind: None if mean is None else mean.mean for kind, mean in found.items()}
 
 

@@ -101,8 +101,13 @@ class Spread(NamedTuple):
 Values = Mapping[int, Mapping[str, float]]  # seed -> column of the table -> percent
 
 
-def values(benchmark: Benchmark, results: Sequence[RunResult], kind: str) -> Values:
+def columns(benchmark: Benchmark) -> tuple[str, ...]:
     """A column is a task, or for VisDA-2017, which has one task, a class."""
+    return benchmark.class_names if benchmark.class_mean else tuple(task.name for task in benchmark.tasks)
+
+
+def values(benchmark: Benchmark, results: Sequence[RunResult], kind: str) -> Values:
+    """What the finished runs came to, column by column."""
     found: dict[int, dict[str, float]] = {}
     for result in results:
         if kind in result.scores:
@@ -112,9 +117,9 @@ def values(benchmark: Benchmark, results: Sequence[RunResult], kind: str) -> Val
     return found
 
 
-def spread(found: Values, columns: Sequence[str]) -> Spread | None:
+def spread(found: Values, names: Sequence[str]) -> Spread | None:
     """Of the mean over some columns; only the seeds that have all of these count, and without any there is none."""
-    means = [statistics.fmean(row[c] for c in columns) for row in found.values() if all(c in row for c in columns)]
+    means = [statistics.fmean(row[c] for c in names) for row in found.values() if all(c in row for c in names)]
     if not means:
         return None
     return Spread(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else None)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cdtrans.data.benchmarks import DOMAINNET, Benchmark, FoundBenchmark
 from cdtrans.evaluation.paper_tables import AVERAGE, disagreements, paper_grids, paper_table
-from cdtrans.evaluation.results import KINDS, RunResult, Values, spread, values
+from cdtrans.evaluation.results import KINDS, RunResult, Values, columns, spread, values
 
 NOTHING = "–"
 GRIDS_ACROSS = 3  # of DomainNet's, in LaTeX, as in the paper
@@ -101,19 +101,19 @@ def _blocks(table: BenchTable) -> list[Block]:
 def _rows(table: BenchTable) -> Block:
     """A row per method and a column per task or, for VisDA-2017, per class."""
     benchmark = table.benchmark
-    columns = benchmark.class_names if benchmark.class_mean else tuple(task.name for task in benchmark.tasks)
-    ours = [(title, *_cells(values(benchmark, table.results, kind), columns)) for kind, title in KINDS.items()]
+    names = columns(benchmark)
+    ours = [(title, *_cells(values(benchmark, table.results, kind), names)) for kind, title in KINDS.items()]
     printed = [(f"paper: {row.method}", *row.cells.values()) for row in paper_table(benchmark.name)]
-    head = ("Method", *(PAPER_CLASSES.get(column, column) for column in columns), AVERAGE)
+    head = ("Method", *(PAPER_CLASSES.get(name, name) for name in names), AVERAGE)
     return Block(head, (tuple(ours), tuple(printed)))
 
 
-def _cells(found: Values, columns: Sequence[str]) -> list[str]:
-    return [_shown(found, [column]) for column in columns] + [_shown(found, columns)]
+def _cells(found: Values, names: Sequence[str]) -> list[str]:
+    return [_shown(found, [name]) for name in names] + [_shown(found, names)]
 
 
-def _shown(found: Values, columns: Sequence[str]) -> str:
-    return str(spread(found, columns) or NOTHING)
+def _shown(found: Values, names: Sequence[str]) -> str:
+    return str(spread(found, names) or NOTHING)
 
 
 def _grids(table: BenchTable) -> list[Block]:
