@@ -15,15 +15,19 @@ import pytest
 import cdtrans.classifier
 import cdtrans.cli as cli
 import cdtrans.demo
+import cdtrans.evaluation.bench
 import cdtrans.evaluation.evaluate
 import cdtrans.pipeline
 import cdtrans.screen
 from cdtrans.config import FIELDS
+from cdtrans.data.benchmarks import BENCHMARKS, FoundBenchmark
 from cdtrans.data.pixels import open_pixels
 from cdtrans.demo import DemoResult
 from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.evaluation.bench import Outcome
 from cdtrans.evaluation.evaluate import Evaluation
 from cdtrans.evaluation.metrics import score
+from cdtrans.evaluation.tables import BenchTable
 from cdtrans.pipeline import Result
 from cdtrans.screen import Screen
 from tiny_task import CLASSES, draw
@@ -97,7 +101,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        assert verbs == ["adapt", "eval", "predict", "demo", "cache", "ablate"]
+        assert verbs == ["adapt", "eval", "predict", "demo", "cache", "bench", "ablate"]
         assert run("-h").out == ended.out
 
     def test_a_bare_command_shows_the_help(self, run: Run) -> None:
@@ -106,11 +110,13 @@ class TestHelp:
         assert "Usage: cdtrans" in ended.out + ended.err
         assert "error" not in ended.err
 
-    @pytest.mark.parametrize("verb", ["adapt", "demo"])
-    def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str) -> None:
+    @pytest.mark.parametrize(
+        ("verb", "own"), [("adapt", ()), ("demo", ("seed",)), ("bench", ("seed", "root", "backbone"))]
+    )
+    def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
         text = " ".join(run(verb, "--help").out.split())
         for name, spec in FIELDS.items():
-            if name not in cli.NOT_FLAGS and not (verb == "demo" and name == "seed"):
+            if name not in cli.NOT_FLAGS and name not in own:
                 assert f"--{name.replace('_', '-')}" in text
                 assert " ".join(spec.metadata["help"].split()) in text, name
 
@@ -120,6 +126,9 @@ class TestHelp:
         settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in cli.NOT_FLAGS}
         assert flags_of(run, "adapt") >= COMMON | settings | {"--out", "--preset", "--config", "--no-pretrained"}
         assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
+        own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete"}
+        assert flags_of(run, "bench") >= COMMON | own | settings - {"--seed", "--root"}
+        assert not {"--seed", "--root"} & flags_of(run, "bench")  # every run has its own
 
 
 class TestWrongUse:
@@ -387,3 +396,42 @@ class TestCache:
         cleared = json.loads(run("cache", "--cache", str(place), "--clear", "--json").out)
         assert cleared["freed"] == store["bytes"]
         assert "Nothing is cached" in run("cache", "--cache", str(place)).out
+
+
+class TestBench:
+    def test_what_is_asked_for_reaches_the_benchmark(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = self.answered(monkeypatch, failed=())
+        flags = ("--tasks", "A>W", "--jobs", "2", "--lr", "0.1", "--no-pretrained")
+        ended = run("bench", "office31", "--data", "d", *flags)
+        assert ended.code == 0
+        assert "3 of 4 runs are finished: " in ended.out
+        screen = asked.pop("screen")
+        assert isinstance(screen, Screen)
+        defaults = {"backbone": "deit_small", "seeds": "3", "out": None, "config": None, "allow_incomplete": False}
+        given = {"name": "office31", "data": Path("d"), "tasks": "A>W", "jobs": 2, "lr": 0.1, "pretrained": False}
+        assert asked == defaults | given
+
+    def test_a_failed_run_is_exit_1_also_as_json(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answered(monkeypatch, failed=("A>W seed 1",))
+        ended = run("bench", "office31", "--data", "d", "--json")
+        assert ended.code == 1
+        assert json.loads(ended.out)["failed"] == ["A>W seed 1"]
+        assert ended.err == ""
+
+    @pytest.mark.parametrize("arguments", [["office31"], ["--data", "d"], ["office31", "--data", "d", "--jobs", "0"]])
+    def test_wrong_use(self, run: Run, arguments: list[str]) -> None:
+        ended = run("bench", *arguments)
+        assert ended.code == 2
+        one_sentence(ended.err)
+
+    def answered(self, monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...]) -> dict[str, Any]:
+        """Nothing is run; what was asked for comes back."""
+        asked: dict[str, Any] = {}
+        found = FoundBenchmark(BENCHMARKS["office31"], Path("d"), {}, ())
+
+        def bench(name: str, data: Path, **given: Any) -> Outcome:
+            asked.update({"name": name, "data": data}, **given)
+            return Outcome(BenchTable(found, (1234,), ()), Path("out"), asked=4, finished=3, failed=failed)
+
+        monkeypatch.setattr(cdtrans.evaluation.bench, "bench", bench)
+        return asked

@@ -8,6 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickExce
 HARM = 3  # exit code of a run whose adaptation did harm
 SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
 NOT_FLAGS = ("source", "target", "backbone_args")  # arguments of the verb, or YAML only
+SET_BY_BENCH = ("root", "seed")  # each run of a benchmark gets its own
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
@@ -48,12 +50,12 @@ MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable f
 Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
 
-def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb a flag for every field of Config, in place of its **settings."""
+def with_settings(verb: Callable[..., None], without: tuple[str, ...] = ()) -> Callable[..., None]:
+    """Give a verb a flag for every field of Config that it does not decide itself, in place of its **settings."""
     signature = inspect.signature(verb)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, spec in FIELDS.items():
-        if name not in NOT_FLAGS and name not in signature.parameters:
+        if name not in (*NOT_FLAGS, *without) and name not in signature.parameters:
             kind = HINTS[name] if HINTS[name] in (bool, int, float) else str
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
@@ -274,6 +276,53 @@ def theory(
     for line in study.findings():
         screen.result(line)
     screen.say(f"Every number: {out / 'theory.json'}; pictures beside it.")
+@app.command()
+@partial(with_settings, without=SET_BY_BENCH)
+def bench(
+    benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
+    data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],
+    backbone: Annotated[
+        str,
+        typer.Option(help="deit_small or deit_base (with their presets), or any timm VisionTransformer."),
+    ] = "deit_small",
+    seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "3",
+    tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE); it is continued.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Accept data that differ from the published; the table says so.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun a table of the paper: every task with every seed, scored with the target's labels afterwards."""
+    from cdtrans.evaluation.bench import bench as run_bench
+
+    screen = Screen(quiet=quiet, machine=json)
+    outcome = run_bench(
+        benchmark,
+        data,
+        backbone=backbone,
+        seeds=seeds,
+        tasks=tasks,
+        jobs=jobs,
+        out=out,
+        config=config,
+        allow_incomplete=allow_incomplete,
+        screen=screen,
+        **settings,
+    )
+    if json:
+        _print_json(outcome.summary())
+    else:
+        screen.result(f"{outcome.finished} of {outcome.asked} runs are finished: {outcome.out / 'table.md'}")
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
 def _score_table(result: Any, model: str) -> Table:

@@ -146,20 +146,28 @@ def _labelled_folder(where: Path) -> LabelledDomain:
 
 def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:
     base = _list_base(where, root)
-    lines, words = [], []
+    lines = list(labelled_lines(where))
+    paths = _existing(where, base, [(number, path) for number, path, _ in lines])
+    return labelled(base, paths, [word for _, _, word in lines])
+
+
+def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
+    """(line number, path, label) of each line of a list."""
     for number, line in _list_lines(where):
         path, label = _split_label(line)
         if not label or is_image_name(label):
             raise CdtransError(f"Line {number} of {_quoted(where)} has no label: write it as 'path label'.")
-        lines.append((number, path))
-        words.append(label)
-    paths = _existing(where, base, lines)
+        yield number, path, label
+
+
+def labelled(root: Path, paths: tuple[str, ...], words: Sequence[str]) -> LabelledDomain:
+    """Images with the labels that a list gave them; see `scan_labelled` for what labels become."""
     if not all(_INTEGER.fullmatch(word) for word in words):
         classes, labels = _indexed(words)
-        return LabelledDomain(base, paths, labels, classes)
+        return LabelledDomain(root, paths, labels, classes)
     numbers, labels = _indexed([int(word) for word in words])
     names = _folder_names(paths, labels, len(numbers)) or tuple(map(str, numbers))
-    return LabelledDomain(base, paths, labels, names)
+    return LabelledDomain(root, paths, labels, names)
 
 
 def _indexed(values: Sequence[_Label]) -> tuple[tuple[_Label, ...], tuple[int, ...]]:
