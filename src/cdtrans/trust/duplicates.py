@@ -73,7 +73,7 @@ class Looks:
         """[D, AXES or fewer] orthonormal: the leading principal directions."""
         step = -(-len(self.thumbnails) // AXES_FROM)
         sample, _ = self.vectors(slice(None, None, step))
-        _, _, directions = np.linalg.svd(sample, full_matrices=False)
+        _, _, directions = np.linalg.svd(sample - sample.mean(axis=0), full_matrices=False)
         return np.asarray(directions[:AXES].T)
 
 
