@@ -191,6 +191,19 @@ class TestWithBackbone:
         result = checked(task, weights=weights, model=False)
         assert (result.backbone, result.skipped) == (None, "--no-model was given")
 
+    def test_too_few_images_are_not_looked_at(self, task: Task, weights: Path) -> None:
+        """Four of every class, and a target of four."""
+        for name in CLASSES[:2]:
+            for file in sorted((task.source / name).iterdir())[4:]:
+                file.unlink()
+        assert checked(task, weights=weights).skipped == "there are too few images for it"
+        task = make_task(task.folder.with_name("few-targets"))
+        for file in sorted(task.target.iterdir())[4:]:
+            file.unlink()
+        assert checked(task, weights=weights).skipped == "there are too few images for it"
+        draw(task.target / "fifth.png", 0, seed=200)
+        assert checked(task, weights=weights).skipped == ""
+
     def test_no_more_than_a_sample_is_looked_at(self, task: Task, weights: Path, monkeypatch) -> None:
         monkeypatch.setattr(verb, "PROBED", 20)
         screen = Notes()

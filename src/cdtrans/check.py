@@ -30,7 +30,7 @@ from cdtrans.screen import Screen
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, State, gravest
 from cdtrans.trust.preflight import Labels
-from cdtrans.trust.probes import Seen, probe
+from cdtrans.trust.probes import Seen, enough, probe
 
 PROBED = 4000  # images of a domain that the backbone looks at: a minute of a CPU with DeiT-tiny, and shares to 1 %
 HEADERS_AT_ONCE = 8  # files opened in parallel, for disks that answer late
@@ -85,6 +85,8 @@ def check(
         return Check(tuple(findings), None, "there is a reason to stop without it")
     if not model:
         return Check(tuple(findings), None, "--no-model was given")
+    if not enough(np.array(labelled.labels), len(unlabelled)):
+        return Check(tuple(findings), None, "there are too few images for it")
     card = make_card(resolved, labelled.classes, stage="source", epoch=0)
     backbone = pretrained_model(resolved, card)
     if isinstance(backbone, str):

@@ -61,19 +61,19 @@ def test_without_thumbnails_exact_copies_are_still_found() -> None:
     assert "greyscale" not in [f.subject for f in findings]
 
 
-BAD = {f"{n}.png": "truncated" for n in range(5)}
+BAD = {f"{n}.png": "truncated" for n in range(7)}
 
 
 class TestUnreadable:
     def test_every_file_is_listed_and_the_first_are_named(self) -> None:
-        finding = preflight.unreadable("target", BAD, 100, 0.05)
+        finding = preflight.unreadable("target", BAD, 140, 0.05)
         assert finding.state == "warning"
-        assert finding.found.startswith("5 of 100 target files cannot be read: '0.png', truncated; '1.png', truncated;")
+        assert finding.found.startswith("7 of 140 target files cannot be read: '0.png', truncated; '1.png', truncated;")
         assert finding.found.endswith("; and 2 more")
         assert finding.details["unreadable"] == BAD
 
     @pytest.mark.parametrize(
-        ("total", "max_bad", "state"), [(99, 0.05, "stop"), (100, 0.05, "warning"), (5, 1, "stop")]
+        ("total", "max_bad", "state"), [(139, 0.05, "stop"), (140, 0.05, "warning"), (7, 1, "stop")]
     )
     def test_too_many_is_what_adapt_would_refuse(self, total: int, max_bad: float, state: str) -> None:
         assert preflight.unreadable("source", BAD, total, max_bad).state == state
@@ -146,6 +146,7 @@ class TestCopies:
         finding = subject(examine(SOURCE, TWO, target), "copies across domains")
         assert finding.state == state
         assert finding.details["exact"] == [{"target": f"t-{n}.png", "source": f"s-{n}.png"} for n in range(copied)]
+        assert finding.details["near"] == []
 
     def test_near_copies_across_the_domains_never_stop(self) -> None:
         """They may be what two cameras saw of one thing."""

@@ -51,6 +51,11 @@ def probe(source: Seen, labels: np.ndarray, classes: Sequence[str], target: Seen
     ]
 
 
+def enough(labels: np.ndarray, targets: int) -> bool:
+    """Whether every classifier can be fitted to two classes, whichever part is held out."""
+    return bool((np.bincount(labels) >= FOLDS).sum() >= 2) and targets >= FOLDS
+
+
 def separability(held_out: np.ndarray, labels: np.ndarray) -> Finding:
     accuracy = float((_best(held_out, labels) == labels).mean())
     guess = float(np.bincount(labels).max() / len(labels))
@@ -141,7 +146,7 @@ def _classifier() -> LogisticRegression:
 
 def _cross_validated(x: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
     """[N, K] probabilities of each image by a classifier that was not fitted to it."""
-    folds = StratifiedKFold(min(FOLDS, int(np.bincount(labels).max())), shuffle=True, random_state=seed)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     return np.asarray(cross_val_predict(_classifier(), x, labels, cv=folds, method="predict_proba"))
 
 
@@ -150,7 +155,7 @@ def _domain_accuracy(source: np.ndarray, target: np.ndarray, seed: int) -> float
     rng, count = np.random.default_rng(seed), min(len(source), len(target))
     drawn = [domain[rng.choice(len(domain), count, replace=False)] for domain in (source, target)]
     x, domain = _standardised(np.concatenate(drawn)), np.repeat([0, 1], count)
-    folds = StratifiedKFold(min(FOLDS, count), shuffle=True, random_state=seed)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     return float((cross_val_predict(_classifier(), x, domain, cv=folds) == domain).mean())
 
 
