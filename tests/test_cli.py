@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import cdtrans.check
 import cdtrans.classifier
 import cdtrans.cli as cli
 import cdtrans.demo
@@ -19,6 +20,7 @@ import cdtrans.evaluation.bench
 import cdtrans.evaluation.evaluate
 import cdtrans.pipeline
 import cdtrans.screen
+from cdtrans.check import Check
 from cdtrans.config import FIELDS
 from cdtrans.data.benchmarks import BENCHMARKS, FoundBenchmark
 from cdtrans.data.pixels import open_pixels
@@ -30,6 +32,7 @@ from cdtrans.evaluation.metrics import score
 from cdtrans.evaluation.tables import BenchTable
 from cdtrans.pipeline import Result
 from cdtrans.screen import Screen
+from cdtrans.trust.findings import Finding
 from tiny_task import CLASSES, draw
 
 COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
@@ -101,7 +104,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        assert verbs == ["adapt", "eval", "predict", "demo", "cache", "bench", "ablate"]
+        assert verbs == ["adapt", "check", "eval", "predict", "demo", "cache", "bench", "ablate"]
         assert run("-h").out == ended.out
 
     def test_a_bare_command_shows_the_help(self, run: Run) -> None:
@@ -124,7 +127,15 @@ class TestHelp:
         assert flags_of(run, "eval") == COMMON | SCORING
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
         settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in cli.NOT_FLAGS}
-        assert flags_of(run, "adapt") >= COMMON | settings | {"--out", "--preset", "--config", "--no-pretrained"}
+        shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
+        assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}
+        assert flags_of(run, "adapt") >= COMMON | settings | {
+            "--out",
+            "--preset",
+            "--config",
+            "--force",
+            "--no-pretrained",
+        }
         assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
         own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete"}
         assert flags_of(run, "bench") >= COMMON | own | settings - {"--seed", "--root"}
@@ -138,6 +149,8 @@ class TestWrongUse:
             (["adapt", "a", "b", "--epochz", "3"], ["--epochz", "--epochs", "'cdtrans adapt --help'"]),
             (["evil"], ["'evil'", "'cdtrans --help'"]),
             (["eval"], ["RUN", "'cdtrans eval --help'"]),
+            (["check", "a"], ["TARGET", "'cdtrans check --help'"]),
+            (["check", "a", "b", "--epochs", "3"], ["--epochs"]),
             (["eval", "run"], ["LABELLED"]),
             (["predict", "run", "images", "--top", "0"], ["--top", "1"]),
             (["predict", "run", "images", "--abstain", "2"], ["--abstain"]),
@@ -201,10 +214,13 @@ class TestAdapt:
     def test_only_what_was_said_is_passed_on(self, run: Run, called: dict[str, Any]) -> None:
         """A flag that was not given must not hide the value of the YAML file."""
         assert run("adapt", "a", "b").code == 0
-        assert called.keys() == {"source", "target", "out", "preset", "config", "screen"}
+        assert called.keys() == {"source", "target", "out", "preset", "config", "force", "screen"}
         assert called["source"] == Path("a")
         assert called["target"] == Path("b")
         assert called["out"] is called["preset"] is called["config"] is None
+        assert called["force"] is False
+        assert run("adapt", "a", "b", "--force").code == 0
+        assert called["force"] is True
 
     def test_every_flag_arrives_in_its_kind(self, run: Run, called: dict[str, Any]) -> None:
         flags = "--epochs 3 --lr 1e-3 --no-pretrained --crop 64 --mutual-pairs once --detach-teacher --config c.yaml"
@@ -228,6 +244,75 @@ class TestAdapt:
         assert ended.code == 0, ended.err
         assert json.loads(ended.out) == {"run": str(finished.run), "chosen_epoch": 4, "harm": False}
         assert "already finished" in ended.err
+
+
+class TestCheck:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """What `cdtrans check` asks; it gets the findings given under "findings"."""
+        values: dict[str, Any] = {"findings": ()}
+
+        def check(**given: Any) -> Check:
+            values.update(given)
+            return Check(values["findings"], None, "it is Sunday")
+
+        monkeypatch.setattr(cdtrans.check, "check", check)
+        return values
+
+    def test_only_what_was_said_is_passed_on(self, run: Run, asked: dict[str, Any]) -> None:
+        assert run("check", "a", "b").code == 0
+        assert asked.keys() == {"findings", "source", "target", "preset", "config", "model", "screen"}
+        assert asked["model"] is True
+        assert run("check", "a", "b", "--no-model", "--weights", "w", "--max-bad", "0.2").code == 0
+        assert (asked["model"], asked["weights"], asked["max_bad"]) == (False, "w", 0.2)
+
+    @pytest.mark.parametrize(
+        ("states", "code", "verdict"),
+        [
+            (["ok", "ok"], 0, "Nothing stands in the way of a run."),
+            (["warning", "ok"], 0, "A run can begin; read the warnings first."),
+            (["ok", "stop", "warning"], 1, "A run should not begin; 'cdtrans adapt' refuses it too."),
+        ],
+    )
+    def test_exit_codes_and_the_table(self, run: Run, asked: dict[str, Any], states, code: int, verdict: str) -> None:
+        asked["findings"] = tuple(Finding(s, f"[b]{n}", f"Seen {n}", f"Do {n}.") for n, s in enumerate(states))
+        ended = run("check", "a", "b")
+        assert ended.code == code
+        assert ended.err == ""
+        for n, state in enumerate(states):
+            (row,) = [line for line in ended.out.splitlines() if f"Seen {n}." in line]
+            assert [cell.strip() for cell in row.split("│")[1:4]] == [state, f"[b]{n}", f"Seen {n}."]
+            assert f"Do {n}." in ended.out
+        assert "Not looked at through the backbone: it is Sunday." in ended.out
+        assert verdict in ended.out
+        quiet = run("check", "a", "b", "--quiet")
+        assert "Seen 0." in quiet.out
+        assert verdict not in quiet.out
+
+    def test_the_promised_json(self, run: Run, asked: dict[str, Any]) -> None:
+        asked["findings"] = (Finding("stop", "a", "b", "c", {"d": 1}),)
+        ended = run("check", "a", "b", "--json")
+        assert ended.code == 1
+        assert ended.out.count("\n") == 1
+        assert json.loads(ended.out) == {
+            "state": "stop",
+            "findings": [{"state": "stop", "subject": "a", "found": "b", "advice": "c", "details": {"d": 1}}],
+            "backbone": None,
+            "skipped": "it is Sunday",
+        }
+        assert "it is Sunday" in ended.err
+
+    def test_real_images(self, run: Run, finished) -> None:
+        ended = run("check", finished.task.source, finished.task.target, "--config", finished.task.config, "--json")
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out)["state"] == "ok"
+
+    def test_places_that_are_wrong(self, run: Run, finished, tmp_path: Path) -> None:
+        ended = run("check", finished.task.source, tmp_path / "nowhere")
+        assert ended.code == 2
+        assert "does not exist" in one_sentence(ended.err)
+        ended = run("check", finished.task.source, finished.task.source)
+        assert "Source and target are the same" in one_sentence(ended.err)
 
 
 class TestEval:

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cdtrans.config import FIELDS, HINTS, preset_names
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import HARM, CdtransError, Interrupted
 from cdtrans.screen import Screen
 
 app = typer.Typer(
@@ -34,10 +34,18 @@ app.add_typer(ablate, name="ablate")
 # typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
 
-HARM = 3  # exit code of a run whose adaptation did harm
 SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
 NOT_FLAGS = ("source", "target", "backbone_args")  # arguments of the verb, or YAML only
-SET_BY_BENCH = ("root", "seed")  # each run of a benchmark gets its own
+CHECK_FLAGS = (  # what decides which images a run would see, and through which backbone
+    *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
+    *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
+)
+STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
+VERDICTS = {
+    "ok": "Nothing stands in the way of a run.",
+    "warning": "A run can begin; read the warnings first.",
+    "stop": "A run should not begin; 'cdtrans adapt' refuses it too.",
+}
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
@@ -50,12 +58,12 @@ MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable f
 Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
 
-def with_settings(verb: Callable[..., None], without: tuple[str, ...] = ()) -> Callable[..., None]:
-    """Give a verb a flag for every field of Config that it does not decide itself, in place of its **settings."""
+def with_settings(verb: Callable[..., None], names: Collection[str] = FIELDS.keys()) -> Callable[..., None]:
+    """Give a verb a flag for every field of Config, or for those named, in place of its **settings."""
     signature = inspect.signature(verb)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, spec in FIELDS.items():
-        if name not in (*NOT_FLAGS, *without) and name not in signature.parameters:
+        if name in names and name not in NOT_FLAGS and name not in signature.parameters:
             kind = HINTS[name] if HINTS[name] in (bool, int, float) else str
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
@@ -97,6 +105,7 @@ def adapt(
         str | None, typer.Option(help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on where 'cdtrans check' says stop.")] = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -107,7 +116,7 @@ def adapt(
 
     screen = Screen(quiet=quiet, machine=json)
     result = adapt_images(
-        source=source, target=target, out=out, preset=preset, config=config, screen=screen, **settings
+        source=source, target=target, out=out, preset=preset, config=config, force=force, screen=screen, **settings
     )
     if json:
         _print_json({"run": str(result.run), "chosen_epoch": result.chosen_epoch, "harm": result.harm})
@@ -117,6 +126,43 @@ def adapt(
         screen.say(f"Next: cdtrans predict {result.run} IMAGES --csv predictions.csv")
     if result.harm:
         raise typer.Exit(HARM)
+
+
+@app.command()
+@partial(with_settings, names=CHECK_FLAGS)
+def check(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read.")
+    ],
+    model: Annotated[
+        bool, typer.Option("--model/--no-model", help="Look through the backbone too, if its weights can be had.")
+    ] = True,
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Say what is wrong with SOURCE and TARGET before a run; exit 1 if it should not begin."""
+    from cdtrans.check import check as check_images
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = check_images(
+        source=source, target=target, preset=preset, config=config, model=model, screen=screen, **settings
+    )
+    if json:
+        _print_json(result.summary())
+    else:
+        screen.result(_finding_table(result))
+    if result.skipped:
+        screen.say(f"Not looked at through the backbone: {result.skipped}.")
+    screen.say(f"{VERDICTS[result.state]} Every name and number is in --json.")
+    if result.state == "stop":
+        raise typer.Exit(1)
 
 
 @app.command(name="eval")
@@ -276,8 +322,10 @@ def theory(
     for line in study.findings():
         screen.result(line)
     screen.say(f"Every number: {out / 'theory.json'}; pictures beside it.")
+
+
 @app.command()
-@partial(with_settings, without=SET_BY_BENCH)
+@partial(with_settings, names=FIELDS.keys() - {"root", "seed"})  # each run of a benchmark gets its own
 def bench(
     benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
     data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],
@@ -323,6 +371,16 @@ def bench(
         screen.result(f"{outcome.finished} of {outcome.asked} runs are finished: {outcome.out / 'table.md'}")
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _finding_table(result: Any) -> Table:
+    """A row for each finding, what to do below what was found."""
+    table = Table("", "subject", "found")
+    for finding in result.findings:
+        state = f"[{STATE_COLOURS[finding.state]}]{finding.state}[/]"
+        advice = f"\n{finding.advice}" if finding.advice else ""
+        table.add_row(state, escape(finding.subject), escape(f"{finding.found}.{advice}"))
+    return table
 
 
 def _score_table(result: Any, model: str) -> Table:

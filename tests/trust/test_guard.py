@@ -11,8 +11,8 @@ TARGET = torch.arange(600) % 6
 LOW, HIGH = {"consensus": 0.5}, {"consensus": 0.9}
 
 
-def names(findings: list[guard.Finding]) -> list[str]:
-    return [f.name for f in findings]
+def names(objections: list[guard.Objection]) -> list[str]:
+    return [f.name for f in objections]
 
 
 def healthy(**changes: object):
@@ -83,8 +83,8 @@ def test_shifted_is_total_variation() -> None:
 
 
 def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
-    findings = judge_adapted(healthy(), healthy(source_agrees=0.3), LOW, HIGH)
-    harm, off = decide(findings, guard=True), decide(findings, guard=False)
+    objections = judge_adapted(healthy(), healthy(source_agrees=0.3), LOW, HIGH)
+    harm, off = decide(objections, guard=True), decide(objections, guard=False)
     assert (harm.verdict, off.verdict, decide([], guard=True).verdict) == ("harm", "off", "kept")
     assert "source-only model is the chosen one" in harm.paragraph
     assert "adapted model is kept" in off.paragraph

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from cdtrans.data.images import IMAGE_SUFFIXES, is_image_name
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, named
 
 ARCHIVE_LEFTOVERS = "__MACOSX"  # macOS packs metadata twins of every file into this folder of a zip
-NAMED_IN_WARNING = 5  # more names than this make a warning unreadable
 _INTEGER = re.compile(r"-?[0-9]+")
 _Label = TypeVar("_Label", int, str)
 
@@ -112,18 +111,10 @@ def check_distinct(source: Path, target: Path) -> None:
 
 
 def warnings_for(source: LabelledDomain) -> list[str]:
-    """What is odd about a source, yet no reason to stop."""
+    """What is odd about the layout of a source, yet no reason to stop."""
     warnings = []
-    single = [name for name, count in zip(source.classes, source.counts(), strict=True) if count == 1]
-    if single:
-        named = ", ".join(map(repr, single[:NAMED_IN_WARNING]))
-        more = f" and {len(single) - NAMED_IN_WARNING} more" if len(single) > NAMED_IN_WARNING else ""
-        classes = "1 class has" if len(single) == 1 else f"{len(single)} classes have"
-        warnings.append(f"{classes} a single source image: {named}{more}.")
     if source.empty:
-        named = ", ".join(map(repr, source.empty[:NAMED_IN_WARNING]))
-        more = f" and {len(source.empty) - NAMED_IN_WARNING} more" if len(source.empty) > NAMED_IN_WARNING else ""
-        warnings.append(f"Folders of the source without an image are not classes: {named}{more}.")
+        warnings.append(f"Folders of the source without an image are not classes: {named(source.empty)}.")
     if source.loose:
         images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
         warnings.append(f"{images} in {_quoted(source.root)} beside the class folders and will not be used.")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from cdtrans.classifier import RESULT
+from cdtrans.errors import HARM
 from cdtrans.evaluation.results import SCORED, read_sessions, sessions_file
 from cdtrans.files import atomic
 
@@ -74,7 +75,8 @@ class Job:
         if code is None:
             return False
         self.note_time()
-        if code:
+        harm = code == HARM and not self.scoring  # the guard has spoken: a result like any other
+        if code and not harm:
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             self.failure = f"{how}, {_last_line(self.run.log)}"
         elif not self.scoring:

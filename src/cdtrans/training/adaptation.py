@@ -19,7 +19,7 @@ from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Step
-from cdtrans.trust.guard import Finding, gave_up, judge_adapted, judge_source
+from cdtrans.trust.guard import Objection, gave_up, judge_adapted, judge_source
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
 
@@ -33,7 +33,7 @@ class Adaptation(NamedTuple):
     after: Impression | None  # the chosen epoch; None if there is none
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights
-    findings: list[Finding]  # what speaks against the adapted model
+    objections: list[Objection]  # what speaks against the adapted model
 
 
 def adapt_to_target(
@@ -129,9 +129,9 @@ def train_on_pairs(
 def start_from(watch: Watch, before: Impression, config: Config) -> None:
     """Remember the source-only model; if adaptation from it is hopeless, say so before time is spent on it."""
     watch.remember(before)
-    findings = judge_source(before)
-    if findings and config.guard:
-        raise Hopeless(findings[0].sentence)
+    objections = judge_source(before)
+    if objections and config.guard:
+        raise Hopeless(objections[0].sentence)
 
 
 def find_pairs(

@@ -1,1 +1,1 @@
-"""Reasons to believe a run, or not to: every one of them without a target label."""
+"""Is the data fit for a run, and can its result be believed? All without a target label."""

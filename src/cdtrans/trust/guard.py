@@ -1,4 +1,4 @@
-"""Did adaptation hurt? Findings against it, by comparing the source-only model with the adapted one.
+"""Did adaptation hurt? Objections against it, by comparing the source-only model with the adapted one.
 
 The limits lie between what healthy runs and spoilt ones showed on Office-31 and on the built-in task; every figure is
 in docs/results/guard.md.
@@ -23,7 +23,7 @@ CENTERS_KEPT = (
 )
 
 
-class Finding(NamedTuple):
+class Objection(NamedTuple):
     """Something that speaks against a model."""
 
     name: str
@@ -32,12 +32,12 @@ class Finding(NamedTuple):
     sentence: str
 
 
-def judge_source(before: Impression) -> list[Finding]:
+def judge_source(before: Impression) -> list[Objection]:
     """What can be seen before stage 2 has cost anything: adaptation from such a start is hopeless."""
-    findings = []
+    objections = []
     if before.source_accuracy < LEARNT:
-        findings.append(
-            Finding(
+        objections.append(
+            Objection(
                 "source not learnt",
                 before.source_accuracy,
                 LEARNT,
@@ -46,21 +46,21 @@ def judge_source(before: Impression) -> list[Finding]:
             )
         )
     if before.source_agreement < SOURCE_AGREEMENT:
-        findings.append(_disagreement("domains apart", before, "before adaptation"))
-    return findings
+        objections.append(_disagreement("domains apart", before, "before adaptation"))
+    return objections
 
 
 def judge_adapted(
     before: Impression, after: Impression, scores_before: dict[str, float], scores_after: dict[str, float]
-) -> list[Finding]:
+) -> list[Objection]:
     """The adapted model against the source-only one."""
-    findings = judge_source(before)
+    objections = judge_source(before)
     if after.source_agreement < SOURCE_AGREEMENT:
-        findings.append(_disagreement("domains drifted apart", after, "after adaptation"))
+        objections.append(_disagreement("domains drifted apart", after, "after adaptation"))
     kept = after.source_accuracy / max(before.source_accuracy, 1e-9)
     if kept < FORGOTTEN:
-        findings.append(
-            Finding(
+        objections.append(
+            Objection(
                 "source forgotten",
                 kept,
                 FORGOTTEN,
@@ -69,8 +69,8 @@ def judge_adapted(
         )
     classes_before, classes_after = (len(x.predicted.unique()) for x in (before, after))
     if classes_after < VANISHED * classes_before:
-        findings.append(
-            Finding(
+        objections.append(
+            Objection(
                 "vanished classes",
                 classes_after / classes_before,
                 VANISHED,
@@ -79,8 +79,8 @@ def judge_adapted(
         )
     shift = shifted(after.predicted, before.centers, after.target_logits.shape[1])
     if shift > SHIFTED:
-        findings.append(
-            Finding(
+        objections.append(
+            Objection(
                 "predictions shifted",
                 shift,
                 SHIFTED,
@@ -90,8 +90,8 @@ def judge_adapted(
         )
     same = float((after.predicted == before.centers).double().mean())
     if same < CENTERS_KEPT:
-        findings.append(
-            Finding(
+        objections.append(
+            Objection(
                 "centres abandoned",
                 same,
                 CENTERS_KEPT,
@@ -100,8 +100,8 @@ def judge_adapted(
             )
         )
     if scores_after["consensus"] < scores_before["consensus"]:
-        findings.append(
-            Finding(
+        objections.append(
+            Objection(
                 "consensus fell",
                 scores_after["consensus"],
                 scores_before["consensus"],
@@ -109,25 +109,25 @@ def judge_adapted(
                 f"{scores_after['consensus']:.3f}",
             )
         )
-    return findings
+    return objections
 
 
-def gave_up(message: str) -> Finding:
+def gave_up(message: str) -> Objection:
     """Training that could not go on: numbers that are not finite, or no pairs left."""
-    return Finding("training broke off", 0.0, 0.0, message.split(";")[0].split(": training")[0].rstrip("."))
+    return Objection("training broke off", 0.0, 0.0, message.split(";")[0].split(": training")[0].rstrip("."))
 
 
 class Verdict(NamedTuple):
-    """What the guard makes of its findings."""
+    """What the guard makes of its objections."""
 
     verdict: str  # kept, harm, or off: harm was found but --no-guard keeps the adapted model
-    findings: list[Finding]
+    objections: list[Objection]
 
     @property
     def paragraph(self) -> str:
-        if not self.findings:
+        if not self.objections:
             return "The guard found nothing against the adapted model."
-        evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.findings)
+        evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.objections)
         if self.verdict == "harm":
             return (
                 "The guard judges that adaptation did harm, and the source-only model is the chosen one. "
@@ -143,14 +143,14 @@ class Verdict(NamedTuple):
         return {
             "verdict": self.verdict,
             "paragraph": self.paragraph,
-            "findings": [f._asdict() for f in self.findings],
+            "findings": [f._asdict() for f in self.objections],
         }
 
 
-def decide(findings: list[Finding], *, guard: bool) -> Verdict:
-    if not findings:
-        return Verdict("kept", findings)
-    return Verdict("harm" if guard else "off", findings)
+def decide(objections: list[Objection], *, guard: bool) -> Verdict:
+    if not objections:
+        return Verdict("kept", objections)
+    return Verdict("harm" if guard else "off", objections)
 
 
 def shifted(predicted: Tensor, centers: Tensor, classes: int) -> float:
@@ -159,8 +159,8 @@ def shifted(predicted: Tensor, centers: Tensor, classes: int) -> float:
     return float((a - b).abs().sum() / 2)
 
 
-def _disagreement(name: str, seen: Impression, when: str) -> Finding:
-    return Finding(
+def _disagreement(name: str, seen: Impression, when: str) -> Objection:
+    return Objection(
         name,
         seen.source_agreement,
         SOURCE_AGREEMENT,
