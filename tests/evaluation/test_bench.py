@@ -133,7 +133,8 @@ class TestWhole:
             "label_free": told["accuracy"],
             "best_by_labels": told["best_by_labels_accuracy"],
         }
-        assert line["epochs"] == {"label_free": TINY["epochs"], "best_by_labels": told["best_by_labels_epoch"]}
+        chosen = json.loads((folder / "result.json").read_text())["chosen_epoch"]
+        assert line["epochs"] == {"label_free": chosen, "best_by_labels": told["best_by_labels_epoch"]}
 
     def test_the_table_says_what_it_lacks(self, whole: Path) -> None:
         table = (whole / "table.md").read_text(encoding="utf-8")
