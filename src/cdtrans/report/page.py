@@ -1,0 +1,102 @@
+"""The page itself: what a run folder tells, in one file that needs nothing else."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from cdtrans.files import atomic
+from cdtrans.report import gallery as galleries
+from cdtrans.report import sections
+from cdtrans.report.embedding import Embedding, embedding
+from cdtrans.report.gallery import Gallery, Looks
+from cdtrans.report.pictures import SIDE, Pictures
+from cdtrans.report.record import Record, read_record
+from cdtrans.report.sections import Missing
+from cdtrans.screen import Screen
+
+NAME = "report.html"
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the template shows. A section that is not there is a Missing, with the reason."""
+
+    record: Record
+    version: str
+    verdict: sections.Verdict
+    estimate: sections.Estimate | Missing
+    scores: tuple[sections.Score, ...] | Missing
+    curves: tuple[sections.Curve, ...] | Missing
+    losses: tuple[sections.Curve, ...] | Missing
+    histogram: sections.Histogram | Missing
+    pair_counts: sections.PairCounts | Missing
+    gallery: Gallery | Missing
+    changed: Looks | Missing
+    uncertain: Looks | Missing
+    mislabelled: Looks | Missing
+    embedding: Embedding | Missing
+    answers: sections.Answers | Missing
+    costs: tuple[sections.Cost, ...] | Missing
+    gone: int  # image files that have vanished since the run
+
+
+def write_report(run: Path, screen: Screen) -> Path:
+    """RUN/report.html, whole or not at all."""
+    file = run / NAME
+    content = render(collect(read_record(run), screen))
+    with atomic(file) as out:
+        out.write(content.encode("utf-8", "backslashreplace"))  # names may hold bytes that are no text
+    return file
+
+
+def collect(record: Record, screen: Screen) -> Page:
+    crop, resize = int(record.config.get("crop", SIDE)), int(record.config.get("resize", SIDE))
+    source = Pictures(record.root("source"), record.source, resize=resize, crop=crop)
+    target = Pictures(record.root("target"), record.target, resize=resize, crop=crop)
+    with screen.track("report", galleries.PAIRS) as task:
+        gallery = galleries.gallery(record, source, target, task)
+    changed, uncertain = galleries.changed(record, target), galleries.uncertain(record, target)
+    mislabelled = galleries.mislabelled(record, source)
+    return Page(
+        record=record,
+        version=version("cdtrans"),
+        verdict=sections.verdict(record),
+        estimate=sections.estimate(record),
+        scores=sections.scores(record),
+        curves=sections.score_curves(record),
+        losses=sections.loss_curves(record),
+        histogram=sections.histogram(record),
+        pair_counts=sections.pair_counts(record),
+        gallery=gallery,
+        changed=changed,
+        uncertain=uncertain,
+        mislabelled=mislabelled,
+        embedding=embedding(record),
+        answers=sections.answers(record),
+        costs=sections.costs(record),
+        gone=source.gone + target.gone,
+    )
+
+
+def render(page: Page) -> str:
+    templates = Environment(
+        loader=PackageLoader("cdtrans", "report"),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.tests["missing"] = lambda section: isinstance(section, Missing)
+    templates.filters |= {"percent": percent, "signed": signed}
+    return templates.get_template("template.html").render(page=page)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f}\u00a0%"  # the sign never starts a line
+
+
+def signed(value: float, digits: int) -> str:
+    """With a true minus sign, which is as wide as the plus."""
+    return f"{value:+.{digits}f}".replace("-", "−")
