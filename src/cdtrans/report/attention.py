@@ -1,5 +1,7 @@
 """Where the source image looks in the target image: the heat maps of the paper's Fig. 2a."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ def cross_attention(model: CDTrans, source: Tensor, target: Tensor) -> Tensor:
     patch of the target in the last block, mean over the heads; without a class token, the mean of all its queries.
 
     The source-target branch has no queries or keys of its own, so the two plain branches are all that must be run."""
-    vit = model.backbone
+    vit: Any = model.backbone  # timm types its blocks as plain modules
     x = embed(vit, torch.cat([source, target]))  # [2B, N, D]
     for block in vit.blocks[:-1]:
         x = run_block(block, x, None, rows=None, cross=False)
@@ -22,5 +24,6 @@ def cross_attention(model: CDTrans, source: Tensor, target: Tensor) -> Tensor:
     looking = slice(0, 1) if vit.has_class_token else slice(None)
     q = attn.q_norm(q).chunk(2)[0][:, looking].transpose(1, 2)  # [B, heads, rows, d], the source's
     k = attn.k_norm(k).chunk(2)[1].transpose(1, 2)  # [B, heads, N, d], the target's
-    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1).mean(dim=(1, 2))  # [B, N]
-    return weights[:, vit.num_prefix_tokens :].unflatten(1, tuple(vit.patch_embed.grid_size))
+    weights: Tensor = (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1).mean(dim=(1, 2))  # [B, N]
+    patches: Tensor = weights[:, vit.num_prefix_tokens :].unflatten(1, tuple(vit.patch_embed.grid_size))
+    return patches

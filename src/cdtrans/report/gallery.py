@@ -19,7 +19,7 @@ from cdtrans.screen import Task
 
 ROUNDS = 4  # of which pairs are shown: the first, the last, and between
 PAIRS = 72  # shown in all: about 1.5 MB of page
-LOOKS = 18  # images in each of the sections that ask for a look
+LOOKS = 24  # images in each of the sections that ask for a look: whole rows on a desk and on a phone
 BATCH = 16  # pairs in a pass of the model
 SEED = 0  # of the choice of pairs: equal runs have equal pages
 
@@ -92,27 +92,32 @@ def gallery(record: Record, source: Pictures, target: Pictures, task: Task) -> G
 def sample_pairs(rounds: list[Round]) -> list[tuple[Round, int]]:
     """Pairs of a few rounds, as many kept as rejected ones while there are any of both, the classes in turn. The last
     round comes first, then by class."""
-    shown = [rounds[k] for k in np.unique(np.linspace(0, len(rounds) - 1, min(ROUNDS, len(rounds))).round().astype(int))]
-    table = np.concatenate(
-        [np.stack([np.full(len(r.kept), n), r.kept, r.source_labels, r.source, r.target], axis=1) for n, r in enumerate(shown)]
-    )  # [P, 5]
+    some = np.linspace(0, len(rounds) - 1, min(ROUNDS, len(rounds))).round().astype(int)
+    shown = [rounds[k] for k in np.unique(some)]
+    number = np.concatenate([np.full(len(r.kept), n) for n, r in enumerate(shown)])  # [P]
     place = np.concatenate([np.arange(len(r.kept)) for r in shown])
-    # a pair found from both sides stands in the list twice; unique keeps the first
-    _, single = np.unique(table[:, [0, 3, 4]], axis=0, return_index=True)
-    order = np.random.default_rng(SEED).permutation(single)
-    order = order[np.argsort(turn(table[order][:, :3]), kind="stable")]  # each class's first pairs, then the second ...
-    order = order[np.argsort(turn(table[order][:, :2]), kind="stable")][:PAIRS]  # ... and the states and rounds in turn
-    order = order[np.lexsort((-table[order, 1], table[order, 2], -table[order, 0]))]
-    return [(shown[table[i, 0]], int(place[i])) for i in order]
+    kept = np.concatenate([r.kept for r in shown])
+    label = np.concatenate([r.source_labels for r in shown]).astype(np.int64)
+    state = 2 * number + kept
+    order = np.random.default_rng(SEED).permutation(len(number))
+    order = order[np.argsort(turn(state[order] * (label.max() + 1) + label[order]), kind="stable")]  # classes in turn
+    order = order[np.argsort(turn(state[order]), kind="stable")]  # states and rounds in turn
+    found: dict[tuple[int, int, int], int] = {}  # a pair found from both sides stands in the list twice
+    for i in order.tolist():
+        r = shown[number[i]]
+        found.setdefault((number[i], r.source[place[i]], r.target[place[i]]), i)
+        if len(found) == PAIRS:
+            break
+    chosen = np.array(list(found.values()))
+    chosen = chosen[np.lexsort((~kept[chosen], label[chosen], -number[chosen]))]
+    return [(shown[number[i]], int(place[i])) for i in chosen]
 
 
-def turn(rows: np.ndarray) -> np.ndarray:
-    """[N, ...] -> [N]: how many equal rows came before each."""
-    _, kind = np.unique(rows, axis=0, return_inverse=True)
-    kind = kind.reshape(-1)
-    order = np.argsort(kind, kind="stable")
-    starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
-    counted = np.arange(len(kind)) - np.repeat(starts, np.diff(np.append(starts, len(kind))))
+def turn(kinds: np.ndarray) -> np.ndarray:
+    """[N] -> [N]: how many of its own kind came before each."""
+    order = np.argsort(kinds, kind="stable")
+    starts = np.flatnonzero(np.append(True, np.diff(kinds[order]) != 0))
+    counted = np.arange(len(kinds)) - np.repeat(starts, np.diff(np.append(starts, len(kinds))))
     turns = np.empty_like(counted)
     turns[order] = counted
     return turns
@@ -171,7 +176,10 @@ def changed(record: Record, target: Pictures) -> Looks | Missing:
         return Missing("The model handed over predicts what the source-only model does, for every target image.")
 
     def words(i: int) -> tuple[str, str]:
-        return f"{record.classes[before[i]]} → {record.classes[after[i]]}", f"{sure_before[i]:.0%} → {sure_after[i]:.0%} sure"
+        return (
+            f"{record.classes[before[i]]} → {record.classes[after[i]]}",
+            f"{sure_before[i]:.0%} → {sure_after[i]:.0%} sure",
+        )
 
     return _looks(order, target, words)
 

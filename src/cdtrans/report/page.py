@@ -1,8 +1,10 @@
 """The page itself: what a run folder tells, in one file that needs nothing else."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -56,28 +58,40 @@ def collect(record: Record, screen: Screen) -> Page:
     source = Pictures(record.root("source"), record.source, resize=resize, crop=crop)
     target = Pictures(record.root("target"), record.target, resize=resize, crop=crop)
     with screen.track("report", galleries.PAIRS) as task:
-        gallery = galleries.gallery(record, source, target, task)
-    changed, uncertain = galleries.changed(record, target), galleries.uncertain(record, target)
-    mislabelled = galleries.mislabelled(record, source)
+        gallery = attempt(galleries.gallery, record, source, target, task)
+    changed, uncertain = attempt(galleries.changed, record, target), attempt(galleries.uncertain, record, target)
+    mislabelled = attempt(galleries.mislabelled, record, source)
     return Page(
         record=record,
         version=version("cdtrans"),
         verdict=sections.verdict(record),
-        estimate=sections.estimate(record),
-        scores=sections.scores(record),
-        curves=sections.score_curves(record),
-        losses=sections.loss_curves(record),
-        histogram=sections.histogram(record),
-        pair_counts=sections.pair_counts(record),
+        estimate=attempt(sections.estimate, record),
+        scores=attempt(sections.scores, record),
+        curves=attempt(sections.score_curves, record),
+        losses=attempt(sections.loss_curves, record),
+        histogram=attempt(sections.histogram, record),
+        pair_counts=attempt(sections.pair_counts, record),
         gallery=gallery,
         changed=changed,
         uncertain=uncertain,
         mislabelled=mislabelled,
-        embedding=embedding(record),
-        answers=sections.answers(record),
-        costs=sections.costs(record),
+        embedding=attempt(embedding, record),
+        answers=attempt(sections.answers, record),
+        costs=attempt(sections.costs, record),
         gone=source.gone + target.gone,
     )
+
+
+Section = TypeVar("Section")
+
+
+def attempt(make: Callable[..., Section | Missing], *arguments: Any) -> Section | Missing:
+    """A section, or what is wrong with it: whatever people or a full disk did to a run folder, the rest of the page is
+    worth having, and a report must not spoil the end of a long run."""
+    try:
+        return make(*arguments)
+    except Exception as error:
+        return Missing(f"This part of the run folder cannot be shown ({type(error).__name__}: {error}).")
 
 
 def render(page: Page) -> str:
@@ -89,14 +103,23 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     templates.tests["missing"] = lambda section: isinstance(section, Missing)
-    templates.filters |= {"percent": percent, "signed": signed}
+    templates.filters |= {"percent": percent, "signed": signed, "plain": plain}
     return templates.get_template("template.html").render(page=page)
 
 
 def percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f}\u00a0%"  # the sign never starts a line
+    return f"{100 * share:.{digits}f}%"
 
 
 def signed(value: float, digits: int) -> str:
     """With a true minus sign, which is as wide as the plus."""
     return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def plain(value: Any) -> str:
+    """A setting as one would write it in the YAML file."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {plain(v)}" for key, v in value.items()) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)

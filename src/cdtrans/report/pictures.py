@@ -76,8 +76,8 @@ def scatter(source: np.ndarray, target: np.ndarray, classes: tuple[np.ndarray, n
     axes.set_axis_off()
     palette = matplotlib.colormaps[CLASS_COLOURS]
     ring, dot = (SOURCE_COLOUR, TARGET_COLOUR) if classes is None else (palette(c % COLOURED_CLASSES) for c in classes)
-    axes.scatter(*source.T, s=16, facecolors="none", edgecolors=ring, linewidths=0.9)
-    axes.scatter(*target.T, s=13, c=dot, linewidths=0, alpha=0.85)
+    axes.scatter(source[:, 0], source[:, 1], s=16, facecolors="none", edgecolors=ring, linewidths=0.9)
+    axes.scatter(target[:, 0], target[:, 1], s=13, c=dot, linewidths=0, alpha=0.85)
     return png(figure)
 
 

@@ -148,7 +148,7 @@ def read_arrays(file: Path, names: Sequence[str] = ()) -> Arrays | None:
 
 
 def read_classes(run: Path) -> tuple[str, ...]:
-    """The names of the classes in the model's order; a run that went back to the source-only model may have no other."""
+    """The classes in the models' order; a run that ended before adaptation has no adapted model."""
     for model in ("adapted", "source"):
         card = read_json(run / model / CARD)
         if card is not None and "classes" in card:

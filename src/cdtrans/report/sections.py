@@ -18,7 +18,7 @@ SHOWN_CONFUSIONS = 12  # the largest ones, by name
 
 # What the scores of log.jsonl are called on the page, and what each asks for, in the order of the page.
 SCORES = {
-    "consensus": ("Consensus", "four scores in one: the rule that picks the epoch, unless told otherwise"),
+    "consensus": ("Consensus", "the mean of four scores; by default it picks the epoch"),
     "information": ("Information", "each prediction certain, all of them varied"),
     "nuclear_norm": ("Nuclear norm", "certain and varied predictions, in another measure"),
     "clusters": ("Clusters", "the features fall into the predicted groups by themselves"),

@@ -1,7 +1,7 @@
 """Completes a finished run with everything that a report can show. What takes a model is computed with the run's own
 two models; the scores over the epochs, the rejected pairs and the verdict are made up.
 
-    python tests/report/fake_run.py RUN [ANSWERS]    completes a folder, for looking at its report
+    python tests/fake_run.py RUN [ANSWERS]    completes a folder, for looking at its report
 """
 
 import json
@@ -43,19 +43,21 @@ def complete(run: Path, answers: Path | None = None, **result: Any) -> Path:
 def write_views(run: Path) -> None:
     """views.npz: both domains as the source-only and the adapted model see them."""
     record, views = read_record(run), {}
+    rng = np.random.default_rng(0)
+    sampled = {d: np.sort(rng.permutation(len(getattr(record, d)))[:SAMPLE]) for d in ("source", "target")}
     labels = np.array([record.classes.index(path.split("/")[0]) for path in record.source], dtype=np.int32)
     probabilities = {}
     for when, folder in (("before", "source"), ("after", "adapted")):
         for domain in ("source", "target"):
             features, p = encode(run / folder, [record.root(domain) / path for path in getattr(record, domain)])
-            views[f"{when}_{domain}"], probabilities[when, domain] = features[:SAMPLE], p
+            views[f"{when}_{domain}"], probabilities[when, domain] = features[sampled[domain]], p
         views[f"target_{when}"] = probabilities[when, "target"].argmax(1).astype(np.int32)
         views[f"confidence_{when}"] = probabilities[when, "target"].max(1).astype(np.float16)
     moved = np.abs(probabilities["after", "target"] - probabilities["before", "target"]).sum(1) / 2
     p = probabilities["before", "source"]
     views |= {
-        "sampled_source": np.arange(len(views["before_source"]), dtype=np.int32),
-        "sampled_target": np.arange(len(views["before_target"]), dtype=np.int32),
+        "sampled_source": sampled["source"].astype(np.int32),
+        "sampled_target": sampled["target"].astype(np.int32),
         "changed": moved.astype(np.float16),
         "source_labels": labels,
         "source_predicted": p.argmax(1).astype(np.int32),
@@ -94,7 +96,8 @@ def write_rejected(run: Path) -> None:
         with np.load(file) as arrays:
             kept = {name: arrays[name] for name in arrays.files}
         count = max(2, round(REJECTED * len(kept["source"])))
-        some = {name: rng.permutation(values)[:count] for name, values in kept.items()}
+        shuffled = {"source": rng.permutation(len(kept["source"])), "target": rng.permutation(len(kept["source"]))}
+        some = {name: values[shuffled[name.removesuffix("_labels")]][:count] for name, values in kept.items()}
         wrong = some["source_labels"] != some["target_labels"]
         whole = {name: np.concatenate([kept[name], some[name][wrong]]) for name in kept}
         np.savez(file, kept=np.arange(len(whole["source"])) < len(kept["source"]), **whole)
