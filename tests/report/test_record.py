@@ -39,7 +39,14 @@ def test_an_older_run_has_kept_pairs_alone(finished) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"PK\3\4 cut short", b"\xff\xfe"])
 def test_damaged_files_count_as_missing(run: Path, damage: bytes) -> None:
-    for name in ("views.npz", "evaluation.json", "environment.json", "data.json", "images.csv", "predictions/epoch-000.npz"):
+    for name in (
+        "views.npz",
+        "evaluation.json",
+        "environment.json",
+        "data.json",
+        "images.csv",
+        "predictions/epoch-000.npz",
+    ):
         (run / name).write_bytes(damage)
     (run / "pairs" / "round-01.npz").write_bytes(damage)
     record = read_record(run)
