@@ -50,9 +50,8 @@ def opened(browser: Any, full: Path) -> Iterator[Any]:
 
 
 def shown(page: Any) -> list[dict[str, str]]:
-    return page.evaluate(
-        "[...document.querySelectorAll('.pair')].filter(p => p.checkVisibility()).map(p => ({...p.dataset}))"
-    )
+    visible = "[...document.querySelectorAll('.pair')].filter(pair => pair.checkVisibility())"
+    return page.evaluate(f"{visible}.map(pair => ({{...pair.dataset}}))")
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])

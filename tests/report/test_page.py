@@ -17,9 +17,8 @@ from cdtrans.report.pictures import SIDE, jpeg
 from cdtrans.screen import Screen
 
 QUIET = Screen(quiet=True)
-SECTIONS = (
-    "scores estimate classes epochs pairs gallery changed uncertain features mislabelled answers settings".split()
-)
+SECTIONS = ["scores", "estimate", "classes", "epochs", "pairs", "gallery"]
+SECTIONS += ["changed", "uncertain", "features", "mislabelled", "answers", "settings"]
 LARGEST = 10e6  # bytes
 
 
@@ -148,9 +147,8 @@ def test_vanished_images_are_told(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_does_not_fit_itself_spoils_one_section(run: Path) -> None:
-    np.savez(
-        run / "pairs" / "round-02.npz", **dict.fromkeys(("source", "target", "source_labels", "target_labels"), [999])
-    )
+    wrong = np.array([999])
+    np.savez(run / "pairs" / "round-02.npz", source=wrong, target=wrong, source_labels=wrong, target_labels=wrong)
     texts = written(run).sections
     assert "cannot be shown (IndexError" in texts["gallery"]
     assert "sure" in texts["changed"]

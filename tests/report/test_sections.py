@@ -174,20 +174,21 @@ class TestPairs:
         assert isinstance(sections.pair_counts(record()), Missing)
 
 
-class TestAnswers:
-    KEY = {
-        "accuracy": 0.7,
-        "class_mean_accuracy": 0.6,
-        "images": 10,
-        "classes": ["a", "b", "c"],
-        "per_class": {"a": 0.75, "b": 0.8, "c": None},
-        "confusion": [[3, 1, 0], [0, 4, 2], [0, 0, 0]],
-        "source_only_accuracy": 0.5,
-        "accuracy_by_epoch": [0.5, 0.6, 0.7],
-    }
+ANSWERS = {
+    "accuracy": 0.7,
+    "class_mean_accuracy": 0.6,
+    "images": 10,
+    "classes": ["a", "b", "c"],
+    "per_class": {"a": 0.75, "b": 0.8, "c": None},
+    "confusion": [[3, 1, 0], [0, 4, 2], [0, 0, 0]],
+    "source_only_accuracy": 0.5,
+    "accuracy_by_epoch": [0.5, 0.6, 0.7],
+}
 
+
+class TestAnswers:
     def test_what_the_key_says(self) -> None:
-        found = sections.answers(record(evaluation=self.KEY))
+        found = sections.answers(record(evaluation=ANSWERS))
         assert (found.accuracy, found.class_mean_accuracy, found.images, found.source_only) == (0.7, 0.6, 10, 0.5)
         assert found.classes == (("a", 4, 0.75), ("b", 6, 0.8), ("c", 0, None))
         assert found.matrix == ((3, 1, 0), (0, 4, 2), (0, 0, 0))
@@ -198,12 +199,12 @@ class TestAnswers:
 
     def test_a_large_matrix_is_a_picture(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sections, "SHOWN_CONFUSION", 2)
-        found = sections.answers(record(evaluation=self.KEY))
+        found = sections.answers(record(evaluation=ANSWERS))
         assert found.matrix is None
         assert found.picture.startswith("data:image/png")
 
     def test_a_key_of_other_images_has_no_history(self) -> None:
-        short = {k: v for k, v in self.KEY.items() if k not in ("source_only_accuracy", "accuracy_by_epoch")}
+        short = {k: v for k, v in ANSWERS.items() if k not in ("source_only_accuracy", "accuracy_by_epoch")}
         found = sections.answers(record(evaluation=short))
         assert found.source_only is None
         assert found.curve is None
