@@ -25,7 +25,7 @@ LARGEST = 10e6  # bytes
 class Parsed(HTMLParser):
     """Elements with their attributes, the text of each section, and whether every element is closed."""
 
-    VOID = ("meta", "link", "img", "input", "br", "line", "circle", "rect", "polyline")
+    VOID = ("meta", "link", "img", "input", "wbr", "line", "circle", "rect", "polyline")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -209,6 +209,7 @@ def test_settings_are_written_as_in_yaml() -> None:
     ]
     assert page.signed(-0.25, 1) == "−0.2"
     assert page.percent(0.255, 1) == "25.5%"
+    assert page.breakable("a_b<c") == "a_<wbr>b&lt;c"
 
 
 def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

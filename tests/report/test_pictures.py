@@ -10,7 +10,7 @@ from PIL import Image
 
 from cdtrans.data.batches import Images
 from cdtrans.data.images import decode, resized
-from cdtrans.report.pictures import SIDE, Pictures, enlarged, heat_table, heated, jpeg, scatter
+from cdtrans.report.pictures import SIDE, Pictures, enlarged, heated, jpeg, matrix, scatter
 from tiny_task import draw
 
 
@@ -72,12 +72,13 @@ def test_plots_are_square_and_transparent() -> None:
     assert scatter(points, points + 1, None) != scatter(points + 1, points, None)
 
 
-def test_a_matrix_as_a_picture_has_its_first_row_on_top() -> None:
-    values = np.zeros((4, 4))
-    values[0, 3] = 1
-    image = np.asarray(opened(heat_table(values)).convert("L")).astype(int)
-    assert image[90, 630] > 200
-    assert image[630, 90] < 50
+def test_a_matrix_has_true_classes_down_and_its_diagonal_in_another_colour() -> None:
+    shares = np.array([[0.75, 0.25], [0.0, 1.0]])
+    image = opened(matrix(shares))
+    assert image.size == (840, 840)
+    right, wrong, never, all_right = (image.getpixel(p) for p in ((9, 9), (800, 9), (9, 800), (800, 800)))
+    assert right[:3] == all_right[:3] != wrong[:3]
+    assert never[3] == 0 < wrong[3] < right[3] < all_right[3] == 255
 
 
 def test_the_bytes_hold_no_clock() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from cdtrans.files import atomic
 from cdtrans.report import gallery as galleries
@@ -103,7 +104,7 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     templates.tests["missing"] = lambda section: isinstance(section, Missing)
-    templates.filters |= {"percent": percent, "signed": signed, "plain": plain}
+    templates.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}
     return templates.get_template("template.html").render(page=page)
 
 
@@ -123,3 +124,8 @@ def plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else str(value)
+
+
+def breakable(name: str) -> Markup:
+    """A name that may go on in the next line after an underscore, as class names have them."""
+    return escape(name).replace("_", Markup("_<wbr>"))

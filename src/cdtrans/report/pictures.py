@@ -21,6 +21,8 @@ PLOT_INCHES, PLOT_DPI = 4.0, 180  # a scatter plot of 720 pixels
 CLASS_COLOURS = "tab20"
 COLOURED_CLASSES = 20  # colours that can be told apart
 SOURCE_COLOUR, TARGET_COLOUR = "#3b82c4", "#e0762f"  # as --source and --target in style.css
+KEPT_COLOUR, REJECTED_COLOUR = (43, 138, 107), (194, 80, 74)  # as --kept and --rejected
+MATRIX_SIDE = 840  # pixels of a confusion matrix, twice what it is shown at
 
 
 class Pictures:
@@ -81,13 +83,17 @@ def scatter(source: np.ndarray, target: np.ndarray, classes: tuple[np.ndarray, n
     return png(figure)
 
 
-def heat_table(values: np.ndarray) -> str:
-    """A matrix of shares as squares, for one too large to be a table."""
-    figure = Figure(figsize=(PLOT_INCHES, PLOT_INCHES), dpi=PLOT_DPI)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()
-    axes.imshow(values, cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
-    return png(figure)
+def matrix(shares: np.ndarray) -> str:
+    """A confusion matrix, [K, K] shares of the true classes, for one too large to be a table: right ones in the colour
+    of what is kept, wrong ones in that of what is rejected."""
+    colours = np.where(np.eye(len(shares), dtype=bool)[..., None], KEPT_COLOUR, REJECTED_COLOUR)  # [K, K, 3]
+    visible = np.sqrt(shares)[..., None] * 255  # the root, so that a few confusions of many images show
+    pixels = np.concatenate([colours, visible], axis=2).round().astype(np.uint8)
+    side = max(1, MATRIX_SIDE // len(shares))
+    large = Image.fromarray(pixels).resize((side * len(shares),) * 2, Image.Resampling.NEAREST)
+    file = io.BytesIO()
+    large.save(file, "PNG")
+    return _address("image/png", file.getvalue())
 
 
 def png(figure: Figure) -> str:

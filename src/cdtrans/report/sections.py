@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.report.pictures import heat_table
+from cdtrans.report.pictures import matrix
 from cdtrans.report.record import Record, Round
 from cdtrans.training.reporting import clock
 
 SHOWN_CLASSES = 40  # a longer list of classes is not read; those that stand out are shown
-SHOWN_CONFUSION = 25  # classes of a confusion matrix that still fits as a table
+SHOWN_CONFUSION = 40  # classes of a confusion matrix that still fits as a table
 SHOWN_CONFUSIONS = 12  # the largest ones, by name
 
 # What the scores of log.jsonl are called on the page, and what each asks for, in the order of the page.
@@ -303,7 +303,7 @@ def answers(record: Record) -> Answers | Missing:
         curve=_accuracy_curve(by_epoch, record) if by_epoch else None,
         classes=tuple((name, int(n), per_class.get(name)) for name, n in zip(names, counts, strict=True)),
         matrix=tuple(map(tuple, confusion.tolist())) if small else None,
-        picture=None if small else heat_table(confusion / np.maximum(counts, 1)[:, None]),
+        picture=None if small else matrix(confusion / np.maximum(counts, 1)[:, None]),
         confusions=tuple(wrong),
         calibration=found.get("calibration"),
     )
