@@ -13,6 +13,7 @@ from cdtrans.report.sections import Missing
 SAMPLE = 500  # images of each domain: t-SNE then takes seconds, and more dots would hide each other
 COMPONENTS = 50  # that t-SNE is given, as its authors advise
 PERPLEXITY = 30.0  # the usual one; fewer images need a smaller
+STEPS = 500  # half of what is usual; from PCA's start the groups no longer change, and it is most of a report's time
 FEWEST = 5  # images of a domain below which there is nothing to see
 
 
@@ -64,5 +65,6 @@ def plane(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     x = np.nan_to_num(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))
     reduced = PCA(min(COMPONENTS, *x.shape), random_state=0).fit_transform(x)
     perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
-    points: np.ndarray = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(reduced)
+    tsne = TSNE(perplexity=perplexity, init="pca", max_iter=STEPS, random_state=0)
+    points: np.ndarray = tsne.fit_transform(reduced)
     return points
