@@ -29,6 +29,7 @@ def complete(run: Path, answers: Path | None = None, **result: Any) -> Path:
     """`result` goes over what result.json says."""
     write_views(run)
     write_scores(run)
+    write_agreement(run)
     write_rejected(run)
     estimate = {"low": 0.71, "high": 0.88, "sentence": "Estimated accuracy on the target: 71% to 88%."}
     guard = {"verdict": "kept", "paragraph": "The guard found nothing against the adapted model.", "findings": []}
@@ -87,6 +88,14 @@ def write_scores(run: Path) -> None:
             rise = 1 - np.exp(-3 * epoch / epochs)
             values = {n: 0.4 + 0.05 * k + 0.2 * rise + 0.02 * rng.normal() for k, n in enumerate(SCORES)}
             log.write(json.dumps({"event": "scores", "epoch": epoch, **values}) + "\n")
+
+
+def write_agreement(run: Path) -> None:
+    """How well neighbours agree, in every round's line of the log."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    told = {"source_agreement": 0.91, "target_agreement": 0.87, "source_accuracy": 0.98}
+    lines = [line | told if line["event"] == "pairs" else line for line in lines]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_rejected(run: Path) -> None:

@@ -100,6 +100,14 @@ def test_the_answer_key_is_marked_as_such(parsed: Parsed, full: Path) -> None:
         assert name == "answers" or "True accuracy" not in parsed.sections[name]
 
 
+def test_agreement_of_neighbours_is_told_where_it_is_known(parsed: Parsed, finished, tmp_path: Path) -> None:
+    rows = parsed.sections["pairs"]
+    assert "source agreement" in rows
+    assert rows.count("91%87%98%") == 2
+    older = written(shutil.copytree(finished.run, tmp_path / "run")).sections["pairs"]
+    assert "agreement" not in older.lower()
+
+
 def test_equal_folders_have_equal_pages(full: Path) -> None:
     before = (full / "report.html").read_bytes()
     assert write_report(full, QUIET) == full / "report.html"

@@ -83,6 +83,10 @@ class TestScores:
         assert found[0].meaning
         assert found[3].meaning == ""
 
+    def test_a_run_that_ended_before_adaptation_has_nothing_to_compare(self) -> None:
+        hopeless = record(log=SCORED[:1], result={"chosen_epoch": 0, "chosen_model": "source"})
+        assert "ended before adaptation" in sections.scores(hopeless).why
+
     def test_curves_mark_the_chosen_epoch(self) -> None:
         curves = sections.score_curves(record(log=SCORED))
         assert curves[1].epochs == (0, 1, 2, 3)

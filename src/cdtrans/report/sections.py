@@ -201,6 +201,8 @@ def estimate(record: Record) -> Estimate | Missing:
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:
     by_epoch = {int(line["epoch"]): line for line in record.events("scores")}
+    if record.shown_epoch == 0:
+        return Missing("The run ended before adaptation, so there is nothing to compare with the source-only model.")
     before, after = by_epoch.get(0), by_epoch.get(record.shown_epoch)
     if before is None or after is None:
         return Missing("This run scored no model without labels.")
