@@ -101,7 +101,7 @@ class TestScores:
 
     def test_losses_are_those_of_adaptation(self) -> None:
         log = [
-            {"event": "epoch", "stage": "source", "epoch": 1, "loss_source": 9.0},
+            {"event": "epoch", "stage": "source", "epoch": 3, "loss_source": 9.0},
             {"event": "epoch", "stage": "adaptation", "epoch": 1, "loss_source": 3.0, "loss_target": 1.0},
             {"event": "epoch", "stage": "adaptation", "epoch": 2, "loss_source": 2.0, "loss_target": 0.5},
         ]
