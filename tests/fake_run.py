@@ -17,7 +17,7 @@ from cdtrans.data.batches import Images
 from cdtrans.data.stream import StreamedPixels
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.model.card import load_model
-from cdtrans.report.record import read_record
+from cdtrans.report.record import Record, read_record
 from cdtrans.screen import Screen
 
 SAMPLE = 1000  # images of a domain whose features a run keeps
@@ -41,16 +41,36 @@ def complete(run: Path, answers: Path | None = None, **result: Any) -> Path:
     return run
 
 
+def record(**parts: Any) -> Record:
+    """A run that left nothing behind but these parts."""
+    whole: dict[str, Any] = {
+        "run": Path("run"),
+        "result": {"chosen_epoch": 2, "chosen_model": "adapted"},
+        "config": {},
+        "environment": None,
+        "data": None,
+        "classes": ("a", "b", "c"),
+        "source": (),
+        "target": (),
+        "log": [],
+        "timings": [],
+        "rounds": [],
+        "views": None,
+        "evaluation": None,
+    }
+    return Record(**whole | parts)
+
+
 def write_views(run: Path) -> None:
     """views.npz: both domains as the source-only and the adapted model see them."""
-    record, views = read_record(run), {}
+    left, views = read_record(run), {}
     rng = np.random.default_rng(0)
-    sampled = {d: np.sort(rng.permutation(len(getattr(record, d)))[:SAMPLE]) for d in ("source", "target")}
-    labels = np.array([record.classes.index(path.split("/")[0]) for path in record.source], dtype=np.int32)
+    sampled = {d: np.sort(rng.permutation(len(getattr(left, d)))[:SAMPLE]) for d in ("source", "target")}
+    labels = np.array([left.classes.index(path.split("/")[0]) for path in left.source], dtype=np.int32)
     probabilities = {}
     for when, folder in (("before", "source"), ("after", "adapted")):
         for domain in ("source", "target"):
-            features, p = encode(run / folder, [record.root(domain) / path for path in getattr(record, domain)])
+            features, p = encode(run / folder, [left.root(domain) / path for path in getattr(left, domain)])
             views[f"{when}_{domain}"], probabilities[when, domain] = features[sampled[domain]], p
         views[f"target_{when}"] = probabilities[when, "target"].argmax(1).astype(np.int32)
         views[f"confidence_{when}"] = probabilities[when, "target"].max(1).astype(np.float16)

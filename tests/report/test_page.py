@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from cdtrans.errors import CdtransError
-from cdtrans.report import gallery, page, sections
+from cdtrans.report import answers, gallery, page, sections
 from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
 from cdtrans.screen import Screen
@@ -223,7 +223,7 @@ def test_settings_are_written_as_in_yaml() -> None:
 def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are cut, a matrix becomes a picture, and the page says so."""
     monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
-    monkeypatch.setattr(sections, "SHOWN_CONFUSION", 2)
+    monkeypatch.setattr(answers, "SHOWN_CONFUSION", 2)
     texts = written(run).sections
     assert "The 2 of 3 classes that differ most" in texts["classes"]
     assert "The 2 of 3 classes that lose the largest share" in texts["pairs"]

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from cdtrans.files import atomic
 from cdtrans.report import gallery as galleries
 from cdtrans.report import sections
+from cdtrans.report.answers import Answers, answers
 from cdtrans.report.embedding import Embedding, embedding
 from cdtrans.report.gallery import Gallery, Looks
 from cdtrans.report.pictures import SIDE, Pictures
@@ -40,7 +41,7 @@ class Page:
     uncertain: Looks | Missing
     mislabelled: Looks | Missing
     embedding: Embedding | Missing
-    answers: sections.Answers | Missing
+    answers: Answers | Missing
     costs: tuple[sections.Cost, ...] | Missing
     gone: int  # image files that have vanished since the run
 
@@ -77,7 +78,7 @@ def collect(record: Record, screen: Screen) -> Page:
         uncertain=uncertain,
         mislabelled=mislabelled,
         embedding=attempt(embedding, record),
-        answers=attempt(sections.answers, record),
+        answers=attempt(answers, record),
         costs=attempt(sections.costs, record),
         gone=source.gone + target.gone,
     )

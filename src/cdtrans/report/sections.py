@@ -1,20 +1,16 @@
 """The sections of the page that are numbers. Each is made from a record of the run, or says in one line why it is not
 there."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from cdtrans.report.pictures import matrix
 from cdtrans.report.record import Record, Round
 from cdtrans.training.reporting import clock
 
 SHOWN_CLASSES = 40  # a longer list of classes is not read; those that stand out are shown
-SHOWN_CONFUSION = 40  # classes of a confusion matrix that still fits as a table
-SHOWN_CONFUSIONS = 12  # the largest ones, by name
 
 # What the scores of log.jsonl are called on the page, and what each asks for, in the order of the page.
 SCORES = {
@@ -150,22 +146,6 @@ class PairCounts:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What an answer key said, in the words of `cdtrans eval`."""
-
-    images: int
-    accuracy: float
-    class_mean_accuracy: float
-    source_only: float | None
-    curve: Curve | None
-    classes: tuple[tuple[str, int, float | None], ...]  # name, images, share right
-    matrix: tuple[tuple[int, ...], ...] | None  # None when it is too large for a table
-    picture: str | None  # of the matrix, then
-    confusions: tuple[tuple[str, str, int], ...]  # true, predicted, images: the largest
-    calibration: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
 class Cost:
     stage: str
     epochs: int
@@ -214,7 +194,7 @@ def score_curves(record: Record) -> tuple[Curve, ...] | Missing:
     lines = {int(line["epoch"]): line for line in record.events("scores")}
     if not lines:
         return Missing("This run scored no epoch without labels.")
-    return tuple(_curve(lines, name, _words(name), record) for name in _score_names(lines))
+    return tuple(curve(lines, name, _words(name), record) for name in _score_names(lines))
 
 
 def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
@@ -222,10 +202,11 @@ def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
     names = [name for name in LOSSES if any(name in line for line in lines.values())]
     if not names:
         return Missing("The log holds no epoch of adaptation.")
-    return tuple(_curve(lines, name, LOSSES[name], record) for name in names)
+    return tuple(curve(lines, name, LOSSES[name], record) for name in names)
 
 
-def _curve(lines: dict[int, dict[str, Any]], name: str, words: tuple[str, str], record: Record) -> Curve:
+def curve(lines: dict[int, dict[str, Any]], name: str, words: tuple[str, str], record: Record) -> Curve:
+    """A number of the log over the epochs that have it."""
     values = {epoch: float(lines[epoch][name]) for epoch in sorted(lines) if name in lines[epoch]}
     found = {epoch: value for epoch, value in values.items() if isfinite(value)}  # a diverged run has others
     chosen = 0 if record.used_source else int(record.result["chosen_epoch"])
@@ -283,37 +264,6 @@ def _per_class(r: Round, which: np.ndarray, classes: int) -> np.ndarray:
 def _round_count(r: Round) -> RoundCount:
     kept = int(r.kept.sum())
     return RoundCount(r.number, int(r.facts.get("proposed", len(r.kept))), kept, r.facts)
-
-
-def answers(record: Record) -> Answers | Missing:
-    found = record.evaluation
-    if found is None or not {"accuracy", "confusion", "classes"} <= found.keys():
-        return Missing("No answer key was given. With labels for some target images: cdtrans eval RUN LABELLED.")
-    confusion = np.array(found["confusion"])  # [K, K]
-    names, per_class = found["classes"], found.get("per_class", {})
-    off_diagonal = np.where(np.eye(len(confusion), dtype=bool), 0, confusion)
-    largest = [np.unravel_index(i, confusion.shape) for i in np.argsort(-off_diagonal, axis=None, kind="stable")]
-    wrong = [(names[i], names[j], int(confusion[i, j])) for i, j in largest[:SHOWN_CONFUSIONS] if off_diagonal[i, j]]
-    by_epoch = found.get("accuracy_by_epoch")
-    small = len(confusion) <= SHOWN_CONFUSION
-    counts = confusion.sum(axis=1)
-    return Answers(
-        images=int(found.get("images", counts.sum())),
-        accuracy=float(found["accuracy"]),
-        class_mean_accuracy=float(found.get("class_mean_accuracy", float("nan"))),
-        source_only=found.get("source_only_accuracy"),
-        curve=_accuracy_curve(by_epoch, record) if by_epoch else None,
-        classes=tuple((name, int(n), per_class.get(name)) for name, n in zip(names, counts, strict=True)),
-        matrix=tuple(map(tuple, confusion.tolist())) if small else None,
-        picture=None if small else matrix(confusion / np.maximum(counts, 1)[:, None]),
-        confusions=tuple(wrong),
-        calibration=found.get("calibration"),
-    )
-
-
-def _accuracy_curve(by_epoch: Sequence[float], record: Record) -> Curve:
-    words = ("True accuracy", "by the answer key, which training and choosing never saw")
-    return _curve({e: {"accuracy": value} for e, value in enumerate(by_epoch)}, "accuracy", words, record)
 
 
 def costs(record: Record) -> tuple[Cost, ...] | Missing:
