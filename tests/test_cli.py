@@ -12,20 +12,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import cdtrans.check
 import cdtrans.classifier
 import cdtrans.cli as cli
 import cdtrans.demo
+import cdtrans.evaluation.bench
 import cdtrans.evaluation.evaluate
 import cdtrans.pipeline
 import cdtrans.screen
+from cdtrans.check import Check
 from cdtrans.config import FIELDS
+from cdtrans.data.benchmarks import BENCHMARKS, FoundBenchmark
 from cdtrans.data.pixels import open_pixels
 from cdtrans.demo import DemoResult
 from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.evaluation.bench import Outcome
 from cdtrans.evaluation.evaluate import Evaluation
 from cdtrans.evaluation.metrics import score
+from cdtrans.evaluation.tables import BenchTable
 from cdtrans.pipeline import Result
 from cdtrans.screen import Screen
+from cdtrans.trust.findings import Finding
 from tiny_task import CLASSES, draw
 
 COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
@@ -97,7 +104,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        assert verbs == ["adapt", "eval", "predict", "report", "demo", "cache"]
+        assert verbs == ["adapt", "check", "eval", "predict", "report", "demo", "cache", "bench", "ablate"]
         assert run("-h").out == ended.out
 
     def test_a_bare_command_shows_the_help(self, run: Run) -> None:
@@ -106,11 +113,13 @@ class TestHelp:
         assert "Usage: cdtrans" in ended.out + ended.err
         assert "error" not in ended.err
 
-    @pytest.mark.parametrize("verb", ["adapt", "demo"])
-    def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str) -> None:
+    @pytest.mark.parametrize(
+        ("verb", "own"), [("adapt", ()), ("demo", ("seed",)), ("bench", ("seed", "root", "backbone"))]
+    )
+    def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
         text = " ".join(run(verb, "--help").out.split())
         for name, spec in FIELDS.items():
-            if name not in cli.NOT_FLAGS and not (verb == "demo" and name == "seed"):
+            if name not in cli.NOT_FLAGS and name not in own:
                 assert f"--{name.replace('_', '-')}" in text
                 assert " ".join(spec.metadata["help"].split()) in text, name
 
@@ -119,8 +128,19 @@ class TestHelp:
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
         assert flags_of(run, "report") == COMMON
         settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in cli.NOT_FLAGS}
-        assert flags_of(run, "adapt") >= COMMON | settings | {"--out", "--preset", "--config", "--no-pretrained"}
+        shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
+        assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}
+        assert flags_of(run, "adapt") >= COMMON | settings | {
+            "--out",
+            "--preset",
+            "--config",
+            "--force",
+            "--no-pretrained",
+        }
         assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
+        own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete"}
+        assert flags_of(run, "bench") >= COMMON | own | settings - {"--seed", "--root"}
+        assert not {"--seed", "--root"} & flags_of(run, "bench")  # every run has its own
 
 
 class TestWrongUse:
@@ -130,6 +150,8 @@ class TestWrongUse:
             (["adapt", "a", "b", "--epochz", "3"], ["--epochz", "--epochs", "'cdtrans adapt --help'"]),
             (["evil"], ["'evil'", "'cdtrans --help'"]),
             (["eval"], ["RUN", "'cdtrans eval --help'"]),
+            (["check", "a"], ["TARGET", "'cdtrans check --help'"]),
+            (["check", "a", "b", "--epochs", "3"], ["--epochs"]),
             (["eval", "run"], ["LABELLED"]),
             (["predict", "run", "images", "--top", "0"], ["--top", "1"]),
             (["predict", "run", "images", "--abstain", "2"], ["--abstain"]),
@@ -193,10 +215,13 @@ class TestAdapt:
     def test_only_what_was_said_is_passed_on(self, run: Run, called: dict[str, Any]) -> None:
         """A flag that was not given must not hide the value of the YAML file."""
         assert run("adapt", "a", "b").code == 0
-        assert called.keys() == {"source", "target", "out", "preset", "config", "screen"}
+        assert called.keys() == {"source", "target", "out", "preset", "config", "force", "screen"}
         assert called["source"] == Path("a")
         assert called["target"] == Path("b")
         assert called["out"] is called["preset"] is called["config"] is None
+        assert called["force"] is False
+        assert run("adapt", "a", "b", "--force").code == 0
+        assert called["force"] is True
 
     def test_every_flag_arrives_in_its_kind(self, run: Run, called: dict[str, Any]) -> None:
         flags = "--epochs 3 --lr 1e-3 --no-pretrained --crop 64 --mutual-pairs once --detach-teacher --config c.yaml"
@@ -206,20 +231,89 @@ class TestAdapt:
 
     def test_the_promised_json(self, run: Run, called: dict[str, Any]) -> None:
         ended = run("adapt", "a", "b", "--json")
-        assert json.loads(ended.out) == {"run": "runs/x", "chosen_epoch": 7}
+        assert json.loads(ended.out) == {"run": "runs/x", "chosen_epoch": 7, "harm": False}
         assert ended.out.count("\n") == 1
 
     def test_what_to_do_next_is_said_unless_quiet(self, run: Run, called: dict[str, Any]) -> None:
         loud, quiet = run("adapt", "a", "b"), run("adapt", "a", "b", "--quiet")
         assert "Next: cdtrans predict runs/x IMAGES --csv predictions.csv" in loud.out
-        assert quiet.out == "Done: runs/x (chosen epoch: 7, the last)\n"
+        assert quiet.out == "Done: runs/x (chosen: epoch 7)\n"
         assert quiet.err == loud.err == ""
 
     def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:
         ended = run(*finished.task.adapt(finished.run), "--json")
         assert ended.code == 0, ended.err
-        assert json.loads(ended.out) == {"run": str(finished.run), "chosen_epoch": 4}
+        assert json.loads(ended.out) == {"run": str(finished.run), "chosen_epoch": 4, "harm": False}
         assert "already finished" in ended.err
+
+
+class TestCheck:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """What `cdtrans check` asks; it gets the findings given under "findings"."""
+        values: dict[str, Any] = {"findings": ()}
+
+        def check(**given: Any) -> Check:
+            values.update(given)
+            return Check(values["findings"], None, "it is Sunday")
+
+        monkeypatch.setattr(cdtrans.check, "check", check)
+        return values
+
+    def test_only_what_was_said_is_passed_on(self, run: Run, asked: dict[str, Any]) -> None:
+        assert run("check", "a", "b").code == 0
+        assert asked.keys() == {"findings", "source", "target", "preset", "config", "model", "screen"}
+        assert asked["model"] is True
+        assert run("check", "a", "b", "--no-model", "--weights", "w", "--max-bad", "0.2").code == 0
+        assert (asked["model"], asked["weights"], asked["max_bad"]) == (False, "w", 0.2)
+
+    @pytest.mark.parametrize(
+        ("states", "code", "verdict"),
+        [
+            (["ok", "ok"], 0, "Nothing stands in the way of a run."),
+            (["warning", "ok"], 0, "A run can begin; read the warnings first."),
+            (["ok", "stop", "warning"], 1, "A run should not begin; 'cdtrans adapt' refuses it too."),
+        ],
+    )
+    def test_exit_codes_and_the_table(self, run: Run, asked: dict[str, Any], states, code: int, verdict: str) -> None:
+        asked["findings"] = tuple(Finding(s, f"[b]{n}", f"Seen {n}", f"Do {n}.") for n, s in enumerate(states))
+        ended = run("check", "a", "b")
+        assert ended.code == code
+        assert ended.err == ""
+        for n, state in enumerate(states):
+            (row,) = [line for line in ended.out.splitlines() if f"Seen {n}." in line]
+            assert [cell.strip() for cell in row.split("│")[1:4]] == [state, f"[b]{n}", f"Seen {n}."]
+            assert f"Do {n}." in ended.out
+        assert "Not looked at through the backbone: it is Sunday." in ended.out
+        assert verdict in ended.out
+        quiet = run("check", "a", "b", "--quiet")
+        assert "Seen 0." in quiet.out
+        assert verdict not in quiet.out
+
+    def test_the_promised_json(self, run: Run, asked: dict[str, Any]) -> None:
+        asked["findings"] = (Finding("stop", "a", "b", "c", {"d": 1}),)
+        ended = run("check", "a", "b", "--json")
+        assert ended.code == 1
+        assert ended.out.count("\n") == 1
+        assert json.loads(ended.out) == {
+            "state": "stop",
+            "findings": [{"state": "stop", "subject": "a", "found": "b", "advice": "c", "details": {"d": 1}}],
+            "backbone": None,
+            "skipped": "it is Sunday",
+        }
+        assert "it is Sunday" in ended.err
+
+    def test_real_images(self, run: Run, finished) -> None:
+        ended = run("check", finished.task.source, finished.task.target, "--config", finished.task.config, "--json")
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out)["state"] == "ok"
+
+    def test_places_that_are_wrong(self, run: Run, finished, tmp_path: Path) -> None:
+        ended = run("check", finished.task.source, tmp_path / "nowhere")
+        assert ended.code == 2
+        assert "does not exist" in one_sentence(ended.err)
+        ended = run("check", finished.task.source, finished.task.source)
+        assert "Source and target are the same" in one_sentence(ended.err)
 
 
 class TestEval:
@@ -370,14 +464,19 @@ class TestDemo:
 
         def demo(out: Path, **given: Any) -> DemoResult:
             values.update(given, out=out)
-            return DemoResult(out, 0.5555, 0.7777)
+            return DemoResult(out, 0.5555, 0.7777, False)
 
         monkeypatch.setattr(cdtrans.demo, "demo", demo)
         return values
 
     def test_the_promised_json(self, run: Run, asked: dict[str, Any]) -> None:
         ended = run("demo", "--json", "--out", "there", "--seed", 3, "--epochs", 2)
-        assert json.loads(ended.out) == {"source_only_accuracy": 0.5555, "adapted_accuracy": 0.7777, "run": "there"}
+        assert json.loads(ended.out) == {
+            "source_only_accuracy": 0.5555,
+            "adapted_accuracy": 0.7777,
+            "run": "there",
+            "harm": False,
+        }
         assert asked.keys() == {"out", "seed", "screen", "epochs"}
         assert (asked["seed"], asked["epochs"]) == (3, 2)
 
@@ -407,3 +506,42 @@ class TestCache:
         cleared = json.loads(run("cache", "--cache", str(place), "--clear", "--json").out)
         assert cleared["freed"] == store["bytes"]
         assert "Nothing is cached" in run("cache", "--cache", str(place)).out
+
+
+class TestBench:
+    def test_what_is_asked_for_reaches_the_benchmark(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = self.answered(monkeypatch, failed=())
+        flags = ("--tasks", "A>W", "--jobs", "2", "--lr", "0.1", "--no-pretrained")
+        ended = run("bench", "office31", "--data", "d", *flags)
+        assert ended.code == 0
+        assert "3 of 4 runs are finished: " in ended.out
+        screen = asked.pop("screen")
+        assert isinstance(screen, Screen)
+        defaults = {"backbone": "deit_small", "seeds": "3", "out": None, "config": None, "allow_incomplete": False}
+        given = {"name": "office31", "data": Path("d"), "tasks": "A>W", "jobs": 2, "lr": 0.1, "pretrained": False}
+        assert asked == defaults | given
+
+    def test_a_failed_run_is_exit_1_also_as_json(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answered(monkeypatch, failed=("A>W seed 1",))
+        ended = run("bench", "office31", "--data", "d", "--json")
+        assert ended.code == 1
+        assert json.loads(ended.out)["failed"] == ["A>W seed 1"]
+        assert ended.err == ""
+
+    @pytest.mark.parametrize("arguments", [["office31"], ["--data", "d"], ["office31", "--data", "d", "--jobs", "0"]])
+    def test_wrong_use(self, run: Run, arguments: list[str]) -> None:
+        ended = run("bench", *arguments)
+        assert ended.code == 2
+        one_sentence(ended.err)
+
+    def answered(self, monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...]) -> dict[str, Any]:
+        """Nothing is run; what was asked for comes back."""
+        asked: dict[str, Any] = {}
+        found = FoundBenchmark(BENCHMARKS["office31"], Path("d"), {}, ())
+
+        def bench(name: str, data: Path, **given: Any) -> Outcome:
+            asked.update({"name": name, "data": data}, **given)
+            return Outcome(BenchTable(found, (1234,), ()), Path("out"), asked=4, finished=3, failed=failed)
+
+        monkeypatch.setattr(cdtrans.evaluation.bench, "bench", bench)
+        return asked

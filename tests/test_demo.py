@@ -16,7 +16,7 @@ from cdtrans.demo import demo
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.screen import Screen
 
-QUICK = {"source_epochs": 1, "epochs": 1, "batch_size": 8, "device": "cpu"}
+QUICK = {"source_epochs": 1, "epochs": 1, "batch_size": 8, "device": "cpu", "guard": False}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from cdtrans.errors import CdtransError, Interrupted, nearest
+from cdtrans.errors import CdtransError, Interrupted, named, nearest
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,12 @@ from cdtrans.errors import CdtransError, Interrupted, nearest
 )
 def test_the_nearest_known_word_or_all_of_them(word: str, expected: str) -> None:
     assert nearest(word, ["epochs", "source_epochs", "lr"]) == expected
+
+
+def test_a_few_names_are_quoted_and_the_others_counted() -> None:
+    assert named(["a"]) == "'a'"
+    assert named(list("abcde")) == "'a', 'b', 'c', 'd', 'e'"
+    assert named(["a\n", *"bcdefg"]) == "'a\\n', 'b', 'c', 'd', 'e' and 2 more"
 
 
 def test_exit_codes_of_signals_are_the_shell_s() -> None:

@@ -7,13 +7,14 @@ import functools
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import yaml
@@ -35,6 +36,7 @@ TINY: dict[str, Any] = {
     "lr": 0.05,
     "save_every": 0,
     "device": "cpu",
+    "guard": False,  # such small models are rarely any good, and tests of other things must go on
 }
 QUICK = TINY | {"source_epochs": 1, "epochs": 1, "save_every": 30}
 CLASSES = ("blue", "green", "red")
@@ -162,16 +164,19 @@ class Server:
         self.process.stdin.close()
         self.process.wait(10)
 
-    def start(self, arguments: list[str], logs: Path, *, crash: dict[str, Any] | None = None) -> Process:
+    def start(
+        self, arguments: list[str], logs: Path, *, crash: dict[str, Any] | None = None, fork_jobs: bool = False
+    ) -> Process:
+        """`fork_jobs`: the processes that `cdtrans bench` starts are forked too, so that each has torch already."""
         self.count += 1
         logs.mkdir(parents=True, exist_ok=True)
         files = logs / f"{self.count}.out", logs / f"{self.count}.err"
-        order = {"start": arguments, "out": str(files[0]), "err": str(files[1]), "crash": crash}
+        order = {"start": arguments, "out": str(files[0]), "err": str(files[1]), "crash": crash, "fork_jobs": fork_jobs}
         order["env"] = {"CDTRANS_CACHE": os.environ.get("CDTRANS_CACHE", str(logs / "cache"))}
         return Process(self, self.ask(order), files)
 
-    def run(self, arguments: list[str], logs: Path, *, crash: dict[str, Any] | None = None) -> Ended:
-        return self.start(arguments, logs, crash=crash).wait()
+    def run(self, arguments: list[str], logs: Path, **how: Any) -> Ended:
+        return self.start(arguments, logs, **how).wait()
 
 
 @functools.cache
@@ -207,15 +212,26 @@ def _start(order: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
+    out, err = (os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err"))
+    os.environ.update(order["env"])
+    if order["crash"]:
+        _crash_at(**order["crash"])
+    if order["fork_jobs"]:
+        import cdtrans.evaluation.jobs
+
+        cdtrans.evaluation.jobs.start_process = _ForkedJob  # type: ignore[assignment,misc]
+    _run_and_exit(order["start"], out, err)
+    raise AssertionError("it has exited")
+
+
+def _run_and_exit(arguments: Sequence[str], out: int, err: int) -> None:
+    """The command line, in a child that ends with it."""
     code = 70
     try:
-        for number, file in ((1, order["out"]), (2, order["err"])):
-            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.environ.update(order["env"])
-        sys.argv = ["cdtrans", *order["start"]]
-        if order["crash"]:
-            _crash_at(**order["crash"])
+        sys.argv = ["cdtrans", *arguments]
         from cdtrans.cli import main
 
         main()
@@ -225,6 +241,43 @@ def _start(order: dict[str, Any]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+class _ForkedJob:
+    """What `cdtrans.evaluation.jobs.start_process` gives, but forked: a process of its own in every other respect."""
+
+    def __init__(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
+        from cdtrans.evaluation.jobs import die_with_parent
+
+        self.code: int | None = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            die_with_parent()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            os.closerange(3, 256)  # the benchmark's lock among them
+            _run_and_exit(arguments, 1, 2)
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            self.code = _poll(self.pid)
+        return self.code
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(0.01)
+
+    def terminate(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _crash_at(name: str, when: str, nth: int = 1) -> None:

@@ -22,7 +22,7 @@ from cdtrans.model.card import Card, load_model
 
 BATCH = 64
 RESULT = "result.json"  # what a finished run came to
-MODELS = ("chosen", "adapted", "source")
+MODELS = ("chosen", "adapted", "last", "source")
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,13 @@ def read_result(run: Path) -> dict[str, Any]:
 
 
 def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Classifier:
-    """The classifier of a finished run: the chosen one, or by name the 'source' (not adapted) or 'adapted' one."""
+    """The classifier of a finished run: the chosen one, or by name the 'source' (not adapted), the 'adapted' (the epoch
+    that was selected) or the 'last' (epoch) one."""
     folder = Path(run)
     if model not in MODELS:
         raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODELS))}")
     chosen = read_result(folder)["chosen_model"]
+    if model in ("adapted", "last") and not (folder / model).exists():
+        raise CdtransError(f"The run in '{folder}' has no {model} model: stage 2 broke off; use --model source.")
     network, card = load_model(folder / (chosen if model == "chosen" else model))
     return Classifier(network, card, pick_device(device))

@@ -7,7 +7,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cdtrans.config import FIELDS, HINTS, preset_names
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import HARM, CdtransError, Interrupted
 from cdtrans.screen import Screen
 
 app = typer.Typer(
@@ -27,28 +28,42 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Labelled source images and unlabelled target images in, a target classifier out.",
 )
+ablate = typer.Typer(no_args_is_help=True, help="The paper's ablations and its theory, rerun.")
+app.add_typer(ablate, name="ablate")
 
 # typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
 
 SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
 NOT_FLAGS = ("source", "target", "backbone_args")  # arguments of the verb, or YAML only
+CHECK_FLAGS = (  # what decides which images a run would see, and through which backbone
+    *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
+    *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
+)
+STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
+VERDICTS = {
+    "ok": "Nothing stands in the way of a run.",
+    "warning": "A run can begin; read the warnings first.",
+    "stop": "A run should not begin; 'cdtrans adapt' refuses it too.",
+}
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")]
-Model = Annotated[str, typer.Option(help="chosen, adapted, or source (not adapted).")]
+Model = Annotated[
+    str, typer.Option(help="chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")
+]
 MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable files that is still accepted.")]
 Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
 
-def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb a flag for every field of Config, in place of its **settings."""
+def with_settings(verb: Callable[..., None], names: Collection[str] = FIELDS.keys()) -> Callable[..., None]:
+    """Give a verb a flag for every field of Config, or for those named, in place of its **settings."""
     signature = inspect.signature(verb)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, spec in FIELDS.items():
-        if name not in NOT_FLAGS and name not in signature.parameters:
+        if name in names and name not in NOT_FLAGS and name not in signature.parameters:
             kind = HINTS[name] if HINTS[name] in (bool, int, float) else str
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
@@ -90,6 +105,7 @@ def adapt(
         str | None, typer.Option(help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on where 'cdtrans check' says stop.")] = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -100,13 +116,53 @@ def adapt(
 
     screen = Screen(quiet=quiet, machine=json)
     result = adapt_images(
-        source=source, target=target, out=out, preset=preset, config=config, screen=screen, **settings
+        source=source, target=target, out=out, preset=preset, config=config, force=force, screen=screen, **settings
     )
     if json:
-        _print_json({"run": str(result.run), "chosen_epoch": result.chosen_epoch})
+        _print_json({"run": str(result.run), "chosen_epoch": result.chosen_epoch, "harm": result.harm})
     else:
-        screen.result(f"Done: {result.run} (chosen epoch: {result.chosen_epoch}, the last)")
+        chosen = f"epoch {result.chosen_epoch}" if result.chosen_epoch else "the source-only model"
+        screen.result(f"Done: {result.run} (chosen: {chosen})")
         screen.say(f"Next: cdtrans predict {result.run} IMAGES --csv predictions.csv")
+    if result.harm:
+        raise typer.Exit(HARM)
+
+
+@app.command()
+@partial(with_settings, names=CHECK_FLAGS)
+def check(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read.")
+    ],
+    model: Annotated[
+        bool, typer.Option("--model/--no-model", help="Look through the backbone too, if its weights can be had.")
+    ] = True,
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Say what is wrong with SOURCE and TARGET before a run; exit 1 if it should not begin."""
+    from cdtrans.check import check as check_images
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = check_images(
+        source=source, target=target, preset=preset, config=config, model=model, screen=screen, **settings
+    )
+    if json:
+        _print_json(result.summary())
+    else:
+        screen.result(_finding_table(result))
+    if result.skipped:
+        screen.say(f"Not looked at through the backbone: {result.skipped}.")
+    screen.say(f"{VERDICTS[result.state]} Every name and number is in --json.")
+    if result.state == "stop":
+        raise typer.Exit(1)
 
 
 @app.command(name="eval")
@@ -214,14 +270,21 @@ def demo(
                 "source_only_accuracy": result.source_only_accuracy,
                 "adapted_accuracy": result.adapted_accuracy,
                 "run": str(result.run),
+                "harm": result.harm,
             }
         )
-        return
+    else:
+        screen.result(_before_and_after(result))
+        screen.result(f"Run folder: {result.run}")
+    if result.harm:
+        raise typer.Exit(HARM)
+
+
+def _before_and_after(result: Any) -> Table:
     table = Table("model", "accuracy on 1,797 handwritten digits", title="before and after adaptation")
     table.add_row("source only", f"{result.source_only_accuracy:.1%}")
     table.add_row("adapted, no target label used", f"{result.adapted_accuracy:.1%}")
-    screen.result(table)
-    screen.result(f"Run folder: {result.run}")
+    return table
 
 
 @app.command()
@@ -252,6 +315,90 @@ def cache(
     screen.result(table if stores else f"Nothing is cached in {place}.")
     if clear:
         screen.result(f"Freed {freed / 1e6:,.1f} MB.")
+
+
+@ablate.command()
+def theory(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures and theory.json.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulation.")] = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Simulate the supplement's two theorems: the noise before and after averaging, against their bounds."""
+    from cdtrans.evaluation.theory_study import SHOWN, run_study
+
+    screen = Screen(quiet=quiet, machine=json)
+    study = run_study(out, seed=seed, screen=screen)
+    if json:
+        _print_json({"out": str(out), "summary": study.summary(), "cases": study.record()["cases"]})
+        return
+    table = Table(*SHOWN, title="noise |x - u| in units of sigma")
+    for cells in study.table(SHOWN):
+        table.add_row(*cells)
+    screen.result(table)
+    for line in study.findings():
+        screen.result(line)
+    screen.say(f"Every number: {out / 'theory.json'}; pictures beside it.")
+
+
+@app.command()
+@partial(with_settings, names=FIELDS.keys() - {"root", "seed"})  # each run of a benchmark gets its own
+def bench(
+    benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
+    data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],
+    backbone: Annotated[
+        str,
+        typer.Option(help="deit_small or deit_base (with their presets), or any timm VisionTransformer."),
+    ] = "deit_small",
+    seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "3",
+    tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE); it is continued.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Accept data that differ from the published; the table says so.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun a table of the paper: every task with every seed, scored with the target's labels afterwards."""
+    from cdtrans.evaluation.bench import bench as run_bench
+
+    screen = Screen(quiet=quiet, machine=json)
+    outcome = run_bench(
+        benchmark,
+        data,
+        backbone=backbone,
+        seeds=seeds,
+        tasks=tasks,
+        jobs=jobs,
+        out=out,
+        config=config,
+        allow_incomplete=allow_incomplete,
+        screen=screen,
+        **settings,
+    )
+    if json:
+        _print_json(outcome.summary())
+    else:
+        screen.result(f"{outcome.finished} of {outcome.asked} runs are finished: {outcome.out / 'table.md'}")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def _finding_table(result: Any) -> Table:
+    """A row for each finding, what to do below what was found."""
+    table = Table("", "subject", "found")
+    for finding in result.findings:
+        state = f"[{STATE_COLOURS[finding.state]}]{finding.state}[/]"
+        advice = f"\n{finding.advice}" if finding.advice else ""
+        table.add_row(state, escape(finding.subject), escape(f"{finding.found}.{advice}"))
+    return table
 
 
 def _score_table(result: Any, model: str) -> Table:

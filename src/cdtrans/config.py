@@ -85,6 +85,20 @@ class Config:
     warmup_epochs: int = _option(10, "Optimisation", "Epochs of rising learning rate, in both stages.", minimum=0)
     clip_norm: float = _option(1.0, "Optimisation", "Largest gradient norm.", minimum=0)
 
+    holdout: float | Literal["auto"] = _option(
+        "auto",
+        "Trust",
+        "Share of the source kept from training and watched (auto: 0.1 where there are 50 images a class, else 0).",
+        minimum=0,
+        maximum=0.5,
+    )
+    select: Literal[
+        "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
+    ] = _option("consensus", "Trust", "The epoch to keep: the last, or the best by a label-free score.")
+    guard: bool = _option(
+        True, "Trust", "Keep the source-only model (and exit 3) where adaptation has done harm, as far as can be seen."
+    )
+
     seed: int = _option(1234, "Run", "Seed of everything random.", minimum=0)
     device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
@@ -110,7 +124,7 @@ class Config:
 
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
-RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels")
+RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels", "guard")
 
 HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}

@@ -15,7 +15,8 @@ from cdtrans.screen import Screen
 class DemoResult:
     run: Path
     source_only_accuracy: float
-    adapted_accuracy: float
+    adapted_accuracy: float  # of the chosen model
+    harm: bool  # whether the guard chose the source-only one
 
 
 def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
@@ -27,4 +28,4 @@ def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult
     )
     scored = evaluate(result.run, digits.answers, screen=screen)
     assert scored.history is not None, "the answers are those of the run's own target"
-    return DemoResult(result.run, scored.history.accuracy[0], scored.scores.accuracy)
+    return DemoResult(result.run, scored.history.accuracy[0], scored.scores.accuracy, result.harm)

@@ -13,7 +13,7 @@ import yaml
 
 from cdtrans.classifier import RESULT, Classifier, load, read_result
 from cdtrans.config import Config, make_config, read_preset, read_yaml
-from cdtrans.data.batches import Images
+from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import (
     LabelledDomain,
     UnlabelledDomain,
@@ -32,13 +32,19 @@ from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
-from cdtrans.model.encoding import Encoded
-from cdtrans.ranks import joined, world
+from cdtrans.ranks import barrier, is_main, joined, world
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
-from cdtrans.training.adaptation import adapt_to_target
+from cdtrans.training.adaptation import Adaptation, adapt_to_target
 from cdtrans.training.source import fit_source
 from cdtrans.training.state import load_state, step_seed
+from cdtrans.trust.estimate import estimate
+from cdtrans.trust.findings import Finding, refuse
+from cdtrans.trust.guard import decide
+from cdtrans.trust.holdout import holdout_share, split
+from cdtrans.trust.impression import views
+from cdtrans.trust.preflight import Labels, Pictures, examine
+from cdtrans.trust.thumbnails import make_thumbnails
 
 DEFAULT_OUT = "runs/adapt"
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
@@ -49,7 +55,8 @@ class Result:
     """What `adapt` hands back."""
 
     run: Path
-    chosen_epoch: int
+    chosen_epoch: int  # 0: the source-only model
+    harm: bool = False  # whether the guard found that adaptation did harm
 
     def classifier(self) -> Classifier:
         return load(self.run)
@@ -62,6 +69,7 @@ def adapt(
     out: str | Path | None = None,
     preset: str | None = None,
     config: str | Path | None = None,
+    force: bool = False,
     quiet: bool = False,
     screen: Screen | None = None,
     **settings: Any,
@@ -69,28 +77,39 @@ def adapt(
     """Adapt a classifier from labelled source images to unlabelled target images, into the run folder `out`.
 
     `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset and may also
-    name `out` and `preset`. A run folder with an unfinished run of the same settings is taken up where it stopped."""
-    screen = screen or Screen(quiet=quiet)
+    name `out` and `preset`. A run folder with an unfinished run of the same settings is taken up where it stopped.
+    Data that makes a run pointless is refused, unless with `force`."""
+    chosen, named_out = layered_config(source, target, preset, config, settings)
+    with joined():
+        return run_pipeline(chosen, Path(out or named_out or DEFAULT_OUT), screen or Screen(quiet=quiet), force=force)
+
+
+def layered_config(
+    source: str | Path | None,
+    target: str | Path | None,
+    preset: str | None,
+    config: str | Path | None,
+    settings: dict[str, Any],
+) -> tuple[Config, str | None]:
+    """Preset, YAML file, settings and places, the later ones winning; and the run folder that the file names."""
     places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
     from_file = read_yaml(Path(config)) if config is not None else {}
-    out = out or from_file.pop("out", None) or DEFAULT_OUT
-    preset = preset or from_file.pop("preset", None) or "auto"
-    from_file = {k: v for k, v in from_file.items() if k not in ("out", "preset")}
-    chosen = make_config(read_preset(preset), from_file, settings, places)
-    with joined():
-        return run_pipeline(chosen, Path(out), screen)
+    out, preset_there = from_file.pop("out", None), from_file.pop("preset", None)
+    return make_config(read_preset(preset or preset_there or "auto"), from_file, settings, places), out
 
 
-def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
+def run_pipeline(config: Config, out: Path, screen: Screen, *, force: bool = False) -> Result:
     """The whole job. Everything that can be wrong with the input is found before the run folder is touched."""
     started = time.monotonic()
     source, target = scan_domains(config, screen)
+    for warning in warnings_for(source):
+        screen.warn(warning)
     config = resolve(config)
     check_folder(out, config)
     if (out / RESULT).exists():
         screen.say(f"The run in '{out}' is already finished.")
         remove_state(out)  # there only if it was killed in its last moment
-        return Result(out, read_result(out)["chosen_epoch"])
+        return finished(out)
     screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
 
     card = make_card(config, source.classes, stage="source", epoch=config.source_epochs)
@@ -98,30 +117,92 @@ def run_pipeline(config: Config, out: Path, screen: Screen) -> Result:
     source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
     target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
     check_classes_left(source)
+    findings = check_data(source, source_pixels, target, target_pixels, force=force, screen=screen)
+    source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config)
     if min(len(source), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
 
-    run = Run.open(out, config, describe(source, target))
+    run = Run.open(out, config, describe(source, held, target))
     try:
         with StopSignals.caught():
             device = torch.device(config.device)
             source_images = make_images(source_pixels, card, device)
             target_images = make_images(target_pixels, card, device)
             labels = torch.tensor(source.labels, device=device)
+            holdout = None
+            if held.labels:
+                held_labels = torch.tensor(held.labels, device=device)
+                holdout = LabelledImages(make_images(held_pixels, card, device), held_labels)
             model.to(device)
-            write_images(run, source.paths, source_pixels, target.paths, target_pixels)
-            begin_log(run, {"source": source_bad, "target": target_bad})
+            write_images(
+                run,
+                {
+                    "source": (source.paths, source_pixels),
+                    "holdout": (held.paths, held_pixels),
+                    "target": (target.paths, target_pixels),
+                },
+            )
+            begin_log(run, {"source": source_bad, "target": target_bad}, findings)
             train_source(run, model, source_images, labels, config, card, screen)
-            encoded = adapt_to_target(run, model, source_images, labels, target_images, config, screen)
-        write_predictions(run, target, source.classes, encoded)
+            adaptation = adapt_to_target(run, model, source_images, labels, target_images, holdout, config, screen)
+        conclude(run, model, card, target, adaptation, config, screen)
         run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
-        if run.writes:
-            save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=config.epochs))
-            run.write_json(RESULT, {"chosen_epoch": config.epochs, "chosen_model": "adapted", "selection": "last"})
-            remove_state(run.folder)
+        remove_state(out)
+        barrier()  # the others read the result that the main rank has written
     finally:
         run.close()
-    return Result(out, config.epochs)
+    return finished(out)
+
+
+def conclude(
+    run: Run,
+    model: CDTrans,
+    card: Card,
+    target: UnlabelledDomain,
+    adaptation: Adaptation,
+    config: Config,
+    screen: Screen,
+) -> None:
+    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json."""
+    verdict = decide(adaptation.objections, guard=config.guard)
+    before, after = adaptation.before, adaptation.after
+    epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
+    chosen = before if epoch == 0 or after is None else after
+    write_predictions(run, target, card.classes, chosen.probabilities)
+    run.write_arrays("views.npz", views(before, after or before))
+    if run.writes and after is not None:
+        save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=adaptation.chosen_epoch))
+        model.load_state_dict(adaptation.last)
+        save_model(run.folder / "last", model, replace(card, stage="adaptation", epoch=config.epochs))
+    estimated = estimate(before, chosen.predicted).summary()
+    result = {
+        "chosen_epoch": epoch,
+        "chosen_model": "adapted" if epoch else "source",
+        "selection": config.select,
+        "guard": verdict.summary(),
+        "estimate": estimated,
+    }
+    run.write_json(RESULT, result)
+    if verdict.objections:
+        screen.warn(verdict.paragraph)
+    screen.say(str(estimated["sentence"]))
+
+
+def finished(folder: Path) -> Result:
+    """A finished run, as `adapt` hands it back."""
+    result = read_result(folder)
+    return Result(folder, result["chosen_epoch"], result.get("guard", {}).get("verdict") == "harm")
+
+
+def hold_out(
+    source: LabelledDomain, pixels: "DomainPixels", config: Config
+) -> tuple[LabelledDomain, "DomainPixels", LabelledDomain, "DomainPixels"]:
+    """The source to train on and the part that is only watched."""
+    share = holdout_share(config.holdout, len(source), len(source.classes))
+    train, held = split(source.labels, share, config.seed)
+    if config.select == "holdout" and not held:
+        raise CdtransError("'--select holdout' needs held-out source images; give --holdout 0.1 or another --select.")
+    return source.keep(train), pixels.keep(train), source.keep(held), pixels.keep(held)
 
 
 def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, UnlabelledDomain]:
@@ -133,8 +214,6 @@ def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, Unlabe
     root = Path(config.root) if config.root else None
     source = scan_labelled(Path(config.source), root)
     target = scan_unlabelled(Path(config.target), root)
-    for warning in warnings_for(source):
-        screen.warn(warning)
     screen.say(f"source: {len(source)} images of {len(source.classes)} classes; target: {len(target)} images")
     return source, target
 
@@ -180,16 +259,22 @@ class DomainPixels(NamedTuple):
 
 
 def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
-    """Decode every image of a domain once, and leave out those that cannot be. The target is put in the order of its
-    pictures' digests: its files' names, which class folders are part of, then decide nothing."""
-    pixels, bad = find_pixels(domain, config, screen, name)
-    skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
+    """Decode every image of a domain once, and leave out those that cannot be, if they are few."""
+    kept, pixels, skipped = readable(domain, config, screen, name)
     if skipped:
         first, cause = next(iter(skipped.items()))
         screen.warn(judge_unreadable(f"{name} ", len(skipped), len(domain), first, cause, config.max_bad))
-    good = [i for i in range(len(domain)) if i not in bad]
-    if not good:
+    if not len(kept):
         raise CdtransError(f"No readable image is left of the {name}; repair or replace its files.")
+    return kept, pixels, skipped
+
+
+def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
+    """The images that can be decoded, however few. The target is put in the order of its pictures' digests: its files'
+    names, which class folders are part of, then decide nothing."""
+    pixels, bad = find_pixels(domain, config, screen, name)
+    skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
+    good = [i for i in range(len(domain)) if i not in bad]
     if isinstance(domain, UnlabelledDomain):
         good.sort(key=lambda i: pixels.digests[i])
     return domain.keep(good), pixels.keep(good), skipped
@@ -223,11 +308,41 @@ def check_classes_left(source: LabelledDomain) -> None:
         raise CdtransError(f"No readable image is left of the source class {empty[0]!r}; repair or remove the class.")
 
 
-def describe(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]:
+def check_data(
+    source: LabelledDomain,
+    source_pixels: DomainPixels,
+    target: UnlabelledDomain,
+    target_pixels: DomainPixels,
+    *,
+    force: bool,
+    screen: Screen,
+) -> list[Finding]:
+    """The part of `cdtrans check` that needs no model and no second look at the files. Refuses what makes a run
+    pointless, unless forced; what else is found becomes a warning."""
+    labels = Labels(np.array(source.labels), source.classes)
+    found = examine(pictures(source, source_pixels), labels, pictures(target, target_pixels))
+    findings = [f for f in found if f.state != "ok"]
+    if not force:
+        refuse(findings)
+    for finding in findings:
+        screen.warn(f"{finding.found}. {finding.advice}")
+    return findings
+
+
+def pictures(domain: LabelledDomain | UnlabelledDomain, found: DomainPixels, *, stream: bool = False) -> Pictures:
+    """What a check looks at; with `stream` even if every image must be decoded once more for it."""
+    thumbnails = None
+    if stream or not isinstance(found.pixels, StreamedPixels):
+        thumbnails = make_thumbnails(found.pixels, found.rows)
+    return Pictures(domain.paths, found.digests, thumbnails)
+
+
+def describe(source: LabelledDomain, held: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]:
     """The run's record of its data; a continuation must find the same."""
     return {
         "source": {
             "images": len(source),
+            "held_out": len(held),
             "classes": dict(zip(source.classes, source.counts(), strict=True)),
             "fingerprint": fingerprint(source.root, source.paths, source.labels),
         },
@@ -239,13 +354,15 @@ def make_images(found: DomainPixels, card: Card, device: torch.device) -> Images
     return Images(found.pixels, found.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
 
 
-def begin_log(run: Run, skipped: dict[str, Skipped]) -> None:
-    """A fresh start logs the skipped files first; a continuation has them in its log already."""
+def begin_log(run: Run, skipped: dict[str, Skipped], findings: list[Finding]) -> None:
+    """A fresh start logs first what is wrong with the data; a continuation has that in its log already."""
     if load_state(run) is None and not (run.folder / "source").exists():
         run.cut_log(0)
         for domain, files in skipped.items():
             for path, cause in files.items():
                 run.log("skipped", domain=domain, path=path, cause=cause)
+        for finding in findings:
+            run.log("check", state=finding.state, subject=finding.subject, found=finding.found)
 
 
 def train_source(
@@ -261,25 +378,26 @@ def train_source(
             save_model(folder, model, card)
 
 
-def write_images(
-    run: Run, source: tuple[str, ...], source_pixels: DomainPixels, target: tuple[str, ...], target_pixels: DomainPixels
-) -> None:
+def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixels]]) -> None:
     """images.csv: which image an index in pairs/ and predictions/ means, by its path and its pixels' digest."""
     lines = [csv_line(("domain", "index", "path", "digest"))]
-    for name, paths, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
+    for name, (paths, pixels) in domains.items():
         for i, (path, digest) in enumerate(zip(paths, pixels.digests, strict=True)):
             lines.append(csv_line((name, i, path, digest)))
     run.write("images.csv", b"".join(lines))
 
 
-def write_predictions(run: Run, target: UnlabelledDomain, classes: tuple[str, ...], encoded: Encoded) -> None:
-    """predictions.csv: what the adapted model says of every target image."""
-    probability, predicted = encoded.logits.softmax(dim=1).max(dim=1)
+def write_predictions(
+    run: Run, target: UnlabelledDomain, classes: tuple[str, ...], probabilities: torch.Tensor
+) -> None:
+    """predictions.csv: what the chosen model says of every target image."""
+    probability, predicted = probabilities.max(dim=1)
     found = zip(target.paths, predicted.tolist(), probability.tolist(), strict=True)
     rows = sorted((path, classes[k], f"{p:.6f}") for path, k, p in found)
     run.write("predictions.csv", b"".join(map(csv_line, [("path", "label", "probability"), *rows])))
 
 
 def remove_state(folder: Path) -> None:
-    """A finished run needs no state to go on from; it is twice the size of the model."""
-    shutil.rmtree(folder / "state", ignore_errors=True)
+    """A finished run needs no state to go on from; it is several times the size of the model."""
+    if is_main():
+        shutil.rmtree(folder / "state", ignore_errors=True)

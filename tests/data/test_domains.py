@@ -500,14 +500,6 @@ def test_nothing_to_warn_about(tmp_path):
     assert warnings_for(scan_labelled(folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png"))) == []
 
 
-def test_warning_about_classes_with_one_image(tmp_path):
-    one = scan_labelled(folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png"))
-    (warning,) = warnings_for(one)
-    assert warning == "1 class has a single source image: 'b'."
-    (warning,) = warnings_for(scan_labelled(folder(tmp_path / "s", *(f"c{i}/1.png" for i in range(7)))))
-    assert warning == "8 classes have a single source image: 'b', 'c0', 'c1', 'c2', 'c3' and 3 more."
-
-
 def test_warning_about_class_folders_without_an_image(tmp_path):
     top = folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
     (top / "zebra" / "deep").mkdir(parents=True)

@@ -200,7 +200,7 @@ def test_the_skipped_files_stand_in_the_log_once_however_often_the_run_was_kille
         crash = {"name": name, "when": "after"}
         assert warm().run(task.adapt(out), task.folder / "logs", crash=crash).code == -9
     assert adapt(task, out).code == 0
-    assert [line["event"] for line in log_lines(out)] == ["skipped", "epoch", "pairs", "epoch"]
+    assert [line["event"] for line in log_lines(out)] == ["skipped", "epoch", "scores", "pairs", "epoch", "scores"]
 
 
 @pytest.mark.parametrize("domain", ["source", "target"])
@@ -236,10 +236,13 @@ def test_a_target_without_a_readable_image_is_an_error_whatever_is_accepted(task
 
 
 def test_a_class_of_one_image_is_a_warning(task: Task, out: Path) -> None:
-    draw(task.source / "zebra" / "0.png", 1, seed=5)
+    draw(task.source / "zebra" / "0.png", 1, seed=50)
     ended = adapt(task, out)
     assert ended.code == 0
-    assert ended.err == "warning: 1 class has a single source image: 'zebra'.\n"
+    said = "1 class has fewer than 5 source images: 'zebra'"
+    assert ended.err == f"warning: {said}. Add images, or leave such classes out.\n"
+    (logged,) = [line for line in log_lines(out) if line["event"] == "check"]
+    assert logged == {"event": "check", "state": "warning", "subject": "classes", "found": said}
 
 
 def test_a_class_folder_without_an_image_is_a_warning(task: Task, out: Path) -> None:
@@ -288,7 +291,7 @@ def test_odd_file_names_come_through(task: Task, out: Path) -> None:
     shutil.rmtree(task.target)
     odd = ["ä ö.png", 'a,"b".png', "[red]x[/].png", "c:b:d.png", "new\nline.png", os.fsdecode(b"\xff\xfe.png")]
     for n, name in enumerate(odd):
-        draw(task.target / name, n % 3, seed=n)
+        draw(task.target / name, n % 3, seed=50 + n)
     ended = adapt(task, out)
     assert ended.code == 0, ended.err
     assert {row["path"] for row in predicted(out)} == set(odd)
@@ -329,7 +332,7 @@ def test_the_last_timing_is_that_of_the_whole_session(shared: Task) -> None:
 
 def test_fewer_pairs_than_a_batch_are_trained_on_all_the_same(task: Task, out: Path) -> None:
     assert adapt(task, out, "--batch-size", "64").code == 0
-    pairs, epoch = log_lines(out)[-2:]
+    pairs, epoch = log_lines(out)[-3:-1]
     assert 2 <= pairs["kept"] < 64
     assert epoch["pairs"] == pairs["kept"]
     before, after = (load_file(out / m / "model.safetensors") for m in ("source", "adapted"))
@@ -346,18 +349,63 @@ def test_no_pair_left_is_an_error_that_says_what_to_try(tmp_path: Path) -> None:
     task = Task(tmp_path, source, target, config)
     for seed in (2, *range(40)):
         out = tmp_path / f"run-{seed}"
-        ended = adapt(task, out, "--seed", str(seed))
+        ended = adapt(task, out, "--seed", str(seed), "--force")  # the images are the same on both sides
         if ended.code:
             break
     assert ended.code == 2, ended
-    warning, error = ended.err.splitlines()
-    assert warning.startswith("warning: 2 classes have a single source image")
-    assert error.startswith("error: Only 0 of 4 pairs were left in round 1: ")
+    few, leaked, error = ended.err.splitlines()
+    assert few.startswith("warning: 2 classes have fewer than 5 source images: 'one', 'two'.")
+    assert leaked.startswith("warning: In the target and in the source too: 2 of 2 target images exactly")
+    assert error.startswith("error: Only 0 of 4 pairs were left in epoch 1: ")
     assert "--source-epochs" in error
     assert "--no-center-aware" in error
     assert not (out / "result.json").exists()
-    freed = adapt(task, tmp_path / "unfiltered", "--no-center-aware", "--seed", str(seed))
+    freed = adapt(task, tmp_path / "unfiltered", "--no-center-aware", "--seed", str(seed), "--force")
     assert freed.code == 0, freed.err
+
+
+# Data that makes a run pointless
+
+
+def leak_source(task: Task) -> None:
+    """Every target image is a source image."""
+    shutil.rmtree(task.target)
+    for name in CLASSES:
+        for file in (task.source / name).iterdir():
+            (task.target / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, task.target / name / file.name)
+
+
+def test_data_that_makes_a_run_pointless_is_refused_and_nothing_is_written(task: Task, out: Path) -> None:
+    leak_source(task)
+    ended = adapt(task, out)
+    assert ended.code == 2
+    assert ended.err.startswith("error: In the target and in the source too: 24 of 24 target images exactly")
+    assert ended.err.endswith("To go on regardless, give --force.\n")
+    assert ended.err.count("\n") == 1
+    assert not out.parent.exists()
+    with pytest.raises(CdtransError, match="--force"):
+        cdtrans.adapt(source=task.source, target=task.target, out=out, config=task.config, quiet=True)
+    assert not out.parent.exists()
+
+
+def test_a_forced_run_goes_on_and_remembers_why_it_should_not(task: Task, out: Path) -> None:
+    leak_source(task)
+    ended = adapt(task, out, "--force")
+    assert ended.code == 0, ended.err
+    assert ended.err.startswith("warning: In the target and in the source too: 24 of 24")
+    assert ended.err.count("\n") == 1
+    (logged,) = [line for line in log_lines(out) if line["event"] == "check"]
+    assert (logged["state"], logged["subject"]) == ("stop", "copies across domains")
+    again = cdtrans.adapt(source=task.source, target=task.target, out=out, config=task.config, force=True, quiet=True)
+    assert again.run == out
+
+
+def test_exact_copies_are_refused_in_images_that_are_not_stored_too(task: Task, out: Path) -> None:
+    leak_source(task)
+    ended = adapt(task, out, "--pixels", "stream")
+    assert ended.code == 2
+    assert "24 of 24 target images exactly" in ended.err
 
 
 # Switches
@@ -458,7 +506,7 @@ def test_the_curves_also_go_to_tensorboard_when_asked_for(shared: Task) -> None:
         for tag in events.Tags()["scalars"]:
             found[tag] = [event.value for event in events.Scalars(tag)]
         assert not events.Tags()["images"]
-    source, _, adaptation = log_lines(out)
+    source, adaptation = (line for line in log_lines(out) if line["event"] == "epoch")
     assert found["source/loss"] == pytest.approx([source["loss"]])
     for name in ("loss_source", "loss_target", "loss_distillation", "lr"):
         assert found[f"adaptation/{name}"] == pytest.approx([adaptation[name]])

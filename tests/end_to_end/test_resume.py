@@ -85,16 +85,25 @@ class Watched:
 
 def test_a_whole_run_leaves_what_the_design_promises(whole: Path) -> None:
     names = set(tree(whole))
-    assert {"config.yaml", "environment.json", "log.jsonl", "predictions.csv", "result.json", "data.json"} <= names
-    assert {f"{m}/{f}" for m in ("source", "adapted") for f in ("model.safetensors", "model.json")} <= names
+    assert {
+        "config.yaml",
+        "environment.json",
+        "log.jsonl",
+        "predictions.csv",
+        "result.json",
+        "data.json",
+        "views.npz",
+    } <= names
+    assert {f"{m}/{f}" for m in ("source", "adapted", "last") for f in ("model.safetensors", "model.json")} <= names
     assert {"pairs/round-01.npz", "pairs/round-02.npz"} <= names
     assert {f"predictions/epoch-{e:03}.npz" for e in range(5)} <= names
     assert not [name for name in names if "state" in name or "draft" in name]
     events = [(line["event"], line.get("stage"), line["epoch"]) for line in log_lines(whole)]
     source = [("epoch", "source", e) for e in (1, 2, 3)]
-    adaptation = [("epoch", "adaptation", e) for e in (1, 2, 3, 4)]
+    scores = [("scores", None, e) for e in range(5)]
+    epochs = [[("epoch", "adaptation", e), scores[e]] for e in range(5)]
     pairs = [("pairs", None, e) for e in (1, 3)]
-    assert events == [*source, pairs[0], *adaptation[:2], pairs[1], *adaptation[2:]]
+    assert events == [*source, scores[0], pairs[0], *epochs[1], *epochs[2], pairs[1], *epochs[3], *epochs[4]]
 
 
 def test_the_same_command_gives_the_same_bytes(task: Task, whole: Path) -> None:

@@ -81,6 +81,10 @@ def test_every_epoch_is_scored_from_what_it_left_behind(finished) -> None:
     assert summary["best_by_labels_accuracy"] == pytest.approx(max(by_hand[1:]))
     assert summary["best_by_labels_epoch"] == 1 + int(np.argmax(by_hand[1:]))
     assert len(set(by_hand)) > 2  # else a mixed-up order would not show
+    assert summary["class_mean_accuracy_by_epoch"] == list(result.history.class_mean_accuracy)
+    per_class = np.array(summary["per_class_by_epoch"])  # [epochs + 1, classes]
+    assert per_class.mean(axis=1) == pytest.approx(summary["class_mean_accuracy_by_epoch"])
+    assert per_class[-1].tolist() == [summary["per_class"][name] for name in CLASSES]
 
 
 def test_calibration_is_of_the_classifier_s_own_probabilities(finished) -> None:
@@ -146,7 +150,7 @@ def test_no_history_from_a_key_with_images_that_are_not_of_the_target(finished, 
         key.write_text(finished.answers.read_text() + f"{more} blue\n")
     result = scored(finished.run, key, root=finished.task.folder)
     assert result.history is None
-    assert not HISTORY & result.summary().keys()
+    assert not {*HISTORY, "per_class_by_epoch"} & result.summary().keys()
     assert result.summary()["accuracy"] == result.scores.accuracy
 
 

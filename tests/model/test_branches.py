@@ -3,10 +3,11 @@
 import pytest
 import timm
 import torch
+from timm.layers.patch_embed import PatchEmbed
 from timm.models import VisionTransformer
 from torch import nn
 
-from cdtrans.model.branches import CDTrans, embed, run_block
+from cdtrans.model.branches import CDTrans, embed, embed_patches, run_block
 from cdtrans.model.head import Head
 
 FAMILIES = {
@@ -110,6 +111,15 @@ def test_encoding_is_timms_own_forward(family: CDTrans) -> None:
     family.eval()
     x = images(1)
     torch.testing.assert_close(family.encode(x).feature, family.head(family.backbone(x)).feature, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("size", "patch"), [(32, 16), (32, 7), (30, (5, 15)), (33, 16)])
+def test_patches_are_embedded_as_timm_does(size: int, patch: int | tuple[int, int]) -> None:
+    """Also where the patches do not fill the image."""
+    torch.manual_seed(0)
+    embedding = PatchEmbed(img_size=size, patch_size=patch, embed_dim=8).double()
+    x = torch.randn(2, 3, size, size, dtype=torch.double)
+    torch.testing.assert_close(embed_patches(embedding, x), embedding(x), atol=1e-12, rtol=0)
 
 
 def test_only_what_the_pooling_reads_is_computed_in_the_last_block(family: CDTrans) -> None:

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdtrans.errors import CdtransError
-from cdtrans.pairing.pairs import Pairs, build_pairs, require_pairs
+from cdtrans.pairing.pairs import Pairs, require_pairs, search_pairs
 from support import devices
 
 
 def from_golden(g: dict, case: str, device: str = "cpu", **options) -> Pairs:
     names = ("feat_s", "labels_s", "feat_t", "logits_t")
-    return build_pairs(*(g[f"{case}/{name}"].to(device) for name in names), **options)
+    return search_pairs(*(g[f"{case}/{name}"].to(device) for name in names), **options).pairs()
 
 
 def rows(pairs: Pairs) -> list[list[int]]:
@@ -47,8 +47,8 @@ def test_whatever_the_features(seed: int, ns: int, nt: int, k: int) -> None:
     g = torch.Generator().manual_seed(seed)
     features_s, features_t = torch.randn(ns, 4, generator=g), torch.randn(nt, 4, generator=g)
     labels, logits = torch.randint(k, (ns,), generator=g), torch.randn(nt, k, generator=g)
-    everything = build_pairs(features_s, labels, features_t, logits, center_aware=False)
-    kept = build_pairs(features_s, labels, features_t, logits)
+    everything = search_pairs(features_s, labels, features_t, logits, center_aware=False).pairs()
+    kept = search_pairs(features_s, labels, features_t, logits).pairs()
     assert everything.proposed == kept.proposed == len(everything) == ns + nt
     assert set(everything.source.tolist()) == set(range(ns)), "two-way: every source image is in some pair"
     assert set(everything.target.tolist()) == set(range(nt))
@@ -64,6 +64,6 @@ def test_whatever_the_features(seed: int, ns: int, nt: int, k: int) -> None:
 def test_no_pair_left_says_what_rejected_them_and_what_to_try() -> None:
     empty = torch.empty(0, dtype=torch.long)
     with pytest.raises(
-        CdtransError, match=r"Only 0 of 70 pairs.*round 2.*nearest centre.*--source-epochs.*--no-center-aware"
+        CdtransError, match=r"Only 0 of 70 pairs.*epoch 2.*nearest centre.*--source-epochs.*--no-center-aware"
     ):
         require_pairs(Pairs(empty, empty, empty, empty, proposed=70), 2)

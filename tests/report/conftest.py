@@ -7,7 +7,7 @@ import pytest
 
 from cdtrans.report.page import write_report
 from cdtrans.screen import Screen
-from fake_run import complete
+from run_folders import complete, older
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +22,9 @@ def full(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(full: Path, tmp_path: Path) -> Path:
     """A copy of it to spoil."""
     return shutil.copytree(full, tmp_path / "run")
+
+
+@pytest.fixture
+def old_run(finished, tmp_path: Path) -> Path:
+    """A run of the first version, without a report."""
+    return older(shutil.copytree(finished.run, tmp_path / "old"))

@@ -4,7 +4,7 @@ import pytest
 
 import cdtrans.report.answers as module
 from cdtrans.report.answers import answers
-from fake_run import record
+from run_folders import record
 
 ANSWERS = {
     "accuracy": 0.7,

@@ -193,8 +193,8 @@ class TestLooks:
         record = read_record(run)
         assert "predicts what the source-only model does" in gallery.changed(record, pictures(record)[1]).why
 
-    def test_without_views(self, finished) -> None:
-        record = read_record(finished.run)
+    def test_without_views(self, old_run: Path) -> None:
+        record = read_record(old_run)
         source, target = pictures(record)
         for made in (
             gallery.changed(record, target),

@@ -27,8 +27,8 @@ def test_a_complete_run(full: Path, finished) -> None:
     assert len(record.predicted(0)) == 21
 
 
-def test_an_older_run_has_kept_pairs_alone(finished) -> None:
-    record = read_record(finished.run)
+def test_an_older_run_has_kept_pairs_alone(old_run: Path) -> None:
+    record = read_record(old_run)
     assert record.views is None
     assert record.evaluation is None
     for r in record.rounds:

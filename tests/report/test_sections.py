@@ -10,7 +10,7 @@ import pytest
 from cdtrans.report import sections
 from cdtrans.report.record import Round, read_record
 from cdtrans.report.sections import Curve, Missing
-from fake_run import record
+from run_folders import record
 
 GUARD = {"paragraph": "Evidence.", "findings": [{"name": "n", "found": 1, "limit": 2, "sentence": "classes vanished"}]}
 
@@ -149,10 +149,10 @@ class TestPairs:
         only_kept = [pairs(1, [(0, 0, True), (0, 0, True), (1, 1, True), (1, 1, True), (2, 2, True)], complete=False)]
         assert [row.name for row in sections.pair_counts(record(rounds=only_kept)).by_class] == ["c"]
 
-    def test_an_older_run_knows_its_rejected_pairs_by_number_alone(self, finished) -> None:
-        found = sections.pair_counts(read_record(finished.run))
+    def test_an_older_run_knows_its_rejected_pairs_by_number_alone(self, old_run: Path) -> None:
+        found = sections.pair_counts(read_record(old_run))
         assert not found.complete
-        lines = [json.loads(line) for line in (finished.run / "log.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (old_run / "log.jsonl").read_text().splitlines()]
         logged = [(line["proposed"], line["kept"]) for line in lines if line["event"] == "pairs"]
         assert [(r.proposed, r.kept) for r in found.rounds] == logged
 

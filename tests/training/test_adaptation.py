@@ -14,11 +14,11 @@ from cdtrans.errors import CdtransError
 from cdtrans.model.branches import Branches
 from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.model.head import Output
-from cdtrans.pairing.pairs import Pairs, build_pairs
+from cdtrans.pairing.pairs import Search, require_pairs, search_pairs
 from cdtrans.run import Run
 from cdtrans.screen import Screen
 from cdtrans.training import adaptation
-from cdtrans.training.adaptation import adapt_to_target, find_pairs
+from cdtrans.training.adaptation import Adaptation, adapt_to_target, find_pairs
 from tiny_task import log_lines
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ SOURCES, TARGETS = 12, 9
 
 
 def settings(**values: Any) -> Config:
-    base = {"device": "cpu", "precision": "fp32", "batch_size": 4, "epochs": 5}
+    base = {"device": "cpu", "precision": "fp32", "batch_size": 4, "epochs": 5, "guard": False, "select": "last"}
     return make_config(base | {"rebuild_every": 2, "lr": 0.01, "warmup_epochs": 1} | values)
 
 
@@ -65,16 +65,19 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run.close()
 
 
-def adapt(run: Run, **values: Any) -> tuple[Probe, Encoded]:
+def adapt(run: Run, **values: Any) -> tuple[Probe, Adaptation]:
     probe = Probe()
     labels = torch.arange(SOURCES) % 3
     source, target = numbered(SOURCES, 0), numbered(TARGETS, 100)
-    return probe, adapt_to_target(run, probe, source, labels, target, settings(**values), Screen(quiet=True))  # type: ignore[arg-type]
+    config, screen = settings(**values), Screen(quiet=True)
+    return probe, adapt_to_target(run, probe, source, labels, target, None, config, screen)  # type: ignore[arg-type]
 
 
-def some_pairs(count: int) -> Pairs:
-    numbers = torch.arange(count)
-    return Pairs(numbers % SOURCES, numbers % TARGETS, numbers % 3, (numbers + 1) % 3, proposed=30)
+def some_pairs(count: int) -> Search:
+    """As if a search had found these. The labels differ, so that it shows which side is trained on which."""
+    n = torch.arange(count)
+    sources, targets = torch.arange(SOURCES) % 3, (torch.arange(TARGETS) + 1) % 3
+    return Search(n % SOURCES, n % TARGETS, n >= 0, sources, targets, targets, sources)
 
 
 @pytest.mark.parametrize(("every", "epochs"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (3, [1, 4]), (10, [1])])
@@ -85,14 +88,16 @@ def test_pairs_are_searched_anew_every_few_epochs_and_written_down(run: Run, eve
     files = sorted(p.name for p in (run.folder / "pairs").iterdir())
     assert files == [f"round-0{n}.npz" for n in range(1, len(epochs) + 1)]
     with np.load(run.folder / "pairs" / "round-01.npz") as arrays:
-        assert set(arrays.files) == {"source", "target", "source_labels", "target_labels"}
-        assert len(arrays["source"]) == lines[0]["kept"]
+        assert set(arrays.files) == {"source", "target", "source_labels", "target_labels", "kept"}
+        assert (len(arrays["source"]), arrays["kept"].sum()) == (lines[0]["proposed"], lines[0]["kept"])
+        assert (arrays["kept"] == (arrays["source_labels"] == arrays["target_labels"])).all()
 
 
 def test_it_trains_on_the_pairs_that_were_found_and_on_no_others(run: Run) -> None:
     probe, _ = adapt(run, epochs=1)
     with np.load(run.folder / "pairs" / "round-01.npz") as arrays:
-        found = list(zip(arrays["source"].tolist(), (arrays["target"] + 100).tolist(), strict=True))
+        kept = arrays["kept"]
+        found = list(zip(arrays["source"][kept].tolist(), (arrays["target"][kept] + 100).tolist(), strict=True))
     trained = probe.pairs
     assert len(trained) == len(found) // 4 * 4
     assert not set(trained) - set(found)
@@ -134,7 +139,7 @@ def test_batches_are_whole_and_fewer_pairs_than_a_batch_make_a_smaller_one(
 
 
 def test_every_domain_is_encoded_once_for_what_it_is_needed_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target before the first and after every epoch, the source when pairs are searched."""
+    """The target before the first and after every epoch, the source when pairs are searched and at the end."""
     encoded: list[str] = []
     encode = Encoder.__call__
 
@@ -145,15 +150,17 @@ def test_every_domain_is_encoded_once_for_what_it_is_needed_for(run: Run, monkey
 
     monkeypatch.setattr(Encoder, "__call__", counted)
     adapt(run, epochs=4, rebuild_every=2)
-    assert encoded == ["target", "source", "target", "target", "source", "target", "target"]
+    assert encoded == ["target", "source", "target", "target", "source", "target", "target", "source"]
 
 
 def test_the_predictions_of_every_epoch_are_left_for_an_answer_key(run: Run) -> None:
-    _, encoded = adapt(run, epochs=2)
+    _, adapted = adapt(run, epochs=2)
     files = sorted((run.folder / "predictions").iterdir())
     assert [file.name for file in files] == [f"epoch-00{n}.npz" for n in (0, 1, 2)]
     with np.load(files[-1]) as arrays:
-        assert arrays["predicted"].tolist() == encoded.logits.argmax(dim=1).tolist() == [n % 3 for n in range(TARGETS)]
+        assert adapted.after is not None
+        assert arrays["predicted"].tolist() == adapted.after.predicted.tolist() == [n % 3 for n in range(TARGETS)]
+        assert arrays["confidence"].shape == (TARGETS,)
 
 
 def test_the_log_holds_the_three_losses_and_the_pairs_of_every_epoch(run: Run) -> None:
@@ -174,11 +181,12 @@ def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: R
     if left:
         labels[5] = 1  # the last source image is of the class that its nearest target is thought to be
     config = settings(mutual_pairs="once")
+    found = find_pairs(run, 1, source, labels, target, config, Screen(quiet=True))
     with pytest.raises(CdtransError) as caught:
-        find_pairs(run, 1, source, labels, target, config, Screen(quiet=True))
+        require_pairs(found.pairs(), 1)
     said = str(caught.value)
     assert f"Only {left} of " in said
-    assert " pairs were left in round 1" in said
+    assert " pairs were left in epoch 1" in said
     assert all(word in said for word in ("rejected", "nearest centre", "--source-epochs", "--no-center-aware"))
     assert log_lines(run.folder)[0]["kept"] == left
 
@@ -195,13 +203,13 @@ def test_the_settings_reach_the_search_for_pairs(
 ) -> None:
     asked: list[dict[str, Any]] = []
 
-    def recorded(*tensors: Tensor, **options: Any) -> Pairs:
+    def recorded(*tensors: Tensor, **options: Any) -> Search:
         asked.append(options)
-        return build_pairs(*tensors, **options)
+        return search_pairs(*tensors, **options)
 
-    monkeypatch.setattr(adaptation, "build_pairs", recorded)
+    monkeypatch.setattr(adaptation, "search_pairs", recorded)
     adapt(run, epochs=1, **values)
-    assert asked == [expected]
+    assert asked == [expected] * 2, "before the epoch, and to see what became of it"
 
 
 def test_no_label_of_the_target_has_a_way_in() -> None:
@@ -209,5 +217,5 @@ def test_no_label_of_the_target_has_a_way_in() -> None:
     assert hints["target"] is Images
     assert [name for name in inspect.signature(adapt_to_target).parameters if "label" in name] == ["labels"]
     assert not any("label" in name for name in vars(numbered(2, 0)))
-    pairing = inspect.signature(build_pairs).parameters
+    pairing = inspect.signature(search_pairs).parameters
     assert [name for name in pairing if "label" in name] == ["source_labels"]

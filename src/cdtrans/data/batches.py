@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -122,3 +123,10 @@ def _resident(pixels: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
         return tensor.to(device)
     return tensor
+
+
+class LabelledImages(NamedTuple):
+    """Images of the source that have their labels with them."""
+
+    images: Images
+    labels: Tensor  # [N]

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from cdtrans.data.images import IMAGE_SUFFIXES, is_image_name
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, named
 
 ARCHIVE_LEFTOVERS = "__MACOSX"  # macOS packs metadata twins of every file into this folder of a zip
-NAMED_IN_WARNING = 5  # more names than this make a warning unreadable
 _INTEGER = re.compile(r"-?[0-9]+")
 _Label = TypeVar("_Label", int, str)
 
@@ -112,18 +111,10 @@ def check_distinct(source: Path, target: Path) -> None:
 
 
 def warnings_for(source: LabelledDomain) -> list[str]:
-    """What is odd about a source, yet no reason to stop."""
+    """What is odd about the layout of a source, yet no reason to stop."""
     warnings = []
-    single = [name for name, count in zip(source.classes, source.counts(), strict=True) if count == 1]
-    if single:
-        named = ", ".join(map(repr, single[:NAMED_IN_WARNING]))
-        more = f" and {len(single) - NAMED_IN_WARNING} more" if len(single) > NAMED_IN_WARNING else ""
-        classes = "1 class has" if len(single) == 1 else f"{len(single)} classes have"
-        warnings.append(f"{classes} a single source image: {named}{more}.")
     if source.empty:
-        named = ", ".join(map(repr, source.empty[:NAMED_IN_WARNING]))
-        more = f" and {len(source.empty) - NAMED_IN_WARNING} more" if len(source.empty) > NAMED_IN_WARNING else ""
-        warnings.append(f"Folders of the source without an image are not classes: {named}{more}.")
+        warnings.append(f"Folders of the source without an image are not classes: {named(source.empty)}.")
     if source.loose:
         images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
         warnings.append(f"{images} in {_quoted(source.root)} beside the class folders and will not be used.")
@@ -146,20 +137,28 @@ def _labelled_folder(where: Path) -> LabelledDomain:
 
 def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:
     base = _list_base(where, root)
-    lines, words = [], []
+    lines = list(labelled_lines(where))
+    paths = _existing(where, base, [(number, path) for number, path, _ in lines])
+    return labelled(base, paths, [word for _, _, word in lines])
+
+
+def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
+    """(line number, path, label) of each line of a list."""
     for number, line in _list_lines(where):
         path, label = _split_label(line)
         if not label or is_image_name(label):
             raise CdtransError(f"Line {number} of {_quoted(where)} has no label: write it as 'path label'.")
-        lines.append((number, path))
-        words.append(label)
-    paths = _existing(where, base, lines)
+        yield number, path, label
+
+
+def labelled(root: Path, paths: tuple[str, ...], words: Sequence[str]) -> LabelledDomain:
+    """Images with the labels that a list gave them; see `scan_labelled` for what labels become."""
     if not all(_INTEGER.fullmatch(word) for word in words):
         classes, labels = _indexed(words)
-        return LabelledDomain(base, paths, labels, classes)
+        return LabelledDomain(root, paths, labels, classes)
     numbers, labels = _indexed([int(word) for word in words])
     names = _folder_names(paths, labels, len(numbers)) or tuple(map(str, numbers))
-    return LabelledDomain(base, paths, labels, names)
+    return LabelledDomain(root, paths, labels, names)
 
 
 def _indexed(values: Sequence[_Label]) -> tuple[tuple[_Label, ...], tuple[int, ...]]:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -50,6 +51,23 @@ def decode(path: Path) -> Image.Image:
         with Image.open(path, formats=_FORMATS) as image:
             return upright_rgb(image)
     except Exception as error:  # on damaged bytes PIL raises almost anything: SyntaxError, struct.error, EOFError, ...
+        raise UnreadableImage(_cause(path, error)) from error
+
+
+class Header(NamedTuple):
+    """What a file says of its image before any pixel is decoded."""
+
+    width: int
+    height: int
+    alpha: bool  # it has, or may have, transparent parts
+
+
+def read_header(path: Path) -> Header:
+    """Without decoding: a fraction of a millisecond."""
+    try:
+        with Image.open(path, formats=_FORMATS) as image:
+            return Header(image.width, image.height, image.has_transparency_data)
+    except Exception as error:  # as in decode
         raise UnreadableImage(_cause(path, error)) from error
 
 

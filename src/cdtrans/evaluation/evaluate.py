@@ -1,5 +1,6 @@
 """A finished run against an answer key: the chosen model's scores, and every epoch's if the key is of the target."""
 
+from collections.abc import Sequence
 from csv import DictReader
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,12 @@ class History:
 
     accuracy: tuple[float, ...]
     class_mean_accuracy: tuple[float, ...]
+    per_class: tuple[tuple[float, ...], ...] = ()  # of each epoch, in the order of the model's classes
 
     @property
     def best_epoch(self) -> int:
         """The epoch that the answer key would choose: an upper bound that nobody without labels can have."""
-        return int(np.argmax(self.accuracy[1:])) + 1
+        return int(np.argmax(self.accuracy[1:])) + 1 if len(self.accuracy) > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,13 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `eval --json`."""
-        per_class = zip(self.classes, self.scores.per_class.tolist(), strict=True)
+        per_class = dict(zip(self.classes, _without_nan(self.scores.per_class.tolist()), strict=True))
         summary: dict[str, Any] = {
             "accuracy": self.scores.accuracy,
             "class_mean_accuracy": self.scores.class_mean_accuracy,
             "images": self.scores.images,
             "skipped": len(self.skipped),
-            "per_class": {name: None if np.isnan(value) else value for name, value in per_class},
+            "per_class": per_class,
             "confusion": self.scores.confusion.tolist(),
             "classes": list(self.classes),
         }
@@ -59,8 +61,15 @@ class Evaluation:
                 "best_by_labels_accuracy": self.history.accuracy[best],
                 "best_by_labels_epoch": best,
                 "accuracy_by_epoch": list(self.history.accuracy),
+                "class_mean_accuracy_by_epoch": list(self.history.class_mean_accuracy),
+                "per_class_by_epoch": [_without_nan(values) for values in self.history.per_class],
             }
         return summary
+
+
+def _without_nan(values: Sequence[float]) -> list[float | None]:
+    """JSON has no NaN: a class without images has no accuracy."""
+    return [None if np.isnan(value) else value for value in values]
 
 
 def evaluate(
@@ -125,9 +134,13 @@ def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) 
     for file in sorted((run / "predictions").glob("epoch-*.npz")):
         with np.load(file) as arrays:
             scores.append(score(true, arrays["predicted"][rows].astype(np.int64), classes))
-    if len(scores) < 2:  # somebody has tidied the folder
+    if not scores:  # somebody has tidied the folder
         return None
-    return History(tuple(s.accuracy for s in scores), tuple(s.class_mean_accuracy for s in scores))
+    return History(
+        tuple(s.accuracy for s in scores),
+        tuple(s.class_mean_accuracy for s in scores),
+        tuple(tuple(s.per_class.tolist()) for s in scores),
+    )
 
 
 def target_positions(run: Path) -> dict[str, int]:

@@ -96,7 +96,9 @@ def embed_patches(patch: Any, images: Tensor) -> Tensor:
     if type(patch) is not PatchEmbed or not patch.flatten:  # a convolutional stem, or images of many sizes
         return patch(images)  # type: ignore[no-any-return]
     height, width = patch.patch_size
-    patches = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [B, 3, rows, height, columns, width]
+    rows, columns = images.shape[2] // height, images.shape[3] // width  # what is left over is not seen
+    images = images[:, :, : rows * height, : columns * width]
+    patches = images.unflatten(3, (columns, width)).unflatten(2, (rows, height))  # [B, 3, rows, height, columns, width]
     patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, 3 * height * width]
     return patch.norm(F.linear(patches, patch.proj.weight.flatten(1), patch.proj.bias))  # type: ignore[no-any-return]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
 from cdtrans.device import autocast
-from cdtrans.errors import CdtransError
+from cdtrans.errors import Hopeless
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.head import Output
 from cdtrans.ranks import gather
@@ -52,7 +52,7 @@ class Encoder:
                 task.advance(len(x))
         encoded = Encoded(gather(torch.cat(features)), gather(torch.cat(logits)))
         if not encoded.logits.isfinite().all():
-            raise CdtransError(
+            raise Hopeless(
                 f"The model's scores of the {name} images are not finite: training has diverged. Start again in "
                 "another --out with a lower learning rate (--lr, --source-lr) or --precision fp32."
             )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdtrans.errors import CdtransError
+from cdtrans.errors import Hopeless
 from cdtrans.pairing.centers import pseudo_labels
 from cdtrans.pairing.neighbours import Neighbours, normalised, two_way
 
@@ -38,12 +38,42 @@ class Pairs:
             "classes_used": len(self.source_labels.unique()),
         }
 
+
+@dataclass(frozen=True)
+class Search:
+    """What a search for pairs came to: all that it proposed, and what it says of the two domains."""
+
+    source: Tensor  # [P] indices
+    target: Tensor  # [P] indices
+    kept: Tensor  # [P] bool: passed the centre-aware filter
+    labels: Tensor  # [Ns] of the source
+    centers: Tensor  # [Nt] pseudo labels
+    nearest: Tensor  # [Nt] the label of each target's nearest source image
+    found: Tensor  # [Ns] the pseudo label of each source's nearest target image
+
+    def pairs(self) -> Pairs:
+        """The pairs to train on."""
+        source, target = self.source[self.kept], self.target[self.kept]
+        return Pairs(source, target, self.labels[source], self.centers[target], proposed=len(self.source))
+
+    def agreement(self) -> dict[str, float]:
+        """How often the nearest image of the other domain is of one's own class, seen from each side. Of the two the
+        source's is the telling one: its labels are true, so where few agree, the target's centres are not classes."""
+        source = (self.found == self.labels).double().mean()
+        return {
+            "source_agreement": float(source),
+            "target_agreement": float((self.nearest == self.centers).double().mean()),
+        }
+
     def arrays(self) -> dict[str, np.ndarray]:
-        names = ("source", "target", "source_labels", "target_labels")
-        return {name: getattr(self, name).cpu().numpy().astype(np.int32) for name in names}
+        """Every proposal with its labels, for people who ask why a pair was kept or not."""
+        numbers = {"source": self.source, "target": self.target}
+        numbers |= {"source_labels": self.labels[self.source], "target_labels": self.centers[self.target]}
+        arrays = {name: x.cpu().numpy().astype(np.int32) for name, x in numbers.items()}
+        return arrays | {"kept": self.kept.cpu().numpy()}
 
 
-def build_pairs(
+def search_pairs(
     source_features: Tensor,
     source_labels: Tensor,
     target_features: Tensor,
@@ -51,16 +81,14 @@ def build_pairs(
     *,
     center_aware: bool = True,
     mutual: str = "twice",
-) -> Pairs:
+) -> Search:
     """Encoded domains -> pairs. No target label comes in: only features and the model's own logits."""
     neighbours = two_way(normalised(source_features), normalised(target_features))
-    labels = pseudo_labels(target_features, target_logits)
+    centers = pseudo_labels(target_features, target_logits)
     source, target = union(neighbours, mutual)
-    proposed = len(source)
-    if center_aware:
-        agree = source_labels[source] == labels[target]
-        source, target = source[agree], target[agree]
-    return Pairs(source, target, source_labels[source], labels[target], proposed)
+    kept = source_labels[source] == centers[target] if center_aware else torch.ones_like(source, dtype=torch.bool)
+    nearest, found = source_labels[neighbours.source_of_target], centers[neighbours.target_of_source]
+    return Search(source, target, kept, source_labels, centers, nearest, found)
 
 
 def union(neighbours: Neighbours, mutual: str) -> tuple[Tensor, Tensor]:
@@ -75,11 +103,11 @@ def union(neighbours: Neighbours, mutual: str) -> tuple[Tensor, Tensor]:
     return torch.cat([source_of_target, sources]), torch.cat([targets, target_of_source])
 
 
-def require_pairs(pairs: Pairs, round_number: int) -> None:
+def require_pairs(pairs: Pairs, epoch: int) -> None:
     """Stage 2 cannot train on nothing; say what rejected the pairs and what to try."""
     if len(pairs) < 2:
-        raise CdtransError(
-            f"Only {len(pairs)} of {pairs.proposed} pairs were left in round {round_number}: the others were rejected "
+        raise Hopeless(
+            f"Only {len(pairs)} of {pairs.proposed} pairs were left in epoch {epoch}: the others were rejected "
             "because the source image's class differs from the class of the target's nearest centre; train the source "
             "model longer (--source-epochs), use a stronger backbone, or switch the filter off (--no-center-aware)."
         )

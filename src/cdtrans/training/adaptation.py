@@ -1,13 +1,16 @@
 """Stage 2: pair, train, repeat (FACTS 3). No target label comes in here: `target` is images and nothing else."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from cdtrans.config import Config
-from cdtrans.data.batches import Images
+from cdtrans.data.batches import Images, LabelledImages
+from cdtrans.errors import Hopeless
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.encoding import Encoded, Encoder
-from cdtrans.pairing.pairs import Pairs, build_pairs, require_pairs
+from cdtrans.pairing.pairs import Pairs, Search, require_pairs, search_pairs
 from cdtrans.ranks import part
 from cdtrans.run import Run
 from cdtrans.screen import Screen
@@ -16,16 +19,70 @@ from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Step
+from cdtrans.trust.guard import Objection, gave_up, judge_adapted, judge_source
+from cdtrans.trust.impression import Impression, impression
+from cdtrans.trust.watch import Watch
 
 LOSSES = ("loss_source", "loss_target", "loss_distillation")
 
 
+class Adaptation(NamedTuple):
+    """What stage 2 came to. The model it was given now has the weights of the chosen epoch."""
+
+    before: Impression  # the source-only model
+    after: Impression | None  # the chosen epoch; None if there is none
+    chosen_epoch: int
+    last: dict[str, Tensor]  # the last epoch's weights
+    objections: list[Objection]  # what speaks against the adapted model
+
+
 def adapt_to_target(
-    run: Run, model: CDTrans, source: Images, labels: Tensor, target: Images, config: Config, screen: Screen
-) -> Encoded:
-    """Train the model on pairs that are searched anew every few epochs; returns the target as it sees it at the end."""
+    run: Run,
+    model: CDTrans,
+    source: Images,
+    labels: Tensor,
+    target: Images,
+    holdout: LabelledImages | None,
+    config: Config,
+    screen: Screen,
+) -> Adaptation:
+    """Train the model on pairs, choose an epoch by scores, and compare it with the source-only model."""
     optimisation = Optimisation(model, config, lr=config.lr, epochs=config.epochs, device=target.device)
     loop = Loop(run, "adaptation", model, optimisation, config=config, epochs=config.epochs)
+    encode = Encoder(model, config, screen)
+    encode.ahead = (config.epochs - loop.epoch + 1) * (len(target) + len(source) // config.rebuild_every)
+    watch = Watch(run, model, encode, holdout, config.select, loop.extras)
+    try:
+        encoded = train_on_pairs(run, loop, optimisation, watch, source, labels, target, config, screen)
+    except Hopeless as error:
+        before = watch.before
+        if before is None or not config.guard:
+            raise
+        return Adaptation(before, None, 0, {}, judge_source(before) or [gave_up(str(error))])
+    last = {name: x.clone() for name, x in model.state_dict().items()}
+    chosen = watch.selection.epoch
+    if chosen != config.epochs:
+        watch.selection.restore(model)
+        encoded = encode(target, "target")
+    encoded_source = encode(source, "source")
+    before, after = watch.before, impression(encoded_source, encoded, search(encoded_source, labels, encoded, config))
+    assert before is not None, "the first round makes it"
+    return Adaptation(before, after, chosen, last, judge_adapted(before, after, watch.scores(0), watch.scores(chosen)))
+
+
+def train_on_pairs(
+    run: Run,
+    loop: Loop,
+    optimisation: Optimisation,
+    watch: Watch,
+    source: Images,
+    labels: Tensor,
+    target: Images,
+    config: Config,
+    screen: Screen,
+) -> Encoded:
+    """The loop: pairs are searched anew every few epochs. Returns the target as the model sees it at the end."""
+    model, encode = watch.encode.model, watch.encode
     report = StageReport(run, screen, loop, config)
 
     def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
@@ -33,16 +90,18 @@ def adapt_to_target(
 
     pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
     train = Step(model, losses, optimisation, config.compile, screen)
-    encode = Encoder(model, config, screen)
-    encode.ahead = (config.epochs - loop.epoch + 1) * (len(target) + len(source) // config.rebuild_every)
     encoded = encode(target, "target")
     if loop.epoch == 1 and loop.step == 0:
-        save_predictions(run, 0, encoded)
+        watch.epoch(0, encoded)
 
     for epoch in loop.epochs():
         if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
             encoded_source = encode(source, "source")
-            pairs = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen)
+            found = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen)
+            if epoch == 1:
+                start_from(watch, impression(encoded_source, encoded, found), config)
+            pairs = found.pairs()
+            require_pairs(pairs, epoch)
             loop.extras["pairs"] = vars(pairs)
         assert pairs is not None, "the first epoch searches for pairs"
         lr = optimisation.start_epoch(epoch, loop.step)
@@ -63,8 +122,16 @@ def adapt_to_target(
                 bar.advance()
         report.write(dict(zip(LOSSES, loop.mean_losses(), strict=True)), pairs=len(pairs))
         encoded = encode(target, "target")
-        save_predictions(run, epoch, encoded)
+        watch.epoch(epoch, encoded)
     return encoded
+
+
+def start_from(watch: Watch, before: Impression, config: Config) -> None:
+    """Remember the source-only model; if adaptation from it is hopeless, say so before time is spent on it."""
+    watch.remember(before)
+    objections = judge_source(before)
+    if objections and config.guard:
+        raise Hopeless(objections[0].sentence)
 
 
 def find_pairs(
@@ -75,30 +142,21 @@ def find_pairs(
     target: Encoded,
     config: Config,
     screen: Screen,
-) -> Pairs:
+) -> Search:
     """The pairs of the next epochs, by the model as it is now."""
-    pairs = build_pairs(
-        source.features,
-        labels,
-        target.features,
-        target.logits,
-        center_aware=config.center_aware,
-        mutual=config.mutual_pairs,
-    )
+    found = search(source, labels, target, config)
     number = (epoch - 1) // config.rebuild_every + 1
-    run.write_arrays(f"pairs/round-{number:02}.npz", pairs.arrays())
-    run.log("pairs", round=number, epoch=epoch, **pairs.summary())
-    s = pairs.summary()
+    run.write_arrays(f"pairs/round-{number:02}.npz", found.arrays())
+    summary = found.pairs().summary()
+    accuracy = float((source.logits.argmax(dim=1) == labels).double().mean())
+    run.log("pairs", round=number, epoch=epoch, **summary, **found.agreement(), source_accuracy=accuracy)
     screen.say(
-        f"round {number}: {s['kept']} of {s['proposed']} pairs kept, using {s['sources_used']} source and "
-        f"{s['targets_used']} target images of {s['classes_used']} classes"
+        f"round {number}: {summary['kept']} of {summary['proposed']} pairs kept, using {summary['sources_used']} "
+        f"source and {summary['targets_used']} target images of {summary['classes_used']} classes"
     )
-    require_pairs(pairs, number)
-    return pairs
+    return found
 
 
-def save_predictions(run: Run, epoch: int, encoded: Encoded) -> None:
-    """The predicted class of every target image after an epoch (0: the source-only model). An answer key, if there ever
-    is one, can then score every epoch afterwards, and training never has to see it."""
-    predicted = encoded.logits.argmax(dim=1).to(torch.int32).cpu().numpy()
-    run.write_arrays(f"predictions/epoch-{epoch:03}.npz", {"predicted": predicted})
+def search(source: Encoded, labels: Tensor, target: Encoded, config: Config) -> Search:
+    options = {"center_aware": config.center_aware, "mutual": config.mutual_pairs}
+    return search_pairs(source.features, labels, target.features, target.logits, **options)  # type: ignore[arg-type]

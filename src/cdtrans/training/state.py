@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.config import Config
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import CdtransError, Hopeless, Interrupted
 from cdtrans.files import atomic
 from cdtrans.interrupt import StopSignals
 from cdtrans.ranks import rank
@@ -124,7 +124,7 @@ class Loop:
         if step is not None or ruined:
             file = self.run.folder / STATE_FILE
             kept = f"the last good state is in '{file}'" if file.exists() else "no state had been saved yet"
-            raise CdtransError(
+            raise Hopeless(
                 f"{'The weights are' if ruined else 'The loss is'} not finite in the {self.stage} stage, "
                 f"epoch {self.epoch}, step {self.step if ruined else step}; {kept}. "
                 "Start again in another --out with a lower learning rate (--lr, --source-lr) or --precision fp32."

@@ -1,0 +1,143 @@
+"""Where a benchmark's domain lies on somebody's disk: in class folders, or named by lists that somebody else wrote.
+
+Folders come as `amazon/CLASS` or `amazon/images/CLASS`, with `Real World` spelt in every way. Lists come from the
+authors (`./Real_World/Drill/00014.jpg 0`), from CDAN and SHOT (absolute paths of a machine long gone), and with
+DomainNet and VisDA themselves. A list's class numbers are kept: the order of the classes decides a classifier's draws.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdtrans.data.domains import LabelledDomain, labelled, labelled_lines, scan_labelled
+from cdtrans.errors import CdtransError
+
+INNER_FOLDER = "images"  # Office-31 has it between the domain and its classes
+LIST_FOLDER = "image_list"  # where tllib keeps the lists of a benchmark
+SHOWN_ENTRIES = 8  # of a folder, when something in it is missing
+
+
+@dataclass(frozen=True)
+class FoundDomain:
+    """The labelled images of one domain. `folder` holds its class folders; a domain of lists has none."""
+
+    name: str
+    images: LabelledDomain
+    folder: Path | None
+    layout: str  # for people: "folder amazon/images", "lists clipart_train.txt and clipart_test.txt together"
+
+
+def plain(name: str) -> str:
+    """'Real World', 'Real_World' and 'RealWorld' are one name."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def dataset_root(data: Path, domains: Sequence[str], title: str) -> Path:
+    """The folder that holds the domains: `data`, or a folder in it, as an unpacked archive often has one more level."""
+    if not data.is_dir():
+        raise CdtransError(f"There is no folder '{data}' with {title}: say with --data where it is.")
+    candidates = [data, *(Path(entry) for entry in _entries(data) if entry.is_dir())]
+    held = [sum(_is_there(candidate, name) for name in domains) for candidate in candidates]
+    if not max(held):
+        raise CdtransError(
+            f"'{data}' holds no domain of {title}: expected folders or lists named {', '.join(domains)},"
+            f" found {_shown(data)}."
+        )
+    return candidates[held.index(max(held))]
+
+
+def find_domain(root: Path, name: str, title: str) -> FoundDomain:
+    """The domain by its list, if there is one, because a list says more than folders do; else by its class folders."""
+    lists, folder = _lists(root, name), _folder(root, name)
+    if lists:
+        files = " and ".join(os.path.relpath(file, root) for file in lists)
+        together = f"lists {files} together" if len(lists) > 1 else f"list {files}"
+        return FoundDomain(name, _read_lists(lists, root, folder), None, together)
+    if folder is None:
+        raise CdtransError(
+            f"'{root}' lacks the domain {name} of {title}: expected a folder '{name}' or a list '{name}.txt',"
+            f" found {_shown(root)}."
+        )
+    inner = folder / INNER_FOLDER
+    folder = inner if inner.is_dir() else folder
+    return FoundDomain(name, scan_labelled(folder), folder, f"folder {os.path.relpath(folder, root)}")
+
+
+def _is_there(root: Path, name: str) -> bool:
+    return _folder(root, name) is not None or bool(_lists(root, name))
+
+
+def _folder(root: Path, name: str) -> Path | None:
+    return next((Path(e) for e in _entries(root) if e.is_dir() and plain(e.name) == plain(name)), None)
+
+
+def _lists(root: Path, name: str) -> list[Path]:
+    """One list of the whole domain, or its train and test lists, which together are the whole domain too."""
+    beside = {plain(file.stem): file for place in (root / LIST_FOLDER, root) for file in _texts(place)}
+    word = plain(name)
+    for stem in (word, f"{word}list"):
+        if stem in beside:
+            return [beside[stem]]
+    if f"{word}train" in beside and f"{word}test" in beside:
+        return [beside[f"{word}train"], beside[f"{word}test"]]
+    folder = _folder(root, name)
+    return [file for file in _texts(folder) if plain(file.stem).endswith("imagelist")][:1] if folder else []
+
+
+def _texts(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        yield from (Path(entry) for entry in _entries(folder) if entry.name.endswith(".txt") and entry.is_file())
+
+
+def _entries(folder: Path) -> list[os.DirEntry]:
+    with os.scandir(folder) as entries:
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _shown(folder: Path) -> str:
+    names = [entry.name for entry in _entries(folder)]
+    more = f" and {len(names) - SHOWN_ENTRIES} more" if len(names) > SHOWN_ENTRIES else ""
+    return ", ".join(map(repr, names[:SHOWN_ENTRIES])) + more if names else "nothing"
+
+
+def _read_lists(lists: list[Path], root: Path, folder: Path | None) -> LabelledDomain:
+    paths: list[str] = []
+    words: list[str] = []
+    for file in lists:
+        lines = list(labelled_lines(file))
+        paths += _below(root, file, [(number, path) for number, path, _ in lines], folder)
+        words += [word for _, _, word in lines]
+    return labelled(root, tuple(paths), words)
+
+
+def _below(root: Path, file: Path, lines: list[tuple[int, str]], folder: Path | None) -> list[str]:
+    """The listed paths from `root`. The first one that is found shows how: how much of its front is another machine's,
+    and where the rest starts here."""
+    places = [file.parent, root, *([folder, folder / INNER_FOLDER] if folder else [])]
+    parts = [(number, path.split("/")) for number, path in lines]
+    rule = next((rule for _, names in parts if (rule := _rule(names, places))), None)
+    if rule is None:
+        raise CdtransError(
+            f"None of the {len(lines)} files in '{file}' can be found below '{root}', the first is {lines[0][1]!r}:"
+            " put the images beside the list."
+        )
+    cut, place = rule
+    found = [os.path.normpath(os.path.join(os.path.relpath(place, root), *names[cut:])) for _, names in parts]
+    absent = [i for i, path in enumerate(found) if not os.path.isfile(root / path)]
+    if absent:
+        raise CdtransError(
+            f"{len(absent)} of the {len(lines)} files in '{file}' are missing below '{root}', the first is"
+            f" {found[absent[0]]!r} of line {lines[absent[0]][0]}: put them there, or correct the list."
+        )
+    return found
+
+
+def _rule(names: list[str], places: list[Path]) -> tuple[int, Path] | None:
+    """How many folders to cut from the front of a listed path, and where the rest is; the fewest that will do."""
+    for cut in range(len(names)):
+        for place in places:
+            if os.path.isfile(os.path.join(place, *names[cut:])):
+                return cut, place
+    return None

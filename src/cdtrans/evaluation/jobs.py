@@ -1,0 +1,142 @@
+"""One run of a benchmark as processes: `cdtrans adapt`, then `cdtrans eval`, each in its own process."""
+
+import ctypes
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cdtrans.classifier import RESULT
+from cdtrans.errors import HARM
+from cdtrans.evaluation.results import SCORED, read_sessions, sessions_file
+from cdtrans.files import atomic
+
+COMMAND = (sys.executable, "-m", "cdtrans")
+SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run and the arguments of the two commands that make it and score it."""
+
+    name: str
+    folder: Path
+    adapt: tuple[str, ...]
+    score: tuple[str, ...]
+
+    @property
+    def log(self) -> Path:
+        """Beside the folder, which `adapt` wants for itself."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / SCORED).exists()
+
+    def busy(self) -> bool:
+        """Whether some process has the folder: one of a benchmark that was killed may still be saving its state."""
+        lock = self.folder / ".lock"
+        if not lock.exists():
+            return False
+        with open(lock, "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+
+class Job:
+    """A run under way. `advance` is to be called now and then; it is true once the run is at its end, and `failure`
+    then says what went wrong, if anything did."""
+
+    def __init__(self, run: PlannedRun, jobs: int) -> None:
+        self.run, self.jobs, self.failure = run, jobs, ""
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._begin(scoring=(run.folder / RESULT).exists())
+
+    def _begin(self, *, scoring: bool) -> None:
+        self.scoring, self.started = scoring, time.monotonic()
+        self.answer = tempfile.TemporaryFile() if scoring else None  # noqa: SIM115 (open until the process ends)
+        with open(self.run.log, "ab") as log:
+            self.process = start_process(self.run.score if scoring else self.run.adapt, self.answer or log, log)
+
+    def advance(self) -> bool:
+        code = self.process.poll()
+        if code is None:
+            return False
+        self.note_time()
+        harm = code == HARM and not self.scoring  # the guard has spoken: a result like any other
+        if code and not harm:
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            self.failure = f"{how}, {_last_line(self.run.log)}"
+        elif not self.scoring:
+            self._begin(scoring=True)
+            return False
+        else:
+            self._keep_answer()
+        return True
+
+    def _keep_answer(self) -> None:
+        assert self.answer is not None
+        with self.answer as answer, atomic(self.run.folder / SCORED) as file:
+            answer.seek(0)
+            file.write((json.dumps(json.load(answer)) + "\n").encode())
+
+    def note_time(self) -> None:
+        """Keep how long this session of `adapt` took; a continued run has had several."""
+        if not self.scoring:
+            session = {"seconds": round(time.monotonic() - self.started, 3), "jobs": self.jobs}
+            sessions = [*read_sessions(self.run.folder), session]
+            with atomic(sessions_file(self.run.folder)) as file:
+                file.write((json.dumps(sessions) + "\n").encode())
+
+
+def start_process(arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen:
+    """`cdtrans` with these arguments. Ctrl-C reaches only us, in a session of its own; it ends when we end."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def die_with_parent() -> None:
+    """Even SIGKILL, which leaves us no time, must not leave runs behind that hold a GPU; they save their state."""
+    if LIBC is not None:
+        LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+@contextmanager
+def stop(active: list[Job]) -> Iterator[None]:
+    """At the end no process is left: each is asked to save its state and end, and killed if that is interrupted."""
+    try:
+        yield
+    finally:
+        for job in active:
+            job.process.terminate()
+        try:
+            for job in active:
+                job.process.wait()
+                job.note_time()
+        except KeyboardInterrupt:
+            for job in active:
+                job.process.kill()
+            raise
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no word")

@@ -1,0 +1,52 @@
+"""How good is it? A range for the accuracy on the target, made without labels.
+
+Before adaptation there are three opinions on a target image that come about in different ways: the source-only
+classifier's, the label of the nearest source image, and the class of the nearest centre. Adaptation starts from them
+and makes up its own. Where the final prediction is what all three had said, it is mostly right; where none of them had
+said it, mostly not. So the shares of agreement bound the accuracy. This is a rule of thumb that was checked, not a
+theorem: docs/results/estimate.md says how often the truth was inside.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cdtrans.trust.impression import Impression
+
+SIGMAS = 2.0  # of the error that the finite number of images makes
+
+
+class Estimate(NamedTuple):
+    """A range for the accuracy, and the shares of agreement it is made of."""
+
+    low: float
+    high: float
+    unanimous: float  # share of images on which every opinion is the final prediction
+    best: float  # the largest share on which one opinion is
+
+    def summary(self) -> dict[str, float | str]:
+        sentence = (
+            f"Estimated accuracy on the target: {self.low:.0%} to {self.high:.0%}. An estimate without labels; on some "
+            "data the truth lies outside."
+        )
+        return {"low": round(self.low, 4), "high": round(self.high, 4), "sentence": sentence}
+
+
+def estimate(before: Impression, predicted: Tensor) -> Estimate:
+    """The range for a model that predicts `predicted` [Nt]: from the best single opinion's agreement down to half as
+    far below the unanimous share as that lies above it. A source-only model is not asked for its opinion of itself."""
+    opinions = [before.nearest, before.centers]
+    if not torch.equal(predicted, before.predicted):
+        opinions.append(before.predicted)
+    agree = torch.stack([opinion == predicted for opinion in opinions])  # [opinions, Nt]
+    unanimous = float(agree.all(dim=0).double().mean())
+    best = float(agree.double().mean(dim=1).max())
+    low, high = unanimous - (best - unanimous) / 2, best
+    return Estimate(max(0.0, low - _noise(low, predicted)), min(1.0, high + _noise(high, predicted)), unanimous, best)
+
+
+def _noise(share: float, predicted: Tensor) -> float:
+    """Of a share of so many images."""
+    share = min(1.0, max(0.0, share))
+    return float(SIGMAS * (share * (1 - share) / max(1, len(predicted))) ** 0.5)

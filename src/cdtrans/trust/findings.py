@@ -1,0 +1,48 @@
+"""What a check has found: one subject, one state, and one sentence of what to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cdtrans.errors import CdtransError
+
+State = Literal["ok", "warning", "stop"]
+GRAVITY: tuple[State, ...] = ("ok", "warning", "stop")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`stop` is for what makes a run pointless or its result wrong; `warning` for what is worth a look before it."""
+
+    state: State
+    subject: str
+    found: str  # a statement without its full stop
+    advice: str = ""  # what to do, a sentence; nothing where all is well
+    details: dict[str, Any] = field(default_factory=dict)  # every name and number, for --json
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of a finding in `check --json`."""
+        return {
+            "state": self.state,
+            "subject": self.subject,
+            "found": self.found,
+            "advice": self.advice,
+            "details": self.details,
+        }
+
+
+def gravest(findings: Sequence[Finding]) -> State:
+    return max((f.state for f in findings), key=GRAVITY.index, default="ok")
+
+
+def graded(value: float, *, warning: float, stop: float = float("inf")) -> State:
+    """The state of a share or ratio that should be small."""
+    return "stop" if value > stop else "warning" if value > warning else "ok"
+
+
+def refuse(findings: Sequence[Finding]) -> None:
+    """Before an hour is spent: an error that says the first reason to stop."""
+    stops = [f for f in findings if f.state == "stop"]
+    if stops:
+        more = f" ({len(stops) - 1} more: see 'cdtrans check')" if len(stops) > 1 else ""
+        raise CdtransError(f"{stops[0].found}{more}. {stops[0].advice} To go on regardless, give --force.")

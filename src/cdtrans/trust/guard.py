@@ -1,0 +1,169 @@
+"""Did adaptation hurt? Objections against it, by comparing the source-only model with the adapted one.
+
+The limits lie between what healthy runs and spoilt ones showed on Office-31 and on the built-in task; every figure is
+in docs/results/guard.md.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cdtrans.trust.impression import Impression
+
+LEARNT = (
+    0.5  # healthy source-only models are right on 87 % and more of their own training images, shuffled labels on 28 %
+)
+SOURCE_AGREEMENT = 0.7  # healthy: 80 % and more; without the source's classes in the target, or gone wrong: below 65 %
+FORGOTTEN = 0.8  # of the accuracy on the source; healthy runs keep 95 % of it
+VANISHED = 0.75  # of the classes that were predicted; healthy runs keep 96 %
+SHIFTED = 0.15  # total variation of the predicted classes against the centres at the start; healthy: 10 % and less
+CENTERS_KEPT = (
+    0.8  # of the predictions are what the centres said at the start; healthy: 84 % and more, spoilt: below 79 %
+)
+
+
+class Objection(NamedTuple):
+    """Something that speaks against a model."""
+
+    name: str
+    found: float
+    limit: float
+    sentence: str
+
+
+def judge_source(before: Impression) -> list[Objection]:
+    """What can be seen before stage 2 has cost anything: adaptation from such a start is hopeless."""
+    objections = []
+    if before.source_accuracy < LEARNT:
+        objections.append(
+            Objection(
+                "source not learnt",
+                before.source_accuracy,
+                LEARNT,
+                f"the source-only model is right on only {before.source_accuracy:.0%} of the images it was trained on "
+                f"(healthy runs: over {LEARNT:.0%}): are the source's labels right?",
+            )
+        )
+    if before.source_agreement < SOURCE_AGREEMENT:
+        objections.append(_disagreement("domains apart", before, "before adaptation"))
+    return objections
+
+
+def judge_adapted(
+    before: Impression, after: Impression, scores_before: dict[str, float], scores_after: dict[str, float]
+) -> list[Objection]:
+    """The adapted model against the source-only one."""
+    objections = judge_source(before)
+    if after.source_agreement < SOURCE_AGREEMENT:
+        objections.append(_disagreement("domains drifted apart", after, "after adaptation"))
+    kept = after.source_accuracy / max(before.source_accuracy, 1e-9)
+    if kept < FORGOTTEN:
+        objections.append(
+            Objection(
+                "source forgotten",
+                kept,
+                FORGOTTEN,
+                f"accuracy on the source fell from {before.source_accuracy:.0%} to {after.source_accuracy:.0%}",
+            )
+        )
+    classes_before, classes_after = (len(x.predicted.unique()) for x in (before, after))
+    if classes_after < VANISHED * classes_before:
+        objections.append(
+            Objection(
+                "vanished classes",
+                classes_after / classes_before,
+                VANISHED,
+                f"of {classes_before} predicted classes {classes_after} are left",
+            )
+        )
+    shift = shifted(after.predicted, before.centers, after.target_logits.shape[1])
+    if shift > SHIFTED:
+        objections.append(
+            Objection(
+                "predictions shifted",
+                shift,
+                SHIFTED,
+                f"{shift:.0%} of the predictions would have to change class to have the frequencies that the class "
+                f"centres had at the start (healthy runs: under {SHIFTED:.0%})",
+            )
+        )
+    same = float((after.predicted == before.centers).double().mean())
+    if same < CENTERS_KEPT:
+        objections.append(
+            Objection(
+                "centres abandoned",
+                same,
+                CENTERS_KEPT,
+                f"only {same:.0%} of the predictions are what the class centres said at the start "
+                f"(healthy runs: over {CENTERS_KEPT:.0%})",
+            )
+        )
+    if scores_after["consensus"] < scores_before["consensus"]:
+        objections.append(
+            Objection(
+                "consensus fell",
+                scores_after["consensus"],
+                scores_before["consensus"],
+                f"the consensus of the label-free scores fell from {scores_before['consensus']:.3f} to "
+                f"{scores_after['consensus']:.3f}",
+            )
+        )
+    return objections
+
+
+def gave_up(message: str) -> Objection:
+    """Training that could not go on: numbers that are not finite, or no pairs left."""
+    return Objection("training broke off", 0.0, 0.0, message.split(";")[0].split(": training")[0].rstrip("."))
+
+
+class Verdict(NamedTuple):
+    """What the guard makes of its objections."""
+
+    verdict: str  # kept, harm, or off: harm was found but --no-guard keeps the adapted model
+    objections: list[Objection]
+
+    @property
+    def paragraph(self) -> str:
+        if not self.objections:
+            return "The guard found nothing against the adapted model."
+        evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.objections)
+        if self.verdict == "harm":
+            return (
+                "The guard judges that adaptation did harm, and the source-only model is the chosen one. "
+                f"Evidence, all without labels: {evidence}. The adapted model is kept beside it where there is one "
+                "(--model adapted); --no-guard would choose it."
+            )
+        return (
+            "The guard was switched off and the adapted model is kept, but it would have judged that adaptation did "
+            f"harm. Evidence, all without labels: {evidence}."
+        )
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "paragraph": self.paragraph,
+            "findings": [f._asdict() for f in self.objections],
+        }
+
+
+def decide(objections: list[Objection], *, guard: bool) -> Verdict:
+    if not objections:
+        return Verdict("kept", objections)
+    return Verdict("harm" if guard else "off", objections)
+
+
+def shifted(predicted: Tensor, centers: Tensor, classes: int) -> float:
+    """Total variation between the frequencies of two labellings of the same images."""
+    a, b = (torch.bincount(x, minlength=classes).double() / max(1, len(x)) for x in (predicted, centers))
+    return float((a - b).abs().sum() / 2)
+
+
+def _disagreement(name: str, seen: Impression, when: str) -> Objection:
+    return Objection(
+        name,
+        seen.source_agreement,
+        SOURCE_AGREEMENT,
+        f"{when} only {seen.source_agreement:.0%} of the source images have a nearest target image in their own class "
+        f"(healthy runs: over {SOURCE_AGREEMENT:.0%}): has the target other or fewer classes than the source?",
+    )

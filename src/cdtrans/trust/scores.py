@@ -1,0 +1,111 @@
+"""Scores of a model on a target without labels, all from one pass over it. Each lies between 0 and 1, higher is better.
+
+None of them is accuracy. Confidence alone (`confidence`, `density`) also rewards a model that puts everything into one
+class, so whatever chooses by scores pairs it with diversity (selection.py).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from sklearn.metrics import adjusted_mutual_info_score
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.model.encoding import Encoded
+from cdtrans.pairing.centers import pseudo_labels
+
+SAMPLE = 4096  # images that the scores of quadratic or iterated cost are made from: the first ones, in random order
+CLUSTER_TRIES, CLUSTER_STEPS = 3, 20  # of k-means; the tightest of the tries counts
+DENSITY_TEMPERATURE = 0.05  # of the paper on soft neighbourhood density (ICCV 2021)
+
+
+class Scores(NamedTuple):
+    """How a model sees the target."""
+
+    confidence: float  # 1 - mean entropy of the predictions / its maximum
+    diversity: float  # entropy of the mean prediction / its maximum
+    information: float  # mutual information of image and prediction / its maximum: confidence and diversity in one
+    nuclear_norm: float  # of the prediction matrix / its maximum (batch nuclear-norm maximisation, CVPR 2020)
+    clusters: float  # adjusted mutual information of predictions and clusters of the features
+    density: float  # soft neighbourhood density: how many images share an image's prediction
+    centers: float  # share of the images whose nearest class centre is the predicted class
+
+
+def score(encoded: Encoded) -> Scores:
+    """The scores of one pass."""
+    p = encoded.logits.double().softmax(dim=1)  # [N, K]
+    most = math.log(p.shape[1])
+    uncertainty = float(entropy(p).mean()) / most
+    diversity = float(entropy(p.mean(dim=0))) / most
+    predicted = p.argmax(dim=1)
+    features = F.normalize(encoded.features[:SAMPLE])
+    clusters = cluster(features, p.shape[1])
+    return Scores(
+        confidence=1 - uncertainty,
+        diversity=diversity,
+        information=diversity - uncertainty,
+        nuclear_norm=nuclear_norm(p),
+        clusters=agreement(predicted[:SAMPLE], clusters),
+        density=density(p[:SAMPLE].float()),
+        centers=float((pseudo_labels(encoded.features, encoded.logits) == predicted).double().mean()),
+    )
+
+
+def entropy(p: Tensor) -> Tensor:
+    """Of distributions along the last dimension, in nats."""
+    return torch.special.entr(p).sum(dim=-1)  # type: ignore[no-any-return]
+
+
+def agreement(predicted: Tensor, clusters: Tensor) -> float:
+    """Adjusted mutual information; nothing if all is one class, which agrees with everything that is one cluster."""
+    if len(predicted.unique()) == 1:
+        return 0.0
+    return float(adjusted_mutual_info_score(predicted.cpu(), clusters.cpu()))
+
+
+def nuclear_norm(p: Tensor) -> float:
+    """[N, K] -> the sum of the singular values over its largest possible one: 1 if every prediction is certain and all
+    classes are predicted equally often, 1 / sqrt(K) if all are certain and one."""
+    squares = torch.linalg.eigvalsh((p.T @ p).cpu()).clamp(min=0)  # [K], of the singular values
+    return float(squares.sqrt().sum() / math.sqrt(len(p) * min(p.shape)))
+
+
+def density(p: Tensor) -> float:
+    """The entropy of an image's similarity to the others' predictions, over its maximum."""
+    q = F.normalize(p)
+    similarity = q @ q.T / DENSITY_TEMPERATURE  # [N, N]
+    similarity.fill_diagonal_(-torch.inf)
+    return float(entropy(similarity.softmax(dim=1)).mean()) / math.log(max(2, len(p) - 1))
+
+
+def cluster(x: Tensor, count: int) -> Tensor:
+    """k-means of unit rows by cosine, [N, D] -> [N] cluster numbers. Seeded: equal features have equal clusters."""
+    generator = torch.Generator().manual_seed(0)
+    tries = [_lloyd(x, _spread_out(x, min(count, len(x)), generator)) for _ in range(CLUSTER_TRIES)]
+    return max(tries, key=lambda found: float(found[1]))[0]
+
+
+def _spread_out(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """k-means++: centres drawn one by one, each with the chance of its squared distance from those before."""
+    first = int(torch.randint(len(x), (), generator=generator))
+    centers = [x[first]]
+    draws = torch.rand(count, generator=generator, dtype=torch.float64).to(x.device)
+    distance = 1 - x @ x[first]  # [N], half the squared distance of unit vectors
+    for draw in draws[1:]:
+        chances = distance.clamp(min=0).double().cumsum(dim=0)
+        chosen = torch.searchsorted(chances, draw * chances[-1]).clamp(max=len(x) - 1)
+        centers.append(x[chosen])
+        distance = torch.minimum(distance, 1 - x @ x[chosen])
+    return torch.stack(centers)  # [count, D]
+
+
+def _lloyd(x: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """Assign and average in turn; the labels, and the mean similarity to the centres."""
+    for _ in range(CLUSTER_STEPS):
+        labels = (x @ centers.T).argmax(dim=1)
+        sums = torch.zeros_like(centers).index_add_(0, labels, x)
+        used = torch.bincount(labels, minlength=len(centers)) > 0
+        centers = torch.where(used[:, None], F.normalize(sums), centers)
+    similarity, labels = (x @ centers.T).max(dim=1)
+    return labels, similarity.mean()

@@ -1,0 +1,168 @@
+"""Choosing, guarding and estimating in real runs: what is written, what is restored, and how the command ends."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cdtrans import load
+from cdtrans.trust.scores import Scores
+from tiny_task import Ended, Task, log_lines, make_task, warm
+
+
+def cdtrans(*arguments: str) -> Ended:
+    with TemporaryDirectory() as logs:
+        return warm().run(list(arguments), Path(logs))
+
+
+EASY = {"source_epochs": 12, "epochs": 4, "rebuild_every": 2, "save_every": 30, "guard": True}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("trust"), **EASY)
+
+
+@pytest.fixture(scope="module")
+def healthy(task: Task) -> Path:
+    out = task.folder / "healthy"
+    ended = cdtrans(*task.adapt(out))
+    assert ended.code == 0, ended.err
+    assert "Estimated accuracy on the target: " in ended.out
+    return out
+
+
+def result(out: Path) -> dict:
+    return json.loads((out / "result.json").read_text())
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def equal(a: Path, b: Path) -> bool:
+    mine, theirs = weights(a), weights(b)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+
+
+def test_a_healthy_run_is_kept_with_its_best_epoch_by_consensus(healthy: Path) -> None:
+    lines = [line for line in log_lines(healthy) if line["event"] == "scores"]
+    assert [line["epoch"] for line in lines] == [0, 1, 2, 3, 4]
+    assert all({*Scores._fields, "consensus"} <= line.keys() for line in lines)
+    found = result(healthy)
+    best = max(lines[1:], key=lambda line: (line["consensus"], line["epoch"]))
+    assert found["chosen_epoch"] == best["epoch"]
+    assert (found["chosen_model"], found["selection"]) == ("adapted", "consensus")
+    assert found["guard"]["verdict"] == "kept"
+    assert 0 <= found["estimate"]["low"] < found["estimate"]["high"] <= 1
+
+
+@pytest.mark.parametrize("rule", ["confidence", "density", "last"])
+def test_the_chosen_epochs_own_weights_and_predictions_are_kept_and_the_last_ones_too(
+    task: Task, healthy: Path, rule: str
+) -> None:
+    out = task.folder / rule
+    assert cdtrans(*task.adapt(out, "--select", rule)).code == 0
+    lines = [line for line in log_lines(out) if line["event"] == "scores" and line["epoch"] > 0]
+    chosen = max(lines, key=lambda line: (line.get(rule, 0), line["epoch"]))["epoch"]
+    assert result(out)["chosen_epoch"] == chosen
+    assert equal(out / "last", healthy / "last"), "what is chosen does not change what is trained"
+    assert equal(out / "adapted", out / "last") == (chosen == 4)
+    with np.load(out / "predictions" / f"epoch-{chosen:03}.npz") as arrays:
+        predicted = arrays["predicted"]
+    classifier = load(out, device="cpu")
+    rows = (out / "images.csv").read_text().splitlines()[1:]
+    files = [row.split(",")[2] for row in rows if row.startswith("target,")]
+    said = classifier.predict([task.target / file for file in files])
+    assert [classifier.classes.index(p.label) for p in said] == predicted.tolist()
+    table = dict(line.split(",")[:2] for line in (out / "predictions.csv").read_text().splitlines()[1:])
+    assert [table[file] for file in files] == [p.label for p in said]
+
+
+def test_an_earlier_epoch_can_win(task: Task) -> None:
+    """With a rate that ruins the model the first epochs are the best."""
+    out = task.folder / "earlier"
+    assert cdtrans(*task.adapt(out, "--lr", "3", "--epochs", "6", "--no-guard")).code == 0
+    lines = [line for line in log_lines(out) if line["event"] == "scores" and line["epoch"] > 0]
+    best = max(lines, key=lambda line: (line["consensus"], line["epoch"]))["epoch"]
+    assert result(out)["chosen_epoch"] == best < 6
+    assert not equal(out / "adapted", out / "last")
+
+
+def test_harm_ends_with_the_source_only_model_and_exit_code_3(task: Task) -> None:
+    out = task.folder / "harm"
+    ended = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3"))
+    assert ended.code == 3
+    assert "The guard judges that adaptation did harm" in ended.err
+    assert "chosen: the source-only model" in ended.out
+    found = result(out)
+    assert (found["chosen_epoch"], found["chosen_model"]) == (0, "source")
+    assert found["guard"]["verdict"] == "harm"
+    assert found["guard"]["findings"]
+    with np.load(out / "predictions" / "epoch-000.npz") as arrays:
+        predicted = arrays["predicted"].tolist()
+    classifier = load(out, device="cpu")
+    assert all(torch.equal(x, weights(out / "source")[k]) for k, x in classifier.model.state_dict().items())
+    rows = [row.split(",") for row in (out / "images.csv").read_text().splitlines() if row.startswith("target,")]
+    table = dict(line.split(",")[:2] for line in (out / "predictions.csv").read_text().splitlines()[1:])
+    assert [table[row[2]] for row in rows] == [classifier.classes[k] for k in predicted]
+    again = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3"))
+    assert again.code == 3, "a finished run ends as it ended"
+
+
+def test_without_the_guard_the_adapted_model_is_kept_and_that_is_said(task: Task) -> None:
+    out = task.folder / "no-guard"
+    ended = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3", "--no-guard"))
+    assert ended.code == 0
+    assert "switched off and the adapted model is kept" in ended.err
+    assert result(out)["chosen_model"] == "adapted"
+    assert result(out)["guard"]["verdict"] == "off"
+
+
+def test_a_loss_that_is_not_finite_is_harm(task: Task) -> None:
+    out = task.folder / "diverged"
+    ended = cdtrans(*task.adapt(out, "--lr", "1e30"))
+    assert ended.code == 3
+    assert result(out)["guard"]["findings"][0]["name"] == "training broke off"
+    assert "not finite" in ended.err
+    assert not (out / "adapted").exists()
+    assert not (out / "state").exists()
+    assert "has no adapted model" in cdtrans("predict", str(out), str(task.target), "--model", "adapted").err
+
+
+def test_a_hopeless_start_ends_before_stage_2(task: Task) -> None:
+    out = task.folder / "hopeless"
+    ended = cdtrans(*task.adapt(out, "--source-lr", "0"))
+    assert ended.code == 3
+    assert not [line for line in log_lines(out) if line["event"] == "epoch" and line["stage"] == "adaptation"]
+    assert {f["name"] for f in result(out)["guard"]["findings"]} & {"source not learnt", "domains apart"}
+
+
+class TestHoldout:
+    def test_a_part_of_the_source_is_watched_and_not_trained_on(self, task: Task) -> None:
+        out = task.folder / "holdout"
+        assert cdtrans(*task.adapt(out, "--holdout", "0.25", "--no-guard")).code == 0
+        rows = [row.split(",") for row in (out / "images.csv").read_text().splitlines()[1:]]
+        source, held = ([row[2] for row in rows if row[0] == domain] for domain in ("source", "holdout"))
+        assert (len(source), len(held)) == (18, 6)
+        assert not set(source) & set(held)
+        with np.load(out / "pairs" / "round-01.npz") as arrays:
+            assert arrays["source"].max() < len(source)
+        lines = [line for line in log_lines(out) if line["event"] == "scores"]
+        assert all(0 <= line["holdout"] <= 1 for line in lines)
+        right = [p.label == Path(name).parent.name for name, p in zip(held, self.said(out, task, held), strict=True)]
+        assert lines[-1]["holdout"] == pytest.approx(sum(right) / len(right), abs=1e-4)
+
+    @staticmethod
+    def said(out: Path, task: Task, files: list[str]) -> list:
+        return load(out, model="last", device="cpu").predict([task.source / name for name in files])
+
+    def test_it_can_be_chosen_by_and_must_be_there_then(self, task: Task) -> None:
+        ended = cdtrans(*task.adapt(task.folder / "none", "--select", "holdout"))
+        assert ended.code == 2
+        assert "give --holdout 0.1" in ended.err
+        assert not (task.folder / "none").exists()

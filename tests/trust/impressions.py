@@ -1,0 +1,32 @@
+"""Impressions made up for tests: what a model predicts for the target, and what else is known then."""
+
+import torch
+from torch import Tensor
+
+from cdtrans.trust.impression import Impression
+
+
+def impression_of(
+    predicted: Tensor,
+    *,
+    centers: Tensor | None = None,
+    nearest: Tensor | None = None,
+    classes: int = 3,
+    source_right: float = 1.0,
+    source_agrees: float = 1.0,
+) -> Impression:
+    """All opinions agree unless told; of 100 source images the first ones are right, or agree."""
+    labels = torch.arange(100) % classes
+    n = torch.arange(100)
+    return Impression(
+        target_logits=10.0 * torch.nn.functional.one_hot(predicted, classes),
+        centers=predicted if centers is None else centers,
+        nearest=predicted if nearest is None else nearest,
+        found=torch.where(n < 100 * source_agrees, labels, (labels + 1) % classes),
+        source_labels=labels,
+        source_predicted=torch.where(n < 100 * source_right, labels, (labels + 1) % classes),
+        source_confidence=torch.ones(100).half(),
+        source_own=torch.ones(100).half(),
+        source_sample=torch.zeros(100, 4).half(),
+        target_sample=torch.zeros(len(predicted), 4).half(),
+    )

@@ -1,0 +1,94 @@
+"""Each way to do harm is found, by its name, and a healthy model is left alone."""
+
+import pytest
+import torch
+
+from cdtrans.trust import guard
+from cdtrans.trust.guard import Verdict, decide, gave_up, judge_adapted, judge_source, shifted
+from impressions import impression_of
+
+TARGET = torch.arange(600) % 6
+LOW, HIGH = {"consensus": 0.5}, {"consensus": 0.9}
+
+
+def names(objections: list[guard.Objection]) -> list[str]:
+    return [f.name for f in objections]
+
+
+def healthy(**changes: object):
+    return impression_of(TARGET, classes=6, **changes)  # type: ignore[arg-type]
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    assert judge_source(healthy()) == []
+    assert judge_adapted(healthy(), healthy(), LOW, HIGH) == []
+
+
+@pytest.mark.parametrize(("share", "found"), [(guard.LEARNT - 0.01, ["source not learnt"]), (guard.LEARNT + 0.01, [])])
+def test_a_source_that_was_not_learnt(share: float, found: list[str]) -> None:
+    assert names(judge_source(healthy(source_right=share))) == found
+
+
+@pytest.mark.parametrize(
+    ("share", "found"), [(guard.SOURCE_AGREEMENT - 0.02, ["domains apart"]), (guard.SOURCE_AGREEMENT + 0.01, [])]
+)
+def test_domains_that_do_not_meet(share: float, found: list[str]) -> None:
+    assert names(judge_source(healthy(source_agrees=share))) == found
+
+
+def test_domains_that_drift_apart_in_training() -> None:
+    assert names(judge_adapted(healthy(), healthy(source_agrees=0.3), LOW, HIGH)) == ["domains drifted apart"]
+
+
+def test_a_source_that_is_forgotten() -> None:
+    assert names(judge_adapted(healthy(), healthy(source_right=0.75), LOW, HIGH)) == ["source forgotten"]
+    assert names(judge_adapted(healthy(source_right=0.9), healthy(source_right=0.75), LOW, HIGH)) == []
+
+
+def test_classes_that_vanish() -> None:
+    """Two of six classes are rare: nothing else shows that they are gone."""
+    rare = TARGET.clone()
+    rare[(TARGET >= 4) & (torch.arange(600) > 12)] = 0
+    gone = torch.where(rare >= 4, 0, rare)
+    before, after = (impression_of(x, centers=rare, classes=6) for x in (rare, gone))
+    assert names(judge_adapted(before, after, LOW, HIGH)) == ["vanished classes"]
+
+
+def test_predictions_that_shift_or_leave_the_centres() -> None:
+    moved = torch.where(torch.arange(600) < 108, (TARGET + 1) % 6, TARGET)  # 18 % of the images, evenly
+    assert names(judge_adapted(healthy(), impression_of(moved, classes=6), LOW, HIGH)) == []
+    to_one = torch.where((torch.arange(600) < 114) & (TARGET > 0), 0, TARGET)
+    assert names(judge_adapted(healthy(), impression_of(to_one, classes=6), LOW, HIGH)) == ["predictions shifted"]
+    left = torch.where(torch.arange(600) < 150, (TARGET + 1) % 6, TARGET)  # 25 %
+    assert names(judge_adapted(healthy(), impression_of(left, classes=6), LOW, HIGH)) == ["centres abandoned"]
+
+
+def test_a_consensus_below_the_source_only_models() -> None:
+    assert names(judge_adapted(healthy(), healthy(), HIGH, LOW)) == ["consensus fell"]
+    assert judge_adapted(healthy(), healthy(), HIGH, HIGH) == []
+
+
+def test_what_speaks_against_the_start_speaks_against_the_end() -> None:
+    assert "source not learnt" in names(judge_adapted(healthy(source_right=0.2), healthy(source_right=0.2), LOW, HIGH))
+
+
+def test_training_that_broke_off_says_why_without_advice_for_another_case() -> None:
+    finding = gave_up("The loss is not finite in the adaptation stage, epoch 2, step 3; the last good state is in 'x'.")
+    assert finding.sentence == "The loss is not finite in the adaptation stage, epoch 2, step 3"
+
+
+def test_shifted_is_total_variation() -> None:
+    assert shifted(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 3) == 0.25
+    assert shifted(torch.tensor([0, 0]), torch.tensor([1, 2]), 3) == 1.0
+
+
+def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
+    objections = judge_adapted(healthy(), healthy(source_agrees=0.3), LOW, HIGH)
+    harm, off = decide(objections, guard=True), decide(objections, guard=False)
+    assert (harm.verdict, off.verdict, decide([], guard=True).verdict) == ("harm", "off", "kept")
+    assert "source-only model is the chosen one" in harm.paragraph
+    assert "adapted model is kept" in off.paragraph
+    for verdict in (harm, off):
+        assert "only 30% of the source images" in verdict.paragraph
+    assert "nothing against" in Verdict("kept", []).paragraph
+    assert harm.summary()["findings"][0].keys() == {"name", "found", "limit", "sentence"}

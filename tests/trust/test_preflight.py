@@ -1,0 +1,229 @@
+"""Each finding: when it is silent, when it warns, when it stops, and that it says what it has seen."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdtrans.data.images import Header
+from cdtrans.errors import CdtransError
+from cdtrans.trust import preflight
+from cdtrans.trust.findings import Finding, graded, gravest, refuse
+from cdtrans.trust.preflight import Labels, Pictures, examine
+from cdtrans.trust.thumbnails import SIDE
+
+
+def noise(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
+
+
+def pictures(name: str, thumbnails: np.ndarray, digests: list[str] | None = None) -> Pictures:
+    paths = [f"{name}-{n}.png" for n in range(len(thumbnails))]
+    return Pictures(paths, digests or [f"{name}-{n}" for n in range(len(thumbnails))], thumbnails)
+
+
+def labels(*counts: int) -> Labels:
+    return Labels(np.repeat(np.arange(len(counts)), counts), [f"class-{k}" for k in range(len(counts))])
+
+
+def subject(findings: list[Finding], name: str) -> Finding:
+    (finding,) = [f for f in findings if f.subject == name]
+    return finding
+
+
+SOURCE = pictures("s", noise(20))
+TARGET = pictures("t", noise(12, seed=1))
+TWO = labels(10, 10)
+
+
+def test_nothing_is_wrong_with_two_sets_of_different_pictures() -> None:
+    findings = examine(SOURCE, TWO, TARGET)
+    assert {f.state for f in findings} == {"ok"}, findings
+    assert not any(f.advice for f in findings)
+    assert [f.subject for f in findings] == [
+        "classes",
+        "balance",
+        "target size",
+        "copies in the source",
+        "labels of copies",
+        "copies across domains",
+        "blank images, source",
+        "blank images, target",
+        "greyscale",
+    ]
+
+
+def test_without_thumbnails_exact_copies_are_still_found() -> None:
+    source = SOURCE._replace(thumbnails=None)
+    target = TARGET._replace(thumbnails=None, digests=["s-3", *TARGET.digests[1:]])
+    findings = examine(source, TWO, target)
+    assert subject(findings, "copies across domains").state == "warning"
+    assert "greyscale" not in [f.subject for f in findings]
+
+
+BAD = {f"{n}.png": "truncated" for n in range(7)}
+
+
+class TestUnreadable:
+    def test_every_file_is_listed_and_the_first_are_named(self) -> None:
+        finding = preflight.unreadable("target", BAD, 140, 0.05)
+        assert finding.state == "warning"
+        assert finding.found.startswith("7 of 140 target files cannot be read: '0.png', truncated; '1.png', truncated;")
+        assert finding.found.endswith("; and 2 more")
+        assert finding.details["unreadable"] == BAD
+
+    @pytest.mark.parametrize(
+        ("total", "max_bad", "state"), [(139, 0.05, "stop"), (140, 0.05, "warning"), (7, 1, "stop")]
+    )
+    def test_too_many_is_what_adapt_would_refuse(self, total: int, max_bad: float, state: str) -> None:
+        assert preflight.unreadable("source", BAD, total, max_bad).state == state
+
+    def test_none(self) -> None:
+        assert preflight.unreadable("source", {}, 7, 0.05).found == "All 7 can be read"
+
+
+class TestClasses:
+    def test_few_classes_are_counted_one_by_one_and_many_in_short(self) -> None:
+        assert preflight.class_sizes(labels(5, 9)).found == "2 classes: 'class-0' 5, 'class-1' 9"
+        assert preflight.class_sizes(labels(*range(5, 18))).found == "13 classes of 5 to 17 images"
+        assert preflight.class_sizes(labels(*range(5, 18))).details["images"]["class-12"] == 17
+
+    def test_a_small_class_is_a_warning_and_an_empty_one_a_stop(self) -> None:
+        small, empty = preflight.class_sizes(labels(9, 4, 1)), preflight.class_sizes(labels(9, 0, 1))
+        assert (small.state, small.found) == (
+            "warning",
+            "2 classes have fewer than 5 source images: 'class-1', 'class-2'",
+        )
+        assert (empty.state, empty.found) == ("stop", "No readable image is left of 1 class of the source: 'class-1'")
+        assert small.advice
+        assert empty.advice
+
+    @pytest.mark.parametrize(("counts", "state"), [((5, 50), "ok"), ((5, 51), "warning"), ((0, 5, 51), "warning")])
+    def test_balance(self, counts: tuple[int, ...], state: str) -> None:
+        finding = preflight.class_balance(labels(*counts))
+        assert finding.state == state
+        assert finding.found.startswith("The largest source class, 'class-")
+        assert preflight.class_balance(labels(7, 7)).found == "The source classes have equally many images"
+
+    @pytest.mark.parametrize(("distinct", "state"), [(1, "warning"), (2, "ok")])
+    def test_fewer_different_targets_than_classes(self, distinct: int, state: str) -> None:
+        target = TARGET._replace(digests=[str(n % distinct) for n in range(12)])
+        assert preflight.target_size(TWO, target).state == state
+
+
+class TestCopies:
+    def test_in_the_source(self) -> None:
+        doubled = SOURCE._replace(digests=["s-0", "s-0", "s-0", *SOURCE.digests[3:]])
+        finding = subject(examine(doubled, TWO, TARGET), "copies in the source")
+        assert finding.state == "ok"  # a tenth
+        assert finding.details == {"exact": 2, "near": 0, "groups": [["s-0.png", "s-1.png", "s-2.png"]]}
+        thumbnails = SOURCE.thumbnails.copy()
+        thumbnails[9] = thumbnails[8]
+        finding = subject(examine(doubled._replace(thumbnails=thumbnails), TWO, TARGET), "copies in the source")
+        assert finding.state == "warning"
+        assert finding.found == "Copies of another source image: 2 of 20 exactly, 1 nearly"
+
+    def test_under_two_labels(self) -> None:
+        thumbnails = SOURCE.thumbnails.copy()
+        thumbnails[12] = thumbnails[2]
+        doubled = SOURCE._replace(digests=[*SOURCE.digests[:19], "s-0"], thumbnails=thumbnails)
+        finding = subject(examine(doubled, TWO, TARGET), "labels of copies")
+        assert finding.state == "warning"
+        assert "2 of 20 source images exactly, 2 nearly, such as 's-0.png', 's-19.png'" in finding.found
+        assert finding.details == {
+            "exact": [{"s-0.png": "class-0", "s-19.png": "class-1"}],
+            "near": [{"s-2.png": "class-0", "s-12.png": "class-1"}],
+        }
+
+    def test_a_quarter_of_contradicted_labels_is_a_stop(self) -> None:
+        for copied, state in ((2, "warning"), (3, "stop")):
+            doubled = SOURCE._replace(digests=[*SOURCE.digests[:-copied], *SOURCE.digests[:copied]])
+            assert subject(examine(doubled, TWO, TARGET), "labels of copies").state == state
+
+    @pytest.mark.parametrize(("copied", "state"), [(0, "ok"), (1, "warning"), (6, "warning"), (7, "stop")])
+    def test_across_the_domains(self, copied: int, state: str) -> None:
+        target = TARGET._replace(digests=[*SOURCE.digests[:copied], *TARGET.digests[copied:]])
+        finding = subject(examine(SOURCE, TWO, target), "copies across domains")
+        assert finding.state == state
+        assert finding.details["exact"] == [{"target": f"t-{n}.png", "source": f"s-{n}.png"} for n in range(copied)]
+        assert finding.details["near"] == []
+
+    def test_near_copies_across_the_domains_never_stop(self) -> None:
+        """They may be what two cameras saw of one thing."""
+        finding = subject(examine(SOURCE, TWO, pictures("t", SOURCE.thumbnails[::-1])), "copies across domains")
+        assert finding.state == "warning"
+        assert "0 of 20 target images exactly, 20 nearly, such as 't-0.png' and 's-19.png'" in finding.found
+        assert len(finding.details["near"]) == 20
+
+
+class TestPixels:
+    @pytest.mark.parametrize(("blank", "state"), [(0, "ok"), (1, "ok"), (2, "warning"), (51, "stop")])
+    def test_blank_images(self, blank: int, state: str) -> None:
+        thumbnails = noise(100)
+        thumbnails[:blank] = 250 + thumbnails[:blank] % 3
+        finding = preflight.blank_images("target", [str(n) for n in range(100)], thumbnails)
+        assert finding.state == state
+        assert finding.details["images"] == [str(n) for n in range(blank)]
+        assert bool(finding.advice) == (state != "ok")
+
+    @pytest.mark.parametrize(("grey", "state"), [(25, "ok"), (26, "warning"), (100, "warning")])
+    def test_greyscale_in_one_domain(self, grey: int, state: str) -> None:
+        """Stored in three channels, with what JPEG adds to them."""
+        coloured, mixed = noise(100), noise(100, seed=1)
+        mixed[:grey] = mixed[:grey, :, :, :1] // 2 + np.array([0, 1, 2], np.uint8)
+        for finding in (preflight.colour(coloured, mixed), preflight.colour(mixed, coloured)):
+            assert finding.state == state
+            assert f"{grey}%" in finding.found
+        assert preflight.colour(mixed, mixed).state == "ok"
+
+
+class TestHeaders:
+    def test_sizes(self) -> None:
+        odd = [Header(55, 300, False), Header(300, 1201, False)]
+        plain = [Header(300, 200, False), Header(56, 56, False), Header(200, 800, False)]
+        paths = [str(n) for n in range(40)]
+        finding = preflight.image_sizes("source", paths, [*odd, *plain, *plain[:1] * 35], crop=224)
+        assert finding.state == "ok"  # a twentieth
+        assert finding.details == {"median": [300, 200], "tiny": ["0"], "thin": ["0", "1"]}
+        finding = preflight.image_sizes("source", paths, [*odd, *plain, *odd[:1] * 35], crop=224)
+        assert finding.state == "warning"
+        assert "with a side below 56: 36; with one side over 4 times the other: 37" in finding.found
+        assert finding.advice
+
+    def test_transparency_in_one_domain(self) -> None:
+        clear, solid = [Header(9, 9, True)] * 4, [Header(9, 9, False)] * 4
+        assert preflight.transparency(clear, solid).state == "warning"
+        assert preflight.transparency(clear, clear).state == "ok"
+        assert (
+            preflight.transparency(solid, solid[:3] + clear[:1]).found
+            == "Transparency: 0% of the source, 25% of the target"
+        )
+
+
+def test_the_layout_of_the_source() -> None:
+    assert preflight.layout([]).state == "ok"
+    finding = preflight.layout(["One thing.", "Another."])
+    assert (finding.state, finding.found) == ("warning", "One thing. Another")
+
+
+class TestFindings:
+    @given(st.lists(st.sampled_from(["ok", "warning", "stop"])))
+    def test_the_gravest_decides(self, states: list[str]) -> None:
+        expected = next((s for s in ("stop", "warning") if s in states), "ok")
+        assert gravest([Finding(s, "x", "y") for s in states]) == expected  # type: ignore[arg-type]
+
+    def test_grades_are_beyond_their_limit(self) -> None:
+        assert [graded(v, warning=0.1, stop=0.5) for v in (0.1, 0.11, 0.5, 0.51)] == [
+            "ok",
+            "warning",
+            "warning",
+            "stop",
+        ]
+        assert graded(1e9, warning=1) == "warning"
+
+    def test_refusal(self) -> None:
+        refuse([Finding("ok", "a", "b"), Finding("warning", "a", "b")])
+        with pytest.raises(CdtransError, match=r"^It is so. Change it. To go on regardless, give --force.$"):
+            refuse([Finding("ok", "a", "b"), Finding("stop", "a", "It is so", "Change it.")])
+        with pytest.raises(CdtransError, match=r"^It is so \(1 more: see 'cdtrans check'\)\. "):
+            refuse([Finding("stop", "a", "It is so", "Change it."), Finding("stop", "a", "b")])

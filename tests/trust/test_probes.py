@@ -1,0 +1,108 @@
+"""What linear classifiers say of features whose truth is known."""
+
+import numpy as np
+import pytest
+
+from cdtrans.trust.findings import Finding
+from cdtrans.trust.probes import Seen, domain_distance, probe
+
+CLASSES = ("ant", "bee", "cow", "dog")
+EACH = 40
+
+
+def seen(name: str, kinds: list[int], *, seed: int, shift: float = 0.0, spread: float = 1.0) -> Seen:
+    """Each kind is a cloud around a point of its own; a domain is shifted as a whole."""
+    centres = 4 * np.random.default_rng(99).normal(size=(8, 24))
+    drawn = np.random.default_rng(seed).normal(size=(len(kinds), 24))
+    return Seen(centres[kinds] + spread * drawn + shift, [f"{name}-{n}" for n in range(len(kinds))])
+
+
+def run(labels: list[int] | np.ndarray, target: list[int], **target_kind) -> dict[str, Finding]:
+    source = seen("s", np.repeat(range(4), EACH).tolist(), seed=0)
+    found = probe(source, np.array(labels), CLASSES, seen("t", target, seed=1, **target_kind), seed=0)
+    return {f.subject: f for f in found}
+
+
+TRUE = np.repeat(range(4), EACH)
+SAME = TRUE[::2].tolist()
+
+
+def test_a_clean_task_has_nothing_to_warn_of() -> None:
+    found = run(TRUE, SAME, shift=1.0)
+    assert {f.state for f in found.values()} == {"ok"}, found
+    assert found["separability"].details["accuracy"] == 1
+    assert found["mislabelled images"].details["images"] == []
+    assert found["missing classes"].details["taken_for"] == dict.fromkeys(CLASSES, EACH // 2)
+    assert found["unclaimed targets"].details["share"] < 0.2
+
+
+def test_shuffled_labels_are_a_stop_and_noisy_features_a_warning() -> None:
+    many = np.repeat(range(4), 200)
+    source, wrong = seen("s", many.tolist(), seed=0), np.random.default_rng(0).permutation(many)
+    (shuffled, *_) = probe(source, wrong, CLASSES, seen("t", SAME, seed=1), seed=0)
+    assert shuffled.state == "stop"
+    assert "labels belong to the images" in shuffled.advice
+    noisy = seen("s", TRUE.tolist(), seed=0, spread=16)
+    (separability, *_) = probe(noisy, TRUE, CLASSES, seen("t", SAME, seed=1), seed=0)
+    assert separability.state == "warning"
+    few = np.arange(0, len(TRUE), 8)
+    small = Seen(noisy.features[few], [noisy.paths[n] for n in few])
+    (separability, *_) = probe(small, np.tile([0, 1, 2, 3], 5), CLASSES, seen("t", SAME, seed=1), seed=0)
+    assert separability.state == "warning"  # chance may do that
+
+
+def test_wrong_labels_are_listed_the_surest_first() -> None:
+    labels = TRUE.copy()
+    labels[[3, 70]] = [2, 0]
+    finding = run(labels, SAME)["mislabelled images"]
+    assert finding.state == "warning"
+    listed = finding.details["images"]
+    assert {i["path"]: (i["label"], i["looks_like"]) for i in listed} == {"s-3": ("cow", "ant"), "s-70": ("ant", "bee")}
+    assert [i["probability"] for i in listed] == sorted((i["probability"] for i in listed), reverse=True)
+    assert listed[0]["path"] in finding.found
+
+
+def test_the_distance_of_the_domains() -> None:
+    far, near = (run(TRUE, SAME, shift=shift)["domain distance"] for shift in (3.0, 0.0))
+    assert far.details["accuracy"] > 0.95
+    assert far.details["a_distance"] == pytest.approx(4 * far.details["accuracy"] - 2)
+    assert not far.advice
+    assert near.details["accuracy"] < 0.6
+    assert "look alike" in near.advice
+    assert domain_distance(0.4).details["a_distance"] == 0
+
+
+def test_classes_that_the_target_lacks() -> None:
+    finding = run(TRUE, [0, 1, 3] * 12)["missing classes"]
+    assert finding.state == "warning"
+    assert finding.details["missing"] == ["cow"]
+    assert "1 of 4 source classes look like no target image: 'cow'" in finding.found
+    finding = run(TRUE, [0, 1, 3] * 6)["missing classes"]  # 18 images: of 'cow' 4.5 could be expected
+    assert finding.state == "ok"
+    assert finding.details["missing"] == []
+    assert "to expect" in finding.found
+
+
+def test_targets_that_no_class_claims() -> None:
+    finding = run(TRUE, [0, 1, 2, 3] * 10 + [5, 6, 7] * 20)["unclaimed targets"]
+    assert finding.state == "warning"
+    assert finding.details["share"] > 0.4
+    strangers = [int(path[2:]) >= 40 for path in finding.details["images"]]
+    assert np.mean(strangers) > 0.8
+
+
+def test_a_class_of_one_image_and_a_class_without() -> None:
+    """As a sample of a large source may have them."""
+    labels = np.array([0] * 30 + [1] + [3] * 30)
+    found = probe(seen("s", labels.tolist(), seed=0), labels, CLASSES, seen("t", [0, 3] * 20, seed=1), seed=0)
+    by_subject = {f.subject: f for f in found}
+    assert by_subject["missing classes"].details["taken_for"] == {"ant": 20, "bee": 0, "dog": 20}
+    assert by_subject["separability"].details["accuracy"] == 60 / 61
+
+
+def test_the_same_features_have_the_same_findings() -> None:
+    """Even if so noisy that the parts held out decide what is found."""
+    noisy, target = seen("s", TRUE.tolist(), seed=0, spread=8), seen("t", SAME, seed=1, spread=8)
+    first, again, otherwise = (probe(noisy, TRUE, CLASSES, target, seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first != otherwise

@@ -1,0 +1,77 @@
+"""The chosen epoch and its weights."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from cdtrans.config import HINTS
+from cdtrans.trust.scores import Scores
+from cdtrans.trust.selection import CONSENSUS, RULES, Selection, consensus
+
+
+def scores(value: float, **others: float) -> dict[str, float]:
+    every = dict.fromkeys((*Scores._fields, "holdout"), 0.5) | {"information": value} | others
+    return every | {"consensus": consensus(every)}
+
+
+def chosen(rule: str, values: list[dict[str, float]]) -> tuple[int, float]:
+    """The epoch, and the weight of the model after restoring: in epoch e it was e."""
+    model, selection = nn.Linear(1, 1), Selection(rule, {})
+    for epoch, value in enumerate(values, 1):
+        nn.init.constant_(model.weight, epoch)
+        selection.consider(epoch, value, model)
+    selection.restore(model)
+    return selection.epoch, float(model.weight.detach())
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
+def test_the_best_epoch_wins_and_its_own_weights_come_back(values: list[float]) -> None:
+    best = max(range(len(values)), key=lambda i: (values[i], i)) + 1  # of equals, the later
+    assert chosen("information", [scores(v) for v in values]) == (best, best)
+
+
+def test_last_is_the_last_whatever_the_scores() -> None:
+    assert chosen("last", [scores(0.9), scores(0.5), scores(0.1)]) == (3, 3)
+
+
+def test_the_weights_are_a_copy_and_not_the_models_own() -> None:
+    model, selection = nn.Linear(1, 1), Selection("information", {})
+    nn.init.constant_(model.weight, 1.0)
+    selection.consider(1, scores(0.9), model)
+    nn.init.constant_(model.weight, 2.0)
+    assert float(selection.kept["model"]["weight"]) == 1.0
+
+
+def test_what_is_kept_goes_on_after_a_kill() -> None:
+    model, memory = nn.Linear(1, 1), {}
+    Selection("information", memory).consider(1, scores(0.9), model)
+    later = Selection("information", memory)
+    later.consider(2, scores(0.3), model)
+    assert later.epoch == 1
+
+
+def test_consensus_takes_confidence_only_together_with_diversity() -> None:
+    assert "confidence" not in CONSENSUS
+    assert "density" not in CONSENSUS
+    fair = {"information": 0.5, "nuclear_norm": 0.6, "clusters": 0.7, "centers": 0.8, "confidence": 0.1}
+    assert consensus(fair) == pytest.approx((0.5 * 0.6 * 0.7 * 0.8) ** 0.25)
+    assert consensus(fair | {"information": 0.0}) == 0, "however good the rest"
+
+
+def test_every_rule_can_be_asked_for_and_every_score_is_a_rule() -> None:
+    assert set(RULES) == set(HINTS["select"].__args__)
+    assert set(RULES) >= set(Scores._fields) - {"diversity"}  # alone it says nothing
+    for rule in RULES:
+        assert chosen(rule, [scores(0.5)])[0] == 1
+
+
+def test_a_buffer_is_chosen_with_the_weights() -> None:
+    model, selection = nn.BatchNorm1d(2), Selection("last", {})
+    model(torch.randn(8, 2) + 5)
+    seen = model.running_mean.clone()
+    selection.consider(1, scores(0.5), model)
+    model(torch.randn(8, 2) - 50)
+    selection.restore(model)
+    assert torch.equal(model.running_mean, seen)
