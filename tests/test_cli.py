@@ -104,7 +104,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        assert verbs == ["adapt", "check", "eval", "predict", "demo", "cache", "bench", "ablate"]
+        assert verbs == ["adapt", "check", "eval", "predict", "report", "demo", "cache", "bench", "ablate"]
         assert run("-h").out == ended.out
 
     def test_a_bare_command_shows_the_help(self, run: Run) -> None:
@@ -126,6 +126,7 @@ class TestHelp:
     def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
         assert flags_of(run, "eval") == COMMON | SCORING
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
+        assert flags_of(run, "report") == COMMON
         settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in cli.NOT_FLAGS}
         shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
         assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}
@@ -430,6 +431,30 @@ class TestPredict:
         ended = run("predict", tmp_path / "nowhere", tmp_path)
         assert ended.code == 2
         assert "make one with 'cdtrans adapt" in one_sentence(ended.err)
+
+
+class TestReport:
+    def test_the_promised_json(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        ended = run("report", copy, "--json")
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out) == {"report": str(copy / "report.html")}
+        assert ended.out.count("\n") == 1
+        assert "<h1" in (copy / "report.html").read_text(encoding="utf-8")
+
+    def test_quiet_still_says_where_it_is(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        ended = run("report", copy, "--quiet")
+        assert ended.out == f"Report: {copy / 'report.html'}\n"
+        assert ended.err == ""
+
+    def test_an_unfinished_run(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        (copy / "result.json").unlink()
+        ended = run("report", copy)
+        assert ended.code == 2
+        assert "holds no finished run" in one_sentence(ended.err)
+        assert not (copy / "report.html").exists()
 
 
 class TestDemo:

@@ -232,6 +232,24 @@ def predict(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show a run on one page, RUN/report.html: verdict, scores, pairs, pictures, cost."""
+    from cdtrans.report.page import write_report
+
+    screen = Screen(quiet=quiet, machine=json)
+    file = write_report(run, screen)
+    if json:
+        _print_json({"report": str(file)})
+    else:
+        screen.result(f"Report: {file}")
+
+
+@app.command()
 @with_settings
 def demo(
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),

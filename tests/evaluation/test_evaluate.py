@@ -87,6 +87,18 @@ def test_every_epoch_is_scored_from_what_it_left_behind(finished) -> None:
     assert per_class[-1].tolist() == [summary["per_class"][name] for name in CLASSES]
 
 
+def test_calibration_is_of_the_classifier_s_own_probabilities(finished) -> None:
+    true = true_labels(finished)
+    found = load(finished.run, device="cpu").predict(sorted(finished.task.target.iterdir()))
+    right = np.array([p.label == t for p, t in zip(found, true, strict=True)])
+    told = scored(finished.run, finished.answers).summary()["calibration"]
+    assert sum(b["images"] for b in told["bins"]) == len(true)
+    confidence = sum(b["images"] * b["confidence"] for b in told["bins"]) / len(true)
+    assert confidence == pytest.approx(np.mean([p.probability for p in found]))
+    assert sum(b["images"] * b["accuracy"] for b in told["bins"]) == pytest.approx(right.sum())
+    assert 0 < told["error"] < 1
+
+
 def test_epoch_zero_is_the_source_only_model(finished) -> None:
     source = scored(finished.run, finished.answers, model="source")
     assert source.history is not None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdtrans.evaluation.metrics import Scores, score
+from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
 
 
 def test_both_rules_of_the_authors(golden) -> None:
@@ -48,3 +48,17 @@ def test_against_a_count_one_by_one(answers: list[tuple[int, int]]) -> None:
     assert scores.class_mean_accuracy == pytest.approx(np.mean([np.mean(r) for r in of_class.values()]))
     assert isinstance(scores, Scores)
     assert scores.confusion.shape == (5, 5)
+
+
+def test_calibration_by_hand() -> None:
+    sure = np.array([0.82, 0.88, 1.0, 0.95, 0.31])
+    right = np.array([True, False, True, True, True])
+    bins = calibration(sure, right)
+    assert [b.images for b in bins] == [1, 2, 2]  # from 0.3, from 0.8, from 0.9; 1.0 is in the last
+    assert [b.confidence for b in bins] == pytest.approx([0.31, 0.85, 0.975])
+    assert [b.accuracy for b in bins] == [1.0, 0.5, 1.0]
+    assert calibration_error(bins) == pytest.approx((0.69 + 2 * 0.35 + 2 * 0.025) / 5)
+
+
+def test_a_model_that_is_as_right_as_it_is_sure_has_no_error() -> None:
+    assert calibration_error((CalibrationBin(0.25, 0.25, 4), CalibrationBin(0.75, 0.75, 4))) == 0

@@ -12,7 +12,7 @@ from cdtrans.classifier import Unreadable, load
 from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
-from cdtrans.evaluation.metrics import Scores, score
+from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
 from cdtrans.screen import Screen
 
 
@@ -36,6 +36,7 @@ class Evaluation:
     classes: tuple[str, ...]
     skipped: tuple[Unreadable, ...]
     history: History | None  # None when the answer key is not of the run's own target images
+    calibration: tuple[CalibrationBin, ...] = ()
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `eval --json`."""
@@ -49,6 +50,9 @@ class Evaluation:
             "confusion": self.scores.confusion.tolist(),
             "classes": list(self.classes),
         }
+        if self.calibration:
+            bins = [b._asdict() for b in self.calibration]
+            summary["calibration"] = {"error": calibration_error(self.calibration), "bins": bins}
         if self.history is not None:
             best = self.history.best_epoch
             summary |= {
@@ -83,7 +87,7 @@ def evaluate(
     key = scan_labelled(where, root, allow_one_class=True)
     true = match_classes(key, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}
-    predicted, kept, digests, skipped = [], [], [], []
+    predicted, sure, kept, digests, skipped = [], [], [], [], []
     with screen.track("evaluating", len(key)) as task:
         for i, result in enumerate(classifier.stream(key.files(), digests=True)):
             if isinstance(result, Unreadable):
@@ -91,6 +95,7 @@ def evaluate(
                 screen.warn(f"skipped '{result.path}': {result.cause}")
             else:
                 predicted.append(position[result.label])
+                sure.append(result.probability)
                 kept.append(i)
                 digests.append(result.digest)
             task.advance(1)
@@ -100,8 +105,10 @@ def evaluate(
     if not kept:
         raise CdtransError(f"None of the {len(key)} labelled images of '{where}' can be read.")
     classes = len(classifier.classes)
-    scores = score(true[kept], np.array(predicted, dtype=np.int64), classes)
-    return Evaluation(scores, classifier.classes, tuple(skipped), read_history(run, digests, true[kept], classes))
+    labels = np.array(predicted, dtype=np.int64)
+    scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
+    history = read_history(run, digests, true[kept], classes)
+    return Evaluation(scores, classifier.classes, tuple(skipped), history, bins)
 
 
 def match_classes(key: LabelledDomain, classes: tuple[str, ...], where: Path) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Scores of predictions against an answer key."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,30 @@ class Scores:
     def class_mean_accuracy(self) -> float:
         """Mean over the classes that have images: VisDA-2017."""
         return float(np.nanmean(self.per_class))
+
+
+CALIBRATION_BINS = 10  # of equal width, as is usual
+
+
+class CalibrationBin(NamedTuple):
+    """The images of like confidence."""
+
+    confidence: float  # their mean
+    accuracy: float
+    images: int
+
+
+def calibration(confidence: np.ndarray, right: np.ndarray) -> tuple[CalibrationBin, ...]:
+    """[N] confidences and [N] whether each was right -> the bins that hold images, the least sure first."""
+    place = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    bins = [place == k for k in np.unique(place)]
+    return tuple(CalibrationBin(float(confidence[b].mean()), float(right[b].mean()), int(b.sum())) for b in bins)
+
+
+def calibration_error(bins: tuple[CalibrationBin, ...]) -> float:
+    """Expected calibration error: how far confidence and accuracy lie apart, on the mean over the images."""
+    images = sum(b.images for b in bins)
+    return sum(b.images * abs(b.confidence - b.accuracy) for b in bins) / images
 
 
 def score(true: np.ndarray, predicted: np.ndarray, classes: int) -> Scores:

@@ -1,0 +1,1 @@
+"""A run folder -> one self-contained HTML page."""

@@ -1,0 +1,70 @@
+"""Both domains on a plane, before and after adaptation."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+
+from cdtrans.report.pictures import scatter
+from cdtrans.report.record import Record
+from cdtrans.report.sections import Missing
+
+SAMPLE = 500  # images of each domain: t-SNE then takes seconds, and more dots would hide each other
+COMPONENTS = 50  # that t-SNE is given, as its authors advise
+PERPLEXITY = 30.0  # the usual one; fewer images need a smaller
+STEPS = 500  # half of what is usual; from PCA's start the groups no longer change, and it is most of a report's time
+FEWEST = 5  # images of a domain below which there is nothing to see
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One model's view of both domains, as two pictures of the same points."""
+
+    name: str
+    by_domain: str
+    by_class: str
+
+
+@dataclass(frozen=True)
+class Embedding:
+    planes: tuple[Plane, ...]
+    sources: int
+    targets: int
+
+
+def embedding(record: Record) -> Embedding | Missing:
+    sampled = record.seen("sampled_source", "sampled_target", "source_labels")
+    before = record.seen("before_source", "before_target", "target_before")
+    after = record.seen("after_source", "after_target", "target_after")
+    if sampled is None or before is None or after is None:
+        return Missing("This run kept no features of both models (views.npz).")
+    sampled_source, sampled_target, source_labels = sampled
+    rows_s, rows_t = spread(len(sampled_source)), spread(len(sampled_target))
+    if min(len(rows_s), len(rows_t)) < FEWEST:
+        return Missing("There are too few images for a picture of the features.")
+    labels = source_labels[sampled_source[rows_s]]
+    views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}", after)]
+    planes = []
+    for name, seen in views[:1] if record.used_source else views:  # both would be the same model
+        points = plane(seen[0][rows_s], seen[1][rows_t])
+        predicted = seen[2][sampled_target[rows_t]]
+        source, target = points[: len(rows_s)], points[len(rows_s) :]
+        planes.append(Plane(name, scatter(source, target, None), scatter(source, target, (labels, predicted))))
+    return Embedding(tuple(planes), len(rows_s), len(rows_t))
+
+
+def spread(count: int) -> np.ndarray:
+    """At most SAMPLE rows of `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
+
+
+def plane(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """[S, D], [T, D] features -> [S + T, 2]. By cosine, as the pairs are searched. Seeded: equal runs, equal pages."""
+    x = np.concatenate([source, target]).astype(np.float64)
+    x = np.nan_to_num(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))
+    reduced = PCA(min(COMPONENTS, *x.shape), random_state=0).fit_transform(x)
+    perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
+    tsne = TSNE(perplexity=perplexity, init="pca", max_iter=STEPS, random_state=0)
+    points: np.ndarray = tsne.fit_transform(reduced)
+    return points

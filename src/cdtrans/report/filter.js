@@ -1,0 +1,24 @@
+// The gallery's filter. Without scripts it stays hidden and every pair is shown.
+(function () {
+  const form = document.getElementById("filter");
+  if (!form) return;
+  const pairs = Array.from(document.querySelectorAll(".pair"));
+  const shown = document.getElementById("shown");
+  function update() {
+    const wanted = new FormData(form);
+    let count = 0;
+    for (const pair of pairs) {
+      const fits = ["class", "round", "state"].every((key) => {
+        const value = wanted.get(key);
+        return value === "" || pair.dataset[key].split("\t").includes(value);
+      });
+      pair.hidden = !fits;
+      count += fits;
+    }
+    shown.textContent = count + " of " + pairs.length + " pairs";
+  }
+  form.hidden = false;
+  form.addEventListener("input", update);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  update();
+})();

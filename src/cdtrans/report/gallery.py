@@ -1,0 +1,219 @@
+"""The sections of the page that are pictures: pairs with heat maps, and images worth a look."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cdtrans.data.batches import Images
+from cdtrans.device import pick_device
+from cdtrans.errors import CdtransError
+from cdtrans.model.branches import CDTrans
+from cdtrans.model.card import Card, load_model
+from cdtrans.report.attention import cross_attention
+from cdtrans.report.pictures import Pictures, heated, jpeg
+from cdtrans.report.record import Record, Round
+from cdtrans.report.sections import Missing
+from cdtrans.screen import Task
+
+ROUNDS = 4  # of which pairs are shown: the first, the last, and between
+PAIRS = 72  # shown in all: about 1.5 MB of page
+LOOKS = 24  # images in each of the sections that ask for a look: whole rows on a desk and on a phone
+BATCH = 16  # pairs in a pass of the model
+SEED = 0  # of the choice of pairs: equal runs have equal pages
+
+
+@dataclass(frozen=True)
+class Pair:
+    round: int
+    kept: bool
+    source_class: str
+    target_class: str  # the pseudo label
+    source_path: str
+    target_path: str
+    source: str | None  # data addresses; None for a file that has vanished
+    target: str | None
+    heat: str | None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    pairs: tuple[Pair, ...]
+    of: int  # proposed pairs of all rounds that these are a sample of
+    heat: str  # why there are no heat maps, or nothing
+
+    @property
+    def class_names(self) -> set[str]:
+        return {name for pair in self.pairs for name in (pair.source_class, pair.target_class)}
+
+
+@dataclass(frozen=True)
+class Look:
+    """An image worth a look: what was said of it, and what is said now."""
+
+    picture: str | None
+    path: str
+    headline: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Looks:
+    images: tuple[Look, ...]
+    of: int  # images of which these stand out
+
+
+def gallery(record: Record, source: Pictures, target: Pictures, task: Task) -> Gallery | Missing:
+    """A sample of pairs with the attention of the source image over the target image."""
+    if not record.rounds or not record.classes or not record.target:
+        return Missing("The run folder holds no pairs, or not what says which images they are (images.csv).")
+    chosen = sample_pairs(record.rounds)
+    source.fetch(r.source[i] for r, i in chosen)
+    target.fetch(r.target[i] for r, i in chosen)
+    heat, why = heat_maps(record, [(source[r.source[i]], target[r.target[i]]) for r, i in chosen], task)
+    pairs = tuple(
+        Pair(
+            round=r.number,
+            kept=bool(r.kept[i]),
+            source_class=record.classes[r.source_labels[i]],
+            target_class=record.classes[r.target_labels[i]],
+            source_path=record.source[r.source[i]],
+            target_path=record.target[r.target[i]],
+            source=source.thumbnail(r.source[i]),
+            target=target.thumbnail(r.target[i]),
+            heat=picture,
+        )
+        for (r, i), picture in zip(chosen, heat, strict=True)
+    )
+    return Gallery(pairs, sum(len(r.kept) for r in record.rounds), why)
+
+
+def sample_pairs(rounds: list[Round]) -> list[tuple[Round, int]]:
+    """Pairs of a few rounds, as many kept as rejected ones while there are any of both, the classes in turn. The last
+    round comes first, then by class."""
+    some = np.linspace(0, len(rounds) - 1, min(ROUNDS, len(rounds))).round().astype(int)
+    shown = [rounds[k] for k in np.unique(some)]
+    number = np.concatenate([np.full(len(r.kept), n) for n, r in enumerate(shown)])  # [P]
+    place = np.concatenate([np.arange(len(r.kept)) for r in shown])
+    kept = np.concatenate([r.kept for r in shown])
+    label = np.concatenate([r.source_labels for r in shown]).astype(np.int64)
+    state = 2 * number + kept
+    order = np.random.default_rng(SEED).permutation(len(number))
+    order = order[np.argsort(turn(state[order] * (label.max() + 1) + label[order]), kind="stable")]  # classes in turn
+    order = order[np.argsort(turn(state[order]), kind="stable")]  # states and rounds in turn
+    found: dict[tuple[int, int, int], int] = {}  # a pair found from both sides stands in the list twice
+    for i in order.tolist():
+        r = shown[number[i]]
+        found.setdefault((number[i], r.source[place[i]], r.target[place[i]]), i)
+        if len(found) == PAIRS:
+            break
+    chosen = np.array(list(found.values()))
+    chosen = chosen[np.lexsort((~kept[chosen], label[chosen], -number[chosen]))]
+    return [(shown[number[i]], int(place[i])) for i in chosen]
+
+
+def turn(kinds: np.ndarray) -> np.ndarray:
+    """[N] -> [N]: how many of its own kind came before each."""
+    order = np.argsort(kinds, kind="stable")
+    starts = np.flatnonzero(np.append(True, np.diff(kinds[order]) != 0))
+    counted = np.arange(len(kinds)) - np.repeat(starts, np.diff(np.append(starts, len(kinds))))
+    turns = np.empty_like(counted)
+    turns[order] = counted
+    return turns
+
+
+Pixels = np.ndarray | None
+
+
+def heat_maps(record: Record, pairs: list[tuple[Pixels, Pixels]], task: Task) -> tuple[list[str | None], str]:
+    """A picture for every pair whose files are still there, by the adapted model; and why there are none."""
+    maps: list[str | None] = [None] * len(pairs)
+    try:
+        model, card = load_model(record.run / "adapted")
+    except CdtransError as error:
+        return maps, f"There are no heat maps: {error}"
+    device = _device(record)
+    model.to(device)
+    whole = [(n, s, t) for n, (s, t) in enumerate(pairs) if s is not None and t is not None]
+    for start in range(0, len(whole), BATCH):
+        places, sources, targets = zip(*whole[start : start + BATCH], strict=True)
+        weights = look(model, card, np.stack(sources), np.stack(targets), device)
+        for n, pixels, weight in zip(places, targets, weights, strict=True):
+            maps[n] = jpeg(heated(pixels, weight))
+        task.advance(len(places))
+    return maps, ""
+
+
+def look(model: CDTrans, card: Card, source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
+    """uint8 [B, crop, crop, 3] twice -> the attention over the target's patches, [B, rows, columns]."""
+    inputs = []
+    for pixels in (source, target):
+        rows = np.arange(len(pixels))
+        images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
+        inputs.append(images.centred(torch.from_numpy(rows).to(images.home)))
+    weights: np.ndarray = cross_attention(model, *inputs).float().cpu().numpy()
+    return weights
+
+
+def _device(record: Record) -> torch.device:
+    """The run's own, or the CPU where that is not there."""
+    try:
+        return pick_device(str(record.config.get("device", "auto")))
+    except CdtransError:
+        return torch.device("cpu")
+
+
+def changed(record: Record, target: Pictures) -> Looks | Missing:
+    """The target images whose predicted distribution moved furthest."""
+    seen = record.seen("target_before", "target_after", "confidence_before", "confidence_after", "changed")
+    if seen is None or not record.target:
+        return Missing("This run did not keep how each prediction changed (views.npz).")
+    before, after, sure_before, sure_after, distance = seen
+    order = np.argsort(-distance, kind="stable")
+    order = order[before[order] != after[order]]
+    if not len(order):
+        return Missing("The model handed over predicts what the source-only model does, for every target image.")
+
+    def words(i: int) -> tuple[str, str]:
+        return (
+            f"{record.classes[before[i]]} → {record.classes[after[i]]}",
+            f"{sure_before[i]:.0%} → {sure_after[i]:.0%} sure",
+        )
+
+    return _looks(order, target, words)
+
+
+def uncertain(record: Record, target: Pictures) -> Looks | Missing:
+    """The target images that the final model is least sure of."""
+    seen = record.seen("target_after", "confidence_after")
+    if seen is None or not record.target:
+        return Missing("This run did not keep how sure it was of each image (views.npz).")
+    predicted, sure = seen
+    return _looks(
+        np.argsort(sure, kind="stable"), target, lambda i: (record.classes[predicted[i]], f"{sure[i]:.0%} sure")
+    )
+
+
+def mislabelled(record: Record, source: Pictures) -> Looks | Missing:
+    """The source images that the source-only model contradicts most, though it was trained on their labels."""
+    seen = record.seen("source_labels", "source_predicted", "source_confidence", "source_own")
+    if seen is None or not record.source:
+        return Missing("This run did not keep what the source-only model says of the source (views.npz).")
+    labels, predicted, sure, own = seen
+    order = np.argsort(own - sure, kind="stable")
+    order = order[predicted[order] != labels[order]]
+    if not len(order):
+        return Missing("The source-only model agrees with every label of the source.")
+
+    def words(i: int) -> tuple[str, str]:
+        return f"labelled {record.classes[labels[i]]}", f"looks like {record.classes[predicted[i]]}, {sure[i]:.0%} sure"
+
+    return _looks(order, source, words)
+
+
+def _looks(order: np.ndarray, pictures: Pictures, words: Callable[[int], tuple[str, str]]) -> Looks:
+    shown = order[:LOOKS].tolist()
+    pictures.fetch(shown)
+    images = tuple(Look(pictures.thumbnail(i), pictures.paths[i], *words(i)) for i in shown)
+    return Looks(images, len(order))

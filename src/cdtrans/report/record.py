@@ -1,0 +1,181 @@
+"""A run folder read back for the report. Older runs lack parts and people tidy up: a part that is not there, or cannot
+be read, is None here, and its section of the page says so."""
+
+import csv
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdtrans.classifier import read_result
+from cdtrans.config import read_yaml
+from cdtrans.errors import CdtransError
+from cdtrans.model.card import CARD
+
+Arrays = dict[str, np.ndarray]
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what a damaged file raises
+
+
+@dataclass(frozen=True)
+class Round:
+    """One search for pairs. The arrays are of all proposed pairs, or of the kept ones alone in an older run."""
+
+    number: int
+    source: np.ndarray  # [P] indices of images
+    target: np.ndarray  # [P]
+    source_labels: np.ndarray  # [P]
+    target_labels: np.ndarray  # [P] pseudo labels
+    kept: np.ndarray  # [P] bool
+    complete: bool  # whether the rejected ones are among them
+    facts: dict[str, Any]  # the round's line in the log
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run left behind."""
+
+    run: Path
+    result: dict[str, Any]
+    config: dict[str, Any]
+    environment: dict[str, Any] | None
+    data: dict[str, Any] | None
+    classes: tuple[str, ...]
+    source: tuple[str, ...]  # the paths of images.csv, by their index; empty without it
+    target: tuple[str, ...]
+    log: list[dict[str, Any]]
+    timings: list[dict[str, Any]]
+    rounds: list[Round]
+    views: Arrays | None
+    evaluation: dict[str, Any] | None
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.log if line.get("event") == name]
+
+    @property
+    def used_source(self) -> bool:
+        """Whether the run ended with the model before adaptation."""
+        return bool(self.result["chosen_model"] == "source")
+
+    @property
+    def shown_epoch(self) -> int:
+        """The epoch of adaptation that the page compares with the source-only model: the chosen one, or the last if
+        the run went back to the source-only model."""
+        chosen = int(self.result["chosen_epoch"])
+        if chosen > 0 and not self.used_source:
+            return chosen
+        epochs = [int(e["epoch"]) for e in self.events("scores") + self.events("epoch") if e.get("stage") != "source"]
+        return max([chosen, *epochs])
+
+    def seen(self, *names: str) -> list[np.ndarray] | None:
+        """These arrays of views.npz, or None if one of them is not there."""
+        views = self.views or {}
+        return [views[name] for name in names] if views.keys() >= set(names) else None
+
+    def predicted(self, epoch: int) -> np.ndarray | None:
+        """[Nt] the predicted class of every target image after an epoch; 0 is the source-only model."""
+        arrays = read_arrays(self.run / "predictions" / f"epoch-{epoch:03}.npz", ("predicted",))
+        return None if arrays is None else arrays["predicted"]
+
+    def root(self, domain: str) -> Path:
+        """The folder that the paths of a domain start from."""
+        where, root = Path(self.config.get(domain) or ""), self.config.get("root")
+        if where.is_file():  # a list
+            return Path(root) if root else where.parent
+        return where
+
+
+def read_record(run: Path) -> Record:
+    """All of a finished run; one that is not finished is an error that says so."""
+    result = read_result(run)
+    try:
+        config = read_yaml(run / "config.yaml")
+    except CdtransError:
+        config = {}
+    log = read_lines(run / "log.jsonl")
+    facts = {line.get("round"): line for line in log if line.get("event") == "pairs"}
+    images = read_images(run / "images.csv")
+    return Record(
+        run=run,
+        result=result,
+        config=config,
+        environment=read_json(run / "environment.json"),
+        data=read_json(run / "data.json"),
+        classes=read_classes(run),
+        source=images.get("source", ()),
+        target=images.get("target", ()),
+        log=log,
+        timings=read_lines(run / "timings.jsonl"),
+        rounds=read_rounds(run / "pairs", facts),
+        views=read_arrays(run / "views.npz"),
+        evaluation=read_json(run / "evaluation.json"),
+    )
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except UNREADABLE:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of a .jsonl file; one that a crash cut short is left out."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UNREADABLE:
+        return []
+    lines = []
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in lines if isinstance(line, dict)]
+
+
+def read_arrays(file: Path, names: Sequence[str] = ()) -> Arrays | None:
+    """The arrays of a .npz file: these, or all of them."""
+    try:
+        with np.load(file) as arrays:
+            return {name: arrays[name] for name in names or arrays.files}
+    except UNREADABLE:
+        return None
+
+
+def read_classes(run: Path) -> tuple[str, ...]:
+    """The classes in the models' order; a run that ended before adaptation has no adapted model."""
+    for model in ("adapted", "source"):
+        card = read_json(run / model / CARD)
+        if card is not None and "classes" in card:
+            return tuple(card["classes"])
+    return ()
+
+
+def read_images(file: Path) -> dict[str, tuple[str, ...]]:
+    """Domain -> the paths of its images, by their index."""
+    paths: dict[str, list[str]] = {}
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+            for row in csv.DictReader(lines):
+                paths.setdefault(row["domain"], []).append(row["path"])
+    except UNREADABLE:
+        return {}
+    return {domain: tuple(found) for domain, found in paths.items()}
+
+
+def read_rounds(folder: Path, facts: dict[Any, dict[str, Any]]) -> list[Round]:
+    rounds = []
+    for file in sorted(folder.glob("round-*.npz")):
+        arrays = read_arrays(file)
+        if arrays is not None and {"source", "target", "source_labels", "target_labels"} <= arrays.keys():
+            number = int(file.stem.removeprefix("round-"))
+            complete = "kept" in arrays
+            kept = arrays.pop("kept") if complete else np.ones(len(arrays["source"]), dtype=bool)
+            sides = {name: arrays[name] for name in ("source", "target", "source_labels", "target_labels")}
+            rounds.append(Round(number=number, kept=kept, complete=complete, facts=facts.get(number, {}), **sides))
+    return rounds

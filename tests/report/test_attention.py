@@ -1,0 +1,75 @@
+"""The heat maps against attention written out, for backbones with and without a class token or registers."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from cdtrans.model.branches import CDTrans, embed
+from cdtrans.model.head import Head
+from cdtrans.report.attention import cross_attention
+
+FAMILIES = {
+    "a class token": ("deit_tiny_patch16_224", {"patch_size": 8}, 1),
+    "a class token and registers": ("vit_small_patch14_reg4_dinov2", {"patch_size": 8}, 5),
+    "no class token": ("vit_base_patch16_siglip_224", {"patch_size": 8}, 0),
+    "norms of queries and keys": ("vit_tiny_patch16_224", {"patch_size": 8, "qk_norm": True}, 1),
+}
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
+def family(request: pytest.FixtureRequest) -> tuple[CDTrans, int]:
+    """A small model in float64 whose every weight matters, and how many tokens come before its patches."""
+    name, args, prefix = request.param
+    torch.manual_seed(0)
+    size = {"img_size": (24, 32), "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
+    vit = timm.create_model(name, pretrained=False, **size, **args).double().eval()
+    for p in vit.parameters():
+        nn.init.normal_(p, std=0.4)
+    return CDTrans(vit, Head(vit.num_features, 5, "batchnorm").double()).eval(), prefix
+
+
+def images(seed: int) -> torch.Tensor:
+    return torch.randn(3, 3, 24, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def slow_map(model: CDTrans, prefix: int, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """One pair: timm's own blocks up to the last, then a loop over heads and queries."""
+    vit = model.backbone
+    s, t = embed(vit, source[None]), embed(vit, target[None])
+    for block in list(vit.blocks)[:-1]:
+        s, t = block(s), block(t)
+    block = vit.blocks[-1]
+    width = vit.embed_dim // block.attn.num_heads
+    normed = [block.attn.qkv(block.norm1(x))[0] for x in (s, t)]  # [N, 3 D]: queries, keys, values, each head by head
+    queries, keys = normed[0][:, : vit.embed_dim], normed[1][:, vit.embed_dim : 2 * vit.embed_dim]
+    seen = []
+    for head in range(block.attn.num_heads):
+        part = slice(head * width, (head + 1) * width)
+        q, k = block.attn.q_norm(queries[:, part]), block.attn.k_norm(keys[:, part])
+        for query in q[:1] if prefix else q:
+            seen.append(torch.softmax(torch.stack([query @ key / width**0.5 for key in k]), dim=0))
+    patches = torch.stack(seen).mean(dim=0)[prefix:]
+    return torch.stack([patches[:4], patches[4:8], patches[8:]])  # 3 rows of 4
+
+
+def test_the_map_is_the_last_block_s_attention_of_source_over_target(family: tuple[CDTrans, int]) -> None:
+    model, prefix = family
+    source, target = images(0), images(1)
+    found = cross_attention(model, source, target)
+    assert found.shape == (3, 3, 4)
+    for n in range(3):
+        torch.testing.assert_close(found[n], slow_map(model, prefix, source[n], target[n]), atol=1e-12, rtol=0)
+
+
+def test_shares_of_attention(family: tuple[CDTrans, int]) -> None:
+    """Patches have what class token and registers leave them: all of it, or less than that."""
+    model, prefix = family
+    shares = cross_attention(model, images(0), images(1)).sum(dim=(1, 2))
+    assert (shares < 1 - 1e-6).all() if prefix else torch.allclose(shares, torch.ones_like(shares))
+
+
+def test_source_and_target_are_not_mixed_up(family: tuple[CDTrans, int]) -> None:
+    model, _ = family
+    one, other = cross_attention(model, images(0), images(1)), cross_attention(model, images(1), images(0))
+    assert (one - other).abs().max() > 1e-3

@@ -1,0 +1,142 @@
+"""The page in a real browser, opened from the disk."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+DESK, PHONE = 1280, 390
+VISIBLE = """() => [...document.images].map(image => {
+    const box = image.getBoundingClientRect();
+    return image.complete && image.naturalWidth > 0 && box.width > 20 && box.height > 20
+        && box.left >= 0 && box.right <= document.documentElement.clientWidth && image.checkVisibility();
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as tools:
+        started = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Any, full: Path) -> Iterator[Any]:
+    """opened(width=..., ...) -> the page, which must ask nobody for anything and complain about nothing."""
+    contexts, asked, said = [], [], []
+
+    def open_page(width: int = DESK, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 800}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto((full / "report.html").as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert {url for url in asked if not url.startswith("data:")} == {(full / "report.html").as_uri()}
+
+
+def shown(page: Any) -> list[dict[str, str]]:
+    visible = "[...document.querySelectorAll('.pair')].filter(pair => pair.checkVisibility())"
+    return page.evaluate(f"{visible}.map(pair => ({{...pair.dataset}}))")
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_picture_is_visible_and_nothing_sticks_out(opened: Any, width: int, scheme: str) -> None:
+    page = opened(width, color_scheme=scheme)
+    visible = page.evaluate(VISIBLE)
+    assert len(visible) > 50
+    assert all(visible)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
+    assert dark == (scheme == "dark")
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_words_can_be_read_on_their_ground(opened: Any, width: int) -> None:
+    """No text is cut off or smaller than what a person reads."""
+    sizes = opened(width).evaluate(
+        "[...document.querySelectorAll('p, td, th, dt, dd, figcaption, li, label, h1, h2')]"
+        ".map(e => parseFloat(getComputedStyle(e).fontSize))"
+    )
+    assert min(sizes) >= 11
+
+
+def test_the_filter_by_mouse(opened: Any) -> None:
+    page = opened()
+    everything = shown(page)
+    assert page.locator("#shown").inner_text() == f"{len(everything)} of {len(everything)} pairs"
+    page.get_by_role("radio", name="rejected").click()
+    rejected = shown(page)
+    assert rejected == [p for p in everything if p["state"] == "rejected"]
+    assert 0 < len(rejected) < len(everything)
+    page.get_by_role("combobox", name="Round").select_option("round 2")
+    page.get_by_role("combobox", name="Class").select_option("red")
+    both = shown(page)
+    assert both == [p for p in rejected if p["round"] == "2" and "red" in p["class"].split("\t")]
+    assert 0 < len(both) < len(rejected)
+    assert page.locator("#shown").inner_text() == f"{len(both)} of {len(everything)} pairs"
+    page.get_by_role("radio", name="all").click()
+    assert len(shown(page)) > len(both)
+
+
+def test_the_filter_by_keyboard(opened: Any) -> None:
+    page = opened()
+    everything = shown(page)
+    page.locator("select[name=class]").focus()
+    page.keyboard.press("ArrowDown")  # from all classes to the first
+    assert shown(page) == [p for p in everything if "blue" in p["class"].split("\t")] != everything
+    page.keyboard.press("Home")
+    page.keyboard.press("Tab")  # to the rounds
+    page.keyboard.press("ArrowDown")  # the last round comes first
+    assert shown(page) == [p for p in everything if p["round"] == "2"] != everything
+    page.keyboard.press("Tab")  # to the states
+    page.keyboard.press("ArrowRight")
+    assert shown(page) == [p for p in everything if p["round"] == "2" and p["state"] == "kept"]
+    page.keyboard.press("ArrowRight")
+    assert shown(page) == [p for p in everything if p["round"] == "2" and p["state"] == "rejected"]
+
+
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(opened: Any) -> None:
+    page = opened()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the sections"
+    assert page.locator(".skip").bounding_box()["x"] > 0
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "#scores"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#scores")
+
+
+def test_without_scripts_everything_is_there_but_the_filter(opened: Any) -> None:
+    page = opened(java_script_enabled=False)
+    assert page.locator("#verdict").is_visible()
+    assert "Nothing speaks against adaptation" in page.locator("#verdict").inner_text()
+    assert page.locator("section").count() == 12
+    assert all(section.is_visible() for section in page.locator("section").all())
+    assert page.locator(".pair").count() == sum(pair.is_visible() for pair in page.locator(".pair").all()) > 20
+    assert not page.locator("#filter").is_visible()
+
+
+def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
+    page = opened(color_scheme="dark")
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator("#filter").is_visible()
+    assert not page.locator("nav").is_visible()
+    assert all(page.evaluate(VISIBLE))

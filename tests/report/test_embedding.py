@@ -1,0 +1,58 @@
+"""The plane that both domains are laid out on."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from cdtrans.report.embedding import SAMPLE, embedding, plane, spread
+from cdtrans.report.record import read_record
+from cdtrans.report.sections import Missing
+
+
+def test_groups_stay_groups_whatever_their_length() -> None:
+    rng = np.random.default_rng(0)
+    directions = rng.normal(size=(3, 64))
+    group = np.arange(60) % 3
+    x = directions[group] * rng.uniform(0.1, 9, (60, 1)) + 0.01 * rng.normal(size=(60, 64))
+    points = plane(x[:30].astype(np.float16), x[30:].astype(np.float16))
+    assert points.shape == (60, 2)
+    centers = np.stack([points[group == k].mean(0) for k in range(3)])
+    nearest = np.linalg.norm(points[:, None] - centers, axis=2).argmin(1)
+    assert np.array_equal(nearest, group)
+
+
+def test_equal_features_have_equal_planes() -> None:
+    x = np.random.default_rng(1).normal(size=(12, 8))
+    assert np.array_equal(plane(x[:6], x[6:]), plane(x[:6], x[6:]))
+
+
+def test_a_large_sample_is_thinned_evenly() -> None:
+    rows = spread(1000)
+    assert len(rows) == SAMPLE
+    assert rows[0] == 0
+    assert rows[-1] == 999
+    assert np.diff(rows).max() <= 3
+    assert spread(7).tolist() == list(range(7))
+
+
+def test_before_and_after(full: Path) -> None:
+    shown = embedding(read_record(full))
+    assert [p.name for p in shown.planes] == ["Before, source-only", "After, epoch 4"]
+    assert (shown.sources, shown.targets) == (24, 21)
+    assert len({p.by_domain for p in shown.planes} | {p.by_class for p in shown.planes}) == 4
+
+
+def test_a_run_that_went_back_has_one_model(run: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
+    assert len(embedding(read_record(run)).planes) == 1
+
+
+def test_without_features_or_with_hardly_any(run: Path) -> None:
+    with np.load(run / "views.npz") as arrays:
+        few = {name: arrays[name][:4] for name in arrays.files}
+    np.savez(run / "views.npz", **few)
+    assert "too few" in embedding(read_record(run)).why
+    (run / "views.npz").unlink()
+    assert isinstance(embedding(read_record(run)), Missing)

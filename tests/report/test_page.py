@@ -1,0 +1,233 @@
+"""The page as a file: whole, self-contained, small, and there whatever the run folder lacks."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cdtrans.errors import CdtransError
+from cdtrans.report import answers, gallery, page, sections
+from cdtrans.report.page import write_report
+from cdtrans.report.pictures import SIDE, jpeg
+from cdtrans.screen import Screen
+
+QUIET = Screen(quiet=True)
+SECTIONS = ["scores", "estimate", "classes", "epochs", "pairs", "gallery"]
+SECTIONS += ["changed", "uncertain", "features", "mislabelled", "answers", "settings"]
+LARGEST = 10e6  # bytes
+
+
+class Parsed(HTMLParser):
+    """Elements with their attributes, the text of each section, and whether every element is closed."""
+
+    VOID = ("meta", "link", "img", "input", "wbr", "line", "circle", "rect", "polyline")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.sections: dict[str, str] = {}
+        self.section = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "section":
+            self.section = dict(attributes)["id"]
+            self.sections[self.section] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+        if tag == "section":
+            self.section = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.section:
+            self.sections[self.section] += data
+
+
+def written(run: Path) -> Parsed:
+    return Parsed(write_report(run, QUIET).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def parsed(full: Path) -> Parsed:
+    return Parsed((full / "report.html").read_text(encoding="utf-8"))
+
+
+def test_every_section_is_there_and_none_is_missing(parsed: Parsed, full: Path) -> None:
+    assert list(parsed.sections) == SECTIONS
+    assert 'class="why"' not in (full / "report.html").read_text()
+    linked = [a["href"] for tag, a in parsed.elements if tag == "a"]
+    assert linked == ["#main", *(f"#{name}" for name in SECTIONS)]
+
+
+def test_nothing_comes_from_elsewhere(parsed: Parsed, full: Path) -> None:
+    for tag, attributes in parsed.elements:
+        for name in ("src", "href", "srcset", "action"):
+            value = attributes.get(name) or ""
+            assert value.startswith(("data:", "#")) or not value, (tag, name, value[:60])
+    text = re.sub(r"data:image/[a-z]+;base64,[A-Za-z0-9+/=]+", "", (full / "report.html").read_text())
+    assert "http" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_every_picture_has_words(parsed: Parsed) -> None:
+    pictures = [a for tag, a in parsed.elements if tag == "img"]
+    assert len(pictures) > 50
+    assert all(a["alt"] for a in pictures)
+    assert all(a.get("aria-label") for tag, a in parsed.elements if tag == "svg")
+    assert all(a.get("scope") for tag, a in parsed.elements if tag == "th" if a)
+    ids = [a["id"] for _, a in parsed.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_answer_key_is_marked_as_such(parsed: Parsed, full: Path) -> None:
+    accuracy = json.loads((full / "evaluation.json").read_text())["accuracy"]
+    assert "This section uses target labels" in parsed.sections["answers"]
+    assert f"{accuracy:.1%}" in parsed.sections["answers"]
+    for name in SECTIONS:
+        assert name == "answers" or "True accuracy" not in parsed.sections[name]
+
+
+def test_agreement_of_neighbours_is_told_where_it_is_known(parsed: Parsed, full: Path, old_run: Path) -> None:
+    text = parsed.sections["pairs"]
+    assert "source agreement" in text
+    lines = [json.loads(line) for line in (full / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "pairs":
+            told = "".join(f"{line[k]:.0%}" for k in ("source_agreement", "target_agreement", "source_accuracy"))
+            assert f"{line['classes_used']}{told}" in text
+    assert "agreement" not in written(old_run).sections["pairs"].lower()
+
+
+def test_equal_folders_have_equal_pages(full: Path) -> None:
+    before = (full / "report.html").read_bytes()
+    assert write_report(full, QUIET) == full / "report.html"
+    assert (full / "report.html").read_bytes() == before
+
+
+def test_an_older_run_says_what_it_lacks(old_run: Path) -> None:
+    """As the first version of the program left it, and then without anything that a report does not need."""
+    run = old_run
+    texts = written(run).sections
+    for name, words in {
+        "scores": "scored no model",
+        "estimate": "made no estimate",
+        "epochs": "scored no epoch",
+        "pairs": "did not record rejected pairs by class",
+        "changed": "views.npz",
+        "uncertain": "views.npz",
+        "features": "no features",
+        "mislabelled": "views.npz",
+        "answers": "cdtrans eval RUN LABELLED",
+    }.items():
+        assert words in texts[name], name
+    assert "kept in round 2: both" in texts["gallery"]
+    assert "loss" in texts["epochs"].lower()
+    for path in run.iterdir():
+        if path.name != "result.json":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    bare = (write_report(run, QUIET)).read_text(encoding="utf-8")
+    texts = Parsed(bare).sections
+    assert list(texts) == SECTIONS
+    assert bare.count('class="why"') == 15
+    assert "cannot be shown" not in bare
+    assert "This run hands over the adapted model of epoch 4" in bare
+
+
+def test_vanished_images_are_told(run: Path, tmp_path: Path) -> None:
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(source|target): /.*", rf"\1: {tmp_path}/nowhere", config))
+    text = write_report(run, QUIET).read_text(encoding="utf-8")
+    told = re.search(r"(\d+) of the image files .* have vanished", text)
+    assert told
+    assert int(told[1]) > 20
+    assert text.count("file has vanished") > 50
+    assert 'class="pair"' in text
+
+
+def test_a_folder_that_does_not_fit_itself_spoils_one_section(run: Path) -> None:
+    wrong = np.array([999])
+    np.savez(run / "pairs" / "round-02.npz", source=wrong, target=wrong, source_labels=wrong, target_labels=wrong)
+    texts = written(run).sections
+    assert "cannot be shown (IndexError" in texts["gallery"]
+    assert "sure" in texts["changed"]
+
+
+def test_harm_is_told_first(run: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    finding = {"name": "vanished classes", "found": 0.3, "limit": 0.7, "sentence": "of 3 classes 1 is left"}
+    guard = {"verdict": "harm", "paragraph": "The guard judges harm.", "findings": [finding]}
+    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0, "guard": guard}))
+    text = write_report(run, QUIET).read_text(encoding="utf-8")
+    assert "judged to do harm, so this run hands over the source-only model." in text
+    assert "harm found" in text
+    assert "of 3 classes 1 is left" in Parsed(text).sections["scores"]
+    assert "(not used)" in Parsed(text).sections["scores"]
+    assert "The guard judges harm." in text
+
+
+def test_names_are_text_and_not_markup(run: Path) -> None:
+    names = ["<script>alert(1)</script>", '"quoted" & more', "caf\udce9"]
+    for file in (run / "adapted" / "model.json", run / "source" / "model.json", run / "evaluation.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"classes": names}))
+    text = write_report(run, QUIET).read_bytes().decode("utf-8")
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "caf\\udce9" in text
+    assert len([tag for tag, _ in Parsed(text).elements if tag == "script"]) == 1
+
+
+def test_the_largest_page_is_small_enough(full: Path) -> None:
+    """Every picture of noise, which JPEG can do nothing about."""
+    noise = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    picture = len(jpeg(Image.fromarray(noise)))
+    count = 3 * gallery.PAIRS + 3 * gallery.LOOKS
+    plots = 5 * 720 * 720 * 4 // 3 // 4  # four planes and a matrix, an eighth of a byte a pixel and channel
+    assert count * picture + plots + (full / "report.html").stat().st_size < LARGEST
+
+
+def test_a_full_disk_leaves_the_old_page(full: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_room)
+    with pytest.raises(CdtransError, match=r"disk is full: .*report\.html"):
+        write_report(run, QUIET)
+    assert (run / "report.html").read_bytes() == (full / "report.html").read_bytes()
+    assert not list(run.glob(".report*"))
+
+
+def test_settings_are_written_as_in_yaml() -> None:
+    assert [page.plain(v) for v in (None, True, {}, {"a": 1, "b": False}, 0.5, "x")] == [
+        "none",
+        "true",
+        "none",
+        "a: 1, b: false",
+        "0.5",
+        "x",
+    ]
+    assert page.signed(-0.25, 1) == "−0.2"
+    assert page.percent(0.255, 1) == "25.5%"
+    assert page.breakable("a_b<c") == "a_<wbr>b&lt;c"
+
+
+def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists are cut, a matrix becomes a picture, and the page says so."""
+    monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
+    monkeypatch.setattr(answers, "SHOWN_CONFUSION", 2)
+    texts = written(run).sections
+    assert "The 2 of 3 classes that differ most" in texts["classes"]
+    assert "The 2 of 3 classes that lose the largest share" in texts["pairs"]
+    assert "Accuracy by class" in texts["answers"]

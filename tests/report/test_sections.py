@@ -1,0 +1,171 @@
+"""The sections that are numbers, by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cdtrans.report import sections
+from cdtrans.report.record import Round, read_record
+from cdtrans.report.sections import Curve, Missing
+from run_folders import record
+
+GUARD = {"paragraph": "Evidence.", "findings": [{"name": "n", "found": 1, "limit": 2, "sentence": "classes vanished"}]}
+
+
+def pairs(number: int, rows: list[tuple[int, int, bool]], *, complete: bool = True, **facts: int) -> Round:
+    """Rows of source label, target label, kept."""
+    labels = np.array(rows, dtype=np.int32).reshape(-1, 3)
+    index = np.arange(len(labels), dtype=np.int32)
+    return Round(number, index, index, labels[:, 0], labels[:, 1], labels[:, 2].astype(bool), complete, facts)
+
+
+SCORED = [
+    {"event": "scores", "epoch": e, "confidence": 0.5 + e / 10, "diversity": 0.9, "consensus": 0.3, "fresh_idea": e}
+    for e in range(4)
+]
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("guard", "chosen", "tone", "part"),
+        [
+            ({"verdict": "kept", "paragraph": "Fine.", "findings": []}, "adapted", "good", "Nothing speaks against"),
+            (GUARD | {"verdict": "harm"}, "source", "bad", "the source-only model"),
+            (GUARD | {"verdict": "off"}, "adapted", "bad", "the guard was off"),
+            (None, "adapted", "unknown", "did not check"),
+        ],
+        ids=["kept", "harm", "off", "an older run"],
+    )
+    def test_one_sentence(self, guard: dict | None, chosen: str, tone: str, part: str) -> None:
+        result = {"chosen_epoch": 2, "chosen_model": chosen} | ({"guard": guard} if guard else {})
+        verdict = sections.verdict(record(result=result))
+        assert verdict.tone == tone
+        assert part in verdict.sentence
+        assert verdict.sentence.count(".") == 1
+        assert ("epoch 2" in verdict.sentence) == (chosen == "adapted")
+        assert "accura" not in verdict.sentence  # nobody knows that here
+        assert verdict.paragraph == (guard["paragraph"] if guard else "")
+        assert verdict.findings == (("classes vanished",) if tone == "bad" else ())
+
+    def test_the_estimate_is_a_range_or_missing(self) -> None:
+        told = {"low": 0.6, "high": 0.8, "sentence": "So."}
+        result = {"chosen_epoch": 2, "chosen_model": "adapted", "estimate": told}
+        assert sections.estimate(record(result=result)) == sections.Estimate(0.6, 0.8, "So.")
+        assert isinstance(sections.estimate(record()), Missing)
+
+
+class TestScores:
+    def test_before_and_after_in_the_order_of_the_page(self) -> None:
+        found = sections.scores(record(log=SCORED))
+        assert [s.name for s in found] == ["Consensus", "Confidence", "Diversity", "Fresh idea"]
+        assert (found[1].before, found[1].after) == (0.5, 0.7)  # epochs 0 and 2, not 3
+        assert found[0].meaning
+        assert found[3].meaning == ""
+
+    def test_a_run_that_ended_before_adaptation_has_nothing_to_compare(self) -> None:
+        hopeless = record(log=SCORED[:1], result={"chosen_epoch": 0, "chosen_model": "source"})
+        assert "ended before adaptation" in sections.scores(hopeless).why
+
+    def test_curves_mark_the_chosen_epoch(self) -> None:
+        curves = sections.score_curves(record(log=SCORED))
+        assert curves[1].epochs == (0, 1, 2, 3)
+        assert curves[1].values == pytest.approx((0.5, 0.6, 0.7, 0.8))
+        assert curves[1].mark == (200.0, 32.0, 0.7)
+        gone_back = record(log=SCORED, result={"chosen_epoch": 3, "chosen_model": "source"})
+        assert sections.score_curves(gone_back)[1].mark == (0.0, 96.0, 0.5)
+
+    def test_a_number_that_is_none_leaves_a_gap(self) -> None:
+        lines = [*SCORED[:3], {"event": "scores", "epoch": 3, "confidence": float("nan")}]
+        assert sections.score_curves(record(log=lines))[1].epochs == (0, 1, 2)
+
+    def test_losses_are_those_of_adaptation(self) -> None:
+        log = [
+            {"event": "epoch", "stage": "source", "epoch": 3, "loss_source": 9.0},
+            {"event": "epoch", "stage": "adaptation", "epoch": 1, "loss_source": 3.0, "loss_target": 1.0},
+            {"event": "epoch", "stage": "adaptation", "epoch": 2, "loss_source": 2.0, "loss_target": 0.5},
+        ]
+        curves = sections.loss_curves(record(log=log))
+        assert [c.values for c in curves] == [(3.0, 2.0), (1.0, 0.5)]
+
+    @pytest.mark.parametrize("make", [sections.scores, sections.score_curves, sections.loss_curves, sections.costs])
+    def test_a_log_without_them(self, make: Any) -> None:
+        assert isinstance(make(record()), Missing)
+
+
+class TestCurve:
+    def test_fills_its_box_from_the_least_to_the_largest(self) -> None:
+        curve = Curve("n", "m", (1, 2, 5), (3.0, 1.0, 2.0), 4)
+        assert curve.points == "0.0,0.0 75.0,96.0 300.0,48.0"
+        assert curve.mark is None  # no such epoch
+
+    def test_a_single_or_a_constant_value_lies_in_the_middle(self) -> None:
+        assert Curve("n", "m", (3,), (0.4,), 3).points == "0.0,48.0"
+        assert Curve("n", "m", (0, 1), (0.4, 0.4), 1).points == "0.0,48.0 300.0,48.0"
+
+
+class TestClasses:
+    def test_shares_of_source_and_predictions(self, full: Path) -> None:
+        shown = sections.histogram(read_record(full))
+        assert shown.classes == 3
+        assert [row.name for row in shown.rows] == ["blue", "green", "red"]
+        for k, row in enumerate(shown.rows):
+            assert row.source == pytest.approx(1 / 3)
+            for epoch, share in ((0, row.before), (4, row.after)):
+                with np.load(full / "predictions" / f"epoch-{epoch:03}.npz") as arrays:
+                    assert share == pytest.approx(np.mean(arrays["predicted"] == k))
+        assert shown.largest == max(max(r.source, r.before, r.after) for r in shown.rows)
+
+    def test_of_many_classes_those_that_differ_most(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
+        whole = sections.histogram(read_record(run))
+        np.savez(run / "predictions" / "epoch-004.npz", predicted=np.array([0] * 12 + [1] * 7 + [2] * 2, np.int32))
+        shown = sections.histogram(read_record(run))
+        assert [row.name for row in shown.rows] == ["blue", "red"]
+        assert shown.classes == whole.classes == 3
+
+
+class TestPairs:
+    def test_counts_per_class_and_round(self) -> None:
+        rounds = [
+            pairs(1, [(0, 0, True), (0, 1, False), (1, 1, True)], proposed=3, epoch=1),
+            pairs(2, [(0, 0, True), (0, 0, True), (2, 1, False), (2, 0, False)], proposed=4, epoch=3),
+        ]
+        found = sections.pair_counts(record(rounds=rounds))
+        assert [(r.number, r.proposed, r.kept) for r in found.rounds] == [(1, 3, 2), (2, 4, 2)]
+        by_name = {row.name: (row.kept, row.rejected) for row in found.by_class}
+        assert by_name == {"a": ((1, 2), (1, 0)), "b": ((1, 0), (0, 0)), "c": ((0, 0), (0, 2))}
+        assert found.complete
+        assert found.largest == 2
+
+    def test_of_many_classes_those_that_lose_most(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sections, "SHOWN_CLASSES", 1)
+        rounds = [pairs(1, [(0, 0, True), (1, 1, True), (1, 0, False), (2, 2, True)])]
+        found = sections.pair_counts(record(rounds=rounds))
+        assert [row.name for row in found.by_class] == ["b"]
+        assert found.classes == 3
+        only_kept = [pairs(1, [(0, 0, True), (0, 0, True), (1, 1, True), (1, 1, True), (2, 2, True)], complete=False)]
+        assert [row.name for row in sections.pair_counts(record(rounds=only_kept)).by_class] == ["c"]
+
+    def test_an_older_run_knows_its_rejected_pairs_by_number_alone(self, old_run: Path) -> None:
+        found = sections.pair_counts(read_record(old_run))
+        assert not found.complete
+        lines = [json.loads(line) for line in (old_run / "log.jsonl").read_text().splitlines()]
+        logged = [(line["proposed"], line["kept"]) for line in lines if line["event"] == "pairs"]
+        assert [(r.proposed, r.kept) for r in found.rounds] == logged
+
+    def test_no_pairs(self) -> None:
+        assert isinstance(sections.pair_counts(record()), Missing)
+
+
+def test_costs_by_stage() -> None:
+    lines = [
+        {"stage": "source", "epoch": 1, "seconds": 10.0, "images_per_second": 100.0},
+        {"stage": "source", "epoch": 2, "seconds": 20.0, "images_per_second": 300.0},
+        {"stage": "session", "seconds": 95.0},
+    ]
+    source, session = sections.costs(record(timings=lines))
+    assert (source.stage, source.epochs, source.seconds, source.rate) == ("Stage 1, source", 2, "0:30", 200.0)
+    assert (session.stage, session.epochs, session.seconds, session.rate) == ("Whole session", 0, "1:35", None)

@@ -1,0 +1,56 @@
+"""Run folders for the report's tests: with everything it can show, as the first version left them, and bare records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.report.record import Record
+from cdtrans.screen import Screen
+
+LATER = {"source_agreement", "target_agreement", "source_accuracy"}  # what the first version did not log of a round
+
+
+def complete(run: Path, answers: Path) -> Path:
+    """A finished run and what an answer key said of it."""
+    summary = evaluate(run, answers, screen=Screen(quiet=True), device="cpu").summary()
+    (run / "evaluation.json").write_text(json.dumps(summary))
+    return run
+
+
+def older(run: Path) -> Path:
+    """A finished run made into one of the first version, which chose the last epoch and looked at nothing."""
+    (run / "views.npz").unlink()
+    result = json.loads((run / "result.json").read_text())
+    chosen = {name: result[name] for name in ("chosen_epoch", "chosen_model")}
+    (run / "result.json").write_text(json.dumps(chosen | {"selection": "last"}))
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = [{k: v for k, v in line.items() if k not in LATER} for line in lines if line["event"] != "scores"]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for file in (run / "pairs").iterdir():
+        with np.load(file) as arrays:
+            kept = {name: arrays[name][arrays["kept"]] for name in arrays.files if name != "kept"}
+        np.savez(file, **kept)
+    return run
+
+
+def record(**parts: Any) -> Record:
+    """A run that left nothing behind but these parts."""
+    whole: dict[str, Any] = {
+        "run": Path("run"),
+        "result": {"chosen_epoch": 2, "chosen_model": "adapted"},
+        "config": {},
+        "environment": None,
+        "data": None,
+        "classes": ("a", "b", "c"),
+        "source": (),
+        "target": (),
+        "log": [],
+        "timings": [],
+        "rounds": [],
+        "views": None,
+        "evaluation": None,
+    }
+    return Record(**whole | parts)
