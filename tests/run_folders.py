@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cdtrans.classifier import EVALUATION
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.report.record import Record
 from cdtrans.screen import Screen
@@ -15,14 +16,15 @@ LATER = {"source_agreement", "target_agreement", "source_accuracy"}  # what the 
 
 def complete(run: Path, answers: Path) -> Path:
     """A finished run and what an answer key said of it."""
-    summary = evaluate(run, answers, screen=Screen(quiet=True), device="cpu").summary()
-    (run / "evaluation.json").write_text(json.dumps(summary))
+    evaluate(run, answers, screen=Screen(quiet=True), device="cpu")
+    assert (run / EVALUATION).exists()
     return run
 
 
 def older(run: Path) -> Path:
     """A finished run made into one of the first version, which chose the last epoch and looked at nothing."""
     (run / "views.npz").unlink()
+    (run / EVALUATION).unlink(missing_ok=True)
     result = json.loads((run / "result.json").read_text())
     chosen = {name: result[name] for name in ("chosen_epoch", "chosen_model")}
     (run / "result.json").write_text(json.dumps(chosen | {"selection": "last"}))

@@ -290,5 +290,5 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
 def test_only_what_does_not_change_the_result_may_change_on_resume() -> None:
     """A new setting must not slip in here unseen: each of these has been thought about."""
     where = {"device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels"}
-    assert set(RESUME_MAY_CHANGE) <= where | {"guard"}, "the guard judges what has been computed"
+    assert set(RESUME_MAY_CHANGE) <= where | {"guard", "report"}, "which look at what has been computed"
     assert set(RESUME_MAY_CHANGE) <= set(HINTS)

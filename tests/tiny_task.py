@@ -36,6 +36,7 @@ TINY: dict[str, Any] = {
     "lr": 0.05,
     "save_every": 0,
     "device": "cpu",
+    "report": False,
     "guard": False,  # such small models are rarely any good, and tests of other things must go on
 }
 QUICK = TINY | {"source_epochs": 1, "epochs": 1, "save_every": 30}

@@ -22,6 +22,7 @@ from cdtrans.model.card import Card, load_model
 
 BATCH = 64
 RESULT = "result.json"  # what a finished run came to
+EVALUATION = "evaluation.json"  # the last time `eval` scored it on its own target
 MODELS = ("chosen", "adapted", "last", "source")
 
 

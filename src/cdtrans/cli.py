@@ -275,7 +275,7 @@ def demo(
         )
     else:
         screen.result(_before_and_after(result))
-        screen.result(f"Run folder: {result.run}")
+        screen.result(f"Run folder: {result.run} (look at report.html)")
     if result.harm:
         raise typer.Exit(HARM)
 

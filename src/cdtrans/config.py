@@ -117,6 +117,7 @@ class Config:
     )
     save_every: float = _option(30.0, "Run", "Seconds between saved states; a kill loses no more than this.", minimum=0)
     cache: str | None = _option(None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE or the user's).")
+    report: bool = _option(True, "Run", "Write report.html at the end.")
     tracker: Literal["none", "tensorboard"] = _option("none", "Run", "Also write the curves for TensorBoard.")
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +125,9 @@ class Config:
 
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
-RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels", "guard")
+RESUME_MAY_CHANGE = (
+    *("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels", "guard", "report"),
+)
 
 HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}

@@ -8,6 +8,7 @@ from typing import Any
 from cdtrans.data.digits import write_digits
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.pipeline import adapt
+from cdtrans.report.page import write_report
 from cdtrans.screen import Screen
 
 
@@ -23,9 +24,11 @@ def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult
     """Rendered digits to real handwriting. The answer key is opened after training, to print the score."""
     place = Path(os.path.abspath(out))  # "." has a name then
     digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
-    result = adapt(
-        source=digits.source, target=digits.target, out=out, preset="digits", seed=seed, screen=screen, **settings
-    )
+    report = settings.pop("report", True)  # after the answers, which it shows
+    settings |= {"preset": "digits", "seed": seed}
+    result = adapt(source=digits.source, target=digits.target, out=out, report=False, screen=screen, **settings)
     scored = evaluate(result.run, digits.answers, screen=screen)
+    if report:
+        write_report(result.run, screen)
     assert scored.history is not None, "the answers are those of the run's own target"
     return DemoResult(result.run, scored.history.accuracy[0], scored.scores.accuracy, result.harm)

@@ -33,6 +33,7 @@ from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
 from cdtrans.ranks import barrier, is_main, joined, world
+from cdtrans.report.page import write_report
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
 from cdtrans.training.adaptation import Adaptation, adapt_to_target
@@ -174,7 +175,7 @@ def conclude(
         save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=adaptation.chosen_epoch))
         model.load_state_dict(adaptation.last)
         save_model(run.folder / "last", model, replace(card, stage="adaptation", epoch=config.epochs))
-    estimated = estimate(before, chosen.predicted).summary()
+    estimated = estimate(before, chosen.predicted, harm=verdict.verdict == "harm").summary()
     result = {
         "chosen_epoch": epoch,
         "chosen_model": "adapted" if epoch else "source",
@@ -183,6 +184,8 @@ def conclude(
         "estimate": estimated,
     }
     run.write_json(RESULT, result)
+    if config.report and run.writes:
+        screen.say(f"report: {write_report(run.folder, screen)}")
     if verdict.objections:
         screen.warn(verdict.paragraph)
     screen.say(str(estimated["sentence"]))

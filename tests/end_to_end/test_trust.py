@@ -32,7 +32,7 @@ def healthy(task: Task) -> Path:
     out = task.folder / "healthy"
     ended = cdtrans(*task.adapt(out))
     assert ended.code == 0, ended.err
-    assert "Estimated accuracy on the target: " in ended.out
+    assert "Estimated accuracy on the target, without labels: " in ended.out
     return out
 
 
@@ -91,6 +91,15 @@ def test_an_earlier_epoch_can_win(task: Task) -> None:
     best = max(lines, key=lambda line: (line["consensus"], line["epoch"]))["epoch"]
     assert result(out)["chosen_epoch"] == best < 6
     assert not equal(out / "adapted", out / "last")
+
+
+def test_the_report_is_written_at_the_end_if_wanted(task: Task, healthy: Path) -> None:
+    assert not (healthy / "report.html").exists(), "the tiny task leaves it out"
+    out = task.folder / "report"
+    ended = cdtrans(*task.adapt(out, "--report"))
+    assert ended.code == 0, ended.err
+    assert f"report: {out / 'report.html'}" in ended.out.replace("\n", "")
+    assert "<html" in (out / "report.html").read_text()
 
 
 def test_harm_ends_with_the_source_only_model_and_exit_code_3(task: Task) -> None:

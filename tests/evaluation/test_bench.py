@@ -133,7 +133,7 @@ class TestWhole:
             "label_free": told["accuracy"],
             "best_by_labels": told["best_by_labels_accuracy"],
         }
-        chosen = json.loads((folder / "result.json").read_text())["chosen_epoch"]
+        chosen = json.loads((whole / line["run"] / "result.json").read_text())["chosen_epoch"]
         assert line["epochs"] == {"label_free": chosen, "best_by_labels": told["best_by_labels_epoch"]}
 
     def test_the_table_says_what_it_lacks(self, whole: Path) -> None:

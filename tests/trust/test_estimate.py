@@ -48,3 +48,10 @@ def test_it_never_says_accuracy_without_a_range() -> None:
     said = str(estimate(impression_of(labels), labels.roll(1)).summary()["sentence"])
     assert " to " in said
     assert "without labels" in said
+
+
+def test_where_harm_was_found_nothing_is_promised_from_below() -> None:
+    labels = torch.arange(90) % 3
+    found = estimate(impression_of(labels), labels.clone(), harm=True)
+    assert (found.low, found.high) == (0.0, 1.0)
+    assert "anything up to" in str(found.summary()["sentence"])

@@ -59,7 +59,7 @@ def test_predictions_that_shift_or_leave_the_centres() -> None:
     assert names(judge_adapted(healthy(), impression_of(moved, classes=6), LOW, HIGH)) == []
     to_one = torch.where((torch.arange(600) < 114) & (TARGET > 0), 0, TARGET)
     assert names(judge_adapted(healthy(), impression_of(to_one, classes=6), LOW, HIGH)) == ["predictions shifted"]
-    left = torch.where(torch.arange(600) < 150, (TARGET + 1) % 6, TARGET)  # 25 %
+    left = torch.where(torch.arange(600) < 192, (TARGET + 1) % 6, TARGET)  # 32 %
     assert names(judge_adapted(healthy(), impression_of(left, classes=6), LOW, HIGH)) == ["centres abandoned"]
 
 

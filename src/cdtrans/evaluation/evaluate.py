@@ -1,5 +1,6 @@
 """A finished run against an answer key: the chosen model's scores, and every epoch's if the key is of the target."""
 
+import json
 from collections.abc import Sequence
 from csv import DictReader
 from dataclasses import dataclass
@@ -8,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.classifier import Unreadable, load
+from cdtrans.classifier import EVALUATION, Unreadable, load
 from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
+from cdtrans.files import atomic
 from cdtrans.screen import Screen
 
 
@@ -108,7 +110,20 @@ def evaluate(
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
     history = read_history(run, digests, true[kept], classes)
-    return Evaluation(scores, classifier.classes, tuple(skipped), history, bins)
+    evaluation = Evaluation(scores, classifier.classes, tuple(skipped), history, bins)
+    if history is not None and model == "chosen":
+        keep_for_report(run, evaluation, screen)
+    return evaluation
+
+
+def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
+    """evaluation.json: the report shows it, marked as made with an answer key. A run folder that cannot be written is
+    evaluated all the same."""
+    try:
+        with atomic(run / EVALUATION) as file:
+            file.write((json.dumps(evaluation.summary(), indent=2) + "\n").encode())
+    except OSError as error:
+        screen.warn(f"The evaluation could not be kept in '{run}' for the report: {error.strerror}.")
 
 
 def match_classes(key: LabelledDomain, classes: tuple[str, ...], where: Path) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.classifier import read_result
+from cdtrans.classifier import EVALUATION, read_result
 from cdtrans.config import read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.model.card import CARD
@@ -111,7 +111,7 @@ def read_record(run: Path) -> Record:
         timings=read_lines(run / "timings.jsonl"),
         rounds=read_rounds(run / "pairs", facts),
         views=read_arrays(run / "views.npz"),
-        evaluation=read_json(run / "evaluation.json"),
+        evaluation=read_json(run / EVALUATION),
     )
 
 

@@ -24,16 +24,19 @@ class Estimate(NamedTuple):
     high: float
     unanimous: float  # share of images on which every opinion is the final prediction
     best: float  # the largest share on which one opinion is
+    harm: bool = False  # the opinions cannot be trusted themselves: nothing can be said from below
 
     def summary(self) -> dict[str, float | str]:
-        sentence = (
-            f"Estimated accuracy on the target: {self.low:.0%} to {self.high:.0%}. An estimate without labels; on some "
-            "data the truth lies outside."
+        doubt = (
+            "The guard found harm, so it may be anything up to that."
+            if self.harm
+            else "On some data the truth lies outside."
         )
+        sentence = f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. {doubt}"
         return {"low": round(self.low, 4), "high": round(self.high, 4), "sentence": sentence}
 
 
-def estimate(before: Impression, predicted: Tensor) -> Estimate:
+def estimate(before: Impression, predicted: Tensor, *, harm: bool = False) -> Estimate:
     """The range for a model that predicts `predicted` [Nt]: from the best single opinion's agreement down to half as
     far below the unanimous share as that lies above it. A source-only model is not asked for its opinion of itself."""
     opinions = [before.nearest, before.centers]
@@ -43,7 +46,8 @@ def estimate(before: Impression, predicted: Tensor) -> Estimate:
     unanimous = float(agree.all(dim=0).double().mean())
     best = float(agree.double().mean(dim=1).max())
     low, high = unanimous - (best - unanimous) / 2, best
-    return Estimate(max(0.0, low - _noise(low, predicted)), min(1.0, high + _noise(high, predicted)), unanimous, best)
+    low, high = max(0.0, low - _noise(low, predicted)), min(1.0, high + _noise(high, predicted))
+    return Estimate(0.0 if harm else low, high, unanimous, best, harm)
 
 
 def _noise(share: float, predicted: Tensor) -> float:

@@ -19,8 +19,6 @@ FORGOTTEN = 0.8  # of the accuracy on the source; healthy runs keep 95 % of it
 VANISHED = 0.75  # of the classes that were predicted; healthy runs keep 96 %
 SHIFTED = 0.15  # total variation of the predicted classes against the centres at the start; healthy: 10 % and less
 CENTERS_KEPT = 0.7  # of the predictions are what the centres said at the start; healthy: 78 % and more
-    0.8  # of the predictions are what the centres said at the start; healthy: 84 % and more, spoilt: below 79 %
-)
 
 
 class Objection(NamedTuple):
