@@ -15,7 +15,7 @@ def test_it_is_a_range_of_shares_around_what_the_opinions_say(seed: int, images:
     generator = torch.Generator().manual_seed(seed)
     centers, nearest, before, predicted = torch.randint(classes, (4, images), generator=generator)
     found = estimate(impression_of(before, centers=centers, nearest=nearest, classes=classes), predicted)
-    assert 0 <= found.low <= found.unanimous <= found.best <= found.high <= 1
+    assert 0 <= found.low <= found.unanimous <= found.supported <= found.high <= 1
 
 
 def test_opinions_that_all_agree_give_a_narrow_range_at_the_top() -> None:
@@ -31,16 +31,16 @@ def test_the_figures_of_a_case_worked_by_hand() -> None:
     before[:60] = 0
     centers[:80] = 0
     found = estimate(impression_of(before, centers=centers, nearest=before, classes=2), predicted)
-    assert (found.unanimous, found.best) == (0.6, 0.8)
+    assert (found.unanimous, found.supported) == (0.6, 0.8)
     assert found.low == pytest.approx(0.5 - 2 * (0.5 * 0.5 / 100) ** 0.5)
-    assert found.high == pytest.approx(0.8 + 2 * (0.8 * 0.2 / 100) ** 0.5)
+    assert found.high == pytest.approx(0.9 + 2 * (0.9 * 0.1 / 100) ** 0.5)
 
 
 def test_a_source_only_model_is_not_asked_about_itself() -> None:
     before = torch.arange(100) % 2
     centers = (torch.arange(100) < 50).long()
     found = estimate(impression_of(before, centers=centers, nearest=centers, classes=2), before)
-    assert found.best == 0.5, "not 1, which its own opinion would give"
+    assert found.supported == 0.5, "not 1, which its own opinion would give"
 
 
 def test_it_never_says_accuracy_without_a_range() -> None:

@@ -3,8 +3,8 @@
 Before adaptation there are three opinions on a target image that come about in different ways: the source-only
 classifier's, the label of the nearest source image, and the class of the nearest centre. Adaptation starts from them
 and makes up its own. Where the final prediction is what all three had said, it is mostly right; where none of them had
-said it, mostly not. So the shares of agreement bound the accuracy. This is a rule of thumb that was checked, not a
-theorem: docs/results/estimate.md says how often the truth was inside.
+said it, it may be a discovery or an error. So the shares of agreement bound the accuracy, loosely. This is a rule of
+thumb that was checked, not a theorem: docs/results/estimate.md says how often the truth was inside.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Estimate(NamedTuple):
     low: float
     high: float
     unanimous: float  # share of images on which every opinion is the final prediction
-    best: float  # the largest share on which one opinion is
+    supported: float  # share on which one of them is
     harm: bool = False  # the opinions cannot be trusted themselves: nothing can be said from below
 
     def summary(self) -> dict[str, float | str]:
@@ -37,17 +37,17 @@ class Estimate(NamedTuple):
 
 
 def estimate(before: Impression, predicted: Tensor, *, harm: bool = False) -> Estimate:
-    """The range for a model that predicts `predicted` [Nt]: from the best single opinion's agreement down to half as
-    far below the unanimous share as that lies above it. A source-only model is not asked for its opinion of itself."""
+    """The range for a model that predicts `predicted` [Nt]. From below: what all support, less half of what only some
+    do. From above: what any supports, and half of the rest, since a good run finds what nobody had said. A source-only
+    model is not asked for its opinion of itself."""
     opinions = [before.nearest, before.centers]
     if not torch.equal(predicted, before.predicted):
         opinions.append(before.predicted)
     agree = torch.stack([opinion == predicted for opinion in opinions])  # [opinions, Nt]
-    unanimous = float(agree.all(dim=0).double().mean())
-    best = float(agree.double().mean(dim=1).max())
-    low, high = unanimous - (best - unanimous) / 2, best
+    unanimous, supported = (float(x.double().mean()) for x in (agree.all(dim=0), agree.any(dim=0)))
+    low, high = unanimous - (supported - unanimous) / 2, (1 + supported) / 2
     low, high = max(0.0, low - _noise(low, predicted)), min(1.0, high + _noise(high, predicted))
-    return Estimate(0.0 if harm else low, high, unanimous, best, harm)
+    return Estimate(0.0 if harm else low, high, unanimous, supported, harm)
 
 
 def _noise(share: float, predicted: Tensor) -> float:
