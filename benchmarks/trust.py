@@ -1,0 +1,58 @@
+"""What the label-free choice, the guard and the estimate came to in finished runs that have been scored with an answer
+key: docs/results/selection.md, guard.md and estimate.md.
+
+usage: python benchmarks/trust.py RUN ...
+Each with an evaluation.json or eval.json, which `cdtrans eval` and `bench` write."""
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from cdtrans.trust.selection import RULES
+
+
+def read(run: Path) -> dict[str, Any]:
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    scored = next(run / name for name in ("evaluation.json", "eval.json") if (run / name).exists())
+    return {
+        "name": "/".join(run.parts[-2:]),
+        "accuracy": json.loads(scored.read_text())["accuracy_by_epoch"],
+        "scores": [line for line in log if line["event"] == "scores"][1:],
+        "result": json.loads((run / "result.json").read_text()),
+    }
+
+
+def regrets(run: dict[str, Any]) -> dict[str, float]:
+    """By rule: how far the epoch it chooses lies below the best by labels, in points."""
+    found = {}
+    for name, value in RULES.items():
+        if name in ("last", *run["scores"][0]):
+            best = max(run["scores"], key=lambda line: (value(line["epoch"], line), line["epoch"]))["epoch"]
+            found[name] = 100 * (max(run["accuracy"][1:]) - run["accuracy"][best])
+    return found
+
+
+def main() -> None:
+    runs = [read(Path(place)) for place in sys.argv[1:]]
+    print("| run | source only | chosen (epoch) | last | best by labels | guard | estimate | truth inside |")
+    print("|---|---|---|---|---|---|---|---|")
+    for run in runs:
+        accuracy, result = run["accuracy"], run["result"]
+        chosen, band = result["chosen_epoch"], result["estimate"]
+        inside = "yes" if band["low"] <= accuracy[chosen] <= band["high"] else "no"
+        cells = [f"{100 * accuracy[k]:.1f}" for k in (0, chosen, -1)]
+        print(
+            f"| {run['name']} | {cells[0]} | {cells[1]} ({chosen}) | {cells[2]} | {100 * max(accuracy[1:]):.1f} | "
+            f"{result['guard']['verdict']} | {100 * band['low']:.0f} to {100 * band['high']:.0f} | {inside} |"
+        )
+    every = [regrets(run) for run in runs]
+    print("\n| chosen by | regret, mean | regret, worst |\n|---|---|---|")
+    for name in every[0]:
+        values = [one[name] for one in every]
+        print(f"| {name} | {mean(values):.2f} | {max(values):.2f} |")
+
+
+if __name__ == "__main__":
+    main()
