@@ -65,7 +65,6 @@ class Loop:
         while self.epoch <= self.last_epoch:
             yield self.epoch
             self.epoch, self.step, self.sums = self.epoch + 1, 0, None
-            self._check_finite()
             self._save_if_due()
 
     def steps(self, count: int) -> Iterator[int]:
