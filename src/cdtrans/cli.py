@@ -275,7 +275,8 @@ def demo(
         )
     else:
         screen.result(before_and_after(result))
-        screen.result(f"Run folder: {result.run} (look at report.html)")
+        report = " (look at report.html)" if (result.run / "report.html").exists() else ""
+        screen.result(f"Run folder: {result.run}{report}")
     if result.harm:
         raise typer.Exit(HARM)
 
