@@ -31,7 +31,7 @@ def conclude(
     screen: Screen,
 ) -> None:
     """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json."""
-    verdict = decide(adaptation.objections, guard=config.guard)
+    verdict = decide(adaptation.objections, guard=config.guard, warning=adaptation.warning)
     before, after = adaptation.before, adaptation.after
     epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
     chosen = before if epoch == 0 or after is None else after
@@ -61,7 +61,7 @@ def conclude(
 def show(result: dict[str, Any], screen: Screen) -> None:
     """The guard's paragraph, if it has something to say, and the estimate."""
     guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
-    if guard.get("findings"):
+    if guard.get("findings") or guard.get("warning"):
         screen.warn(guard["paragraph"])
     if estimated:
         screen.say(estimated["sentence"])

@@ -83,14 +83,18 @@ def test_the_chosen_epochs_own_weights_and_predictions_are_kept_and_the_last_one
     assert [table[file] for file in files] == [p.label for p in said]
 
 
-def test_an_earlier_epoch_can_win(task: Task) -> None:
+def test_an_earlier_epoch_can_win(task: Task, healthy: Path) -> None:
     """With a rate that ruins the model the first epochs are the best."""
     out = task.folder / "earlier"
-    assert cdtrans(*task.adapt(out, "--lr", "3", "--epochs", "6", "--no-guard")).code == 0
+    assert cdtrans(*task.adapt(out, "--lr", "10", "--epochs", "6", "--no-guard")).code == 0
     lines = [line for line in log_lines(out) if line["event"] == "scores" and line["epoch"] > 0]
     best = max(lines, key=lambda line: (line["consensus"], line["epoch"]))["epoch"]
     assert result(out)["chosen_epoch"] == best < 6
     assert not equal(out / "adapted", out / "last")
+    found = {line["epoch"]: line["consensus"] for line in lines}
+    assert found[6] < 0.9 * found[best], "the premise of the warning"
+    assert f"Training went wrong after epoch {best}" in result(out)["guard"]["warning"]
+    assert result(healthy)["guard"]["warning"] == ""
 
 
 def test_the_report_is_written_at_the_end_if_wanted(task: Task, healthy: Path) -> None:

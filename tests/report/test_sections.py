@@ -33,11 +33,12 @@ class TestVerdict:
         ("guard", "chosen", "tone", "part"),
         [
             ({"verdict": "kept", "paragraph": "Fine.", "findings": []}, "adapted", "good", "Nothing speaks against"),
+            ({"verdict": "kept", "paragraph": "But.", "warning": "Oh."}, "adapted", "warned", "an earlier one"),
             (GUARD | {"verdict": "harm"}, "source", "bad", "the source-only model"),
             (GUARD | {"verdict": "off"}, "adapted", "bad", "the guard was off"),
             (None, "adapted", "unknown", "did not check"),
         ],
-        ids=["kept", "harm", "off", "an older run"],
+        ids=["kept", "kept in time", "harm", "off", "an older run"],
     )
     def test_one_sentence(self, guard: dict | None, chosen: str, tone: str, part: str) -> None:
         result = {"chosen_epoch": 2, "chosen_model": chosen} | ({"guard": guard} if guard else {})
@@ -121,7 +122,10 @@ class TestClasses:
     def test_of_many_classes_those_that_differ_most(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
         whole = sections.histogram(read_record(run))
-        np.savez(run / "predictions" / "epoch-004.npz", predicted=np.array([0] * 12 + [1] * 7 + [2] * 2, np.int32))
+        chosen = read_record(run).result["chosen_epoch"]
+        np.savez(
+            run / "predictions" / f"epoch-{chosen:03}.npz", predicted=np.array([0] * 12 + [1] * 7 + [2] * 2, np.int32)
+        )
         shown = sections.histogram(read_record(run))
         assert [row.name for row in shown.rows] == ["blue", "red"]
         assert shown.classes == whole.classes == 3

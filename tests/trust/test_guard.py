@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cdtrans.trust import guard
-from cdtrans.trust.guard import Verdict, decide, gave_up, judge_adapted, judge_source, shifted
+from cdtrans.trust.guard import Verdict, decide, fell_later, gave_up, judge_adapted, judge_source, shifted
 from impressions import impression_of
 
 TARGET = torch.arange(600) % 6
@@ -75,6 +75,18 @@ def test_what_speaks_against_the_start_speaks_against_the_end() -> None:
 def test_training_that_broke_off_says_why_without_advice_for_another_case() -> None:
     finding = gave_up("The loss is not finite in the adaptation stage, epoch 2, step 3; the last good state is in 'x'.")
     assert finding.sentence == "The loss is not finite in the adaptation stage, epoch 2, step 3"
+
+
+def test_a_fall_after_the_chosen_epoch_is_told_but_not_held_against_it() -> None:
+    chosen, same, fallen = {"consensus": 0.8}, {"consensus": 0.73}, {"consensus": 0.7}
+    assert fell_later(2, chosen, same) == ""
+    warning = fell_later(2, chosen, fallen)
+    assert "after epoch 2" in warning
+    assert "from 0.800 to 0.700" in warning
+    kept = decide([], guard=True, warning=warning)
+    assert kept.verdict == "kept"
+    assert kept.paragraph.endswith(warning)
+    assert kept.summary()["warning"] == warning
 
 
 def test_shifted_is_total_variation() -> None:

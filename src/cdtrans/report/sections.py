@@ -40,7 +40,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Verdict:
-    tone: str  # good, bad or unknown
+    tone: str  # good, warned, bad or unknown
     sentence: str
     paragraph: str
     findings: tuple[str, ...]
@@ -162,6 +162,9 @@ def verdict(record: Record) -> Verdict:
     if record.used_source:
         tone = "bad"
         sentence = "Adaptation was judged to do harm, so this run hands over the source-only model."
+    elif judged == "kept" and guard.get("warning"):
+        tone = "warned"
+        sentence = f"Training went wrong later on, so this run hands over {model}, an earlier one."
     elif judged == "kept":
         tone, sentence = "good", f"Nothing speaks against adaptation, so this run hands over {model}."
     elif judged == "off":

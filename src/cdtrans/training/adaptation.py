@@ -19,7 +19,7 @@ from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Step
-from cdtrans.trust.guard import Objection, gave_up, judge_adapted, judge_source
+from cdtrans.trust.guard import Objection, fell_later, gave_up, judge_adapted, judge_source
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
 
@@ -34,6 +34,7 @@ class Adaptation(NamedTuple):
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
     objections: list[Objection]  # what speaks against the adapted model
+    warning: str = ""  # what speaks against the training after the chosen epoch
 
 
 def adapt_to_target(
@@ -71,7 +72,8 @@ def adapt_to_target(
     before, after = watch.before, impression(encoded_source, encoded, search(encoded_source, labels, encoded, config))
     assert before is not None, "the first round makes it"
     objections += judge_adapted(before, after, watch.scores(0), watch.scores(chosen))
-    return Adaptation(before, after, chosen, last, objections)
+    warning = fell_later(chosen, watch.scores(chosen), watch.scores(config.epochs)) if last else ""
+    return Adaptation(before, after, chosen, last, objections, warning)
 
 
 def train_on_pairs(

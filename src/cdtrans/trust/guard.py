@@ -19,6 +19,7 @@ VANISHED = 0.75  # share of the predicted classes that are left: 96 % and more; 
 SHIFTED = 0.15  # total variation of predictions and first centres: 12 % and less; other or fewer classes 17 % and more
 CENTERS_KEPT = 0.7  # share of predictions that are the first centres': 77 % and more; other or fewer classes 24 to 69 %
 CONSENSUS_FALL = 0.01  # of the consensus, against its own noise; it rose by 0.27 and more in healthy runs
+FELL_LATER = 0.9  # share of the chosen epoch's consensus that the last one still has
 
 
 class Objection(NamedTuple):
@@ -115,16 +116,28 @@ def gave_up(message: str) -> Objection:
     return Objection("training broke off", 0.0, 0.0, message.split(";")[0].split(": training")[0].rstrip("."))
 
 
+def fell_later(epoch: int, chosen: dict[str, float], last: dict[str, float]) -> str:
+    """What the choice of this epoch has saved the run from: no objection against it, but people should know."""
+    if last["consensus"] >= FELL_LATER * chosen["consensus"]:
+        return ""
+    return (
+        f"Training went wrong after epoch {epoch}, which is the one handed over: by the last epoch the consensus of "
+        f"the label-free scores fell from {chosen['consensus']:.3f} to {last['consensus']:.3f}. A lower learning rate "
+        "(--lr) is likely to do better."
+    )
+
+
 class Verdict(NamedTuple):
     """What the guard makes of its objections."""
 
     verdict: str  # kept, harm, or off: harm was found but --no-guard keeps the adapted model
     objections: list[Objection]
+    warning: str = ""  # of what speaks against the training, though not against the model that is handed over
 
     @property
     def paragraph(self) -> str:
         if not self.objections:
-            return "The guard found nothing against the adapted model."
+            return f"The guard found nothing against the adapted model. {self.warning}".rstrip()
         evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.objections)
         if self.verdict == "harm":
             return (
@@ -134,7 +147,7 @@ class Verdict(NamedTuple):
             )
         return (
             "The guard was switched off and the adapted model is kept, but it would have judged that adaptation did "
-            f"harm. Evidence, all without labels: {evidence}."
+            f"harm. Evidence, all without labels: {evidence}. {self.warning}".rstrip()
         )
 
     def summary(self) -> dict[str, Any]:
@@ -142,13 +155,14 @@ class Verdict(NamedTuple):
             "verdict": self.verdict,
             "paragraph": self.paragraph,
             "findings": [f._asdict() for f in self.objections],
+            "warning": self.warning,
         }
 
 
-def decide(objections: list[Objection], *, guard: bool) -> Verdict:
-    if not objections:
-        return Verdict("kept", objections)
-    return Verdict("harm" if guard else "off", objections)
+def decide(objections: list[Objection], *, guard: bool, warning: str = "") -> Verdict:
+    if objections and guard:
+        return Verdict("harm", objections)  # the source-only model is handed over, whatever the later epochs did
+    return Verdict("off" if objections else "kept", objections, warning)
 
 
 def shifted(predicted: Tensor, centers: Tensor, classes: int) -> float:
