@@ -40,6 +40,7 @@ CHECK_FLAGS = (  # what decides which images a run would see, and through which 
     *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
+LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
 STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
 VERDICTS = {
     "ok": "Nothing stands in the way of a run.",
@@ -55,6 +56,16 @@ Model = Annotated[
     str, typer.Option(help="chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")
 ]
 MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable files that is still accepted.")]
+Source = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
+]
+Target = Annotated[
+    Path, typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read.")
+]
+Key = Annotated[
+    Path, typer.Option(metavar="LABELLED", help="The answer key, for scores after training: TARGET with its labels.")
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")]
 Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
 
@@ -131,12 +142,8 @@ def adapt(
 @app.command()
 @partial(with_settings, names=CHECK_FLAGS)
 def check(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
-    ],
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read.")
-    ],
+    source: Source,
+    target: Target,
     model: Annotated[
         bool, typer.Option("--model/--no-model", help="Look through the backbone too, if its weights can be had.")
     ] = True,
@@ -342,6 +349,42 @@ def theory(
     screen.say(f"Every number: {out / 'theory.json'}; pictures beside it.")
 
 
+@ablate.command()
+@partial(with_settings, names=FIELDS.keys() - LOSS_FLAGS)  # each row has its own
+def losses(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    jobs: Jobs = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun Table 6, the losses of the three branches: five runs, scored with the target's labels afterwards."""
+    from cdtrans.evaluation.ablations import LOSSES
+
+    _ablate(LOSSES, source, target, quiet, json, key=key, out=out, preset=preset, config=config, jobs=jobs, **settings)
+
+
+def _ablate(ablation: Any, source: Path, target: Path, quiet: bool, json: bool, **how: Any) -> None:
+    from cdtrans.evaluation.ablations import ablate as run_ablation
+
+    outcome = run_ablation(ablation, source, target, screen=Screen(quiet=quiet, machine=json), **how)
+    if json:
+        _print_json(outcome.summary())
+    else:
+        unfinished = len(outcome.table.unfinished)
+        runs = len(ablation.variants)
+        file = outcome.out / f"{ablation.name}.md"
+        Screen(quiet=quiet).result(f"{runs - unfinished} of {runs} runs are finished: {file}")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
 @app.command()
 @partial(with_settings, names=FIELDS.keys() - {"root", "seed"})  # each run of a benchmark gets its own
 def bench(
@@ -353,7 +396,7 @@ def bench(
     ] = "deit_small",
     seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "3",
     tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")] = 1,
+    jobs: Jobs = 1,
     out: Annotated[
         Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE); it is continued.")
     ] = None,

@@ -70,6 +70,13 @@ class Config:
     detach_teacher: bool = _option(
         False, "Stage 2: adaptation", "Stop the distillation loss from moving its teacher, the source-target branch."
     )
+    loss_source: Literal["cls", "none"] = _option(
+        "cls", "Stage 2: adaptation", "Loss of the source branch; 'none' is for ablations, here and below."
+    )
+    loss_source_target: Literal["dtl", "cls", "none"] = _option(
+        "dtl", "Stage 2: adaptation", "Loss of the source-target branch: distillation, or classification (Table 6)."
+    )
+    loss_target: Literal["cls", "none"] = _option("cls", "Stage 2: adaptation", "Loss of the target branch.")
     center_aware: bool = _option(
         True, "Stage 2: adaptation", "Keep only the pairs whose target centre agrees with the source's label."
     )

@@ -228,6 +228,8 @@ def resolve(config: Config) -> Config:
     resize = round(crop * RESIZE_RATIO) if config.resize == "auto" else config.resize
     if resize < crop:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
+    if {config.loss_source, config.loss_source_target, config.loss_target} == {"none"}:
+        raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
     precision = pick_precision(config.precision, device)
     auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
     names = ("source", "target", "root", "weights", "cache")

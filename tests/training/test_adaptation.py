@@ -110,9 +110,9 @@ def test_each_side_of_a_pair_is_trained_on_its_own_label(run: Run, monkeypatch: 
     given: list[tuple[int, int]] = []
     losses = adaptation.adaptation_losses
 
-    def recorded(out: Branches, y_s: Tensor, y_t: Tensor, detach: bool) -> tuple[Tensor, ...]:
+    def recorded(out: Branches, y_s: Tensor, y_t: Tensor, *how: Any) -> tuple[Tensor, ...]:
         given.extend(zip(y_s.tolist(), y_t.tolist(), strict=True))
-        return losses(out, y_s, y_t, detach)
+        return losses(out, y_s, y_t, *how)
 
     monkeypatch.setattr(adaptation, "adaptation_losses", recorded)
     monkeypatch.setattr(adaptation, "find_pairs", lambda *_: some_pairs(9))

@@ -14,7 +14,7 @@ from cdtrans.pairing.pairs import Pairs, Search, require_pairs, search_pairs
 from cdtrans.ranks import part
 from cdtrans.run import Run
 from cdtrans.screen import Screen
-from cdtrans.training.losses import adaptation_losses
+from cdtrans.training.losses import Terms, adaptation_losses
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
@@ -22,8 +22,6 @@ from cdtrans.training.step import Step
 from cdtrans.trust.guard import Objection, gave_up, judge_adapted, judge_source
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
-
-LOSSES = ("loss_source", "loss_target", "loss_distillation")
 
 
 class Adaptation(NamedTuple):
@@ -84,9 +82,10 @@ def train_on_pairs(
     """The loop: pairs are searched anew every few epochs. Returns the target as the model sees it at the end."""
     model, encode = watch.encode.model, watch.encode
     report = StageReport(run, screen, loop, config)
+    terms = Terms(config.loss_source, config.loss_source_target, config.loss_target)
 
     def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
-        return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher)
+        return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher, terms)
 
     pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
     train = Step(model, losses, optimisation, config.compile, screen)
@@ -120,7 +119,7 @@ def train_on_pairs(
                 batch = batches[step]
                 loop.update(train(x_s[step], x_t[step], y_s[batch], y_t[batch]))
                 bar.advance()
-        report.write(dict(zip(LOSSES, loop.mean_losses(), strict=True)), pairs=len(pairs))
+        report.write(dict(zip(terms.names(), loop.mean_losses(), strict=True)), pairs=len(pairs))
         encoded = encode(target, "target")
         watch.epoch(epoch, encoded)
     return encoded

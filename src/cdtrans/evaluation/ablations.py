@@ -1,0 +1,225 @@
+"""`cdtrans ablate losses`, `pseudo-labels`: the paper's Tables 5 and 6 on anybody's data.
+
+Every row is an ordinary run folder that `cdtrans adapt` makes and `cdtrans eval` scores, as in a benchmark; they differ
+in the row's settings alone. What the table says is read from these folders each time a run ends."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cdtrans.classifier import read_result
+from cdtrans.config import RESUME_MAY_CHANGE, Config
+from cdtrans.data.domains import check_distinct, scan_labelled, scan_unlabelled
+from cdtrans.evaluation.ablation_tables import AblationTable, Row, Scored, markdown
+from cdtrans.evaluation.evaluate import match_classes
+from cdtrans.evaluation.folder import flag, owned, recipe_of
+from cdtrans.evaluation.jobs import PlannedRun, run_jobs
+from cdtrans.evaluation.paper_tables import PaperRow, paper_table
+from cdtrans.evaluation.results import KINDS, SCORED, read_sessions
+from cdtrans.files import atomic
+from cdtrans.model.backbone import read_state
+from cdtrans.pipeline import layered_config, resolve
+from cdtrans.screen import Screen
+
+RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
+
+
+class Variant(NamedTuple):
+    """A row of the paper's table that can be run: the paper's name for it, and the settings that make it."""
+
+    paper: str
+    settings: dict[str, Any]
+
+    @property
+    def folder(self) -> str:
+        return "-".join(str(value) for value in self.settings.values())
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A table of the paper."""
+
+    name: str  # of the command, its files and the paper's table
+    title: str
+    named_by: tuple[str, ...]  # the columns that name a row
+    variants: tuple[Variant, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The settings that the rows decide."""
+        return tuple(dict.fromkeys(name for variant in self.variants for name in variant.settings))
+
+    def paper(self) -> tuple[PaperRow, ...]:
+        return paper_table(self.name, named_by=len(self.named_by))
+
+
+def _losses(source: str, source_target: str, target: str) -> Variant:
+    words = (source, source_target, target)
+    settings = dict(zip(("loss_source", "loss_source_target", "loss_target"), words, strict=True))
+    return Variant(" ".join("-" if word == "none" else word for word in words), settings)
+
+
+LOSSES = Ablation(
+    name="losses",
+    title="Different losses (the paper's Table 6)",
+    named_by=("L_s", "L_s+t", "L_t"),
+    variants=(
+        _losses("cls", "none", "none"),
+        _losses("none", "none", "cls"),
+        _losses("cls", "none", "cls"),
+        _losses("cls", "cls", "cls"),
+        _losses("cls", "dtl", "cls"),
+    ),
+    notes=(
+        "The paper's first row repeats its source-only baseline; here it is stage 2 with the source's loss alone, on "
+        "the source images of the pairs.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is settled before the first process starts."""
+
+    ablation: Ablation
+    out: Path
+    key: Path
+    config: Config  # of every run, but for what its row decides
+    flags: tuple[str, ...]  # that make `adapt` arrive at this configuration
+
+    def runs(self) -> list[PlannedRun]:
+        return [self._run(variant) for variant in self.ablation.variants]
+
+    def _run(self, variant: Variant) -> PlannedRun:
+        folder, config = self.out / variant.folder, self.config
+        root = ("--root", config.root) if config.root else ()
+        places = (config.source, config.target, "--out", str(folder))
+        device = ("--device", config.device, "--max-bad", str(config.max_bad))
+        return PlannedRun(
+            name=variant.folder,
+            folder=folder,
+            adapt=("adapt", *places, *self.flags, *map(flag, variant.settings, variant.settings.values())),
+            score=("eval", str(folder), str(self.key), "--json", *root, *device),
+        )
+
+    def recipe(self) -> dict[str, Any]:
+        """What must stay the same for the rows of one table. Where it runs may change."""
+        shared = recipe_of(self.config, (*RESUME_MAY_CHANGE, *self.ablation.varied))
+        places = {name: os.path.abspath(place) for name in ("source", "target") if (place := shared.pop(name))}
+        return {"ablation": self.ablation.name, "key": os.path.abspath(self.key), **places, **shared}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far an ablation has come."""
+
+    table: AblationTable
+    out: Path
+    failed: tuple[str, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `ablate losses --json`."""
+        return {"out": str(self.out), "failed": list(self.failed), **self.table.record()}
+
+
+def ablate(
+    ablation: Ablation,
+    source: Path,
+    target: Path,
+    *,
+    key: Path,
+    out: Path,
+    screen: Screen,
+    preset: str | None = None,
+    config: Path | None = None,
+    jobs: int = 1,
+    **settings: Any,
+) -> Outcome:
+    """Run the rows that are not yet done, `jobs` at a time, score them with the answer key and write the table into
+    `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
+    chosen, _ = layered_config(source, target, preset, config, settings)
+    check_input(chosen, key)
+    named = (("preset", preset), ("config", config))
+    files = [flag(name, value) for name, value in named if value is not None]
+    plan = Plan(ablation, out, key, chosen, (*files, *map(flag, settings, settings.values())))
+    with owned(out, RECORD, plan.recipe(), "an ablation"):
+        write_table(plan)
+        failed = run_jobs(ablation.name, plan.runs(), jobs, screen, lambda job: _tell(plan, job.run.folder, screen))
+        table = write_table(plan)
+    return Outcome(table, out, tuple(failed))
+
+
+def check_input(config: Config, key: Path) -> None:
+    """What would be wrong with every run is said before the first one; the answer key too is looked at only here, for
+    the names of its classes, before it is needed."""
+    check_distinct(Path(config.source), Path(config.target))
+    root = Path(config.root) if config.root else None
+    source = scan_labelled(Path(config.source), root)
+    scan_unlabelled(Path(config.target), root)
+    match_classes(scan_labelled(key, root, allow_one_class=True), source.classes, key)
+    resolve(config)
+    if config.weights:
+        read_state(Path(config.weights))
+
+
+def _tell(plan: Plan, folder: Path, screen: Screen) -> None:
+    write_table(plan)
+    scored = read_scored(folder)
+    assert scored is not None, "it has just been scored"
+    told = ", ".join(f"{KINDS[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
+    screen.say(f"{folder.name}: {told}")
+
+
+def write_table(plan: Plan) -> AblationTable:
+    """NAME.json and NAME.md, from what the run folders hold now."""
+    ablation, by_paper = plan.ablation, {variant.paper: variant for variant in plan.ablation.variants}
+    table = AblationTable(
+        name=ablation.name,
+        title=ablation.title,
+        named_by=ablation.named_by,
+        notes=ablation.notes,
+        source=plan.config.source,
+        target=plan.config.target,
+        key=str(plan.key),
+        backbone=plan.config.backbone,
+        seed=plan.config.seed,
+        rows=tuple(_row(plan.out, by_paper.get(paper.method), paper) for paper in ablation.paper()),
+    )
+    contents = {"json": json.dumps(table.record(), indent=1) + "\n", "md": markdown(table)}
+    for ending, text in contents.items():
+        with atomic(plan.out / f"{ablation.name}.{ending}") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+    return table
+
+
+def _row(out: Path, variant: Variant | None, paper: PaperRow) -> Row:
+    if variant is None:
+        return Row(paper, None, {}, None)
+    return Row(paper, variant.folder, variant.settings, read_scored(out / variant.folder))
+
+
+def read_scored(folder: Path) -> Scored | None:
+    """None for a run that is not finished and scored."""
+    if not (folder / SCORED).exists():
+        return None
+    told = json.loads((folder / SCORED).read_text(encoding="utf-8"))
+    epochs = {"label_free": read_result(folder)["chosen_epoch"]}
+    metrics = ("accuracy", "class_mean_accuracy")
+    scores = {"label_free": {metric: told[metric] for metric in metrics}}
+    if "accuracy_by_epoch" in told:
+        epochs |= {"source_only": 0, "last_epoch": len(told["accuracy_by_epoch"]) - 1}
+        epochs["best_by_labels"] = told["best_by_labels_epoch"]
+        for kind in ("source_only", "last_epoch", "best_by_labels"):
+            scores[kind] = {metric: told[f"{metric}_by_epoch"][epochs[kind]] for metric in metrics}
+    environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    return Scored(
+        scores={kind: scores[kind] for kind in KINDS if kind in scores},
+        per_class=told["per_class"],
+        epochs=epochs,
+        images=told["images"],
+        device=environment["device"],
+        seconds=sum(session["seconds"] for session in read_sessions(folder)),
+    )
