@@ -41,6 +41,7 @@ CHECK_FLAGS = (  # what decides which images a run would see, and through which 
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
 LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
+PAIRING_FLAGS = {"pairing", "center_aware", "target_class"}  # and those of Table 5
 STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
 VERDICTS = {
     "ok": "Nothing stands in the way of a run.",
@@ -367,7 +368,41 @@ def losses(
     """Rerun Table 6, the losses of the three branches: five runs, scored with the target's labels afterwards."""
     from cdtrans.evaluation.ablations import LOSSES
 
-    _ablate(LOSSES, source, target, quiet, json, key=key, out=out, preset=preset, config=config, jobs=jobs, **settings)
+    how = {"key": key, "out": out, "preset": preset, "config": config, "jobs": jobs}
+    _ablate(LOSSES, source, target, quiet, json, **how, **settings)
+
+
+@ablate.command(name="pseudo-labels")
+@partial(with_settings, names=FIELDS.keys() - PAIRING_FLAGS)  # each row has its own
+def pseudo_labels(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    jobs: Jobs = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun Table 5, the ways to find pairs: a run for each, scored with the target's labels afterwards."""
+    from cdtrans.evaluation.ablations import PSEUDO_LABELS
+
+    _ablate(
+        PSEUDO_LABELS,
+        source,
+        target,
+        quiet,
+        json,
+        key=key,
+        out=out,
+        preset=preset,
+        config=config,
+        jobs=jobs,
+        **settings,
+    )
 
 
 def _ablate(ablation: Any, source: Path, target: Path, quiet: bool, json: bool, **how: Any) -> None:

@@ -77,8 +77,14 @@ class Config:
         "dtl", "Stage 2: adaptation", "Loss of the source-target branch: distillation, or classification (Table 6)."
     )
     loss_target: Literal["cls", "none"] = _option("cls", "Stage 2: adaptation", "Loss of the target branch.")
+    pairing: Literal["two_way", "one_way_source", "one_way_target"] = _option(
+        "two_way", "Stage 2: adaptation", "Pairs from both sides (Eq. 3 and 4), or from one, as in Table 5."
+    )
     center_aware: bool = _option(
         True, "Stage 2: adaptation", "Keep only the pairs whose target centre agrees with the source's label."
+    )
+    target_class: Literal["center", "pair"] = _option(
+        "center", "Stage 2: adaptation", "What a target image is taught: its centre's class, or its pair's (Table 5)."
     )
     mutual_pairs: Literal["twice", "once"] = _option(
         "twice", "Stage 2: adaptation", "How often a pair found from both sides counts; the paper's union has it once."

@@ -1,14 +1,17 @@
 """`cdtrans ablate losses` on the tiny task: what is run, what the table says, and going on after a kill."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.ablations import LOSSES, ablate
+from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, ablate
+from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, measure
 from cdtrans.evaluation.paper_tables import paper_table
 from cdtrans.evaluation.results import KINDS, SCORED
 from cdtrans.screen import Screen
@@ -176,3 +179,88 @@ class TestLosses:
             ablate(LOSSES, out=tmp_path / "out", screen=Screen(quiet=True), **how)
         assert all(word in str(caught.value) for word in words)
         assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def pseudo_labels(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pseudo-labels") / "out"
+    ended = run(task, "pseudo-labels", out)
+    assert ended.code == 0, ended.err
+    return out
+
+
+def true_classes(run: Path) -> dict[int, int]:
+    """The class of each target image by its index: its number modulo 3."""
+    with open(run / "images.csv", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["domain"] == "target"]
+    return {int(row["index"]): int(Path(row["path"]).stem) % 3 for row in rows}
+
+
+class TestPseudoLabels:
+    def test_the_rows_are_the_papers_in_its_order(self) -> None:
+        papers = [row.method for row in paper_table("pseudo-labels")]
+        assert [variant.paper for variant in PSEUDO_LABELS.variants] == [
+            method for method in papers if method not in ("RPLL", "MRKLD+LRENT", "Groundtruth")
+        ]
+
+    @pytest.mark.parametrize(
+        ("row", "recalls"),
+        [
+            ("one-way-source", (True, False)),
+            ("one-way-target", (False, True)),
+            ("two-way", (True, True)),
+        ],
+    )
+    def test_unfiltered_pairs_have_all_of_the_side_they_start_from(
+        self, pseudo_labels: Path, row: str, recalls: tuple[bool, bool]
+    ) -> None:
+        record = next(r for r in read(pseudo_labels, "pseudo-labels")["rows"] if r["run"] == row)
+        assert len(record["pairs"]) == 2
+        for quality in record["pairs"]:
+            assert (quality["recall_source"] == 1, quality["recall_target"] == 1) == recalls
+            assert quality["pairs"] == 24 * recalls[0] + 21 * recalls[1]
+
+    def test_recall_and_precision_are_those_of_the_saved_pairs_and_the_key(self, pseudo_labels: Path) -> None:
+        for row in read(pseudo_labels, "pseudo-labels")["rows"][:4]:
+            true = true_classes(pseudo_labels / row["run"])
+            for quality in row["pairs"]:
+                file = pseudo_labels / row["run"] / "pairs" / f"round-{quality['round']:02}.npz"
+                with np.load(file) as arrays:
+                    kept = np.flatnonzero(arrays["kept"])
+                    source, target = arrays["source"][kept].tolist(), arrays["target"][kept].tolist()
+                    labels = arrays["source_labels"][kept].tolist()
+                right = [true[t] == label for t, label in zip(target, labels, strict=True)]
+                assert quality == {
+                    "round": quality["round"],
+                    "pairs": len(kept),
+                    "recall_source": len(set(source)) / 24,
+                    "recall_target": len(set(target)) / 21,
+                    "precision": sum(right) / len(right),
+                }
+
+    def test_the_table_has_the_pairs_beside_the_papers_and_says_what_is_absent(self, pseudo_labels: Path) -> None:
+        text = (pseudo_labels / "pseudo-labels.md").read_text(encoding="utf-8")
+        rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
+        assert rows["| One-way-source"][-4:] == ["100.", "6.6", "90.6", "76.6 |"]
+        last = read(pseudo_labels, "pseudo-labels")["rows"][3]["pairs"][-1]
+        shares = [last[name] for name in ("recall_source", "recall_target", "precision")]
+        assert rows["| Tw + Ca"][1:4] == [f"{100 * share:.1f}" for share in shares]
+        assert rows["| RPLL"][1:8] == ["–"] * 7
+        assert "Not there yet: RPLL, MRKLD+LRENT" in text
+
+    def test_the_row_of_the_whole_method_has_the_bytes_of_a_plain_run(
+        self, pseudo_labels: Path, task: Task, tmp_path: Path
+    ) -> None:
+        assert warm().run(task.adapt(tmp_path / "plain"), tmp_path / "logs").code == 0
+        plain, row = tree(tmp_path / "plain"), tree(pseudo_labels / "two-way-center-aware")
+        assert {name: row[name] for name in plain} == plain
+
+    def test_a_key_of_part_of_the_target_judges_that_part(self, pseudo_labels: Path, task: Task) -> None:
+        run = pseudo_labels / "two-way"
+        some = Answers([task.target / f"{n:02}.png" for n in range(5)], [n % 3 for n in range(5)], resize=18)
+        true = some.of_target(run)
+        assert sorted(true.tolist()) == sorted([UNKNOWN] * 16 + [0, 1, 2, 0, 1])
+        known = {i for i, label in enumerate(true.tolist()) if label != UNKNOWN}
+        assert {i: true[i] for i in known} == {i: label for i, label in true_classes(run).items() if i in known}
+        assert all(quality.precision is not None for quality in measure(run, true, sources=24))
+        assert all(quality.precision is None for quality in measure(run, np.full(21, UNKNOWN), sources=24))

@@ -194,8 +194,11 @@ def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: R
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({}, {"center_aware": True, "mutual": "twice"}),
-        ({"center_aware": False, "mutual_pairs": "once"}, {"center_aware": False, "mutual": "once"}),
+        ({}, {"center_aware": True, "mutual": "twice", "pairing": "two_way", "target_class": "center"}),
+        (
+            {"center_aware": False, "mutual_pairs": "once", "pairing": "one_way_source", "target_class": "pair"},
+            {"center_aware": False, "mutual": "once", "pairing": "one_way_source", "target_class": "pair"},
+        ),
     ],
 )
 def test_the_settings_reach_the_search_for_pairs(

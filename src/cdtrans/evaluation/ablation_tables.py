@@ -3,10 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cdtrans.evaluation.pair_quality import PairQuality
 from cdtrans.evaluation.paper_tables import AVERAGE, PaperRow
 from cdtrans.evaluation.results import KINDS
 
 NOTHING = "–"
+PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Row:
     run: str | None  # None: nobody can run it yet
     settings: dict[str, Any]
     scored: Scored | None  # None: not finished
+    pairs: tuple[PairQuality, ...] = ()  # of every round, where the pairs are what it is about
 
     def record(self) -> dict[str, Any]:
         return {
@@ -36,6 +39,7 @@ class Row:
             "run": self.run,
             "settings": self.settings,
             **(asdict(self.scored) if self.scored else {}),
+            **({"pairs": [asdict(quality) for quality in self.pairs]} if self.pairs else {}),
             "paper": self.paper.cells,
         }
 
@@ -53,7 +57,13 @@ class AblationTable:
     key: str
     backbone: str
     seed: int
+    about_pairs: bool
     rows: tuple[Row, ...]
+
+    @property
+    def absent(self) -> list[str]:
+        """Rows of the paper that nobody can run yet."""
+        return [row.paper.method for row in self.rows if row.run is None]
 
     @property
     def unfinished(self) -> list[str]:
@@ -69,8 +79,9 @@ class AblationTable:
 
 
 def markdown(table: AblationTable) -> str:
-    head = (*table.named_by, *KINDS.values(), "the paper (VisDA-2017)")
-    rows = [head, ("---",) * len(head), *(_cells(row) for row in table.rows)]
+    pairs = PAPER_PAIRS if table.about_pairs else ()
+    head = (*table.named_by, *pairs, *KINDS.values(), *(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
+    rows = [head, ("---",) * len(head), *(_cells(row, table) for row in table.rows)]
     text = [f"# {table.title}", *_before(table), "\n".join(f"| {' | '.join(row)} |" for row in rows), *table.notes]
     return "\n\n".join([*text, *_cost(table)]) + "\n"
 
@@ -85,13 +96,20 @@ def _before(table: AblationTable) -> list[str]:
     if table.unfinished:
         runs = sum(row.run is not None for row in table.rows)
         lines.append(f"UNFINISHED: {len(table.unfinished)} of {runs} runs are missing: {', '.join(table.unfinished)}.")
+    if table.absent:
+        lines.append(f"Not there yet: {', '.join(table.absent)}; these rows have the paper's numbers alone.")
     return lines
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    names = row.paper.method.split(" ")
+def _cells(row: Row, table: AblationTable) -> tuple[str, ...]:
+    names = row.paper.method.split(" ") if len(table.named_by) > 1 else [row.paper.method]
     ours = [_score(row.scored.scores.get(kind)) if row.scored else NOTHING for kind in KINDS]
-    return (*names, *ours, row.paper.cells[AVERAGE])
+    if not table.about_pairs:
+        return (*names, *ours, row.paper.cells[AVERAGE])
+    last = row.pairs[-1] if row.pairs else None
+    shares = (last.recall_source, last.recall_target, last.precision) if last else (None,) * len(PAPER_PAIRS)
+    pairs = [NOTHING if share is None else f"{100 * share:.1f}" for share in shares]
+    return (*names, *pairs, *ours, *(row.paper.cells[name] for name in (*PAPER_PAIRS, AVERAGE)))
 
 
 def _score(score: dict[str, float] | None) -> str:

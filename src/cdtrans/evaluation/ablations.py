@@ -16,6 +16,7 @@ from cdtrans.evaluation.ablation_tables import AblationTable, Row, Scored, markd
 from cdtrans.evaluation.evaluate import match_classes
 from cdtrans.evaluation.folder import flag, owned, recipe_of
 from cdtrans.evaluation.jobs import PlannedRun, run_jobs
+from cdtrans.evaluation.pair_quality import Answers, pair_quality
 from cdtrans.evaluation.paper_tables import PaperRow, paper_table
 from cdtrans.evaluation.results import KINDS, SCORED, read_sessions
 from cdtrans.files import atomic
@@ -27,14 +28,11 @@ RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
 
 
 class Variant(NamedTuple):
-    """A row of the paper's table that can be run: the paper's name for it, and the settings that make it."""
+    """A row of the paper's table that can be run: the paper's name for it, its folder, the settings that make it."""
 
     paper: str
+    folder: str
     settings: dict[str, Any]
-
-    @property
-    def folder(self) -> str:
-        return "-".join(str(value) for value in self.settings.values())
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,7 @@ class Ablation:
     named_by: tuple[str, ...]  # the columns that name a row
     variants: tuple[Variant, ...]
     notes: tuple[str, ...] = ()
+    about_pairs: bool = False  # whether the pairs are measured too
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -59,7 +58,7 @@ class Ablation:
 def _losses(source: str, source_target: str, target: str) -> Variant:
     words = (source, source_target, target)
     settings = dict(zip(("loss_source", "loss_source_target", "loss_target"), words, strict=True))
-    return Variant(" ".join("-" if word == "none" else word for word in words), settings)
+    return Variant(" ".join("-" if word == "none" else word for word in words), "-".join(words), settings)
 
 
 LOSSES = Ablation(
@@ -80,6 +79,32 @@ LOSSES = Ablation(
 )
 
 
+def _pairs(paper: str, folder: str, pairing: str, *, center_aware: bool = False) -> Variant:
+    """Without the centres, what a target image is taught is the class of its pair."""
+    target_class = "center" if center_aware else "pair"
+    return Variant(paper, folder, {"pairing": pairing, "center_aware": center_aware, "target_class": target_class})
+
+
+PSEUDO_LABELS = Ablation(
+    name="pseudo-labels",
+    title="Different pseudo labels (the paper's Table 5)",
+    named_by=("Pseudo labels",),
+    variants=(
+        _pairs("One-way-source", "one-way-source", "one_way_source"),
+        _pairs("One-way-target", "one-way-target", "one_way_target"),
+        _pairs("Two-way", "two-way", "two_way"),
+        _pairs("Tw + Ca", "two-way-center-aware", "two_way", center_aware=True),
+    ),
+    notes=(
+        "Rec_s and Rec_t: the share of the source and the target images that are in some pair; Prec: the share of the "
+        "pairs whose two images are of one class. Ours are those of the last search; the JSON has every round's.",
+        "Without the centre-aware filter a target image is taught the class of its source image (`--target-class "
+        "pair`), since the paper's pairs are its pseudo labels; the authors' code teaches the nearest centre's class.",
+    ),
+    about_pairs=True,
+)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that is settled before the first process starts."""
@@ -87,6 +112,7 @@ class Plan:
     ablation: Ablation
     out: Path
     key: Path
+    answers: Answers  # the same, to compare pairs with
     config: Config  # of every run, but for what its row decides
     flags: tuple[str, ...]  # that make `adapt` arrive at this configuration
 
@@ -141,10 +167,10 @@ def ablate(
     """Run the rows that are not yet done, `jobs` at a time, score them with the answer key and write the table into
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
     chosen, _ = layered_config(source, target, preset, config, settings)
-    check_input(chosen, key)
+    answers = check_input(chosen, key)
     named = (("preset", preset), ("config", config))
     files = [flag(name, value) for name, value in named if value is not None]
-    plan = Plan(ablation, out, key, chosen, (*files, *map(flag, settings, settings.values())))
+    plan = Plan(ablation, out, key, answers, chosen, (*files, *map(flag, settings, settings.values())))
     with owned(out, RECORD, plan.recipe(), "an ablation"):
         write_table(plan)
         failed = run_jobs(ablation.name, plan.runs(), jobs, screen, lambda job: _tell(plan, job.run.folder, screen))
@@ -152,17 +178,19 @@ def ablate(
     return Outcome(table, out, tuple(failed))
 
 
-def check_input(config: Config, key: Path) -> None:
-    """What would be wrong with every run is said before the first one; the answer key too is looked at only here, for
-    the names of its classes, before it is needed."""
+def check_input(config: Config, key: Path) -> Answers:
+    """What would be wrong with every run is said before the first one, of the answer key too, which comes back."""
     check_distinct(Path(config.source), Path(config.target))
     root = Path(config.root) if config.root else None
     source = scan_labelled(Path(config.source), root)
     scan_unlabelled(Path(config.target), root)
-    match_classes(scan_labelled(key, root, allow_one_class=True), source.classes, key)
-    resolve(config)
+    labelled = scan_labelled(key, root, allow_one_class=True)
+    labels = match_classes(labelled, source.classes, key)
+    resize = resolve(config).resize
+    assert isinstance(resize, int), "'auto' is resolved"
     if config.weights:
         read_state(Path(config.weights))
+    return Answers(labelled.files(), labels.tolist(), resize)
 
 
 def _tell(plan: Plan, folder: Path, screen: Screen) -> None:
@@ -186,7 +214,8 @@ def write_table(plan: Plan) -> AblationTable:
         key=str(plan.key),
         backbone=plan.config.backbone,
         seed=plan.config.seed,
-        rows=tuple(_row(plan.out, by_paper.get(paper.method), paper) for paper in ablation.paper()),
+        about_pairs=ablation.about_pairs,
+        rows=tuple(_row(plan, by_paper.get(paper.method), paper) for paper in ablation.paper()),
     )
     contents = {"json": json.dumps(table.record(), indent=1) + "\n", "md": markdown(table)}
     for ending, text in contents.items():
@@ -195,10 +224,14 @@ def write_table(plan: Plan) -> AblationTable:
     return table
 
 
-def _row(out: Path, variant: Variant | None, paper: PaperRow) -> Row:
+def _row(plan: Plan, variant: Variant | None, paper: PaperRow) -> Row:
     if variant is None:
         return Row(paper, None, {}, None)
-    return Row(paper, variant.folder, variant.settings, read_scored(out / variant.folder))
+    folder = plan.out / variant.folder
+    scored = read_scored(folder)
+    measured = scored is not None and plan.ablation.about_pairs
+    pairs = tuple(pair_quality(folder, plan.answers)) if measured else ()
+    return Row(paper, variant.folder, variant.settings, scored, pairs)
 
 
 def read_scored(folder: Path) -> Scored | None:

@@ -157,5 +157,13 @@ def find_pairs(
 
 
 def search(source: Encoded, labels: Tensor, target: Encoded, config: Config) -> Search:
-    options = {"center_aware": config.center_aware, "mutual": config.mutual_pairs}
-    return search_pairs(source.features, labels, target.features, target.logits, **options)  # type: ignore[arg-type]
+    return search_pairs(
+        source.features,
+        labels,
+        target.features,
+        target.logits,
+        center_aware=config.center_aware,
+        mutual=config.mutual_pairs,
+        pairing=config.pairing,
+        target_class=config.target_class,
+    )
