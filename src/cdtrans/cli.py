@@ -405,6 +405,29 @@ def pseudo_labels(
     )
 
 
+@ablate.command(name="ground-truth", hidden=True)  # a row of pseudo-labels, as a process of its own
+@with_settings
+def ground_truth(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(help="The run folder.")],
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """One run on pairs that are made with the target's labels: an upper bound, not a way to adapt."""
+    from cdtrans.evaluation.ground_truth import adapt_with_key
+
+    screen = Screen(quiet=quiet)
+    result = adapt_with_key(source, target, key=key, out=out, preset=preset, config=config, screen=screen, **settings)
+    screen.result(f"Done: {result.run} (trained with the answer key)")
+    if result.harm:
+        raise typer.Exit(HARM)
+
+
 def _ablate(ablation: Any, source: Path, target: Path, quiet: bool, json: bool, **how: Any) -> None:
     from cdtrans.evaluation.ablations import ablate as run_ablation
 

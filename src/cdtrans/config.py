@@ -77,8 +77,8 @@ class Config:
         "dtl", "Stage 2: adaptation", "Loss of the source-target branch: distillation, or classification (Table 6)."
     )
     loss_target: Literal["cls", "none"] = _option("cls", "Stage 2: adaptation", "Loss of the target branch.")
-    pairing: Literal["two_way", "one_way_source", "one_way_target"] = _option(
-        "two_way", "Stage 2: adaptation", "Pairs from both sides (Eq. 3 and 4), or from one, as in Table 5."
+    pairing: Literal["two_way", "one_way_source", "one_way_target", "ground_truth"] = _option(
+        "two_way", "Stage 2: adaptation", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
     )
     center_aware: bool = _option(
         True, "Stage 2: adaptation", "Keep only the pairs whose target centre agrees with the source's label."

@@ -36,7 +36,7 @@ from cdtrans.ranks import barrier, is_main, joined, world
 from cdtrans.report.page import write_report
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
-from cdtrans.training.adaptation import Adaptation, adapt_to_target
+from cdtrans.training.adaptation import Adaptation, Rearranged, adapt_to_target
 from cdtrans.training.source import fit_source
 from cdtrans.training.state import load_state, step_seed
 from cdtrans.trust.estimate import estimate
@@ -99,9 +99,17 @@ def layered_config(
     return make_config(read_preset(preset or preset_there or "auto"), from_file, settings, places), out
 
 
-def run_pipeline(config: Config, out: Path, screen: Screen, *, force: bool = False) -> Result:
-    """The whole job. Everything that can be wrong with the input is found before the run folder is touched."""
+def run_pipeline(
+    config: Config, out: Path, screen: Screen, *, force: bool = False, rearranged: Rearranged | None = None
+) -> Result:
+    """The whole job. Everything that can be wrong with the input is found before the run folder is touched.
+
+    `rearranged` is for ablations that put other pairs in place of those found."""
     started = time.monotonic()
+    if config.pairing == "ground_truth" and rearranged is None:
+        raise CdtransError(
+            "Pairs by ground truth need an answer key, which 'adapt' never opens; see 'cdtrans ablate pseudo-labels'."
+        )
     source, target = scan_domains(config, screen)
     for warning in warnings_for(source):
         screen.warn(warning)
@@ -145,7 +153,9 @@ def run_pipeline(config: Config, out: Path, screen: Screen, *, force: bool = Fal
             )
             begin_log(run, {"source": source_bad, "target": target_bad}, findings)
             train_source(run, model, source_images, labels, config, card, screen)
-            adaptation = adapt_to_target(run, model, source_images, labels, target_images, holdout, config, screen)
+            adaptation = adapt_to_target(
+                run, model, source_images, labels, target_images, holdout, config, screen, rearranged
+            )
         conclude(run, model, card, target, adaptation, config, screen)
         run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
         remove_state(out)

@@ -32,12 +32,14 @@ class Row:
     settings: dict[str, Any]
     scored: Scored | None  # None: not finished
     pairs: tuple[PairQuality, ...] = ()  # of every round, where the pairs are what it is about
+    with_key: bool = False  # whether it was trained with the answer key
 
     def record(self) -> dict[str, Any]:
         return {
             "row": self.paper.method,
             "run": self.run,
             "settings": self.settings,
+            "trained_with_key": self.with_key,
             **(asdict(self.scored) if self.scored else {}),
             **({"pairs": [asdict(quality) for quality in self.pairs]} if self.pairs else {}),
             "paper": self.paper.cells,
@@ -87,11 +89,15 @@ def markdown(table: AblationTable) -> str:
 
 
 def _before(table: AblationTable) -> list[str]:
+    told = [row.paper.method for row in table.rows if row.with_key]
+    trained = (
+        f"{' and '.join(told)} was also trained with it, no other row was." if told else "No row was trained with it."
+    )
     lines = [
         f"{table.source} to {table.target}; {table.backbone}, seed {table.seed}, one run for each row. Percent:"
         " accuracy (class-mean accuracy); the paper's are class means.",
         f"Answer key: {table.key}. Every number of ours was scored with it, after training; the best epoch by target"
-        " labels was also chosen with it. No row was trained with it.",
+        f" labels was also chosen with it. {trained}",
     ]
     if table.unfinished:
         runs = sum(row.run is not None for row in table.rows)

@@ -1,7 +1,8 @@
 """`cdtrans ablate losses`, `pseudo-labels`: the paper's Tables 5 and 6 on anybody's data.
 
-Every row is an ordinary run folder that `cdtrans adapt` makes and `cdtrans eval` scores, as in a benchmark; they differ
-in the row's settings alone. What the table says is read from these folders each time a run ends."""
+Every row is a run folder that `cdtrans adapt` makes (with ground truth: ground_truth.py) and `cdtrans eval` scores, as
+in a benchmark; they differ in the row's settings alone. What the table says is read from these folders each time a run
+ends."""
 
 import json
 import os
@@ -11,17 +12,17 @@ from typing import Any, NamedTuple
 
 from cdtrans.classifier import read_result
 from cdtrans.config import RESUME_MAY_CHANGE, Config
-from cdtrans.data.domains import check_distinct, scan_labelled, scan_unlabelled
+from cdtrans.data.domains import check_distinct, scan_unlabelled
 from cdtrans.evaluation.ablation_tables import AblationTable, Row, Scored, markdown
-from cdtrans.evaluation.evaluate import match_classes
 from cdtrans.evaluation.folder import flag, owned, recipe_of
+from cdtrans.evaluation.ground_truth import SETTINGS as GROUND_TRUTH
 from cdtrans.evaluation.jobs import PlannedRun, run_jobs
-from cdtrans.evaluation.pair_quality import Answers, pair_quality
+from cdtrans.evaluation.pair_quality import Answers, pair_quality, read_answers
 from cdtrans.evaluation.paper_tables import PaperRow, paper_table
 from cdtrans.evaluation.results import KINDS, SCORED, read_sessions
 from cdtrans.files import atomic
 from cdtrans.model.backbone import read_state
-from cdtrans.pipeline import layered_config, resolve
+from cdtrans.pipeline import layered_config
 from cdtrans.screen import Screen
 
 RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
@@ -33,6 +34,7 @@ class Variant(NamedTuple):
     paper: str
     folder: str
     settings: dict[str, Any]
+    with_key: bool = False  # whether the run itself, and not only its score, has the answer key
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ PSEUDO_LABELS = Ablation(
         _pairs("One-way-target", "one-way-target", "one_way_target"),
         _pairs("Two-way", "two-way", "two_way"),
         _pairs("Tw + Ca", "two-way-center-aware", "two_way", center_aware=True),
+        Variant("Groundtruth", "ground-truth", GROUND_TRUTH, with_key=True),
     ),
     notes=(
         "Rec_s and Rec_t: the share of the source and the target images that are in some pair; Prec: the share of the "
@@ -123,11 +126,12 @@ class Plan:
         folder, config = self.out / variant.folder, self.config
         root = ("--root", config.root) if config.root else ()
         places = (config.source, config.target, "--out", str(folder))
+        verb = ("ablate", "ground-truth", "--key", str(self.key)) if variant.with_key else ("adapt",)
         device = ("--device", config.device, "--max-bad", str(config.max_bad))
         return PlannedRun(
             name=variant.folder,
             folder=folder,
-            adapt=("adapt", *places, *self.flags, *map(flag, variant.settings, variant.settings.values())),
+            adapt=(*verb, *places, *self.flags, *map(flag, variant.settings, variant.settings.values())),
             score=("eval", str(folder), str(self.key), "--json", *root, *device),
         )
 
@@ -181,16 +185,11 @@ def ablate(
 def check_input(config: Config, key: Path) -> Answers:
     """What would be wrong with every run is said before the first one, of the answer key too, which comes back."""
     check_distinct(Path(config.source), Path(config.target))
-    root = Path(config.root) if config.root else None
-    source = scan_labelled(Path(config.source), root)
-    scan_unlabelled(Path(config.target), root)
-    labelled = scan_labelled(key, root, allow_one_class=True)
-    labels = match_classes(labelled, source.classes, key)
-    resize = resolve(config).resize
-    assert isinstance(resize, int), "'auto' is resolved"
+    scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
+    answers = read_answers(config, key)
     if config.weights:
         read_state(Path(config.weights))
-    return Answers(labelled.files(), labels.tolist(), resize)
+    return answers
 
 
 def _tell(plan: Plan, folder: Path, screen: Screen) -> None:
@@ -231,7 +230,7 @@ def _row(plan: Plan, variant: Variant | None, paper: PaperRow) -> Row:
     scored = read_scored(folder)
     measured = scored is not None and plan.ablation.about_pairs
     pairs = tuple(pair_quality(folder, plan.answers)) if measured else ()
-    return Row(paper, variant.folder, variant.settings, scored, pairs)
+    return Row(paper, variant.folder, variant.settings, scored, pairs, variant.with_key)
 
 
 def read_scored(folder: Path) -> Scored | None:

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from cdtrans.config import Config
+from cdtrans.data.domains import scan_labelled
 from cdtrans.data.images import pixel_digest
 from cdtrans.data.stream import decode_in_order
+from cdtrans.evaluation.evaluate import match_classes
 from cdtrans.files import atomic
+from cdtrans.pipeline import resolve
 
 QUALITY = "pair-quality.json"  # in a run folder
 UNKNOWN = -1  # of a target picture that the key does not name
@@ -34,6 +38,17 @@ class Answers:
     def of_target(self, run: Path) -> np.ndarray:
         """[Nt] the true class of each of the run's target images, in its own order."""
         return np.array([self.by_digest.get(digest, UNKNOWN) for digest in digests(run, "target")], dtype=np.int64)
+
+
+def read_answers(config: Config, key: Path) -> Answers:
+    """The key of a run with this configuration; its classes must be among the source's. Nothing is decoded yet."""
+    root = Path(config.root) if config.root else None
+    source = scan_labelled(Path(config.source), root)
+    labelled = scan_labelled(key, root, allow_one_class=True)
+    labels = match_classes(labelled, source.classes, key)
+    resize = resolve(config).resize
+    assert isinstance(resize, int), "'auto' is resolved"
+    return Answers(labelled.files(), labels.tolist(), resize)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from cdtrans.errors import Hopeless
 from cdtrans.pairing.centers import pseudo_labels
 from cdtrans.pairing.neighbours import Neighbours, normalised, two_way
 
+ONE_WAY = ("one_way_source", "one_way_target")
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -91,7 +93,7 @@ def search_pairs(
     """Encoded domains -> pairs. No target label comes in: only features and the model's own logits."""
     neighbours = two_way(normalised(source_features), normalised(target_features))
     centers = pseudo_labels(target_features, target_logits)
-    source, target = union(neighbours, mutual) if pairing == "two_way" else one_way(neighbours, pairing)
+    source, target = one_way(neighbours, pairing) if pairing in ONE_WAY else union(neighbours, mutual)
     kept = source_labels[source] == centers[target] if center_aware else torch.ones_like(source, dtype=torch.bool)
     nearest, found = source_labels[neighbours.source_of_target], centers[neighbours.target_of_source]
     return Search(source, target, kept, source_labels, centers, nearest, found, target_class)

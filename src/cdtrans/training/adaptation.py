@@ -1,5 +1,6 @@
 """Stage 2: pair, train, repeat (FACTS 3). No target label comes in here: `target` is images and nothing else."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ from cdtrans.trust.guard import Objection, gave_up, judge_adapted, judge_source
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
 
+Rearranged = Callable[[Search, Encoded, Encoded], Search]  # other pairs than those found: for ablations alone
+
 
 class Adaptation(NamedTuple):
     """What stage 2 came to. The model it was given now has the weights of the chosen epoch."""
@@ -43,6 +46,7 @@ def adapt_to_target(
     holdout: LabelledImages | None,
     config: Config,
     screen: Screen,
+    rearranged: Rearranged | None = None,
 ) -> Adaptation:
     """Train the model on pairs, choose an epoch by scores, and compare it with the source-only model."""
     optimisation = Optimisation(model, config, lr=config.lr, epochs=config.epochs, device=target.device)
@@ -51,7 +55,7 @@ def adapt_to_target(
     encode.ahead = (config.epochs - loop.epoch + 1) * (len(target) + len(source) // config.rebuild_every)
     watch = Watch(run, model, encode, holdout, config.select, loop.extras)
     try:
-        encoded = train_on_pairs(run, loop, optimisation, watch, source, labels, target, config, screen)
+        encoded = train_on_pairs(run, loop, optimisation, watch, source, labels, target, config, screen, rearranged)
     except Hopeless as error:
         before = watch.before
         if before is None or not config.guard:
@@ -78,6 +82,7 @@ def train_on_pairs(
     target: Images,
     config: Config,
     screen: Screen,
+    rearranged: Rearranged | None = None,
 ) -> Encoded:
     """The loop: pairs are searched anew every few epochs. Returns the target as the model sees it at the end."""
     model, encode = watch.encode.model, watch.encode
@@ -96,7 +101,7 @@ def train_on_pairs(
     for epoch in loop.epochs():
         if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
             encoded_source = encode(source, "source")
-            found = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen)
+            found = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen, rearranged)
             if epoch == 1:
                 start_from(watch, impression(encoded_source, encoded, found), config)
             pairs = found.pairs()
@@ -141,9 +146,12 @@ def find_pairs(
     target: Encoded,
     config: Config,
     screen: Screen,
+    rearranged: Rearranged | None = None,
 ) -> Search:
     """The pairs of the next epochs, by the model as it is now."""
     found = search(source, labels, target, config)
+    if rearranged is not None:
+        found = rearranged(found, source, target)
     number = (epoch - 1) // config.rebuild_every + 1
     run.write_arrays(f"pairs/round-{number:02}.npz", found.arrays())
     summary = found.pairs().summary()
