@@ -405,6 +405,28 @@ def pseudo_labels(
     )
 
 
+@ablate.command()
+def attention(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    key: Annotated[Path, typer.Option(metavar="LABELLED", help="The answer key: the run's target with its labels.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture, a PNG.")],
+    pairs: Annotated[int, typer.Option(min=1, max=100, help="How many pairs to show at most.")] = 8,
+    root: Root = None,
+    device: Device = "auto",
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Draw Fig. 2a: false-positive pairs of RUN, found with the key, and where the source looks in the target."""
+    from cdtrans.evaluation.attention_figure import draw_attention
+
+    shown = draw_attention(run, key, out, pairs=pairs, root=root, device=device)
+    if json:
+        _print_json({"out": str(out), "pairs": shown.record()})
+    else:
+        Screen(quiet=quiet).result(f"{len(shown.pairs)} false-positive pairs: {out}")
+
+
 @ablate.command(name="ground-truth", hidden=True)  # a row of pseudo-labels, as a process of its own
 @with_settings
 def ground_truth(
