@@ -14,7 +14,7 @@ import yaml
 
 import cdtrans
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, ablate
+from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, ablate, read_scored
 from cdtrans.evaluation.ground_truth import adapt_with_key, true_pairs
 from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, measure
 from cdtrans.evaluation.paper_tables import paper_table
@@ -117,6 +117,17 @@ class TestLosses:
         assert "No row was trained with it." in text
         assert "UNFINISHED" not in text
         assert "Cost: 5 runs" in text
+
+    def test_a_row_that_the_guard_stopped_before_its_first_epoch_has_scores_too(
+        self, losses: Path, tmp_path: Path
+    ) -> None:
+        folder = Path(shutil.copytree(losses / "cls-dtl-cls", tmp_path / "row"))
+        told = json.loads((folder / SCORED).read_text())
+        first = {name: values[:1] for name, values in told.items() if name.endswith("_by_epoch")}
+        (folder / SCORED).write_text(json.dumps(told | first | {"best_by_labels_epoch": 0}))
+        scored = read_scored(folder)
+        assert scored is not None
+        assert scored.scores["last_epoch"] == scored.scores["best_by_labels"] == scored.scores["source_only"]
 
     def test_no_run_is_told_of_the_key(self, losses: Path) -> None:
         for row in read(losses, "losses")["rows"]:

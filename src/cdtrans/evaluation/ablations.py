@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cdtrans.classifier import read_result
 from cdtrans.config import RESUME_MAY_CHANGE, Config
 from cdtrans.data.domains import check_distinct, scan_unlabelled
-from cdtrans.evaluation.ablation_tables import AblationTable, Row, Scored, markdown
+from cdtrans.evaluation.ablation_tables import TOLD, AblationTable, Row, Scored, markdown
 from cdtrans.evaluation.folder import flag, owned, recipe_of
 from cdtrans.evaluation.ground_truth import SETTINGS as GROUND_TRUTH
 from cdtrans.evaluation.jobs import PlannedRun, run_jobs
@@ -196,7 +196,7 @@ def _tell(plan: Plan, folder: Path, screen: Screen) -> None:
     write_table(plan)
     scored = read_scored(folder)
     assert scored is not None, "it has just been scored"
-    told = ", ".join(f"{KINDS[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
+    told = ", ".join(f"{TOLD[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
     screen.say(f"{folder.name}: {told}")
 
 

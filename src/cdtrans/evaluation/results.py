@@ -50,7 +50,8 @@ def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResul
     epochs = {"label_free": read_result(folder)["chosen_epoch"]}
     history = told.get(f"{metric}_by_epoch")
     if history:
-        epochs["best_by_labels"] = max(range(1, len(history)), key=lambda epoch: history[epoch])
+        adapted = range(1, len(history))  # none, where the guard has stopped the run before its first epoch
+        epochs["best_by_labels"] = max(adapted, key=lambda epoch: history[epoch], default=0)
         for kind, epoch in (("source_only", 0), ("last_epoch", -1), ("best_by_labels", epochs["best_by_labels"])):
             scores[kind], per_class[kind] = history[epoch], told["per_class_by_epoch"][epoch]
     sessions = read_sessions(folder)
