@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cdtrans.data.digits import write_digits
+from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.pipeline import adapt
 from cdtrans.report.page import write_report
@@ -22,6 +23,8 @@ class DemoResult:
 
 def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
     """Rendered digits to real handwriting. The answer key is opened after training, to print the score."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise CdtransError("The built-in task is too small for several processes; start 'cdtrans demo' by itself.")
     place = Path(os.path.abspath(out))  # "." has a name then
     digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
     report = settings.pop("report", True)  # after the answers, which it shows

@@ -33,6 +33,7 @@ from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
 from cdtrans.ranks import barrier, is_main, joined, world
+from cdtrans.report.page import NAME as REPORT
 from cdtrans.report.page import write_report
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
@@ -117,7 +118,10 @@ def run_pipeline(
     check_folder(out, config)
     if (out / RESULT).exists():
         screen.say(f"The run in '{out}' is already finished.")
-        remove_state(out)  # there only if it was killed in its last moment
+        remove_state(out)  # there only if it was killed in its last moment, as may be the report's absence
+        if config.report and is_main() and not (out / REPORT).exists():
+            write_report(out, screen)
+        show(read_result(out), screen)
         return finished(out)
     screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
 
@@ -135,13 +139,15 @@ def run_pipeline(
     try:
         with StopSignals.caught():
             device = torch.device(config.device)
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # streams and graphs are made on the current one
             source_images = make_images(source_pixels, card, device)
             target_images = make_images(target_pixels, card, device)
             labels = torch.tensor(source.labels, device=device)
             holdout = None
             if held.labels:
-                held_labels = torch.tensor(held.labels, device=device)
-                holdout = LabelledImages(make_images(held_pixels, card, device), held_labels)
+                held_images = source_images.select(held_pixels.rows)
+                holdout = LabelledImages(held_images, torch.tensor(held.labels, device=device))
             model.to(device)
             write_images(
                 run,
@@ -183,9 +189,10 @@ def conclude(
     run.write_arrays("views.npz", views(before, after or before))
     if run.writes and after is not None:
         save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=adaptation.chosen_epoch))
+    if run.writes and adaptation.last:
         model.load_state_dict(adaptation.last)
         save_model(run.folder / "last", model, replace(card, stage="adaptation", epoch=config.epochs))
-    estimated = estimate(before, chosen.predicted, harm=verdict.verdict == "harm").summary()
+    estimated = estimate(before, chosen.predicted, harm=bool(verdict.objections)).summary()
     result = {
         "chosen_epoch": epoch,
         "chosen_model": "adapted" if epoch else "source",
@@ -196,9 +203,16 @@ def conclude(
     run.write_json(RESULT, result)
     if config.report and run.writes:
         screen.say(f"report: {write_report(run.folder, screen)}")
-    if verdict.objections:
-        screen.warn(verdict.paragraph)
-    screen.say(str(estimated["sentence"]))
+    show(result, screen)
+
+
+def show(result: dict[str, Any], screen: Screen) -> None:
+    """The guard's paragraph, if it has something to say, and the estimate."""
+    guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
+    if guard.get("findings"):
+        screen.warn(guard["paragraph"])
+    if estimated:
+        screen.say(estimated["sentence"])
 
 
 def finished(folder: Path) -> Result:

@@ -31,6 +31,15 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def from_main(value: Any) -> Any:
+    """The main rank's value, on every rank: for a decision that rounding must not split."""
+    if world() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
 @contextmanager
 def joined() -> Iterator[None]:
     """Join the other ranks, if a launcher started several, and part from them at the end."""

@@ -118,6 +118,15 @@ def test_the_same_draws_give_the_same_pixels_and_a_slice_its_part() -> None:
     assert torch.equal(whole[part], images.augmented(indices[part], drawn(images, 8, seed=3)[part]))
 
 
+def test_a_selection_shares_the_pixels_and_leaves_the_others_alone() -> None:
+    images = coordinates(rows=(0, 1))
+    held = images.select(np.array([2]))
+    assert held.pixels is images.pixels
+    assert (len(images), len(held)) == (2, 1)
+    (batch,) = held.in_order(4)
+    assert (batch[0, 2] * 255).round().unique().tolist() == [2], "the third image"
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 100])
 def test_the_domain_in_order_in_batches(batch: int) -> None:
     images = coordinates(rows=(2, 2, 0, 1, 0))

@@ -121,6 +121,7 @@ def test_harm_ends_with_the_source_only_model_and_exit_code_3(task: Task) -> Non
     assert [table[row[2]] for row in rows] == [classifier.classes[k] for k in predicted]
     again = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3"))
     assert again.code == 3, "a finished run ends as it ended"
+    assert "The guard judges that adaptation did harm" in again.err
 
 
 def test_without_the_guard_the_adapted_model_is_kept_and_that_is_said(task: Task) -> None:

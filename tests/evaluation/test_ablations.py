@@ -118,16 +118,15 @@ class TestLosses:
         assert "UNFINISHED" not in text
         assert "Cost: 5 runs" in text
 
-    def test_a_row_that_the_guard_stopped_before_its_first_epoch_has_scores_too(
-        self, losses: Path, tmp_path: Path
-    ) -> None:
+    def test_a_row_that_ended_before_stage_2_has_no_last_epoch(self, losses: Path, tmp_path: Path) -> None:
         folder = Path(shutil.copytree(losses / "cls-dtl-cls", tmp_path / "row"))
         told = json.loads((folder / SCORED).read_text())
         first = {name: values[:1] for name, values in told.items() if name.endswith("_by_epoch")}
         (folder / SCORED).write_text(json.dumps(told | first | {"best_by_labels_epoch": 0}))
         scored = read_scored(folder)
         assert scored is not None
-        assert scored.scores["last_epoch"] == scored.scores["best_by_labels"] == scored.scores["source_only"]
+        assert list(scored.scores) == ["source_only", "label_free"]
+        assert scored.scores["source_only"]["accuracy"] == told["accuracy_by_epoch"][0]
 
     def test_no_run_is_told_of_the_key(self, losses: Path) -> None:
         for row in read(losses, "losses")["rows"]:

@@ -394,7 +394,7 @@ class TestSettings:
     ) -> None:
         plan = self.plan(mini, monkeypatch, backbone=backbone, out=tmp_path / "out")
         assert f"--preset={preset}" in plan.flags
-        assert plan.config == make_config(read_preset(preset), {"backbone": name})
+        assert plan.config == make_config(read_preset(preset), {"backbone": name, "guard": False})
         assert (f"--backbone={name}" in plan.flags) == (backbone == name)
 
     def test_settings_reach_adapt_and_the_device_also_eval(
@@ -489,11 +489,12 @@ class TestResults:
         assert result is not None
         assert result.scores == {"label_free": 0.5}
 
-    def test_a_run_that_the_guard_stopped_before_its_first_epoch_is_source_only(self, tmp_path: Path) -> None:
+    def test_a_run_that_ended_before_stage_2_has_no_last_epoch(self, tmp_path: Path) -> None:
         history = {"class_mean_accuracy_by_epoch": [0.9], "per_class_by_epoch": [[0.9, 0.9]]}
         result = read_run(VISDA2017, VISDA2017.tasks[0], 1, self.scored(tmp_path, **history))
         assert result is not None
-        assert result.scores == {"source_only": 0.9, "last_epoch": 0.9, "label_free": 0.5, "best_by_labels": 0.9}
+        assert result.scores == {"source_only": 0.9, "label_free": 0.5}
+        assert result.epochs == {"label_free": 1}
 
     def test_a_run_that_is_not_scored_is_none(self, tmp_path: Path) -> None:
         assert read_run(VISDA2017, VISDA2017.tasks[0], 2, self.scored(tmp_path)) is None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cdtrans.config import Config, make_config
 from cdtrans.data.batches import Images
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, Hopeless
 from cdtrans.model.branches import Branches
 from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.model.head import Output
@@ -19,6 +19,7 @@ from cdtrans.run import Run
 from cdtrans.screen import Screen
 from cdtrans.training import adaptation
 from cdtrans.training.adaptation import Adaptation, adapt_to_target, find_pairs
+from cdtrans.trust.watch import Watch
 from tiny_task import log_lines
 
 CPU = torch.device("cpu")
@@ -213,6 +214,38 @@ def test_the_settings_reach_the_search_for_pairs(
     monkeypatch.setattr(adaptation, "search_pairs", recorded)
     adapt(run, epochs=1, **values)
     assert asked == [expected] * 2, "before the epoch, and to see what became of it"
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_training_that_breaks_off_late_leaves_the_best_epoch_so_far(
+    run: Run, monkeypatch: pytest.MonkeyPatch, guard: bool
+) -> None:
+    look = Watch.epoch
+
+    def breaks_off(self: Watch, epoch: int, target: Encoded) -> None:
+        if epoch == 3:
+            raise Hopeless("The loss is not finite in the adaptation stage, epoch 3, step 1; no state was saved.")
+        look(self, epoch, target)
+
+    monkeypatch.setattr(Watch, "epoch", breaks_off)
+    _, adapted = adapt(run, guard=guard)
+    assert (adapted.chosen_epoch, adapted.last) == (2, {})
+    assert adapted.after is not None
+    assert adapted.objections[0].name == "training broke off"
+
+
+def test_training_that_breaks_off_at_once_is_an_error_without_the_guard(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_off(*anything: Any) -> None:
+        raise Hopeless("no pairs")
+
+    monkeypatch.setattr(adaptation, "require_pairs", breaks_off)
+    with pytest.raises(Hopeless):
+        adapt(run, guard=False)
+    _, adapted = adapt(run, guard=True)
+    assert (adapted.after, adapted.chosen_epoch) == (None, 0)
+    assert [objection.name for objection in adapted.objections] == ["training broke off"]
 
 
 def test_no_label_of_the_target_has_a_way_in() -> None:

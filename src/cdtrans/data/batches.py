@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,6 +53,12 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def select(self, rows: np.ndarray) -> "Images":
+        """Other images of the same pixels, which are not copied."""
+        others = copy(self)
+        others.rows = torch.from_numpy(rows).to(self.home)
+        return others
 
     def draw(self, count: int, flip: float, generator: torch.Generator) -> Augmentation:
         """Crops and flips with the distribution of RandomCrop and RandomHorizontalFlip."""

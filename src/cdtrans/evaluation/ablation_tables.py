@@ -120,7 +120,7 @@ def _cells(row: Row, table: AblationTable) -> tuple[str, ...]:
 
 
 def _score(score: dict[str, float] | None) -> str:
-    if score is None:  # the answer key is of other images than the run's target
+    if score is None:  # the key is of other images than the target, or the guard ended the run before stage 2
         return NOTHING
     return f"{100 * score['accuracy']:.1f} ({100 * score['class_mean_accuracy']:.1f})"
 

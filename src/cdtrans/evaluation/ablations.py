@@ -241,11 +241,13 @@ def read_scored(folder: Path) -> Scored | None:
     epochs = {"label_free": read_result(folder)["chosen_epoch"]}
     metrics = ("accuracy", "class_mean_accuracy")
     scores = {"label_free": {metric: told[metric] for metric in metrics}}
-    if "accuracy_by_epoch" in told:
-        epochs |= {"source_only": 0, "last_epoch": len(told["accuracy_by_epoch"]) - 1}
-        epochs["best_by_labels"] = told["best_by_labels_epoch"]
-        for kind in ("source_only", "last_epoch", "best_by_labels"):
-            scores[kind] = {metric: told[f"{metric}_by_epoch"][epochs[kind]] for metric in metrics}
+    history = told.get("accuracy_by_epoch", ())
+    if history:
+        epochs["source_only"] = 0
+    if len(history) > 1:  # the guard may have ended the run before stage 2
+        epochs |= {"last_epoch": len(history) - 1, "best_by_labels": told["best_by_labels_epoch"]}
+    for kind in epochs.keys() - scores.keys():
+        scores[kind] = {metric: told[f"{metric}_by_epoch"][epochs[kind]] for metric in metrics}
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     return Scored(
         scores={kind: scores[kind] for kind in KINDS if kind in scores},

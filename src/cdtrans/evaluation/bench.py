@@ -175,6 +175,11 @@ def _recipe(
     from_file = read_yaml(config) if config is not None else {}
     from_file = {key: value for key, value in from_file.items() if key not in ("out", "preset")}
     file = (f"--config={config}",) if config is not None else ()
+    if "guard" not in from_file:
+        settings = {
+            "guard": False,
+            **settings,
+        }  # a table has every task's adapted model; the verdict is in the run folder
     chosen = make_config(read_preset(preset), from_file, settings)
     resolve(chosen)  # what is wrong with the device, the backbone or the weights would be wrong with every run
     if chosen.weights:

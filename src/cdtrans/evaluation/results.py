@@ -50,9 +50,10 @@ def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResul
     epochs = {"label_free": read_result(folder)["chosen_epoch"]}
     history = told.get(f"{metric}_by_epoch")
     if history:
-        adapted = range(1, len(history))  # none, where the guard has stopped the run before its first epoch
-        epochs["best_by_labels"] = max(adapted, key=lambda epoch: history[epoch], default=0)
-        for kind, epoch in (("source_only", 0), ("last_epoch", -1), ("best_by_labels", epochs["best_by_labels"])):
+        scores["source_only"], per_class["source_only"] = history[0], told["per_class_by_epoch"][0]
+    if history and len(history) > 1:  # the guard may have ended the run before stage 2
+        epochs["best_by_labels"] = max(range(1, len(history)), key=lambda epoch: history[epoch])
+        for kind, epoch in (("last_epoch", -1), ("best_by_labels", epochs["best_by_labels"])):
             scores[kind], per_class[kind] = history[epoch], told["per_class_by_epoch"][epoch]
     sessions = read_sessions(folder)
     return RunResult(

@@ -82,7 +82,8 @@ class Best:
         if len(query) <= few and len(hit) <= few:
             value, found = settle(queries, keys, query[hit], place * highest.shape[1] + segment[hit])
         else:
-            value, found = (queries @ keys.T).double().max(dim=1)
+            value, found = (queries @ keys.T).max(dim=1)
+            value = value.double()
         better = value > self.exact[here]
         self.exact[here] = torch.where(better, value, self.exact[here])
         self.index[here] = torch.where(better, found + first, self.index[here])

@@ -33,7 +33,7 @@ class Adaptation(NamedTuple):
     before: Impression  # the source-only model
     after: Impression | None  # the chosen epoch; None if there is none
     chosen_epoch: int
-    last: dict[str, Tensor]  # the last epoch's weights
+    last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
     objections: list[Objection]  # what speaks against the adapted model
 
 
@@ -54,22 +54,26 @@ def adapt_to_target(
     encode = Encoder(model, config, screen)
     encode.ahead = (config.epochs - loop.epoch + 1) * (len(target) + len(source) // config.rebuild_every)
     watch = Watch(run, model, encode, holdout, config.select, loop.extras)
+    last: dict[str, Tensor] = {}
+    objections: list[Objection] = []
     try:
         encoded = train_on_pairs(run, loop, optimisation, watch, source, labels, target, config, screen, rearranged)
+        last = {name: x.clone() for name, x in model.state_dict().items()}
     except Hopeless as error:
-        before = watch.before
-        if before is None or not config.guard:
+        before, objections = watch.before, [gave_up(str(error))]
+        if before is None or not (config.guard or watch.selection.kept):
             raise
-        return Adaptation(before, None, 0, {}, judge_source(before) or [gave_up(str(error))])
-    last = {name: x.clone() for name, x in model.state_dict().items()}
+        if not watch.selection.kept:
+            return Adaptation(before, None, 0, last, judge_source(before) or objections)
     chosen = watch.selection.epoch
-    if chosen != config.epochs:
+    if chosen != config.epochs or not last:
         watch.selection.restore(model)
         encoded = encode(target, "target")
     encoded_source = encode(source, "source")
     before, after = watch.before, impression(encoded_source, encoded, search(encoded_source, labels, encoded, config))
     assert before is not None, "the first round makes it"
-    return Adaptation(before, after, chosen, last, judge_adapted(before, after, watch.scores(0), watch.scores(chosen)))
+    objections += judge_adapted(before, after, watch.scores(0), watch.scores(chosen))
+    return Adaptation(before, after, chosen, last, objections)
 
 
 def train_on_pairs(

@@ -11,7 +11,7 @@ from cdtrans.config import Config
 from cdtrans.errors import CdtransError, Hopeless, Interrupted
 from cdtrans.files import atomic
 from cdtrans.interrupt import StopSignals
-from cdtrans.ranks import rank
+from cdtrans.ranks import rank, world
 from cdtrans.run import Run
 from cdtrans.training.optimisation import Optimisation
 
@@ -111,10 +111,15 @@ class Loop:
         stop = StopSignals.received if self.run.writes else None  # the others go on until the main rank has saved
         if stop is None and time.monotonic() - self._saved_at < self.save_every:
             return
+        if world() > 1 and not self._finite():
+            return  # ranks come here at different times: the end of the epoch, which they share, will say so
         self._check_finite()
         self.save()
         if stop is not None:
             raise Interrupted(stop)
+
+    def _finite(self) -> bool:
+        return self.optimisation.first_bad_step() is None and all_finite(self.model)
 
     def _check_finite(self) -> None:
         """Of the losses and of the weights: a step whose loss is finite can still ruin the model."""

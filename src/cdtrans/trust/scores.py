@@ -1,4 +1,5 @@
-"""Scores of a model on a target without labels, all from one pass over it. Each lies between 0 and 1, higher is better.
+"""Scores of a model on a target without labels, all from one pass over it. Higher is better, 1 the best, and
+0 the worst but for `clusters`, which is adjusted for chance and can fall a little below.
 
 None of them is accuracy. Confidence alone (`confidence`, `density`) also rewards a model that puts everything into one
 class, so whatever chooses by scores pairs it with diversity (selection.py).
@@ -73,6 +74,8 @@ def nuclear_norm(p: Tensor) -> float:
 
 def density(p: Tensor) -> float:
     """The entropy of an image's similarity to the others' predictions, over its maximum."""
+    if len(p) < 2:
+        return 0.0
     q = F.normalize(p)
     similarity = q @ q.T / DENSITY_TEMPERATURE  # [N, N]
     similarity.fill_diagonal_(-torch.inf)

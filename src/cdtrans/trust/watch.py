@@ -7,6 +7,7 @@ from torch import nn
 
 from cdtrans.data.batches import LabelledImages
 from cdtrans.model.encoding import Encoded, Encoder
+from cdtrans.ranks import from_main
 from cdtrans.run import Run
 from cdtrans.trust.impression import Impression
 from cdtrans.trust.scores import score
@@ -44,7 +45,7 @@ class Watch:
             predicted = self.encode(self.holdout.images, "held-out source").logits.argmax(dim=1)
             scores["holdout"] = float((predicted == self.holdout.labels).double().mean())
         scores["consensus"] = consensus(scores)
-        scores = {name: round(value, DIGITS) for name, value in scores.items()}
+        scores = from_main({name: round(value, DIGITS) for name, value in scores.items()})
         self.run.log("scores", epoch=epoch, **scores)
         self.memory.setdefault("scores", {})[epoch] = scores
         if epoch > 0:
