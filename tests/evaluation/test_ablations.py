@@ -351,3 +351,15 @@ class TestTruePairs:
 def directions(degrees: torch.Tensor) -> torch.Tensor:
     radians = degrees.deg2rad()
     return torch.stack([radians.cos(), radians.sin()], dim=1)
+
+
+def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> None:
+    shown = warm().run(["ablate", "--help"], tmp_path).out
+    assert all(verb in shown for verb in ("losses", "pseudo-labels", "attention", "theory"))
+    assert "ground-truth" not in shown, "a row of a table, not a way to adapt"
+    for ablation, other in ((LOSSES, PSEUDO_LABELS), (PSEUDO_LABELS, LOSSES)):
+        shown = warm().run(["ablate", ablation.name, "--help"], tmp_path).out
+        assert "--key" in shown
+        assert "--source-epochs" in shown
+        assert not [name for name in ablation.varied if f"--{name.replace('_', '-')} " in shown]
+        assert all(f"--{name.replace('_', '-')} " in shown for name in other.varied)
