@@ -19,6 +19,7 @@ from rich.table import Table
 from cdtrans.config import FIELDS, HINTS, preset_names
 from cdtrans.errors import HARM, CdtransError, Interrupted
 from cdtrans.screen import Screen
+from cdtrans.tables import before_and_after, class_table, confusion_table, finding_table, score_table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,7 +43,6 @@ CHECK_FLAGS = (  # what decides which images a run would see, and through which 
 )
 LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
 PAIRING_FLAGS = {"pairing", "center_aware", "target_class"}  # and those of Table 5
-STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
 VERDICTS = {
     "ok": "Nothing stands in the way of a run.",
     "warning": "A run can begin; read the warnings first.",
@@ -165,7 +165,7 @@ def check(
     if json:
         _print_json(result.summary())
     else:
-        screen.result(_finding_table(result))
+        screen.result(finding_table(result))
     if result.skipped:
         screen.say(f"Not looked at through the backbone: {result.skipped}.")
     screen.say(f"{VERDICTS[result.state]} Every name and number is in --json.")
@@ -199,10 +199,10 @@ def evaluate(
     if json:
         _print_json(summary)
         return
-    screen.result(_score_table(result, model))
-    screen.result(_class_table(result))
+    screen.result(score_table(result, model))
+    screen.result(class_table(result))
     if len(result.classes) <= SHOWN_CLASSES:
-        screen.result(_confusion_table(result))
+        screen.result(confusion_table(result))
     else:
         screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
 
@@ -282,17 +282,11 @@ def demo(
             }
         )
     else:
-        screen.result(_before_and_after(result))
-        screen.result(f"Run folder: {result.run} (look at report.html)")
+        screen.result(before_and_after(result))
+        report = " (look at report.html)" if (result.run / "report.html").exists() else ""
+        screen.result(f"Run folder: {result.run}{report}")
     if result.harm:
         raise typer.Exit(HARM)
-
-
-def _before_and_after(result: Any) -> Table:
-    table = Table("model", "accuracy on 1,797 handwritten digits", title="before and after adaptation")
-    table.add_row("source only", f"{result.source_only_accuracy:.1%}")
-    table.add_row("adapted, no target label used", f"{result.adapted_accuracy:.1%}")
-    return table
 
 
 @app.command()
@@ -512,49 +506,6 @@ def bench(
         screen.result(f"{outcome.finished} of {outcome.asked} runs are finished: {outcome.out / 'table.md'}")
     if outcome.failed:
         raise typer.Exit(1)
-
-
-def _finding_table(result: Any) -> Table:
-    """A row for each finding, what to do below what was found."""
-    table = Table("", "subject", "found")
-    for finding in result.findings:
-        state = f"[{STATE_COLOURS[finding.state]}]{finding.state}[/]"
-        advice = f"\n{finding.advice}" if finding.advice else ""
-        table.add_row(state, escape(finding.subject), escape(f"{finding.found}.{advice}"))
-    return table
-
-
-def _score_table(result: Any, model: str) -> Table:
-    """The model that was asked for, and below it what the run was before, at its end and at its best."""
-    table = Table("model", "accuracy", "class-mean accuracy", title=f"{result.scores.images} labelled images")
-    table.add_row(f"{model} model", f"{result.scores.accuracy:.1%}", f"{result.scores.class_mean_accuracy:.1%}")
-    history = result.history
-    if history is not None:
-        table.add_section()
-        best = f"best epoch by these labels ({history.best_epoch})"
-        for name, epoch in (("source-only (before adaptation)", 0), ("last epoch", -1), (best, history.best_epoch)):
-            table.add_row(name, f"{history.accuracy[epoch]:.1%}", f"{history.class_mean_accuracy[epoch]:.1%}")
-    return table
-
-
-def _class_table(result: Any) -> Table:
-    """Per class: how many, how many right, and what the wrong ones were taken for most often."""
-    table = Table("class", "images", "right", "most often taken for")
-    for k, name in enumerate(result.classes):
-        row = result.scores.confusion[k].copy()
-        total, right = int(row.sum()), int(row[k])
-        row[k] = 0
-        taken_for = f"{result.classes[int(row.argmax())]} ({int(row.max())})" if row.max() > 0 else ""
-        table.add_row(escape(name), str(total), f"{right / total:.1%}" if total else "-", escape(taken_for))
-    return table
-
-
-def _confusion_table(result: Any) -> Table:
-    """Rows are true classes, columns predicted ones."""
-    table = Table("true \\ predicted", *map(escape, result.classes), title="confusion matrix")
-    for name, row in zip(result.classes, result.scores.confusion.tolist(), strict=True):
-        table.add_row(escape(name), *map(str, row))
-    return table
 
 
 def _print_json(values: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from cdtrans.classifier import RESULT, Classifier, load, read_result
+from cdtrans.conclusion import conclude, show
 from cdtrans.config import Config, make_config, read_preset, read_yaml
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import (
@@ -37,14 +38,11 @@ from cdtrans.report.page import NAME as REPORT
 from cdtrans.report.page import write_report
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
-from cdtrans.training.adaptation import Adaptation, Rearranged, adapt_to_target
+from cdtrans.training.adaptation import Rearranged, adapt_to_target
 from cdtrans.training.source import fit_source
 from cdtrans.training.state import load_state, step_seed
-from cdtrans.trust.estimate import estimate
 from cdtrans.trust.findings import Finding, refuse
-from cdtrans.trust.guard import decide
 from cdtrans.trust.holdout import holdout_share, split
-from cdtrans.trust.impression import views
 from cdtrans.trust.preflight import Labels, Pictures, examine
 from cdtrans.trust.thumbnails import make_thumbnails
 
@@ -169,50 +167,6 @@ def run_pipeline(
     finally:
         run.close()
     return finished(out)
-
-
-def conclude(
-    run: Run,
-    model: CDTrans,
-    card: Card,
-    target: UnlabelledDomain,
-    adaptation: Adaptation,
-    config: Config,
-    screen: Screen,
-) -> None:
-    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json."""
-    verdict = decide(adaptation.objections, guard=config.guard)
-    before, after = adaptation.before, adaptation.after
-    epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
-    chosen = before if epoch == 0 or after is None else after
-    write_predictions(run, target, card.classes, chosen.probabilities)
-    run.write_arrays("views.npz", views(before, after or before))
-    if run.writes and after is not None:
-        save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=adaptation.chosen_epoch))
-    if run.writes and adaptation.last:
-        model.load_state_dict(adaptation.last)
-        save_model(run.folder / "last", model, replace(card, stage="adaptation", epoch=config.epochs))
-    estimated = estimate(before, chosen.predicted, harm=bool(verdict.objections)).summary()
-    result = {
-        "chosen_epoch": epoch,
-        "chosen_model": "adapted" if epoch else "source",
-        "selection": config.select,
-        "guard": verdict.summary(),
-        "estimate": estimated,
-    }
-    run.write_json(RESULT, result)
-    if config.report and run.writes:
-        screen.say(f"report: {write_report(run.folder, screen)}")
-    show(result, screen)
-
-
-def show(result: dict[str, Any], screen: Screen) -> None:
-    """The guard's paragraph, if it has something to say, and the estimate."""
-    guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
-    if guard.get("findings"):
-        screen.warn(guard["paragraph"])
-    if estimated:
-        screen.say(estimated["sentence"])
 
 
 def finished(folder: Path) -> Result:
@@ -414,16 +368,6 @@ def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixel
         for i, (path, digest) in enumerate(zip(paths, pixels.digests, strict=True)):
             lines.append(csv_line((name, i, path, digest)))
     run.write("images.csv", b"".join(lines))
-
-
-def write_predictions(
-    run: Run, target: UnlabelledDomain, classes: tuple[str, ...], probabilities: torch.Tensor
-) -> None:
-    """predictions.csv: what the chosen model says of every target image."""
-    probability, predicted = probabilities.max(dim=1)
-    found = zip(target.paths, predicted.tolist(), probability.tolist(), strict=True)
-    rows = sorted((path, classes[k], f"{p:.6f}") for path, k, p in found)
-    run.write("predictions.csv", b"".join(map(csv_line, [("path", "label", "probability"), *rows])))
 
 
 def remove_state(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import cdtrans
-from cdtrans import pipeline
+from cdtrans import conclusion, pipeline
 from cdtrans.config import FIELDS
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.training.adaptation import adapt_to_target
@@ -126,7 +126,7 @@ def test_the_type_of_the_target_has_no_room_for_a_label() -> None:
 
 def test_the_pipeline_takes_the_target_in_that_type_alone() -> None:
     assert get_args(get_type_hints(pipeline.scan_domains)["return"]) == (LabelledDomain, UnlabelledDomain)
-    for function in (pipeline.describe, pipeline.write_predictions):
+    for function in (pipeline.describe, conclusion.conclude, conclusion.write_predictions):
         assert get_type_hints(function)["target"] is UnlabelledDomain
     assert get_type_hints(adapt_to_target)["labels"] is get_type_hints(pipeline.train_source)["labels"]
 
