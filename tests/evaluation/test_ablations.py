@@ -159,6 +159,16 @@ class TestLosses:
         assert ended.code == 2
         assert "holds another ablation's runs (lr: 0.05 there, 0.07 now); choose another --out." in ended.err
 
+    def test_a_folder_from_before_a_setting_existed_had_its_default(
+        self, losses: Path, task: Task, tmp_path: Path
+    ) -> None:
+        out = Path(shutil.copytree(losses, tmp_path / "out"))
+        older = {k: v for k, v in json.loads((out / "ablation.json").read_text()).items() if k != "mutual_pairs"}
+        (out / "ablation.json").write_text(json.dumps(older))
+        ended = run(task, "losses", out, "--mutual-pairs", "once")
+        assert "(mutual_pairs: twice there, once now)" in ended.err
+        assert run(task, "losses", out).code == 0
+
     def test_a_row_that_fails_is_named_and_the_others_go_on(self, losses: Path, task: Task, tmp_path: Path) -> None:
         out = tmp_path / "out"
         (out / "none-none-cls").mkdir(parents=True)

@@ -45,7 +45,7 @@ def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> 
     """Refuse a folder that holds something else. Writes nothing."""
     file = out / record
     if file.exists():
-        before = json.loads(file.read_text(encoding="utf-8"))
+        before = Config().to_dict() | json.loads(file.read_text(encoding="utf-8"))  # an older one lacks newer settings
         changed = [key for key in recipe if before.get(key) != recipe[key]]
         if changed:
             what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)
