@@ -77,8 +77,12 @@ class Config:
         "dtl", "Stage 2: adaptation", "Loss of the source-target branch: distillation, or classification (Table 6)."
     )
     loss_target: Literal["cls", "none"] = _option("cls", "Stage 2: adaptation", "Loss of the target branch.")
-    pairing: Literal["two_way", "one_way_source", "one_way_target", "ground_truth"] = _option(
-        "two_way", "Stage 2: adaptation", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
+    pairing: Literal["two_way", "one_way_source", "one_way_target", "ground_truth", "sampled", "sampled_true"] = (
+        _option("two_way", "Stage 2: adaptation", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5).")
+    )
+    sampled_pairs: int = _option(0, "Stage 2: adaptation", "How many pairs 'ablate noise' samples.", minimum=0)
+    false_share: float = _option(
+        0.0, "Stage 2: adaptation", "Share of these that are replaced by false pairs.", minimum=0, maximum=1
     )
     center_aware: bool = _option(
         True, "Stage 2: adaptation", "Keep only the pairs whose target centre agrees with the source's label."
@@ -136,6 +140,9 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+
+# Ways to make pairs that need the target's labels; only `cdtrans ablate` has them.
+PAIRINGS_WITH_KEY = ("ground_truth", "sampled", "sampled_true")
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
 RESUME_MAY_CHANGE = (

@@ -13,7 +13,7 @@ import yaml
 
 from cdtrans.classifier import RESULT, Classifier, load, read_result
 from cdtrans.conclusion import conclude, show
-from cdtrans.config import Config, make_config, read_preset, read_yaml
+from cdtrans.config import PAIRINGS_WITH_KEY, Config, make_config, read_preset, read_yaml
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import (
     LabelledDomain,
@@ -105,9 +105,9 @@ def run_pipeline(
 
     `rearranged` is for ablations that put other pairs in place of those found."""
     started = time.monotonic()
-    if config.pairing == "ground_truth" and rearranged is None:
+    if config.pairing in PAIRINGS_WITH_KEY and rearranged is None:
         raise CdtransError(
-            "Pairs by ground truth need an answer key, which 'adapt' never opens; see 'cdtrans ablate pseudo-labels'."
+            f"'--pairing {config.pairing}' needs an answer key, which 'adapt' never opens; see 'cdtrans ablate --help'."
         )
     source, target = scan_domains(config, screen)
     for warning in warnings_for(source):

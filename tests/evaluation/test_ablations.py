@@ -1,7 +1,6 @@
 """`cdtrans ablate losses` on the tiny task: what is run, what the table says, and going on after a kill."""
 
 import ast
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -13,25 +12,19 @@ import torch
 import yaml
 
 import cdtrans
+from ablation_task import make_key, run, start, true_classes
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, ablate, read_scored
-from cdtrans.evaluation.ground_truth import adapt_with_key, true_pairs
 from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, measure
 from cdtrans.evaluation.paper_tables import paper_table
 from cdtrans.evaluation.results import KINDS, SCORED
+from cdtrans.evaluation.with_key import adapt_with_key, true_pairs
 from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.pairs import search_pairs
 from cdtrans.screen import Screen
-from tiny_task import CLASSES, Ended, Process, Task, log_lines, make_source, make_task, tree, warm
+from tiny_task import Task, log_lines, make_source, make_task, tree, warm
 
 SMALL = {"source_epochs": 2, "epochs": 2, "rebuild_every": 1}
-
-
-def make_key(task: Task) -> Path:
-    """The target's labels, as a list."""
-    key = task.folder / "key.txt"
-    key.write_text("".join(f"target/{n:02}.png {CLASSES[n % 3]}\n" for n in range(21)))
-    return key
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +32,6 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     task = make_task(tmp_path_factory.mktemp("task"), **SMALL)
     make_key(task)
     return task
-
-
-def start(task: Task, name: str, out: Path, *flags: str, **how: Any) -> Process:
-    places = [str(task.source), str(task.target), "--key", str(task.folder / "key.txt"), "--out", str(out)]
-    arguments = ["ablate", name, *places, "--config", str(task.config), *flags]
-    return warm().start(arguments, out.parent / "logs", fork_jobs=True, **how)
-
-
-def run(task: Task, name: str, out: Path, *flags: str, **how: Any) -> Ended:
-    return start(task, name, out, *flags, **how).wait()
 
 
 def read(out: Path, name: str) -> dict[str, Any]:
@@ -216,13 +199,6 @@ def pseudo_labels(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def true_classes(run: Path) -> dict[int, int]:
-    """The class of each target image by its index: its number modulo 3."""
-    with open(run / "images.csv", newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if row["domain"] == "target"]
-    return {int(row["index"]): int(Path(row["path"]).stem) % 3 for row in rows}
-
-
 class TestPseudoLabels:
     def test_the_rows_are_the_papers_in_its_order(self) -> None:
         papers = [row.method for row in paper_table("pseudo-labels")]
@@ -325,7 +301,7 @@ class TestPseudoLabels:
         for out in (tmp_path / "out", pseudo_labels / "ground-truth"):
             ended = warm().run(task.adapt(out, "--pairing", "ground_truth"), tmp_path / "logs")
             assert ended.code == 2
-            assert "error: Pairs by ground truth need an answer key, which 'adapt' never opens" in ended.err
+            assert "error: '--pairing ground_truth' needs an answer key, which 'adapt' never opens" in ended.err
         assert not (tmp_path / "out").exists()
 
 
@@ -354,6 +330,9 @@ class TestTruePairs:
     def test_a_key_of_other_images_is_one_sentence(self, task: Task, tmp_path: Path) -> None:
         key = make_source(tmp_path / "others", each=2)
         how = {"key": key, "out": tmp_path / "out", "config": task.config, "screen": Screen(quiet=True)}
+        with pytest.raises(CdtransError, match="'--pairing two_way' needs no answer key; 'cdtrans adapt' has it"):
+            adapt_with_key(task.source, task.target, **how)
+        how["pairing"] = "ground_truth"
         with pytest.raises(CdtransError, match="names no target image of a class of the source"):
             adapt_with_key(task.source, task.target, **how)
 
@@ -365,8 +344,8 @@ def directions(degrees: torch.Tensor) -> torch.Tensor:
 
 def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> None:
     shown = warm().run(["ablate", "--help"], tmp_path).out
-    assert all(verb in shown for verb in ("losses", "pseudo-labels", "attention", "theory"))
-    assert "ground-truth" not in shown, "a row of a table, not a way to adapt"
+    assert all(verb in shown for verb in ("losses", "pseudo-labels", "noise", "attention", "theory"))
+    assert "with-key" not in shown, "a row of a table, not a way to adapt"
     for ablation, other in ((LOSSES, PSEUDO_LABELS), (PSEUDO_LABELS, LOSSES)):
         shown = warm().run(["ablate", ablation.name, "--help"], tmp_path).out
         assert "--key" in shown

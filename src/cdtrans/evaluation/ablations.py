@@ -1,25 +1,26 @@
 """`cdtrans ablate losses`, `pseudo-labels`: the paper's Tables 5 and 6 on anybody's data.
 
-Every row is a run folder that `cdtrans adapt` makes (with ground truth: ground_truth.py) and `cdtrans eval` scores, as
+Every row is a run folder that `cdtrans adapt` makes (with ground truth: with_key.py) and `cdtrans eval` scores, as
 in a benchmark; they differ in the row's settings alone. What the table says is read from these folders each time a run
 ends."""
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from cdtrans.classifier import read_result
 from cdtrans.config import RESUME_MAY_CHANGE, Config
 from cdtrans.data.domains import check_distinct, scan_unlabelled
 from cdtrans.evaluation.ablation_tables import TOLD, AblationTable, Row, Scored, markdown
-from cdtrans.evaluation.folder import flag, owned, recipe_of
-from cdtrans.evaluation.ground_truth import SETTINGS as GROUND_TRUTH
-from cdtrans.evaluation.jobs import PlannedRun, run_jobs
+from cdtrans.evaluation.folder import flag, owned, recipe_of, with_table_defaults
+from cdtrans.evaluation.jobs import Job, PlannedRun, run_jobs
 from cdtrans.evaluation.pair_quality import Answers, pair_quality, read_answers
 from cdtrans.evaluation.paper_tables import PaperRow, paper_table
 from cdtrans.evaluation.results import KINDS, SCORED, read_sessions
+from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
 from cdtrans.files import atomic
 from cdtrans.model.backbone import read_state
 from cdtrans.pipeline import layered_config
@@ -96,7 +97,7 @@ PSEUDO_LABELS = Ablation(
         _pairs("One-way-target", "one-way-target", "one_way_target"),
         _pairs("Two-way", "two-way", "two_way"),
         _pairs("Tw + Ca", "two-way-center-aware", "two_way", center_aware=True),
-        Variant("Groundtruth", "ground-truth", GROUND_TRUTH, with_key=True),
+        Variant("Groundtruth", "ground-truth", {"pairing": "ground_truth"} | OF_KEY, with_key=True),
     ),
     notes=(
         "Rec_s and Rec_t: the share of the source and the target images that are in some pair; Prec: the share of the "
@@ -126,7 +127,7 @@ class Plan:
         folder, config = self.out / variant.folder, self.config
         root = ("--root", config.root) if config.root else ()
         places = (config.source, config.target, "--out", str(folder))
-        verb = ("ablate", "ground-truth", "--key", str(self.key)) if variant.with_key else ("adapt",)
+        verb = ("ablate", "with-key", "--key", str(self.key)) if variant.with_key else ("adapt",)
         device = ("--device", config.device, "--max-bad", str(config.max_bad))
         return PlannedRun(
             name=variant.folder,
@@ -142,12 +143,21 @@ class Plan:
         return {"ablation": self.ablation.name, "key": os.path.abspath(self.key), **places, **shared}
 
 
+class Written(Protocol):
+    """What the files of an ablation say."""
+
+    @property
+    def unfinished(self) -> list[str]: ...
+    def record(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How far an ablation has come."""
 
-    table: AblationTable
+    table: Written
     out: Path
+    runs: int
     failed: tuple[str, ...]
 
     def summary(self) -> dict[str, Any]:
@@ -170,16 +180,44 @@ def ablate(
 ) -> Outcome:
     """Run the rows that are not yet done, `jobs` at a time, score them with the answer key and write the table into
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
+    plan = make_plan(ablation, source, target, key=key, out=out, preset=preset, config=config, settings=settings)
+    return carry_out(plan, jobs, screen, write_table)
+
+
+def make_plan(
+    ablation: Ablation,
+    source: Path,
+    target: Path,
+    *,
+    key: Path,
+    out: Path,
+    preset: str | None,
+    config: Path | None,
+    settings: dict[str, Any],
+) -> Plan:
+    settings = with_table_defaults(settings, config)
     chosen, _ = layered_config(source, target, preset, config, settings)
     answers = check_input(chosen, key)
     named = (("preset", preset), ("config", config))
     files = [flag(name, value) for name, value in named if value is not None]
-    plan = Plan(ablation, out, key, answers, chosen, (*files, *map(flag, settings, settings.values())))
-    with owned(out, RECORD, plan.recipe(), "an ablation"):
-        write_table(plan)
-        failed = run_jobs(ablation.name, plan.runs(), jobs, screen, lambda job: _tell(plan, job.run.folder, screen))
-        table = write_table(plan)
-    return Outcome(table, out, tuple(failed))
+    return Plan(ablation, out, key, answers, chosen, (*files, *map(flag, settings, settings.values())))
+
+
+def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Written]) -> Outcome:
+    """`write` leaves what is known so far in the plan's folder: before the first run, and whenever one has ended."""
+
+    def tell(job: Job) -> None:
+        write(plan)
+        scored = read_scored(job.run.folder)
+        assert scored is not None, "it has just been scored"
+        told = ", ".join(f"{TOLD[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
+        screen.say(f"{job.run.name}: {told}")
+
+    with owned(plan.out, RECORD, plan.recipe(), "an ablation"):
+        write(plan)
+        failed = run_jobs(plan.ablation.name, plan.runs(), jobs, screen, tell)
+        table = write(plan)
+    return Outcome(table, plan.out, len(plan.ablation.variants), tuple(failed))
 
 
 def check_input(config: Config, key: Path) -> Answers:
@@ -192,16 +230,8 @@ def check_input(config: Config, key: Path) -> Answers:
     return answers
 
 
-def _tell(plan: Plan, folder: Path, screen: Screen) -> None:
-    write_table(plan)
-    scored = read_scored(folder)
-    assert scored is not None, "it has just been scored"
-    told = ", ".join(f"{TOLD[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
-    screen.say(f"{folder.name}: {told}")
-
-
 def write_table(plan: Plan) -> AblationTable:
-    """NAME.json and NAME.md, from what the run folders hold now."""
+    """The table, from what the run folders hold now."""
     ablation, by_paper = plan.ablation, {variant.paper: variant for variant in plan.ablation.variants}
     table = AblationTable(
         name=ablation.name,
@@ -216,11 +246,15 @@ def write_table(plan: Plan) -> AblationTable:
         about_pairs=ablation.about_pairs,
         rows=tuple(_row(plan, by_paper.get(paper.method), paper) for paper in ablation.paper()),
     )
-    contents = {"json": json.dumps(table.record(), indent=1) + "\n", "md": markdown(table)}
-    for ending, text in contents.items():
-        with atomic(plan.out / f"{ablation.name}.{ending}") as file:
-            file.write(text.encode("utf-8", "surrogateescape"))
+    write_files(plan, table.record(), markdown(table))
     return table
+
+
+def write_files(plan: Plan, record: dict[str, Any], page: str) -> None:
+    """NAME.json and NAME.md."""
+    for ending, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", page)):
+        with atomic(plan.out / f"{plan.ablation.name}.{ending}") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
 
 
 def _row(plan: Plan, variant: Variant | None, paper: PaperRow) -> Row:

@@ -15,7 +15,7 @@ from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config, read_preset, 
 from cdtrans.data.benchmarks import Benchmark, FoundBenchmark, Task, benchmark_named, find_benchmark
 from cdtrans.data.layouts import FoundDomain
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.folder import flag, owned, recipe_of
+from cdtrans.evaluation.folder import flag, owned, recipe_of, with_table_defaults
 from cdtrans.evaluation.jobs import Job, PlannedRun, run_jobs
 from cdtrans.evaluation.results import KINDS, RunResult, columns, read_run, result_lines, run_folder, spread, values
 from cdtrans.evaluation.tables import BenchTable, latex, markdown
@@ -175,11 +175,7 @@ def _recipe(
     from_file = read_yaml(config) if config is not None else {}
     from_file = {key: value for key, value in from_file.items() if key not in ("out", "preset")}
     file = (f"--config={config}",) if config is not None else ()
-    if "guard" not in from_file:
-        settings = {
-            "guard": False,
-            **settings,
-        }  # a table has every task's adapted model; the verdict is in the run folder
+    settings = with_table_defaults(settings, config)
     chosen = make_config(read_preset(preset), from_file, settings)
     resolve(chosen)  # what is wrong with the device, the backbone or the weights would be wrong with every run
     if chosen.weights:

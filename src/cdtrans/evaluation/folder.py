@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import Config
+from cdtrans.config import Config, read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.files import atomic
 
@@ -33,6 +33,13 @@ def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator
 def recipe_of(config: Config, leave_out: tuple[str, ...]) -> dict[str, Any]:
     """The settings that all runs of a folder share."""
     return {key: value for key, value in config.to_dict().items() if key not in leave_out}
+
+
+def with_table_defaults(settings: dict[str, Any], config: Path | None) -> dict[str, Any]:
+    """The settings of every run of a table. Unless they or the file `config` say otherwise, no guard: a row shows what
+    its method did, and the verdict is in its run folder all the same; and no report, which nobody reads of so many."""
+    from_file = read_yaml(config) if config is not None else {}
+    return {name: False for name in ("guard", "report") if name not in from_file} | settings
 
 
 def flag(name: str, value: Any) -> str:

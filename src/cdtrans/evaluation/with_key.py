@@ -1,7 +1,8 @@
-"""The last row of the paper's Table 5: a run whose pairs are made with the answer key, to see what better pairs would
-be worth. It is the one run that trains on target labels; its config.yaml says `pairing: ground_truth`, a setting that
-`cdtrans adapt` refuses."""
+"""Runs whose pairs are made with the answer key, to see what better or worse pairs would be worth: the last row of the
+paper's Table 5, and Fig. 2b (sampled_pairs.py). They alone train on target labels; their config.yaml says so (`pairing:
+ground_truth`, `sampled` or `sampled_true`), and `cdtrans adapt` refuses these settings."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cdtrans.config import PAIRINGS_WITH_KEY, Config
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.pair_quality import Answers, read_answers
+from cdtrans.evaluation.sampled_pairs import sampled_pairs
 from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.neighbours import normalised, two_way
 from cdtrans.pairing.pairs import Search, union
@@ -18,7 +21,8 @@ from cdtrans.pipeline import Result, layered_config, run_pipeline
 from cdtrans.ranks import joined
 from cdtrans.screen import Screen
 
-SETTINGS = {"pairing": "ground_truth", "center_aware": False, "target_class": "pair"}
+# what follows from a pair's being made with the key: nothing filters it, and it says what its target image is taught
+SETTINGS = {"center_aware": False, "target_class": "pair"}
 
 
 def adapt_with_key(
@@ -32,19 +36,27 @@ def adapt_with_key(
     config: Path | None = None,
     **settings: Any,
 ) -> Result:
-    """`adapt`, but every pair is of one true class. All else, the guard and the choice of the epoch too, goes without
-    the key."""
+    """`adapt` on pairs of the key. All else, the guard and the choice of the epoch too, goes without it."""
     chosen, _ = layered_config(source, target, preset, config, settings | SETTINGS)
+    if chosen.pairing not in PAIRINGS_WITH_KEY:
+        raise CdtransError(f"'--pairing {chosen.pairing}' needs no answer key; 'cdtrans adapt' has it.")
     answers = read_answers(chosen, key)
 
     def rearranged(found: Search, source: Encoded, target: Encoded) -> Search:
-        pairs = true_pairs(found, source, target, true_labels(answers, out, target), chosen.mutual_pairs)
+        pairs = pairs_with_key(chosen)(found, source, target, true_labels(answers, out, target))
         if not len(pairs.source):
             raise CdtransError(f"The answer key '{key}' names no target image of a class of the source.")
         return pairs
 
     with joined():
         return run_pipeline(chosen, out, screen, rearranged=rearranged)
+
+
+def pairs_with_key(config: Config) -> Callable[[Search, Encoded, Encoded, Tensor], Search]:
+    """What makes a run's pairs of a search, both domains as the model sees them, and the target's true labels."""
+    if config.pairing == "ground_truth":
+        return lambda found, source, target, true: true_pairs(found, source, target, true, config.mutual_pairs)
+    return lambda found, source, target, true: sampled_pairs(found, true, config)
 
 
 def true_labels(answers: Answers, run: Path, target: Encoded) -> Tensor:
