@@ -42,7 +42,7 @@ CHECK_FLAGS = (  # what decides which images a run would see, and through which 
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
 LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
-PAIRING_FLAGS = {"pairing", "center_aware", "target_class"}  # and those of Table 5
+PAIRING_FLAGS = {"pairing", "self_training", "center_aware", "target_class"}  # and those of Table 5
 NOISE_FLAGS = LOSS_FLAGS | PAIRING_FLAGS | {"rebuild_every", "mutual_pairs", "seed"}  # and the runs of Fig. 2b
 VERDICTS = {
     "ok": "Nothing stands in the way of a run.",

@@ -84,6 +84,9 @@ class Config:
     false_share: float = _option(
         0.0, "Stage 2: adaptation", "Share of these that are replaced by false pairs.", minimum=0, maximum=1
     )
+    self_training: Literal["none", "rpll", "mrkld_lrent"] = _option(
+        "none", "Stage 2: adaptation", "Instead of pairs, pseudo labels after another method; for Table 5."
+    )
     center_aware: bool = _option(
         True, "Stage 2: adaptation", "Keep only the pairs whose target centre agrees with the source's label."
     )

@@ -29,7 +29,7 @@ class Row:
     """A row of the paper's table, and the run that stands for it."""
 
     paper: PaperRow
-    run: str | None  # None: nobody can run it yet
+    run: str
     settings: dict[str, Any]
     scored: Scored | None  # None: not finished
     pairs: tuple[PairQuality, ...] = ()  # of every round, where the pairs are what it is about
@@ -64,13 +64,8 @@ class AblationTable:
     rows: tuple[Row, ...]
 
     @property
-    def absent(self) -> list[str]:
-        """Rows of the paper that nobody can run yet."""
-        return [row.paper.method for row in self.rows if row.run is None]
-
-    @property
     def unfinished(self) -> list[str]:
-        return [row.run for row in self.rows if row.run is not None and row.scored is None]
+        return [row.run for row in self.rows if row.scored is None]
 
     def record(self) -> dict[str, Any]:
         """NAME.json."""
@@ -101,10 +96,9 @@ def _before(table: AblationTable) -> list[str]:
         f" labels was also chosen with it. {trained}",
     ]
     if table.unfinished:
-        runs = sum(row.run is not None for row in table.rows)
-        lines.append(f"UNFINISHED: {len(table.unfinished)} of {runs} runs are missing: {', '.join(table.unfinished)}.")
-    if table.absent:
-        lines.append(f"Not there yet: {', '.join(table.absent)}; these rows have the paper's numbers alone.")
+        lines.append(
+            f"UNFINISHED: {len(table.unfinished)} of {len(table.rows)} runs are missing: {', '.join(table.unfinished)}."
+        )
     return lines
 
 

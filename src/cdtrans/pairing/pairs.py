@@ -20,7 +20,7 @@ class Pairs:
     source: Tensor  # [P] indices
     target: Tensor  # [P] indices
     source_labels: Tensor  # [P]
-    target_labels: Tensor  # [P] pseudo labels
+    target_labels: Tensor  # [P] pseudo labels, or [P, K] soft ones
     proposed: int  # how many the search offered before the centre-aware filter
 
     def __len__(self) -> int:
@@ -53,6 +53,7 @@ class Search:
     nearest: Tensor  # [Nt] the label of each target's nearest source image
     found: Tensor  # [Ns] the pseudo label of each source's nearest target image
     target_class: str = "center"
+    pseudo_labels: Tensor | None = None  # [Nt, K] of self-training, which has its own
 
     def pairs(self) -> Pairs:
         """The pairs to train on. Where the filter is on, a target image's centre and its pair are of one class. Where
@@ -60,6 +61,8 @@ class Search:
         image's, and the pair alone is the pseudo label."""
         source, target = self.source[self.kept], self.target[self.kept]
         taught = self.labels[source] if self.target_class == "pair" else self.centers[target]
+        if self.pseudo_labels is not None:
+            taught = self.pseudo_labels[target]
         return Pairs(source, target, self.labels[source], taught, proposed=len(self.source))
 
     def agreement(self) -> dict[str, float]:
@@ -73,8 +76,9 @@ class Search:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every proposal with its labels, for people who ask why a pair was kept or not."""
+        pseudo = self.centers if self.pseudo_labels is None else self.pseudo_labels.argmax(dim=1)  # [Nt]
         numbers = {"source": self.source, "target": self.target}
-        numbers |= {"source_labels": self.labels[self.source], "target_labels": self.centers[self.target]}
+        numbers |= {"source_labels": self.labels[self.source], "target_labels": pseudo[self.target]}
         arrays = {name: x.cpu().numpy().astype(np.int32) for name, x in numbers.items()}
         return arrays | {"kept": self.kept.cpu().numpy()}
 

@@ -18,8 +18,9 @@ from cdtrans.screen import Screen
 from cdtrans.training.losses import Terms, adaptation_losses
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
+from cdtrans.training.self_training import self_trained, self_training_losses
 from cdtrans.training.state import Loop, step_seed
-from cdtrans.training.step import Step
+from cdtrans.training.step import Losses, Step
 from cdtrans.trust.guard import Objection, gave_up, judge_adapted, judge_source
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
@@ -91,11 +92,7 @@ def train_on_pairs(
     """The loop: pairs are searched anew every few epochs. Returns the target as the model sees it at the end."""
     model, encode = watch.encode.model, watch.encode
     report = StageReport(run, screen, loop, config)
-    terms = Terms(config.loss_source, config.loss_source_target, config.loss_target)
-
-    def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
-        return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher, terms)
-
+    losses, names = stage_losses(model, config)
     pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
     train = Step(model, losses, optimisation, config.compile, screen)
     encoded = encode(target, "target")
@@ -128,10 +125,22 @@ def train_on_pairs(
                 batch = batches[step]
                 loop.update(train(x_s[step], x_t[step], y_s[batch], y_t[batch]))
                 bar.advance()
-        report.write(dict(zip(terms.names(), loop.mean_losses(), strict=True)), pairs=len(pairs))
+        report.write(dict(zip(names, loop.mean_losses(), strict=True)), pairs=len(pairs))
         encoded = encode(target, "target")
         watch.epoch(epoch, encoded)
     return encoded
+
+
+def stage_losses(model: CDTrans, config: Config) -> tuple[Losses, tuple[str, ...]]:
+    """The losses of a step, and what the log calls them."""
+    if config.self_training != "none":
+        return self_training_losses(model, config.self_training)
+    terms = Terms(config.loss_source, config.loss_source_target, config.loss_target)
+
+    def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
+        return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher, terms)
+
+    return losses, terms.names()
 
 
 def start_from(watch: Watch, before: Impression, config: Config) -> None:
@@ -156,6 +165,8 @@ def find_pairs(
     found = search(source, labels, target, config)
     if rearranged is not None:
         found = rearranged(found, source, target)
+    elif config.self_training != "none":
+        found = self_trained(found, target.logits, epoch, config)
     number = (epoch - 1) // config.rebuild_every + 1
     run.write_arrays(f"pairs/round-{number:02}.npz", found.arrays())
     summary = found.pairs().summary()

@@ -1,5 +1,6 @@
 """The losses of both stages, each a function of logits."""
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -38,6 +39,20 @@ class Terms(NamedTuple):
 
 
 CDTRANS = Terms()
+
+
+def rectified_loss(primary: Tensor, auxiliary: Tensor, labels: Tensor) -> Tensor:
+    """RPLL (Zheng & Yang 2021): the cross-entropy of a prediction counts less where a second prediction of the same
+    image differs from it, exp(-D) CE + D with D = KL(primary || auxiliary), [B, K] twice -> scalar. D itself keeps the
+    two from differing everywhere."""
+    log_p = primary.log_softmax(dim=1)
+    variance = (log_p.exp() * (log_p - auxiliary.log_softmax(dim=1))).sum(dim=1)  # [B]
+    return ((-variance).exp() * F.cross_entropy(primary, labels, reduction="none") + variance).mean()
+
+
+def uniform_divergence(logits: Tensor) -> Tensor:
+    """MRKLD (Zou et al. 2019): KL(uniform || prediction), [B, K] -> scalar, which a prediction pays for being sure."""
+    return -logits.log_softmax(dim=1).mean() - math.log(logits.shape[1])
 
 
 def adaptation_losses(
