@@ -309,9 +309,8 @@ class TestPseudoLabels:
         rows = read(pseudo_labels, "pseudo-labels")["rows"]
         assert [row["row"] for row in rows if row["trained_with_key"]] == ["Groundtruth"]
         for row in rows:
-            if row["run"]:
-                config = yaml.safe_load((pseudo_labels / row["run"] / "config.yaml").read_text())
-                assert (config["pairing"] == "ground_truth") == row["trained_with_key"]
+            config = yaml.safe_load((pseudo_labels / row["run"] / "config.yaml").read_text())
+            assert (config["pairing"] == "ground_truth") == row["trained_with_key"]
         text = (pseudo_labels / "pseudo-labels.md").read_text(encoding="utf-8")
         assert "Groundtruth was also trained with it, no other row was." in text
 

@@ -12,9 +12,9 @@ classifier, in two draws of stochastic depth (with --drop-path 0 they agree, and
 
 MRKLD+LRENT (Zou et al., Confidence Regularized Self-Training, ICCV 2019). Taken: class-balanced selection of the
 most confident images; soft labels (LRENT, alpha 0.25) and the model regulariser on the same images (MRKLD, weight 0.1),
-both weights as in the scripts of their code. Their portion of the images starts at 20 % and grows by 5 points a round to
-at most 50 %; here by as much as reaches 50 % in the last round. Not taken: their optimiser and augmentation, and the
-growing portion of the source."""
+both weights as in the scripts of their code. Their portion of the images starts at 20 % and grows by 5 points a round
+to at most 50 %; here by as much as reaches 50 % in the last round. Not taken: their optimiser and augmentation, and
+the growing portion of the source."""
 
 from dataclasses import replace
 from typing import NamedTuple
