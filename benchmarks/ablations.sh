@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The paper's Tables 5 and 6 and Fig. 2b for one task, all three at once on one device: docs/results/ablations.md.
+# The paper's Tables 5 and 6 and Fig. 2b for one task, all three at once on one device.
 # usage: benchmarks/ablations.sh SOURCE TARGET KEY OUT WEIGHTS BACKBONE JOBS [flags of cdtrans adapt]
 #   KEY is TARGET with its labels; OUT gets losses/, pseudo-labels/ and noise/, each with a log beside it. Each of the
 #   three has up to JOBS runs side by side; stopped, the same command goes on. Flags must be such as all three have.
