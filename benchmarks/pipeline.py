@@ -45,8 +45,10 @@ def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Pat
         epochs = [t["seconds"] for t in timings if t["stage"] == stage]
         row |= {f"{stage} epochs": len(epochs), f"{stage} s": sum(epochs)}
     if busy:
-        last_part = [share for when, share in busy if when > start + seconds - 0.6 * row["adaptation s"]]
-        row["% busy, last 60 % of stage 2"] = sum(last_part) / len(last_part)
+        ends = [t["at"] for t in timings if t["stage"] == "adaptation"]
+        warm, end = ends[int(0.4 * len(ends))], ends[-1]  # the first epochs compile and capture
+        shares = [share for when, share in busy if warm < when <= end]
+        row["% busy, last 60 % of stage 2"] = sum(shares) / len(shares)
     return row
 
 

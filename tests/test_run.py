@@ -190,7 +190,7 @@ def test_cutting_never_makes_the_log_longer(run: Run) -> None:
 def test_timings_stay_out_of_the_log(run: Run) -> None:
     run.log_timing(seconds=1.5)
     assert run.log_size() == 0
-    assert json.loads((run.folder / "timings.jsonl").read_text()) == {"seconds": 1.5}
+    assert json.loads((run.folder / "timings.jsonl").read_text())["seconds"] == 1.5
 
 
 def test_a_disk_that_is_full_for_the_log_is_named(run: Run) -> None:

@@ -1,5 +1,6 @@
 """The end of a run: the guard's verdict, the models, the chosen one's predictions, the report."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,9 @@ def conclude(
     }
     run.write_json(RESULT, result)
     if config.report and run.writes:
+        started = time.monotonic()
         screen.say(f"report: {write_report(run.folder, screen)}")
+        run.log_timing(stage="report", seconds=round(time.monotonic() - started, 3))
     show(result, screen)
 
 

@@ -26,10 +26,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager:
-    """Forward passes in this precision; the weights stay in float32."""
+def autocast(device: torch.device, precision: str, *, cache: bool = True) -> AbstractContextManager:
+    """Forward passes in this precision; the weights stay in float32, and a rounded one serves until the end of the
+    context if there is a `cache`."""
     dtype = AUTOCAST[precision]
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=cache)
 
 
 def pick_precision(name: str, device: torch.device) -> str:

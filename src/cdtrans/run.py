@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import platform
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -97,8 +98,8 @@ class Run:
         self._append("log.jsonl", {"event": event, **fields})
 
     def log_timing(self, **fields: Any) -> None:
-        """A line of timings.jsonl: how long things took."""
-        self._append("timings.jsonl", fields)
+        """A line of timings.jsonl: how long things took, and when they ended (seconds since 1970)."""
+        self._append("timings.jsonl", {**fields, "at": round(time.time(), 3)})
 
     def _append(self, name: str, fields: dict[str, Any]) -> None:
         if not self.writes:
@@ -152,11 +153,11 @@ def environment(config: Config) -> dict[str, Any]:
         "system": platform.system(),
         "device": f"{device.type}: {name}",
         "threads": torch.get_num_threads(),
-        "packages": {p: _version(p) for p in PACKAGES},
+        "packages": {p: package_version(p) for p in PACKAGES},
     }
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
     try:
         return version(package)
     except ModuleNotFoundError:

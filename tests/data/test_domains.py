@@ -426,6 +426,13 @@ def test_only_one_class(tmp_path):
     assert scan_labelled(top, allow_one_class=True).labels == (0, 0)
 
 
+def test_classes_one_level_further_down_are_pointed_at(tmp_path):
+    top = folder(tmp_path / "amazon", "images/mug/1.png", "images/pen/2.png")
+    assert f"only one class, 'images', but a classifier needs at least two: give '{top}/images'," in sentence(
+        scan_labelled, top
+    )
+
+
 @SCANS
 def test_empty_list(tmp_path, scan):
     assert "is empty" in sentence(scan, text(tmp_path / "list.txt", ""))

@@ -141,6 +141,27 @@ class TestCompiled:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_captured_on_a_gpu_it_is_the_same_and_follows_the_weights(model: CDTrans, precision: str) -> None:
+    model.cuda()
+    config = make_config({"precision": precision, "encode_batch": 2, "compile": "graph"})
+    encoder = Encoder(model, config, Screen(quiet=True))
+    first = encoder(images("cuda"), "target")
+    again = encoder(images("cuda"), "target")
+    assert encoder.captured is not None
+    assert encoder.captured.graph is not None
+    torch.testing.assert_close(again, first, rtol=1e-2, atol=1e-2)
+    with torch.no_grad():
+        for parameter in model.backbone.parameters():
+            parameter.mul_(0.7)
+    changed = encoder(images("cuda"), "target")
+    plain = encoded(model, images("cuda"), precision=precision, compile="off")
+    torch.testing.assert_close(changed, plain, rtol=1e-2, atol=1e-2)
+    assert not torch.allclose(changed.features, first.features, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_compiled_on_a_gpu_it_is_the_same(model: CDTrans) -> None:
     model.cuda()
     config = make_config({"precision": "fp32", "encode_batch": 2, "compile": "full"})

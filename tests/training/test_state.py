@@ -15,6 +15,7 @@ from cdtrans.interrupt import StopSignals
 from cdtrans.run import Run
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.state import STATE_FILE, Loop, all_finite, load_state, step_seed
+from support import devices
 from tiny_task import make_task, warm
 
 EPOCHS, STEPS = 3, 4
@@ -224,14 +225,18 @@ def test_a_finite_loss_that_ruins_the_weights_stops_it_too(run: Run, place: tupl
     assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
 
 
-def test_all_finite_looks_at_weights_and_running_statistics() -> None:
-    model = Net()
-    assert all_finite(model)
-    model[1].running_mean[2] = float("nan")
-    assert not all_finite(model)
-    model = Net()
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_all_finite_looks_at_weights_and_running_statistics(device: str, value: float) -> None:
+    model = Net().to(device)
     with torch.no_grad():
-        model[3].weight[1, 1] = float("inf")
+        model[3].weight[0, 0] = 1e38  # large is not infinite
+    assert all_finite(model)
+    model[1].running_mean[2] = value
+    assert not all_finite(model)
+    model = Net().to(device)
+    with torch.no_grad():
+        model[3].weight[1, 1] = value
     assert not all_finite(model)
 
 

@@ -77,10 +77,17 @@ def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: boo
     domain = _labelled_folder(where) if _is_folder(where) else _labelled_list(where, root)
     if len(domain.classes) == 1 and not allow_one_class:
         raise CdtransError(
-            f"{_quoted(where)} holds only one class, {domain.classes[0]!r}, but a classifier needs at least two:"
-            " give a folder that directly holds a folder per class, or a list with more labels."
+            f"{_quoted(where)} holds only one class, {domain.classes[0]!r}, but a classifier needs at least two: give "
+            + (_deeper(where / domain.classes[0]) or "a folder that directly holds a folder per class")
+            + ", or a list with more labels."
         )
     return domain
+
+
+def _deeper(where: Path) -> str:
+    """The folder itself if the classes lie in it, one level further down than was said."""
+    inside = [entry for entry in where.iterdir() if entry.is_dir()] if where.is_dir() else []
+    return _quoted(where) if len(inside) > 1 else ""
 
 
 def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:

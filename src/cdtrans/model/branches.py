@@ -15,6 +15,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cdtrans.model.gelu import use_fused
 from cdtrans.model.head import Head, Output
 
 
@@ -38,6 +39,8 @@ class CDTrans(nn.Module):
         self.head = head
         self.first_block_residual = first_block_residual
         self.block = run_block  # or that function compiled
+        for block in backbone.blocks:
+            use_fused(block)
         drops = [[getattr(d, "drop_prob", 0.0) for d in (b.drop_path1, b.drop_path2)] for b in backbone.blocks]
         self.drops_paths = any(map(any, drops))
         self.register_buffer("keep", 1 - torch.tensor(drops), persistent=False)

@@ -35,6 +35,7 @@ class Encoder:
         self.model, self.config, self.screen = model, config, screen
         self.ahead = 0  # images that will be encoded after the first pass
         self.compiled: Callable[[Tensor], Output] | None = None
+        self.captured: Captured | None = None
 
     @torch.inference_mode()
     def __call__(self, images: Images, name: str) -> Encoded:
@@ -61,20 +62,46 @@ class Encoder:
         return encoded
 
     def _decide(self, seconds: float) -> None:
-        """After the first pass: compile if that saves more time on the images ahead than it takes."""
+        """After the first pass: compile if that saves more time on the images ahead than it takes, or else capture."""
         plan = self.config.compile
         if plan == "full" or (plan == "auto" and self.ahead * seconds * COMPILE_SAVES > COMPILE_SECONDS):
             self.compiled = self.compiled or torch.compile(self.model.encode, dynamic=False)
+        elif plan != "off" and self.compiled is None and self.captured is None:
+            self.captured = Captured(self.model.encode, self.config)
         self.ahead = 0
 
     def _encode(self, x: Tensor) -> Output:
-        if self.compiled is None:
+        fast = self.compiled or self.captured
+        if fast is None:
             return self.model.encode(x)
-        missing = self.config.encode_batch - len(x)  # in a domain's last batch; another shape would be compiled anew
+        missing = self.config.encode_batch - len(x)  # in a domain's last batch; both know one shape
         try:
-            out = self.compiled(torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x)
+            out = fast(torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x)
         except Exception as error:  # as in a training step: a run that works without must not end
             self.screen.warn(f"Encoding could not be compiled and runs without ({type(error).__name__}).")
             self.compiled = self.model.encode
             return self.model.encode(x)
         return Output(out.feature[: len(x)], out.logits[: len(x)])
+
+
+class Captured:
+    """The encoding of one batch as a CUDA graph. A small model is launched kernel by kernel more slowly than the GPU
+    computes it, and the GPU would idle between epochs. It reads the weights where they are, so it follows training."""
+
+    def __init__(self, encode: Callable[[Tensor], Output], config: Config) -> None:
+        self.encode, self.config = encode, config
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, x: Tensor) -> Output:
+        if self.graph is None:
+            self.input = x.clone()
+            self.graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize(x.device)
+            with (
+                torch.cuda.graph(self.graph, capture_error_mode="thread_local"),
+                autocast(x.device, self.config.precision, cache=False),  # no weight rounded before the capture
+            ):
+                self.output = self.encode(self.input)
+        self.input.copy_(x)
+        self.graph.replay()
+        return Output(self.output.feature.clone(), self.output.logits.clone())

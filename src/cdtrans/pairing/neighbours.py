@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from cdtrans.ranks import gather, share
 
 TILE = {"cuda": 1 << 14, "cpu": 1 << 12}  # images of each side whose similarities are held at once: 1 GiB, 64 MiB
+LARGE = 1 << 36  # similarities in all from which on a GPU's tile is twice as wide: 4 GiB, beside features of GiBs
 SEGMENT = 64  # neighbours in a tile whose maximum is looked at before they are
 ROUNDING = 2e-7  # of a float32 sum, times the square root of its terms: 25 times the largest of 40 million seen
 SPLIT_ERROR = 3 * 2.0**-16  # what two bfloat16 parts leave out of a product: each side's rest, and small times small
@@ -37,7 +38,7 @@ def two_way(source: Tensor, target: Tensor, tile: int | None = None) -> Neighbou
     whatever comes within the sweep's error of a maximum is computed again in float64: the answer is the same on every
     device, and a tie, as of duplicate images, goes to the lowest index. That also lets a GPU sweep in bfloat16."""
     mine = share(len(source))
-    tile = tile or TILE[source.device.type]
+    tile = tile or tile_for(source, target)
     slack = 2 * sweep_error(source, target)  # the largest may be swept too low and another too high
     rows, columns = Best(mine.stop - mine.start, source.device), Best(len(target), source.device)
     for i in range(mine.start, mine.stop, tile):
@@ -47,6 +48,11 @@ def two_way(source: Tensor, target: Tensor, tile: int | None = None) -> Neighbou
             search_tile(rows, columns, i - mine.start, i, j, queries, keys, slack)
     winner = gather(columns.exact[None]).argmax(dim=0, keepdim=True)  # [1, Nt] the first rank that found the best
     return Neighbours(gather(rows.index), gather(columns.index[None]).gather(0, winner).squeeze(0))
+
+
+def tile_for(source: Tensor, target: Tensor) -> int:
+    large = source.device.type == "cuda" and len(source) * len(target) >= LARGE
+    return TILE[source.device.type] << large
 
 
 def search_tile(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from cdtrans.report.gallery import Gallery, Looks
 from cdtrans.report.pictures import SIDE, Pictures
 from cdtrans.report.record import Record, read_record
 from cdtrans.report.sections import Missing
+from cdtrans.run import package_version
 from cdtrans.screen import Screen
 
 NAME = "report.html"
@@ -65,7 +65,7 @@ def collect(record: Record, screen: Screen) -> Page:
     mislabelled = attempt(galleries.mislabelled, record, source)
     return Page(
         record=record,
-        version=version("cdtrans"),
+        version=package_version("cdtrans"),
         verdict=sections.verdict(record),
         estimate=attempt(sections.estimate, record),
         scores=attempt(sections.scores, record),

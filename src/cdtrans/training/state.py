@@ -137,4 +137,5 @@ class Loop:
 
 def all_finite(model: nn.Module) -> bool:
     """Whether no weight or running statistic is NaN or infinite. Waits for the device."""
-    return bool(torch.stack([tensor.isfinite().all() for tensor in model.state_dict().values()]).all())
+    floats = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+    return bool(torch.nn.utils.get_total_norm(floats, torch.inf, foreach=True).isfinite())

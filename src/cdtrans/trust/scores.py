@@ -83,32 +83,33 @@ def density(p: Tensor) -> float:
 
 
 def cluster(x: Tensor, count: int) -> Tensor:
-    """k-means of unit rows by cosine, [N, D] -> [N] cluster numbers. Seeded: equal features have equal clusters."""
-    generator = torch.Generator().manual_seed(0)
-    tries = [_lloyd(x, _spread_out(x, min(count, len(x)), generator)) for _ in range(CLUSTER_TRIES)]
-    return max(tries, key=lambda found: float(found[1]))[0]
+    """k-means of unit rows by cosine, [N, D] -> [N] cluster numbers: the tightest of a few tries (T), made at once.
+    Seeded: equal features have equal clusters."""
+    labels, tightness = _lloyd(x, _spread_out(x, min(count, len(x))))
+    return labels[tightness.argmax()]
 
 
-def _spread_out(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """k-means++: centres drawn one by one, each with the chance of its squared distance from those before."""
-    first = int(torch.randint(len(x), (), generator=generator))
-    centers = [x[first]]
-    draws = torch.rand(count, generator=generator, dtype=torch.float64).to(x.device)
-    distance = 1 - x @ x[first]  # [N], half the squared distance of unit vectors
-    for draw in draws[1:]:
-        chances = distance.clamp(min=0).double().cumsum(dim=0)
-        chosen = torch.searchsorted(chances, draw * chances[-1]).clamp(max=len(x) - 1)
-        centers.append(x[chosen])
-        distance = torch.minimum(distance, 1 - x @ x[chosen])
-    return torch.stack(centers)  # [count, D]
+def _spread_out(x: Tensor, count: int) -> Tensor:
+    """k-means++: centres drawn one by one, each with the chance of its squared distance from those before.
+    -> [T, count, D]"""
+    draws = torch.rand(count, CLUSTER_TRIES, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draws = draws.to(x.device)
+    chances = torch.arange(1, len(x) + 1, dtype=torch.float64, device=x.device).expand(CLUSTER_TRIES, -1)  # all alike
+    distance = x.new_full((), torch.inf)
+    centers = []
+    for draw in draws:
+        chosen = torch.searchsorted(chances.contiguous(), draw * chances[:, -1:]).squeeze(1).clamp(max=len(x) - 1)
+        centers.append(x[chosen])  # [T, D]
+        distance = torch.minimum(distance, 1 - x[chosen] @ x.T)  # [T, N], half the squared distance of unit vectors
+        chances = distance.clamp(min=0).double().cumsum(dim=1)
+    return torch.stack(centers, dim=1)
 
 
 def _lloyd(x: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Assign and average in turn; the labels, and the mean similarity to the centres."""
+    """Assign and average in turn, [T, count, D] -> labels [T, N], and the mean similarity to the centres, [T]."""
     for _ in range(CLUSTER_STEPS):
-        labels = (x @ centers.T).argmax(dim=1)
-        sums = torch.zeros_like(centers).index_add_(0, labels, x)
-        used = torch.bincount(labels, minlength=len(centers)) > 0
-        centers = torch.where(used[:, None], F.normalize(sums), centers)
-    similarity, labels = (x @ centers.T).max(dim=1)
-    return labels, similarity.mean()
+        members = F.one_hot((x @ centers.mT).argmax(dim=2), centers.shape[1]).to(x.dtype)  # [T, N, count]
+        sums = members.mT @ x
+        centers = torch.where(members.any(dim=1)[..., None], F.normalize(sums, dim=2), centers)
+    similarity, labels = (x @ centers.mT).max(dim=2)
+    return labels, similarity.mean(dim=1)
