@@ -15,6 +15,7 @@ from decode import make_images
 from cdtrans.classifier import Classifier
 from cdtrans.config import make_config
 from cdtrans.data.domains import stream_images
+from cdtrans.device import pick_precision
 from cdtrans.model.card import build_model, make_card
 
 
@@ -31,7 +32,9 @@ def main() -> None:
     parser.add_argument("--model", default="deit_small_patch16_224" if gpu else "test_vit.r160_in1k")
     parser.add_argument("--images", type=Path)
     arguments = parser.parse_args()
-    config = make_config({"backbone": arguments.model, "crop": 224 if gpu else 160, "resize": 256 if gpu else 182})
+    sizes = {"crop": 224, "resize": 256} if gpu else {"crop": 160, "resize": 182}
+    precision = pick_precision("auto", torch.device(arguments.device))
+    config = make_config({"backbone": arguments.model, "precision": precision, **sizes})
     card = make_card(config, tuple("abcde"), stage="adaptation", epoch=1)
     classifier = Classifier(build_model(card), card, torch.device(arguments.device))
     with tempfile.TemporaryDirectory() as place:

@@ -32,7 +32,12 @@ AUTHORS = {
     "lr": 0.008,
     "rebuild_every": 10,
     "detach_teacher": False,
+    "loss_source": "cls",
+    "loss_source_target": "dtl",
+    "loss_target": "cls",
+    "pairing": "two_way",
     "center_aware": True,
+    "target_class": "center",
     "mutual_pairs": "twice",
     "optimizer": "sgd",
     "batch_size": 64,
@@ -75,6 +80,13 @@ def test_paths_are_resolved_so_that_a_run_can_go_on_from_another_folder(
     assert resolved.target == str(tmp_path.parent / "t")
     assert resolved.cache == str(tmp_path / "c")
     assert resolved.root is None
+
+
+def test_a_stage_without_any_loss_is_refused() -> None:
+    nothing = {"loss_source": "none", "loss_source_target": "none", "loss_target": "none", "device": "cpu"}
+    with pytest.raises(CdtransError, match="Without any loss there is nothing to learn in stage 2"):
+        resolve(make_config(nothing))
+    assert resolve(make_config(nothing | {"loss_target": "cls"})).loss_target == "cls"
 
 
 def test_a_crop_that_does_not_fit_is_refused() -> None:

@@ -60,6 +60,16 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     assert names(tmp_path) == before
 
 
+def test_a_run_from_before_a_setting_existed_had_its_default(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    recorded = tmp_path / "a" / "config.yaml"
+    recorded.write_text("".join(line for line in recorded.open() if not line.startswith("neck:")))
+    with pytest.raises(CdtransError, match=r"\(neck: batchnorm there, none now\)"):
+        Run.open(tmp_path / "a", config(neck="none"), DATA)
+    Run.open(tmp_path / "a", config(), DATA).close()
+    assert yaml.safe_load(recorded.read_text())["neck"] == "batchnorm"
+
+
 def test_what_does_not_change_the_result_may_change(tmp_path: Path) -> None:
     Run.open(tmp_path / "a", config(), DATA).close()
     changed = {"encode_batch": 7, "save_every": 1.5, "tracker": "tensorboard", "cache": "/elsewhere"}

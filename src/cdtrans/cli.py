@@ -36,11 +36,14 @@ app.add_typer(ablate, name="ablate")
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
 
 SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
-NOT_FLAGS = ("source", "target", "backbone_args")  # arguments of the verb, or YAML only
+NOT_FLAGS = ("source", "target", "backbone_args", "sampled_pairs", "false_share")  # arguments of a verb, or YAML only
 CHECK_FLAGS = (  # what decides which images a run would see, and through which backbone
     *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
+LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
+PAIRING_FLAGS = {"pairing", "self_training", "center_aware", "target_class"}  # and those of Table 5
+NOISE_FLAGS = LOSS_FLAGS | PAIRING_FLAGS | {"rebuild_every", "mutual_pairs", "seed"}  # and the runs of Fig. 2b
 VERDICTS = {
     "ok": "Nothing stands in the way of a run.",
     "warning": "A run can begin; read the warnings first.",
@@ -55,6 +58,16 @@ Model = Annotated[
     str, typer.Option(help="chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")
 ]
 MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable files that is still accepted.")]
+Source = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
+]
+Target = Annotated[
+    Path, typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read.")
+]
+Key = Annotated[
+    Path, typer.Option(metavar="LABELLED", help="The answer key, for scores after training: TARGET with its labels.")
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")]
 Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
 
@@ -131,12 +144,8 @@ def adapt(
 @app.command()
 @partial(with_settings, names=CHECK_FLAGS)
 def check(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
-    ],
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read.")
-    ],
+    source: Source,
+    target: Target,
     model: Annotated[
         bool, typer.Option("--model/--no-model", help="Look through the backbone too, if its weights can be had.")
     ] = True,
@@ -336,6 +345,145 @@ def theory(
     screen.say(f"Every number: {out / 'theory.json'}; pictures beside it.")
 
 
+@ablate.command()
+@partial(with_settings, names=FIELDS.keys() - LOSS_FLAGS)  # each row has its own
+def losses(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    jobs: Jobs = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun Table 6, the losses of the three branches: five runs, scored with the target's labels afterwards."""
+    from cdtrans.evaluation.ablations import LOSSES
+
+    how = {"key": key, "out": out, "preset": preset, "config": config, "jobs": jobs}
+    _ablate(LOSSES, source, target, quiet, json, **how, **settings)
+
+
+@ablate.command(name="pseudo-labels")
+@partial(with_settings, names=FIELDS.keys() - PAIRING_FLAGS)  # each row has its own
+def pseudo_labels(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    jobs: Jobs = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun Table 5, the ways to find pairs: a run for each, scored with the target's labels afterwards."""
+    from cdtrans.evaluation.ablations import PSEUDO_LABELS
+
+    how = {"key": key, "out": out, "preset": preset, "config": config, "jobs": jobs}
+    _ablate(PSEUDO_LABELS, source, target, quiet, json, **how, **settings)
+
+
+@ablate.command()
+@partial(with_settings, names=FIELDS.keys() - NOISE_FLAGS)  # each run has its own
+def noise(
+    source: Source,
+    target: Target,
+    key: Annotated[
+        Path, typer.Option(metavar="LABELLED", help="The answer key, for pairs and scores: TARGET with its labels.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the plot; it is continued.")],
+    levels: Annotated[str, typer.Option(help="Shares of false pairs, in percent.")] = "0,20,40,60,80,100",
+    pairs: Annotated[int | None, typer.Option(min=2, help="Pairs to sample (default: one per target image).")] = None,
+    seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "1",
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    jobs: Jobs = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun Fig. 2b: true pairs, made with the target's labels, replaced by false ones; with cross-attention or not."""
+    from cdtrans.evaluation.noise import ablate_noise
+
+    how = {"key": key, "out": out, "preset": preset, "config": config, "jobs": jobs}
+    study = {"levels": levels, "pairs": pairs, "seeds": seeds}
+    screen = Screen(quiet=quiet, machine=json)
+    outcome = ablate_noise(source, target, screen=screen, **how, **study, **settings)  # type: ignore[arg-type]
+    _show(outcome, out / "noise.png", quiet, json)
+
+
+@ablate.command()
+def attention(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    key: Annotated[Path, typer.Option(metavar="LABELLED", help="The answer key: the run's target with its labels.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture, a PNG.")],
+    pairs: Annotated[int, typer.Option(min=1, max=100, help="How many pairs to show at most.")] = 8,
+    root: Root = None,
+    device: Device = "auto",
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Draw Fig. 2a: false-positive pairs of RUN, found with the key, and where the source looks in the target."""
+    from cdtrans.evaluation.attention_figure import draw_attention
+
+    shown = draw_attention(run, key, out, pairs=pairs, root=root, device=device)
+    if json:
+        _print_json({"out": str(out), "pairs": shown.record()})
+    else:
+        Screen(quiet=quiet).result(f"{len(shown.pairs)} false-positive pairs: {out}")
+
+
+@ablate.command(name="with-key", hidden=True)  # a row of pseudo-labels or a run of noise, as a process of its own
+@with_settings
+def with_key(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(help="The run folder.")],
+    sampled_pairs: Annotated[int, typer.Option(min=0, help="How many, for --pairing sampled and sampled_true.")] = 0,
+    false_share: Annotated[float, typer.Option(min=0, max=1, help="How many of these are false.")] = 0.0,
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """One run on pairs that are made with the target's labels: a measurement, not a way to adapt."""
+    from cdtrans.evaluation.with_key import adapt_with_key
+
+    screen = Screen(quiet=quiet)
+    settings |= {"sampled_pairs": sampled_pairs, "false_share": false_share}
+    result = adapt_with_key(source, target, key=key, out=out, preset=preset, config=config, screen=screen, **settings)
+    screen.result(f"Done: {result.run} (trained with the answer key)")
+    if result.harm:
+        raise typer.Exit(HARM)
+
+
+def _ablate(ablation: Any, source: Path, target: Path, quiet: bool, json: bool, **how: Any) -> None:
+    from cdtrans.evaluation.ablations import ablate as run_ablation
+
+    outcome = run_ablation(ablation, source, target, screen=Screen(quiet=quiet, machine=json), **how)
+    _show(outcome, outcome.out / f"{ablation.name}.md", quiet, json)
+
+
+def _show(outcome: Any, file: Path, quiet: bool, json: bool) -> None:
+    if json:
+        _print_json(outcome.summary())
+    else:
+        finished = outcome.runs - len(outcome.table.unfinished)
+        Screen(quiet=quiet).result(f"{finished} of {outcome.runs} runs are finished: {file}")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
 @app.command()
 @partial(with_settings, names=FIELDS.keys() - {"root", "seed"})  # each run of a benchmark gets its own
 def bench(
@@ -347,7 +495,7 @@ def bench(
     ] = "deit_small",
     seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "3",
     tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")] = 1,
+    jobs: Jobs = 1,
     out: Annotated[
         Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE); it is continued.")
     ] = None,

@@ -70,8 +70,28 @@ class Config:
     detach_teacher: bool = _option(
         False, "Stage 2: adaptation", "Stop the distillation loss from moving its teacher, the source-target branch."
     )
+    loss_source: Literal["cls", "none"] = _option(
+        "cls", "Stage 2: adaptation", "Loss of the source branch; 'none' is for ablations, here and below."
+    )
+    loss_source_target: Literal["dtl", "cls", "none"] = _option(
+        "dtl", "Stage 2: adaptation", "Loss of the source-target branch: distillation, or classification (Table 6)."
+    )
+    loss_target: Literal["cls", "none"] = _option("cls", "Stage 2: adaptation", "Loss of the target branch.")
+    pairing: Literal["two_way", "one_way_source", "one_way_target", "ground_truth", "sampled", "sampled_true"] = (
+        _option("two_way", "Stage 2: adaptation", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5).")
+    )
+    sampled_pairs: int = _option(0, "Stage 2: adaptation", "How many pairs 'ablate noise' samples.", minimum=0)
+    false_share: float = _option(
+        0.0, "Stage 2: adaptation", "Share of these that are replaced by false pairs.", minimum=0, maximum=1
+    )
+    self_training: Literal["none", "rpll", "mrkld_lrent"] = _option(
+        "none", "Stage 2: adaptation", "Instead of pairs, pseudo labels after another method; for Table 5."
+    )
     center_aware: bool = _option(
         True, "Stage 2: adaptation", "Keep only the pairs whose target centre agrees with the source's label."
+    )
+    target_class: Literal["center", "pair"] = _option(
+        "center", "Stage 2: adaptation", "What a target image is taught: its centre's class, or its pair's (Table 5)."
     )
     mutual_pairs: Literal["twice", "once"] = _option(
         "twice", "Stage 2: adaptation", "How often a pair found from both sides counts; the paper's union has it once."
@@ -123,6 +143,9 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+
+# Ways to make pairs that need the target's labels; only `cdtrans ablate` has them.
+PAIRINGS_WITH_KEY = ("ground_truth", "sampled", "sampled_true")
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
 RESUME_MAY_CHANGE = (

@@ -13,7 +13,7 @@ import yaml
 
 from cdtrans.classifier import RESULT, Classifier, load, read_result
 from cdtrans.conclusion import conclude, show
-from cdtrans.config import Config, make_config, read_preset, read_yaml
+from cdtrans.config import PAIRINGS_WITH_KEY, Config, make_config, read_preset, read_yaml
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import (
     LabelledDomain,
@@ -38,7 +38,7 @@ from cdtrans.report.page import NAME as REPORT
 from cdtrans.report.page import write_report
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
-from cdtrans.training.adaptation import adapt_to_target
+from cdtrans.training.adaptation import Rearranged, adapt_to_target
 from cdtrans.training.source import fit_source
 from cdtrans.training.state import load_state, step_seed
 from cdtrans.trust.findings import Finding, refuse
@@ -98,9 +98,17 @@ def layered_config(
     return make_config(read_preset(preset or preset_there or "auto"), from_file, settings, places), out
 
 
-def run_pipeline(config: Config, out: Path, screen: Screen, *, force: bool = False) -> Result:
-    """The whole job. Everything that can be wrong with the input is found before the run folder is touched."""
+def run_pipeline(
+    config: Config, out: Path, screen: Screen, *, force: bool = False, rearranged: Rearranged | None = None
+) -> Result:
+    """The whole job. Everything that can be wrong with the input is found before the run folder is touched.
+
+    `rearranged` is for ablations that put other pairs in place of those found."""
     started = time.monotonic()
+    if config.pairing in PAIRINGS_WITH_KEY and rearranged is None:
+        raise CdtransError(
+            f"'--pairing {config.pairing}' needs an answer key, which 'adapt' never opens; see 'cdtrans ablate --help'."
+        )
     source, target = scan_domains(config, screen)
     for warning in warnings_for(source):
         screen.warn(warning)
@@ -149,7 +157,9 @@ def run_pipeline(config: Config, out: Path, screen: Screen, *, force: bool = Fal
             )
             begin_log(run, {"source": source_bad, "target": target_bad}, findings)
             train_source(run, model, source_images, labels, config, card, screen)
-            adaptation = adapt_to_target(run, model, source_images, labels, target_images, holdout, config, screen)
+            adaptation = adapt_to_target(
+                run, model, source_images, labels, target_images, holdout, config, screen, rearranged
+            )
         conclude(run, model, card, target, adaptation, config, screen)
         run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
         remove_state(out)
@@ -196,6 +206,8 @@ def resolve(config: Config) -> Config:
     resize = round(crop * RESIZE_RATIO) if config.resize == "auto" else config.resize
     if resize < crop:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
+    if {config.loss_source, config.loss_source_target, config.loss_target} == {"none"}:
+        raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
     precision = pick_precision(config.precision, device)
     auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
     names = ("source", "target", "root", "weights", "cache")

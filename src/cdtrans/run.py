@@ -127,10 +127,10 @@ def check_folder(folder: Path, config: Config) -> None:
     """Refuse a folder that holds something else, or a run of another configuration. Writes nothing."""
     recorded = folder / "config.yaml"
     if recorded.exists():
-        before, now = read_yaml(recorded), config.to_dict()
-        changed = [k for k in now if k not in RESUME_MAY_CHANGE and before.get(k) != now[k]]
+        before, now = Config().to_dict() | read_yaml(recorded), config.to_dict()  # an older run lacks newer settings
+        changed = [k for k in now if k not in RESUME_MAY_CHANGE and before[k] != now[k]]
         if changed:
-            what = ", ".join(f"{k}: {before.get(k)} there, {now[k]} now" for k in changed)
+            what = ", ".join(f"{k}: {before[k]} there, {now[k]} now" for k in changed)
             raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")
     elif folder.exists() and (not folder.is_dir() or any(p.name not in FIRST_FILES for p in folder.iterdir())):
         raise CdtransError(f"'{folder}' exists and is not a run folder; choose another --out.")

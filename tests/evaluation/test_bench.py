@@ -394,7 +394,7 @@ class TestSettings:
     ) -> None:
         plan = self.plan(mini, monkeypatch, backbone=backbone, out=tmp_path / "out")
         assert f"--preset={preset}" in plan.flags
-        assert plan.config == make_config(read_preset(preset), {"backbone": name, "guard": False})
+        assert plan.config == make_config(read_preset(preset), {"backbone": name, "guard": False, "report": False})
         assert (f"--backbone={name}" in plan.flags) == (backbone == name)
 
     def test_settings_reach_adapt_and_the_device_also_eval(

@@ -67,3 +67,28 @@ def test_no_pair_left_says_what_rejected_them_and_what_to_try() -> None:
         CdtransError, match=r"Only 0 of 70 pairs.*epoch 2.*nearest centre.*--source-epochs.*--no-center-aware"
     ):
         require_pairs(Pairs(empty, empty, empty, empty, proposed=70), 2)
+
+
+@pytest.mark.parametrize("center_aware", [True, False])
+def test_one_way_pairs_are_the_halves_of_the_two_way_list(golden, center_aware: bool) -> None:
+    """The authors' list is P_T and then P_S; Eq. 3 has every source image once, Eq. 4 every target image."""
+    g = golden("pseudo")
+    how = {"center_aware": center_aware}
+    both = rows(from_golden(g, "clusters", **how))
+    from_source = rows(from_golden(g, "clusters", pairing="one_way_source", **how))
+    from_target = rows(from_golden(g, "clusters", pairing="one_way_target", **how))
+    assert from_target + from_source == both
+    if not center_aware:
+        assert [source for source, _ in from_source] == list(range(len(g["clusters/feat_s"])))
+        assert [target for _, target in from_target] == list(range(len(g["clusters/feat_t"])))
+
+
+def test_without_centres_a_target_image_is_taught_the_class_of_its_pair(golden) -> None:
+    g = golden("pseudo")
+    by_center = from_golden(g, "noise", center_aware=False)
+    by_pair = from_golden(g, "noise", center_aware=False, target_class="pair")
+    assert rows(by_center) == rows(by_pair)
+    assert by_pair.target_labels.tolist() == by_pair.source_labels.tolist() == by_center.source_labels.tolist()
+    assert by_center.target_labels.tolist() != by_pair.target_labels.tolist()
+    filtered = from_golden(g, "noise", target_class="pair")
+    assert filtered.target_labels.tolist() == from_golden(g, "noise").target_labels.tolist()

@@ -111,9 +111,9 @@ def test_each_side_of_a_pair_is_trained_on_its_own_label(run: Run, monkeypatch: 
     given: list[tuple[int, int]] = []
     losses = adaptation.adaptation_losses
 
-    def recorded(out: Branches, y_s: Tensor, y_t: Tensor, detach: bool) -> tuple[Tensor, ...]:
+    def recorded(out: Branches, y_s: Tensor, y_t: Tensor, *how: Any) -> tuple[Tensor, ...]:
         given.extend(zip(y_s.tolist(), y_t.tolist(), strict=True))
-        return losses(out, y_s, y_t, detach)
+        return losses(out, y_s, y_t, *how)
 
     monkeypatch.setattr(adaptation, "adaptation_losses", recorded)
     monkeypatch.setattr(adaptation, "find_pairs", lambda *_: some_pairs(9))
@@ -195,8 +195,11 @@ def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: R
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({}, {"center_aware": True, "mutual": "twice"}),
-        ({"center_aware": False, "mutual_pairs": "once"}, {"center_aware": False, "mutual": "once"}),
+        ({}, {"center_aware": True, "mutual": "twice", "pairing": "two_way", "target_class": "center"}),
+        (
+            {"center_aware": False, "mutual_pairs": "once", "pairing": "one_way_source", "target_class": "pair"},
+            {"center_aware": False, "mutual": "once", "pairing": "one_way_source", "target_class": "pair"},
+        ),
     ],
 )
 def test_the_settings_reach_the_search_for_pairs(

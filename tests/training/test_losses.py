@@ -5,7 +5,7 @@ import torch
 
 from cdtrans.model.branches import Branches
 from cdtrans.model.head import Output
-from cdtrans.training.losses import adaptation_losses, distillation_loss, source_loss
+from cdtrans.training.losses import Terms, adaptation_losses, distillation_loss, source_loss
 
 
 def test_adaptation_losses_equal_the_authors(tiny: tuple) -> None:
@@ -59,3 +59,27 @@ def test_a_detached_teacher_gets_no_gradient() -> None:
     sum(adaptation_losses(out, torch.zeros(2).long(), torch.ones(2).long(), detach_teacher=True)).backward()
     assert c.grad is None
     assert t.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        (Terms(), ("source", "target", "distillation")),
+        (Terms("cls", "cls", "cls"), ("source", "target", "source_target")),
+        (Terms("cls", "none", "cls"), ("source", "target")),
+        (Terms("none", "none", "cls"), ("target",)),
+        (Terms("cls", "none", "none"), ("source",)),
+    ],
+)
+def test_the_rows_of_table_6_have_the_losses_they_name(terms: Terms, expected: tuple[str, ...]) -> None:
+    s, t, c = (torch.randn(4, 3) for _ in range(3))
+    y_s, y_t = torch.tensor([0, 1, 2, 0]), torch.tensor([2, 1, 0, 0])
+    every = {
+        "source": torch.nn.functional.cross_entropy(s, y_s),
+        "target": torch.nn.functional.cross_entropy(t, y_t),
+        "distillation": distillation_loss(t, c),
+        "source_target": torch.nn.functional.cross_entropy(c, y_s),  # the true label of the two
+    }
+    losses = adaptation_losses(Branches(Output(s, s), Output(t, t), Output(c, c)), y_s, y_t, False, terms)
+    assert terms.names() == tuple(f"loss_{name}" for name in expected)
+    assert [float(loss) for loss in losses] == [float(every[name]) for name in expected]

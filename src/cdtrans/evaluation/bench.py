@@ -5,26 +5,21 @@ one that fails takes no other along, and a killed benchmark goes on like a kille
 read from its folder alone: results.jsonl and the tables are written anew from there each time a run ends.
 """
 
-import fcntl
-import json
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config, read_preset, read_yaml
 from cdtrans.data.benchmarks import Benchmark, FoundBenchmark, Task, benchmark_named, find_benchmark
 from cdtrans.data.layouts import FoundDomain
-from cdtrans.errors import CdtransError, Interrupted
-from cdtrans.evaluation.jobs import Job, PlannedRun, stop
+from cdtrans.errors import CdtransError
+from cdtrans.evaluation.folder import flag, owned, recipe_of, with_table_defaults
+from cdtrans.evaluation.jobs import Job, PlannedRun, run_jobs
 from cdtrans.evaluation.results import KINDS, RunResult, columns, read_run, result_lines, run_folder, spread, values
 from cdtrans.evaluation.tables import BenchTable, latex, markdown
 from cdtrans.files import atomic
-from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import read_state
 from cdtrans.pipeline import resolve
 from cdtrans.screen import Screen
@@ -32,7 +27,6 @@ from cdtrans.screen import Screen
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # the two that have presets of their own
 FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...
 MOST_SEEDS = 100  # a larger number is rather a seed than a count
-POLL_SECONDS = 0.05  # between two looks at the processes
 RECORD = "bench.json"  # what the folder is; it makes a folder a benchmark's
 LISTS = "data"  # in the folder: lists that were rewritten to start from the data here
 DECIDED_HERE = ("source", "target", "root", "seed")  # settings that each run gets from its task
@@ -143,7 +137,7 @@ def bench(
     )
     for difference in plan.found.differences:
         screen.warn(f"{benchmark.title} is not as it was published: {difference}.")
-    with _owned(plan):
+    with owned(plan.out, RECORD, _record(plan), "a benchmark"):
         plan.write_lists()
         write_tables(plan)
         failed = _run_all(plan, jobs, screen)
@@ -181,95 +175,27 @@ def _recipe(
     from_file = read_yaml(config) if config is not None else {}
     from_file = {key: value for key, value in from_file.items() if key not in ("out", "preset")}
     file = (f"--config={config}",) if config is not None else ()
-    if "guard" not in from_file:
-        settings = {
-            "guard": False,
-            **settings,
-        }  # a table has every task's adapted model; the verdict is in the run folder
+    settings = with_table_defaults(settings, config)
     chosen = make_config(read_preset(preset), from_file, settings)
     resolve(chosen)  # what is wrong with the device, the backbone or the weights would be wrong with every run
     if chosen.weights:
         read_state(Path(chosen.weights))
-    return chosen, (f"--preset={preset}", *file, *map(_flag, settings, settings.values()))
-
-
-def _flag(name: str, value: Any) -> str:
-    dashed = name.replace("_", "-")
-    return f"--{'' if value else 'no-'}{dashed}" if isinstance(value, bool) else f"--{dashed}={value}"
-
-
-@contextmanager
-def _owned(plan: Plan) -> Iterator[None]:
-    """The folder, for this process alone and this recipe alone."""
-    out, recipe = plan.out, _record(plan)
-    _check_folder(out, recipe)
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CdtransError(f"Another process is running the benchmark in '{out}'; choose another --out.") from error
-        _check_folder(out, recipe)
-        with atomic(out / RECORD) as file:
-            file.write((json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode())
-        yield
+    return chosen, (f"--preset={preset}", *file, *map(flag, settings, settings.values()))
 
 
 def _record(plan: Plan) -> dict[str, Any]:
     """What must stay the same for the runs of one table. Tasks, seeds and where it runs may change."""
-    leave_out = (*RESUME_MAY_CHANGE, *DECIDED_HERE)
-    settings = {key: value for key, value in plan.config.to_dict().items() if key not in leave_out}
-    return {"benchmark": plan.found.benchmark.name, "data": os.path.abspath(plan.found.root), **settings}
-
-
-def _check_folder(out: Path, recipe: dict[str, Any]) -> None:
-    """Refuse a folder that holds something else. Writes nothing."""
-    file = out / RECORD
-    if file.exists():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        changed = [key for key in recipe if before.get(key) != recipe[key]]
-        if changed:
-            what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)
-            raise CdtransError(f"'{out}' holds another benchmark's runs ({what}); choose another --out.")
-    elif out.exists() and (not out.is_dir() or any(p.name not in (".lock", f".{RECORD}.draft") for p in out.iterdir())):
-        raise CdtransError(f"'{out}' exists and is not a benchmark's folder; choose another --out.")
+    shared = recipe_of(plan.config, (*RESUME_MAY_CHANGE, *DECIDED_HERE))
+    return {"benchmark": plan.found.benchmark.name, "data": os.path.abspath(plan.found.root), **shared}
 
 
 def _run_all(plan: Plan, jobs: int, screen: Screen) -> list[str]:
     """Run whatever is not finished; returns the names of the runs that failed."""
-    runs = plan.runs()
-    pending = [run for run in runs if not run.finished]
-    active: list[Job] = []
-    failed: list[str] = []
-    screen.say(f"{len(runs)} runs, {len(runs) - len(pending)} of them finished already")
-    with StopSignals.caught(), screen.track("bench", len(runs), len(runs) - len(pending)) as bar, stop(active):
-        while pending or active:
-            if StopSignals.received is not None:
-                raise Interrupted(StopSignals.received)
-            ready = list(islice((run for run in pending if not run.busy()), jobs - len(active)))
-            for run in ready:
-                pending.remove(run)
-                active.append(Job(run, jobs))
-            ended = [job for job in active if job.advance()]
-            for job in ended:
-                active.remove(job)
-                failed += [job.run.name] if job.failure else []
-                _tell(job, plan, screen)
-            if ready or ended:
-                running = ", ".join(job.run.name for job in active)
-                bar.advance(sum(not job.failure for job in ended), f"running {running}" if running else "")
-            else:
-                if not active:
-                    bar.advance(0, f"waiting for another process to leave '{pending[0].folder}'")
-                time.sleep(POLL_SECONDS)
-    return failed
+    return run_jobs("bench", plan.runs(), jobs, screen, lambda job: _tell(job, plan, screen))
 
 
 def _tell(job: Job, plan: Plan, screen: Screen) -> None:
-    """Say how a run ended; the tables have it from now on."""
-    if job.failure:
-        screen.warn(f"{job.run.name} failed: {job.failure} ({job.run.log})")
-        return
+    """Say what a run came to; the tables have it from now on."""
     table = write_tables(plan)
     result = next(result for result in table.results if plan.out / result.run == job.run.folder)
     told = ", ".join(

@@ -1,4 +1,4 @@
-"""One run of a benchmark as processes: `cdtrans adapt`, then `cdtrans eval`, each in its own process."""
+"""Runs of a benchmark or an ablation as processes: `cdtrans adapt`, then `cdtrans eval`, each in its own process."""
 
 import ctypes
 import fcntl
@@ -8,18 +8,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from cdtrans.classifier import RESULT
-from cdtrans.errors import HARM
+from cdtrans.errors import HARM, Interrupted
 from cdtrans.evaluation.results import SCORED, read_sessions, sessions_file
 from cdtrans.files import atomic
+from cdtrans.interrupt import StopSignals
+from cdtrans.screen import Screen
 
 COMMAND = (sys.executable, "-m", "cdtrans")
+POLL_SECONDS = 0.05  # between two looks at the processes
 SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -99,6 +103,41 @@ class Job:
             sessions = [*read_sessions(self.run.folder), session]
             with atomic(sessions_file(self.run.folder)) as file:
                 file.write((json.dumps(sessions) + "\n").encode())
+
+
+def run_jobs(
+    title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, tell: Callable[[Job], None]
+) -> list[str]:
+    """Run whatever is not finished, `jobs` side by side; `tell` is called with each that comes to its end. Returns the
+    names of the runs that failed, which the screen has been told."""
+    pending = [run for run in runs if not run.finished]
+    active: list[Job] = []
+    failed: list[str] = []
+    screen.say(f"{len(runs)} runs, {len(runs) - len(pending)} of them finished already")
+    with StopSignals.caught(), screen.track(title, len(runs), len(runs) - len(pending)) as bar, stop(active):
+        while pending or active:
+            if StopSignals.received is not None:
+                raise Interrupted(StopSignals.received)
+            ready = list(islice((run for run in pending if not run.busy()), jobs - len(active)))
+            for run in ready:
+                pending.remove(run)
+                active.append(Job(run, jobs))
+            ended = [job for job in active if job.advance()]
+            for job in ended:
+                active.remove(job)
+                if job.failure:
+                    failed.append(job.run.name)
+                    screen.warn(f"{job.run.name} failed: {job.failure} ({job.run.log})")
+                else:
+                    tell(job)
+            if ready or ended:
+                running = ", ".join(job.run.name for job in active)
+                bar.advance(sum(not job.failure for job in ended), f"running {running}" if running else "")
+            else:
+                if not active:
+                    bar.advance(0, f"waiting for another process to leave '{pending[0].folder}'")
+                time.sleep(POLL_SECONDS)
+    return failed
 
 
 def start_process(arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen:

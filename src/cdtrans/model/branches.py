@@ -50,6 +50,11 @@ class CDTrans(nn.Module):
         that nobody reads."""
         return self.head(self.run_blocks(embed(self.backbone, images), cross=False))  # type: ignore[no-any-return]
 
+    def encode_each(self, *batches: Tensor) -> tuple[Output, ...]:
+        """Several batches, [B, 3, H, W] each, in one pass of the target branch; the head sees them one by one."""
+        features = self.run_blocks(embed(self.backbone, torch.cat(batches)), cross=False)
+        return tuple(self.head(feature) for feature in features.split([len(batch) for batch in batches]))
+
     def forward(self, source: Tensor, target: Tensor) -> Branches:
         """[B, 3, H, W] twice -> three outputs. The bottleneck norm sees the branches one by one in the authors' order:
         source, source-target, target, so that the target's statistics come last in the running ones."""

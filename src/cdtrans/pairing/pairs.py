@@ -10,6 +10,8 @@ from cdtrans.errors import Hopeless
 from cdtrans.pairing.centers import pseudo_labels
 from cdtrans.pairing.neighbours import Neighbours, normalised, two_way
 
+ONE_WAY = ("one_way_source", "one_way_target")
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -18,8 +20,8 @@ class Pairs:
     source: Tensor  # [P] indices
     target: Tensor  # [P] indices
     source_labels: Tensor  # [P]
-    target_labels: Tensor  # [P] pseudo labels
-    proposed: int  # how many the two-way search offered before the centre-aware filter
+    target_labels: Tensor  # [P] pseudo labels, or [P, K] soft ones
+    proposed: int  # how many the search offered before the centre-aware filter
 
     def __len__(self) -> int:
         return len(self.source)
@@ -50,11 +52,18 @@ class Search:
     centers: Tensor  # [Nt] pseudo labels
     nearest: Tensor  # [Nt] the label of each target's nearest source image
     found: Tensor  # [Ns] the pseudo label of each source's nearest target image
+    target_class: str = "center"
+    pseudo_labels: Tensor | None = None  # [Nt, K] of self-training, which has its own
 
     def pairs(self) -> Pairs:
-        """The pairs to train on."""
+        """The pairs to train on. Where the filter is on, a target image's centre and its pair are of one class. Where
+        it is off, the authors teach the centre's; without any use of centres (`target_class="pair"`) it is the source
+        image's, and the pair alone is the pseudo label."""
         source, target = self.source[self.kept], self.target[self.kept]
-        return Pairs(source, target, self.labels[source], self.centers[target], proposed=len(self.source))
+        taught = self.labels[source] if self.target_class == "pair" else self.centers[target]
+        if self.pseudo_labels is not None:
+            taught = self.pseudo_labels[target]
+        return Pairs(source, target, self.labels[source], taught, proposed=len(self.source))
 
     def agreement(self) -> dict[str, float]:
         """How often the nearest image of the other domain is of one's own class, seen from each side. Of the two the
@@ -67,8 +76,9 @@ class Search:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every proposal with its labels, for people who ask why a pair was kept or not."""
+        pseudo = self.centers if self.pseudo_labels is None else self.pseudo_labels.argmax(dim=1)  # [Nt]
         numbers = {"source": self.source, "target": self.target}
-        numbers |= {"source_labels": self.labels[self.source], "target_labels": self.centers[self.target]}
+        numbers |= {"source_labels": self.labels[self.source], "target_labels": pseudo[self.target]}
         arrays = {name: x.cpu().numpy().astype(np.int32) for name, x in numbers.items()}
         return arrays | {"kept": self.kept.cpu().numpy()}
 
@@ -81,14 +91,16 @@ def search_pairs(
     *,
     center_aware: bool = True,
     mutual: str = "twice",
+    pairing: str = "two_way",
+    target_class: str = "center",
 ) -> Search:
     """Encoded domains -> pairs. No target label comes in: only features and the model's own logits."""
     neighbours = two_way(normalised(source_features), normalised(target_features))
     centers = pseudo_labels(target_features, target_logits)
-    source, target = union(neighbours, mutual)
+    source, target = one_way(neighbours, pairing) if pairing in ONE_WAY else union(neighbours, mutual)
     kept = source_labels[source] == centers[target] if center_aware else torch.ones_like(source, dtype=torch.bool)
     nearest, found = source_labels[neighbours.source_of_target], centers[neighbours.target_of_source]
-    return Search(source, target, kept, source_labels, centers, nearest, found)
+    return Search(source, target, kept, source_labels, centers, nearest, found, target_class)
 
 
 def union(neighbours: Neighbours, mutual: str) -> tuple[Tensor, Tensor]:
@@ -101,6 +113,14 @@ def union(neighbours: Neighbours, mutual: str) -> tuple[Tensor, Tensor]:
         new = source_of_target[target_of_source] != sources
         sources, target_of_source = sources[new], target_of_source[new]
     return torch.cat([source_of_target, sources]), torch.cat([targets, target_of_source])
+
+
+def one_way(neighbours: Neighbours, pairing: str) -> tuple[Tensor, Tensor]:
+    """P_S (Eq. 3) for `one_way_source`, every source image with its nearest target image, or P_T (Eq. 4)."""
+    target_of_source, source_of_target = neighbours
+    if pairing == "one_way_source":
+        return torch.arange(len(target_of_source), device=target_of_source.device), target_of_source
+    return source_of_target, torch.arange(len(source_of_target), device=source_of_target.device)
 
 
 def require_pairs(pairs: Pairs, epoch: int) -> None:

@@ -28,6 +28,8 @@ LOSSES = {
     "loss_source": ("Loss, source branch", "cross-entropy on the source's labels"),
     "loss_target": ("Loss, target branch", "cross-entropy on the target's pseudo labels"),
     "loss_distillation": ("Loss, distillation", "the target branch learns from the source-target branch"),
+    "loss_divergence": ("Loss, model regularisation", "what MRKLD+LRENT takes for being sure"),
+    "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
 }
 
 

@@ -1,5 +1,6 @@
 """Stage 2: pair, train, repeat (FACTS 3). No target label comes in here: `target` is images and nothing else."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,16 +15,17 @@ from cdtrans.pairing.pairs import Pairs, Search, require_pairs, search_pairs
 from cdtrans.ranks import part
 from cdtrans.run import Run
 from cdtrans.screen import Screen
-from cdtrans.training.losses import adaptation_losses
+from cdtrans.training.losses import Terms, adaptation_losses
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
+from cdtrans.training.self_training import self_trained, self_training_losses
 from cdtrans.training.state import Loop, step_seed
-from cdtrans.training.step import Step
+from cdtrans.training.step import Losses, Step
 from cdtrans.trust.guard import Objection, fell_later, gave_up, judge_adapted, judge_source
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
 
-LOSSES = ("loss_source", "loss_target", "loss_distillation")
+Rearranged = Callable[[Search, Encoded, Encoded], Search]  # other pairs than those found: for ablations alone
 
 
 class Adaptation(NamedTuple):
@@ -46,6 +48,7 @@ def adapt_to_target(
     holdout: LabelledImages | None,
     config: Config,
     screen: Screen,
+    rearranged: Rearranged | None = None,
 ) -> Adaptation:
     """Train the model on pairs, choose an epoch by scores, and compare it with the source-only model."""
     optimisation = Optimisation(model, config, lr=config.lr, epochs=config.epochs, device=target.device)
@@ -56,7 +59,7 @@ def adapt_to_target(
     last: dict[str, Tensor] = {}
     objections: list[Objection] = []
     try:
-        encoded = train_on_pairs(run, loop, optimisation, watch, source, labels, target, config, screen)
+        encoded = train_on_pairs(run, loop, optimisation, watch, source, labels, target, config, screen, rearranged)
         last = {name: x.clone() for name, x in model.state_dict().items()}
     except Hopeless as error:
         before, objections = watch.before, [gave_up(str(error))]
@@ -86,14 +89,12 @@ def train_on_pairs(
     target: Images,
     config: Config,
     screen: Screen,
+    rearranged: Rearranged | None = None,
 ) -> Encoded:
     """The loop: pairs are searched anew every few epochs. Returns the target as the model sees it at the end."""
     model, encode = watch.encode.model, watch.encode
     report = StageReport(run, screen, loop, config)
-
-    def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
-        return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher)
-
+    losses, names = stage_losses(model, config)
     pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
     train = Step(model, losses, optimisation, config.compile, screen)
     encoded = encode(target, "target")
@@ -103,7 +104,7 @@ def train_on_pairs(
     for epoch in loop.epochs():
         if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
             encoded_source = encode(source, "source")
-            found = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen)
+            found = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen, rearranged)
             if epoch == 1:
                 start_from(watch, impression(encoded_source, encoded, found), config)
             pairs = found.pairs()
@@ -126,10 +127,22 @@ def train_on_pairs(
                 batch = batches[step]
                 loop.update(train(x_s[step], x_t[step], y_s[batch], y_t[batch]))
                 bar.advance()
-        report.write(dict(zip(LOSSES, loop.mean_losses(), strict=True)), pairs=len(pairs))
+        report.write(dict(zip(names, loop.mean_losses(), strict=True)), pairs=len(pairs))
         encoded = encode(target, "target")
         watch.epoch(epoch, encoded)
     return encoded
+
+
+def stage_losses(model: CDTrans, config: Config) -> tuple[Losses, tuple[str, ...]]:
+    """The losses of a step, and what the log calls them."""
+    if config.self_training != "none":
+        return self_training_losses(model, config.self_training)
+    terms = Terms(config.loss_source, config.loss_source_target, config.loss_target)
+
+    def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
+        return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher, terms)
+
+    return losses, terms.names()
 
 
 def start_from(watch: Watch, before: Impression, config: Config) -> None:
@@ -148,9 +161,14 @@ def find_pairs(
     target: Encoded,
     config: Config,
     screen: Screen,
+    rearranged: Rearranged | None = None,
 ) -> Search:
     """The pairs of the next epochs, by the model as it is now."""
     found = search(source, labels, target, config)
+    if rearranged is not None:
+        found = rearranged(found, source, target)
+    elif config.self_training != "none":
+        found = self_trained(found, target.logits, epoch, config)
     number = (epoch - 1) // config.rebuild_every + 1
     run.write_arrays(f"pairs/round-{number:02}.npz", found.arrays())
     summary = found.pairs().summary()
@@ -164,5 +182,13 @@ def find_pairs(
 
 
 def search(source: Encoded, labels: Tensor, target: Encoded, config: Config) -> Search:
-    options = {"center_aware": config.center_aware, "mutual": config.mutual_pairs}
-    return search_pairs(source.features, labels, target.features, target.logits, **options)  # type: ignore[arg-type]
+    return search_pairs(
+        source.features,
+        labels,
+        target.features,
+        target.logits,
+        center_aware=config.center_aware,
+        mutual=config.mutual_pairs,
+        pairing=config.pairing,
+        target_class=config.target_class,
+    )

@@ -1,0 +1,304 @@
+"""`cdtrans ablate losses`, `pseudo-labels`: the paper's Tables 5 and 6 on anybody's data.
+
+Every row is a run folder that `cdtrans adapt` makes (with ground truth: with_key.py) and `cdtrans eval` scores, as
+in a benchmark; they differ in the row's settings alone. What the table says is read from these folders each time a run
+ends."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from cdtrans.classifier import read_result
+from cdtrans.config import RESUME_MAY_CHANGE, Config
+from cdtrans.data.domains import check_distinct, scan_unlabelled
+from cdtrans.evaluation.ablation_tables import TOLD, AblationTable, Row, Scored, markdown
+from cdtrans.evaluation.folder import flag, owned, recipe_of, with_table_defaults
+from cdtrans.evaluation.jobs import Job, PlannedRun, run_jobs
+from cdtrans.evaluation.pair_quality import Answers, pair_quality, read_answers
+from cdtrans.evaluation.paper_tables import PaperRow, paper_table
+from cdtrans.evaluation.results import KINDS, SCORED, read_sessions
+from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
+from cdtrans.files import atomic
+from cdtrans.model.backbone import read_state
+from cdtrans.pipeline import layered_config
+from cdtrans.screen import Screen
+
+RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
+
+
+class Variant(NamedTuple):
+    """A row of the paper's table: the paper's name for it, its folder, the settings that make it."""
+
+    paper: str
+    folder: str
+    settings: dict[str, Any]
+    with_key: bool = False  # whether the run itself, and not only its score, has the answer key
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A table of the paper."""
+
+    name: str  # of the command, its files and the paper's table
+    title: str
+    named_by: tuple[str, ...]  # the columns that name a row
+    variants: tuple[Variant, ...]
+    notes: tuple[str, ...] = ()
+    about_pairs: bool = False  # whether the pairs are measured too
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The settings that the rows decide."""
+        return tuple(dict.fromkeys(name for variant in self.variants for name in variant.settings))
+
+    def paper(self) -> tuple[PaperRow, ...]:
+        return paper_table(self.name, named_by=len(self.named_by))
+
+
+def _losses(source: str, source_target: str, target: str) -> Variant:
+    words = (source, source_target, target)
+    settings = dict(zip(("loss_source", "loss_source_target", "loss_target"), words, strict=True))
+    return Variant(" ".join("-" if word == "none" else word for word in words), "-".join(words), settings)
+
+
+LOSSES = Ablation(
+    name="losses",
+    title="Different losses (the paper's Table 6)",
+    named_by=("L_s", "L_s+t", "L_t"),
+    variants=(
+        _losses("cls", "none", "none"),
+        _losses("none", "none", "cls"),
+        _losses("cls", "none", "cls"),
+        _losses("cls", "cls", "cls"),
+        _losses("cls", "dtl", "cls"),
+    ),
+    notes=(
+        "The paper's first row repeats its source-only baseline; here it is stage 2 with the source's loss alone, on "
+        "the source images of the pairs.",
+    ),
+)
+
+
+def _self_training(paper: str, folder: str, method: str) -> Variant:
+    """Settings that are about pairs are the defaults; nothing reads them."""
+    return Variant(paper, folder, {"self_training": method})
+
+
+def _pairs(paper: str, folder: str, pairing: str, *, center_aware: bool = False) -> Variant:
+    """Without the centres, what a target image is taught is the class of its pair."""
+    target_class = "center" if center_aware else "pair"
+    return Variant(paper, folder, {"pairing": pairing, "center_aware": center_aware, "target_class": target_class})
+
+
+PSEUDO_LABELS = Ablation(
+    name="pseudo-labels",
+    title="Different pseudo labels (the paper's Table 5)",
+    named_by=("Pseudo labels",),
+    variants=(
+        _pairs("One-way-source", "one-way-source", "one_way_source"),
+        _pairs("One-way-target", "one-way-target", "one_way_target"),
+        _pairs("Two-way", "two-way", "two_way"),
+        _pairs("Tw + Ca", "two-way-center-aware", "two_way", center_aware=True),
+        _self_training("RPLL", "rpll", "rpll"),
+        _self_training("MRKLD+LRENT", "mrkld-lrent", "mrkld_lrent"),
+        Variant("Groundtruth", "ground-truth", {"pairing": "ground_truth"} | OF_KEY, with_key=True),
+    ),
+    notes=(
+        "Rec_s and Rec_t: the share of the source and the target images that are in some pair; Prec: the share of the "
+        "pairs whose two images are of one class. Ours are those of the last search; the JSON has every round's.",
+        "Without the centre-aware filter a target image is taught the class of its source image (`--target-class "
+        "pair`), since the paper's pairs are its pseudo labels; the authors' code teaches the nearest centre's class.",
+        "RPLL and MRKLD+LRENT train on pseudo labels of their own and without pairs or cross-attention, all else as in "
+        "the other rows; source and target images meet by chance. RPLL (Zheng & Yang 2021): every target image has its "
+        "prediction as label, and the loss exp(-D) CE + D, D = KL between two predictions; these are two draws of "
+        "stochastic depth, not two classifiers as in the original. MRKLD+LRENT (Zou et al. 2019): the most confident "
+        "images of each class, from 20 % in the first round to 50 % in the last, soft labels with alpha 0.25, and "
+        "0.1 KL(uniform, prediction) on the same images. The paper says only that it reproduced their pseudo labels.",
+    ),
+    about_pairs=True,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is settled before the first process starts."""
+
+    ablation: Ablation
+    out: Path
+    key: Path
+    answers: Answers  # the same, to compare pairs with
+    config: Config  # of every run, but for what its row decides
+    flags: tuple[str, ...]  # that make `adapt` arrive at this configuration
+
+    def runs(self) -> list[PlannedRun]:
+        return [self._run(variant) for variant in self.ablation.variants]
+
+    def _run(self, variant: Variant) -> PlannedRun:
+        folder, config = self.out / variant.folder, self.config
+        root = ("--root", config.root) if config.root else ()
+        places = (config.source, config.target, "--out", str(folder))
+        verb = ("ablate", "with-key", "--key", str(self.key)) if variant.with_key else ("adapt",)
+        device = ("--device", config.device, "--max-bad", str(config.max_bad))
+        return PlannedRun(
+            name=variant.folder,
+            folder=folder,
+            adapt=(*verb, *places, *self.flags, *map(flag, variant.settings, variant.settings.values())),
+            score=("eval", str(folder), str(self.key), "--json", *root, *device),
+        )
+
+    def recipe(self) -> dict[str, Any]:
+        """What must stay the same for the rows of one table. Where it runs may change."""
+        shared = recipe_of(self.config, (*RESUME_MAY_CHANGE, *self.ablation.varied))
+        places = {name: os.path.abspath(place) for name in ("source", "target") if (place := shared.pop(name))}
+        return {"ablation": self.ablation.name, "key": os.path.abspath(self.key), **places, **shared}
+
+
+class Written(Protocol):
+    """What the files of an ablation say."""
+
+    @property
+    def unfinished(self) -> list[str]: ...
+    def record(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far an ablation has come."""
+
+    table: Written
+    out: Path
+    runs: int
+    failed: tuple[str, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `ablate losses --json`."""
+        return {"out": str(self.out), "failed": list(self.failed), **self.table.record()}
+
+
+def ablate(
+    ablation: Ablation,
+    source: Path,
+    target: Path,
+    *,
+    key: Path,
+    out: Path,
+    screen: Screen,
+    preset: str | None = None,
+    config: Path | None = None,
+    jobs: int = 1,
+    **settings: Any,
+) -> Outcome:
+    """Run the rows that are not yet done, `jobs` at a time, score them with the answer key and write the table into
+    `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
+    plan = make_plan(ablation, source, target, key=key, out=out, preset=preset, config=config, settings=settings)
+    return carry_out(plan, jobs, screen, write_table)
+
+
+def make_plan(
+    ablation: Ablation,
+    source: Path,
+    target: Path,
+    *,
+    key: Path,
+    out: Path,
+    preset: str | None,
+    config: Path | None,
+    settings: dict[str, Any],
+) -> Plan:
+    settings = with_table_defaults(settings, config)
+    chosen, _ = layered_config(source, target, preset, config, settings)
+    answers = check_input(chosen, key)
+    named = (("preset", preset), ("config", config))
+    files = [flag(name, value) for name, value in named if value is not None]
+    return Plan(ablation, out, key, answers, chosen, (*files, *map(flag, settings, settings.values())))
+
+
+def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Written]) -> Outcome:
+    """`write` leaves what is known so far in the plan's folder: before the first run, and whenever one has ended."""
+
+    def tell(job: Job) -> None:
+        write(plan)
+        scored = read_scored(job.run.folder)
+        assert scored is not None, "it has just been scored"
+        told = ", ".join(f"{TOLD[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
+        screen.say(f"{job.run.name}: {told}")
+
+    with owned(plan.out, RECORD, plan.recipe(), "an ablation"):
+        write(plan)
+        failed = run_jobs(plan.ablation.name, plan.runs(), jobs, screen, tell)
+        table = write(plan)
+    return Outcome(table, plan.out, len(plan.ablation.variants), tuple(failed))
+
+
+def check_input(config: Config, key: Path) -> Answers:
+    """What would be wrong with every run is said before the first one, of the answer key too, which comes back."""
+    check_distinct(Path(config.source), Path(config.target))
+    scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
+    answers = read_answers(config, key)
+    if config.weights:
+        read_state(Path(config.weights))
+    return answers
+
+
+def write_table(plan: Plan) -> AblationTable:
+    """The table, from what the run folders hold now."""
+    ablation, by_paper = plan.ablation, {variant.paper: variant for variant in plan.ablation.variants}
+    table = AblationTable(
+        name=ablation.name,
+        title=ablation.title,
+        named_by=ablation.named_by,
+        notes=ablation.notes,
+        source=plan.config.source,
+        target=plan.config.target,
+        key=str(plan.key),
+        backbone=plan.config.backbone,
+        seed=plan.config.seed,
+        about_pairs=ablation.about_pairs,
+        rows=tuple(_row(plan, by_paper[paper.method], paper) for paper in ablation.paper()),
+    )
+    write_files(plan, table.record(), markdown(table))
+    return table
+
+
+def write_files(plan: Plan, record: dict[str, Any], page: str) -> None:
+    """NAME.json and NAME.md."""
+    for ending, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", page)):
+        with atomic(plan.out / f"{plan.ablation.name}.{ending}") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def _row(plan: Plan, variant: Variant, paper: PaperRow) -> Row:
+    folder = plan.out / variant.folder
+    scored = read_scored(folder)
+    measured = scored is not None and plan.ablation.about_pairs and "self_training" not in variant.settings
+    pairs = tuple(pair_quality(folder, plan.answers)) if measured else ()
+    return Row(paper, variant.folder, variant.settings, scored, pairs, variant.with_key)
+
+
+def read_scored(folder: Path) -> Scored | None:
+    """None for a run that is not finished and scored."""
+    if not (folder / SCORED).exists():
+        return None
+    told = json.loads((folder / SCORED).read_text(encoding="utf-8"))
+    epochs = {"label_free": read_result(folder)["chosen_epoch"]}
+    metrics = ("accuracy", "class_mean_accuracy")
+    scores = {"label_free": {metric: told[metric] for metric in metrics}}
+    history = told.get("accuracy_by_epoch", ())
+    if history:
+        epochs["source_only"] = 0
+    if len(history) > 1:  # the guard may have ended the run before stage 2
+        epochs |= {"last_epoch": len(history) - 1, "best_by_labels": told["best_by_labels_epoch"]}
+    for kind in epochs.keys() - scores.keys():
+        scores[kind] = {metric: told[f"{metric}_by_epoch"][epochs[kind]] for metric in metrics}
+    environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    return Scored(
+        scores={kind: scores[kind] for kind in KINDS if kind in scores},
+        per_class=told["per_class"],
+        epochs=epochs,
+        images=told["images"],
+        device=environment["device"],
+        seconds=sum(session["seconds"] for session in read_sessions(folder)),
+    )

@@ -1,0 +1,132 @@
+"""`cdtrans ablate attention`: the paper's Fig. 2a for a finished run. Pairs that were trained on although their images
+are of two classes, found with the answer key, and where the source image looks in the target image all the same."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from cdtrans.data.domains import scan_labelled
+from cdtrans.device import pick_device
+from cdtrans.errors import CdtransError
+from cdtrans.evaluation.evaluate import match_classes
+from cdtrans.evaluation.pair_quality import UNKNOWN, Answers
+from cdtrans.files import atomic
+from cdtrans.model.card import load_model
+from cdtrans.report.gallery import BATCH, look, turn
+from cdtrans.report.pictures import Pictures, enlarged, heated
+from cdtrans.report.record import Record, Round, read_record
+
+PICTURE_INCHES = 1.5
+DPI = 144
+
+
+@dataclass(frozen=True)
+class FalsePair:
+    """A pair that the search kept, and whose images are not of one class."""
+
+    round: int
+    source: int  # indices of images
+    target: int
+    source_path: str
+    target_path: str
+    source_class: str
+    true_class: str  # of the target image, by the key
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The picture's pairs, and the two pictures and the attention of each."""
+
+    pairs: tuple[FalsePair, ...]
+    pictures: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # uint8 twice; [rows, columns]
+
+    def record(self) -> list[dict[str, Any]]:
+        return [asdict(pair) for pair in self.pairs]
+
+
+def draw_attention(
+    run: Path, key: Path, out: Path, *, pairs: int, root: Path | None = None, device: str = "auto"
+) -> Shown:
+    """Leave a PNG of up to `pairs` false-positive pairs at `out`."""
+    if out.is_dir():
+        raise CdtransError(f"'{out}' is a folder; --out must name the picture, such as '{out / 'attention.png'}'.")
+    record = read_record(run)
+    labelled = scan_labelled(key, root, allow_one_class=True)
+    labels = match_classes(labelled, record.classes, key)
+    answers = Answers(labelled.files(), labels.tolist(), int(record.config["resize"]))
+    found = tuple(islice(false_pairs(record, answers.of_target(run)), pairs))
+    if not found:
+        raise CdtransError(f"'{run}' kept no pair that the answer key '{key}' calls false; there is nothing to draw.")
+    shown = Shown(found, tuple(attention(record, found, device)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(out) as file:
+        figure(shown).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+    return shown
+
+
+def false_pairs(record: Record, true: np.ndarray) -> Iterator[FalsePair]:
+    """Each once: those of the last round first, the classes in turn."""
+    seen: set[tuple[int, int]] = set()  # a pair may be found from both sides, and in several rounds
+    for r in reversed(record.rounds):
+        for i in in_turn(r, true):
+            source, target = int(r.source[i]), int(r.target[i])
+            if (source, target) not in seen:
+                seen.add((source, target))
+                yield FalsePair(
+                    round=r.number,
+                    source=source,
+                    target=target,
+                    source_path=record.source[source],
+                    target_path=record.target[target],
+                    source_class=record.classes[r.source_labels[i]],
+                    true_class=record.classes[true[target]],
+                )
+
+
+def in_turn(r: Round, true: np.ndarray) -> np.ndarray:
+    """The positions of a round's false pairs; a target image that the key does not name is in none."""
+    wrong = r.kept & (true[r.target] != UNKNOWN) & (true[r.target] != r.source_labels)
+    places = np.flatnonzero(wrong)
+    return places[np.argsort(turn(r.source_labels[places]), kind="stable")] if len(places) else places
+
+
+def attention(
+    record: Record, pairs: tuple[FalsePair, ...], device: str
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Both pictures as the adapted model sees them, and its attention over the target's patches."""
+    model, card = load_model(record.run / "adapted")
+    where = pick_device(device)
+    model.to(where)
+    sizes = {"resize": card.resize, "crop": card.crop}
+    source = Pictures(record.root("source"), record.source, **sizes)
+    target = Pictures(record.root("target"), record.target, **sizes)
+    source.fetch(pair.source for pair in pairs)
+    target.fetch(pair.target for pair in pairs)
+    if source.gone or target.gone:
+        raise CdtransError(f"{source.gone + target.gone} images of the pairs can no longer be read; put them back.")
+    pixels = [(source[pair.source], target[pair.target]) for pair in pairs]
+    for start in range(0, len(pixels), BATCH):
+        sources, targets = (np.stack(side) for side in zip(*pixels[start : start + BATCH], strict=True))  # type: ignore[arg-type]
+        yield from zip(sources, targets, look(model, card, sources, targets, where), strict=True)
+
+
+def figure(shown: Shown) -> Figure:
+    """A row for each pair: source, target, and the target under the attention that it gets from the source."""
+    rows = len(shown.pairs)
+    whole = Figure(figsize=(3.4 * PICTURE_INCHES, 1.25 * PICTURE_INCHES * rows), layout="constrained")
+    for axes, pair, (source, target, weights) in zip(
+        whole.subplots(rows, 3, squeeze=False), shown.pairs, shown.pictures, strict=True
+    ):
+        titles = (f"source: {pair.source_class}", f"target: {pair.true_class}", "attention")
+        for place, image, title in zip(
+            axes, (enlarged(source), enlarged(target), heated(target, weights)), titles, strict=True
+        ):
+            place.imshow(np.asarray(image))
+            place.set_title(title, fontsize=8, parse_math=False)  # a class may be called $x$
+            place.set_axis_off()
+    return whole
