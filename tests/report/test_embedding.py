@@ -37,8 +37,9 @@ def test_a_large_sample_is_thinned_evenly() -> None:
 
 
 def test_before_and_after(full: Path) -> None:
-    shown = embedding(read_record(full))
-    assert [p.name for p in shown.planes] == ["Before, source-only", "After, epoch 4"]
+    record = read_record(full)
+    shown = embedding(record)
+    assert [p.name for p in shown.planes] == ["Before, source-only", f"After, epoch {record.result['chosen_epoch']}"]
     assert (shown.sources, shown.targets) == (24, 21)
     assert len({p.by_domain for p in shown.planes} | {p.by_class for p in shown.planes}) == 4
 

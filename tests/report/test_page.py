@@ -143,7 +143,8 @@ def test_an_older_run_says_what_it_lacks(old_run: Path) -> None:
     assert list(texts) == SECTIONS
     assert bare.count('class="why"') == 15
     assert "cannot be shown" not in bare
-    assert "This run hands over the adapted model of epoch 4" in bare
+    chosen = json.loads((run / "result.json").read_text())["chosen_epoch"]
+    assert f"This run hands over the adapted model of epoch {chosen}" in bare
 
 
 def test_vanished_images_are_told(run: Path, tmp_path: Path) -> None:
