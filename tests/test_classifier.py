@@ -98,7 +98,8 @@ def test_which_model(finished, classifier: Classifier, files: list[Path]) -> Non
     assert load(finished.run, model="adapted", device="cpu").predict(files) == chosen
     source = load(finished.run, model="source", device="cpu")
     assert (source.card.stage, source.card.epoch) == ("source", 3)
-    assert (classifier.card.stage, classifier.card.epoch) == ("adaptation", 4)
+    epoch = json.loads((finished.run / "result.json").read_text())["chosen_epoch"]
+    assert (classifier.card.stage, classifier.card.epoch) == ("adaptation", epoch)
     assert [p.label for p in source.predict(files)] != [p.label for p in chosen]
     with pytest.raises(CdtransError, match="Unknown model 'adaptd': did you mean 'adapted'"):
         load(finished.run, model="adaptd")

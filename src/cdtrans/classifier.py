@@ -48,8 +48,9 @@ class Unreadable:
 class Classifier:
     """`cdtrans.load(RUN)` gives one."""
 
-    def __init__(self, model: CDTrans, card: Card, device: torch.device) -> None:
+    def __init__(self, model: CDTrans, card: Card, device: torch.device, *, trained_with_key: bool = False) -> None:
         self.model, self.card, self.device = model.to(device).eval(), card, device
+        self.trained_with_key = trained_with_key  # a run of an ablation that was given the target's labels
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -132,8 +133,20 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Cla
     folder = Path(run)
     if model not in MODELS:
         raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODELS))}")
-    chosen = read_result(folder)["chosen_model"]
+    result = read_result(folder)
+    chosen = result["chosen_model"]
     if model in ("adapted", "last") and not (folder / model).exists():
         raise CdtransError(f"The run in '{folder}' has no {model} model: stage 2 broke off; use --model source.")
-    network, card = load_model(folder / (chosen if model == "chosen" else model))
-    return Classifier(network, card, pick_device(device))
+    name = chosen if model == "chosen" else model
+    network, card = load_model(folder / name)
+    with_key = result.get("trained_with_key", False) and name != "source"
+    return Classifier(network, card, pick_device(device), trained_with_key=with_key)
+
+
+def key_warning(run: str | Path, classifier: Classifier) -> str:
+    """What anybody who uses this classifier should know, if there is something."""
+    if not classifier.trained_with_key:
+        return ""
+    return (
+        f"The model of '{run}' was trained with the target's labels (cdtrans ablate): it shows nothing of adaptation."
+    )

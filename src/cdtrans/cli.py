@@ -226,13 +226,15 @@ def predict(
     debug: Debug = False,
 ) -> None:
     """Label IMAGES with a run's classifier."""
-    from cdtrans.classifier import load
+    from cdtrans.classifier import key_warning, load
     from cdtrans.predict import predict_to_csv
 
     if json and csv is None:
         raise CdtransError("With --json the predictions need a file of their own: give --csv FILE.")
     screen = Screen(quiet=quiet, machine=json or csv is None)
     classifier = load(run, model=model, device=device)
+    if warning := key_warning(run, classifier):
+        screen.warn(warning)
     counts = predict_to_csv(
         classifier, images, csv, root=root, top=top, abstain=abstain, max_bad=max_bad, screen=screen
     )
@@ -422,23 +424,32 @@ def noise(
 @ablate.command()
 def attention(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    key: Annotated[Path, typer.Option(metavar="LABELLED", help="The answer key: the run's target with its labels.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The picture, a PNG.")],
-    pairs: Annotated[int, typer.Option(min=1, max=100, help="How many pairs to show at most.")] = 8,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="LABELLED", help="The answer key: the run's target with its labels. Finds false pairs."),
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=1, max=100, help="How many false pairs to show at most.")] = 8,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE,TARGET", help="Show this pair (paths as in images.csv); may be repeated."),
+    ] = None,
     root: Root = None,
     device: Device = "auto",
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Draw Fig. 2a: false-positive pairs of RUN, found with the key, and where the source looks in the target."""
+    """Draw Fig. 2a: false-positive pairs of RUN, found with the key, or chosen ones, and where the source looks in the
+    target."""
     from cdtrans.evaluation.attention_figure import draw_attention
 
-    shown = draw_attention(run, key, out, pairs=pairs, root=root, device=device)
+    shown = draw_attention(run, key, out, pairs=pairs, chosen=pair or (), root=root, device=device)
     if json:
         _print_json({"out": str(out), "pairs": shown.record()})
     else:
-        Screen(quiet=quiet).result(f"{len(shown.pairs)} false-positive pairs: {out}")
+        kind = "chosen" if pair else "false-positive"
+        Screen(quiet=quiet).result(f"{len(shown.pairs)} {kind} pair{'s' * (len(shown.pairs) != 1)}: {out}")
 
 
 @ablate.command(name="with-key", hidden=True)  # a row of pseudo-labels or a run of noise, as a process of its own

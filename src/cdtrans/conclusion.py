@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cdtrans.classifier import RESULT
-from cdtrans.config import Config
+from cdtrans.config import PAIRINGS_WITH_KEY, Config
 from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.files import csv_line
 from cdtrans.model.branches import CDTrans
@@ -48,6 +48,7 @@ def conclude(
         "chosen_model": "adapted" if epoch else "source",
         "selection": config.select,
         "guard": verdict.summary(),
+        "trained_with_key": config.pairing in PAIRINGS_WITH_KEY,
         "estimate": estimated,
     }
     run.write_json(RESULT, result)

@@ -13,6 +13,7 @@ import yaml
 
 import cdtrans
 from ablation_task import make_key, run, start, true_classes
+from cdtrans.classifier import read_result
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, ablate, read_scored
 from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, measure
@@ -21,6 +22,7 @@ from cdtrans.evaluation.results import KINDS, SCORED
 from cdtrans.evaluation.with_key import adapt_with_key, true_pairs
 from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.pairs import search_pairs
+from cdtrans.report.page import write_report
 from cdtrans.screen import Screen
 from tiny_task import Task, log_lines, make_source, make_task, tree, warm
 
@@ -313,6 +315,19 @@ class TestPseudoLabels:
             assert (config["pairing"] == "ground_truth") == row["trained_with_key"]
         text = (pseudo_labels / "pseudo-labels.md").read_text(encoding="utf-8")
         assert "Groundtruth was also trained with it, no other row was." in text
+
+    def test_whoever_opens_a_run_that_had_the_key_is_told(
+        self, task: Task, pseudo_labels: Path, tmp_path: Path
+    ) -> None:
+        for name, with_key in (("ground-truth", True), ("two-way", False)):
+            run = pseudo_labels / name
+            assert read_result(run)["trained_with_key"] is with_key
+            ended = warm().run(["predict", str(run), str(task.target), "--device", "cpu"], tmp_path / "logs")
+            assert ("was trained with the target's labels" in ended.err) == with_key
+            page = write_report(run, Screen(quiet=True)).read_text(encoding="utf-8")
+            assert ("training has seen them" in page) == with_key
+            assert ("never saw" in page) != with_key
+            (run / "report.html").unlink()
 
     def test_adapt_refuses_ground_truth_even_in_the_folder_of_such_a_run(
         self, pseudo_labels: Path, task: Task, tmp_path: Path

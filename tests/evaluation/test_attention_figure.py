@@ -1,6 +1,7 @@
 """Fig. 2a on the tiny task: which pairs are called false, and what the picture is made of."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -100,12 +101,41 @@ def test_the_pictures_are_the_pairs_own_and_attention_is_a_share(
             assert abs(np.asarray(file).mean() - picture.mean()) < 10
 
 
+def test_chosen_pairs_need_no_key(run: Path, tmp_path: Path) -> None:
+    record = read_record(run)
+    words = [f"{record.source[5]},{record.target[2]}", f"{record.source[0]}, {record.target[20]}"]
+    arguments = ["ablate", "attention", str(run), "--out", str(tmp_path / "a.png"), "--device", "cpu", "--json"]
+    ended = warm().run([*arguments, "--pair", words[0], "--pair", words[1]], tmp_path / "logs")
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)["pairs"]
+    assert [(pair["source"], pair["target"]) for pair in told] == [(5, 2), (0, 20)]
+    assert [pair["source_class"] for pair in told] == [Path(record.source[i]).parent.name for i in (5, 0)]
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.format == "PNG"
+    with pytest.raises(CdtransError, match="is no pair of this run; give SOURCE,TARGET"):
+        draw_attention(run, None, tmp_path / "b.png", pairs=1, chosen=[record.source[0]], device="cpu")
+
+
+def test_a_run_without_pairs_or_without_an_adapted_model_says_so(run: Path, key: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("self_training: none", "self_training: rpll"))
+    with pytest.raises(CdtransError, match="trained without pairs"):
+        draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
+    shutil.rmtree(copy / "adapted")
+    with pytest.raises(CdtransError, match="ended before stage 2"):
+        draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
+
+
 def test_bad_input_is_one_sentence(run: Path, key: Path, task: Task, tmp_path: Path) -> None:
     others = tmp_path / "key.txt"
     others.write_text(f"{task.source}/red/00.png red\n")
     cases = [
-        ((run, others, tmp_path / "a.png"), "kept no pair that the answer key"),
+        ((run, others, tmp_path / "a.png"), "has none of the target's pictures"),
+        ((run, None, tmp_path / "a.png"), "give --key LABELLED, or pairs with --pair"),
         ((run, key, tmp_path), "--out must name the picture"),
+        ((run, key, tmp_path / "a.pdf"), "is a PNG; give --out '.*a.png'"),
         ((tmp_path / "none", key, tmp_path / "a.png"), "does not exist"),
         ((run, tmp_path / "none.txt", tmp_path / "a.png"), "none.txt"),
     ]

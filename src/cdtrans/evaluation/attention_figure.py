@@ -1,7 +1,8 @@
-"""`cdtrans ablate attention`: the paper's Fig. 2a for a finished run. Pairs that were trained on although their images
-are of two classes, found with the answer key, and where the source image looks in the target image all the same."""
+"""`cdtrans ablate attention`: the paper's Fig. 2a for a finished run. Pairs of a source and a target image, and where
+the source image looks in the target image: pairs that somebody names, or those that were trained on although their
+images are of two classes, found with the answer key."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,23 +27,23 @@ DPI = 144
 
 
 @dataclass(frozen=True)
-class FalsePair:
-    """A pair that the search kept, and whose images are not of one class."""
+class Pair:
+    """Two images of a run."""
 
-    round: int
     source: int  # indices of images
     target: int
     source_path: str
     target_path: str
     source_class: str
-    true_class: str  # of the target image, by the key
+    true_class: str = ""  # of the target image, by the key
+    round: int | None = None  # that kept it; None for a pair that was asked for
 
 
 @dataclass(frozen=True)
 class Shown:
     """The picture's pairs, and the two pictures and the attention of each."""
 
-    pairs: tuple[FalsePair, ...]
+    pairs: tuple[Pair, ...]
     pictures: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # uint8 twice; [rows, columns]
 
     def record(self) -> list[dict[str, Any]]:
@@ -50,18 +51,30 @@ class Shown:
 
 
 def draw_attention(
-    run: Path, key: Path, out: Path, *, pairs: int, root: Path | None = None, device: str = "auto"
+    run: Path,
+    key: Path | None,
+    out: Path,
+    *,
+    pairs: int,
+    chosen: Sequence[str] = (),
+    root: Path | None = None,
+    device: str = "auto",
 ) -> Shown:
-    """Leave a PNG of up to `pairs` false-positive pairs at `out`."""
+    """Leave a PNG at `out`: of the `chosen` pairs, each 'SOURCE,TARGET' by its images' paths within their domains, or
+    without any of up to `pairs` false-positive ones."""
     if out.is_dir():
         raise CdtransError(f"'{out}' is a folder; --out must name the picture, such as '{out / 'attention.png'}'.")
+    if out.suffix.lower() != ".png":
+        raise CdtransError(f"The picture is a PNG; give --out '{out.with_suffix('.png')}' instead of '{out}'.")
     record = read_record(run)
-    labelled = scan_labelled(key, root, allow_one_class=True)
-    labels = match_classes(labelled, record.classes, key)
-    answers = Answers(labelled.files(), labels.tolist(), int(record.config["resize"]))
-    found = tuple(islice(false_pairs(record, answers.of_target(run)), pairs))
-    if not found:
-        raise CdtransError(f"'{run}' kept no pair that the answer key '{key}' calls false; there is nothing to draw.")
+    if not (run / "adapted").exists():
+        raise CdtransError(f"The run in '{run}' ended before stage 2, so it has no adapted model to look through.")
+    if chosen:
+        found = tuple(named_pair(record, words) for words in chosen)
+    else:
+        found = tuple(islice(false_pairs(record, true_classes(record, key, root)), pairs))
+        if not found:
+            raise CdtransError(f"'{run}' kept no pair that the answer key '{key}' calls false: nothing to draw.")
     shown = Shown(found, tuple(attention(record, found, device)))
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic(out) as file:
@@ -69,7 +82,40 @@ def draw_attention(
     return shown
 
 
-def false_pairs(record: Record, true: np.ndarray) -> Iterator[FalsePair]:
+def named_pair(record: Record, words: str) -> Pair:
+    """'SOURCE,TARGET' -> the pair; a path may hold commas."""
+    for place in (i for i, letter in enumerate(words) if letter == ","):
+        source_path, target_path = words[:place].strip(), words[place + 1 :].strip()
+        if source_path in record.source and target_path in record.target:
+            source, target = record.source.index(source_path), record.target.index(target_path)
+            labels = record.seen("source_labels")
+            source_class = record.classes[labels[0][source]] if labels else ""
+            return Pair(source, target, source_path, target_path, source_class)
+    raise CdtransError(
+        f"'{words}' is no pair of this run; give SOURCE,TARGET as images.csv has their paths, such as "
+        f"'{record.source[0]},{record.target[0]}'."
+    )
+
+
+def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndarray:
+    """[Nt] by the key, which is needed to find false pairs."""
+    if record.config.get("self_training", "none") != "none":
+        raise CdtransError(
+            f"The run in '{record.run}' was trained without pairs (--self-training); name some with --pair."
+        )
+    if key is None:
+        raise CdtransError("To find false pairs the answer key is needed: give --key LABELLED, or pairs with --pair.")
+    labelled = scan_labelled(key, root, allow_one_class=True)
+    labels = match_classes(labelled, record.classes, key)
+    true = Answers(labelled.files(), labels.tolist(), int(record.config["resize"])).of_target(record.run)
+    if (true == UNKNOWN).all():
+        raise CdtransError(
+            f"The answer key '{key}' has none of the target's pictures; give the target with its labels."
+        )
+    return true
+
+
+def false_pairs(record: Record, true: np.ndarray) -> Iterator[Pair]:
     """Each once: those of the last round first, the classes in turn."""
     seen: set[tuple[int, int]] = set()  # a pair may be found from both sides, and in several rounds
     for r in reversed(record.rounds):
@@ -77,7 +123,7 @@ def false_pairs(record: Record, true: np.ndarray) -> Iterator[FalsePair]:
             source, target = int(r.source[i]), int(r.target[i])
             if (source, target) not in seen:
                 seen.add((source, target))
-                yield FalsePair(
+                yield Pair(
                     round=r.number,
                     source=source,
                     target=target,
@@ -96,7 +142,7 @@ def in_turn(r: Round, true: np.ndarray) -> np.ndarray:
 
 
 def attention(
-    record: Record, pairs: tuple[FalsePair, ...], device: str
+    record: Record, pairs: tuple[Pair, ...], device: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Both pictures as the adapted model sees them, and its attention over the target's patches."""
     model, card = load_model(record.run / "adapted")
@@ -122,7 +168,7 @@ def figure(shown: Shown) -> Figure:
     for axes, pair, (source, target, weights) in zip(
         whole.subplots(rows, 3, squeeze=False), shown.pairs, shown.pictures, strict=True
     ):
-        titles = (f"source: {pair.source_class}", f"target: {pair.true_class}", "attention")
+        titles = (_titled("source", pair.source_class), _titled("target", pair.true_class), "attention")
         for place, image, title in zip(
             axes, (enlarged(source), enlarged(target), heated(target, weights)), titles, strict=True
         ):
@@ -130,3 +176,7 @@ def figure(shown: Shown) -> Figure:
             place.set_title(title, fontsize=8, parse_math=False)  # a class may be called $x$
             place.set_axis_off()
     return whole
+
+
+def _titled(side: str, name: str) -> str:
+    return f"{side}: {name}" if name else side

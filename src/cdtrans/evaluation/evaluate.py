@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.classifier import EVALUATION, Unreadable, load
+from cdtrans.classifier import EVALUATION, Unreadable, key_warning, load
 from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
@@ -86,6 +86,8 @@ def evaluate(
 ) -> Evaluation:
     """Score a run's model on labelled images."""
     classifier = load(run, model=model, device=device)
+    if warning := key_warning(run, classifier):
+        screen.warn(warning)
     key = scan_labelled(where, root, allow_one_class=True)
     true = match_classes(key, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}

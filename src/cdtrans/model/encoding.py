@@ -36,6 +36,7 @@ class Encoder:
         self.ahead = 0  # images that will be encoded after the first pass
         self.compiled: Callable[[Tensor], Output] | None = None
         self.captured: Captured | None = None
+        self.failed = False  # neither worked, and neither is tried again
 
     @torch.inference_mode()
     def __call__(self, images: Images, name: str) -> Encoded:
@@ -63,7 +64,7 @@ class Encoder:
 
     def _decide(self, seconds: float) -> None:
         """After the first pass: compile if that saves more time on the images ahead than it takes, or else capture."""
-        plan = self.config.compile
+        plan = "off" if self.failed else self.config.compile
         if plan == "full" or (plan == "auto" and self.ahead * seconds * COMPILE_SAVES > COMPILE_SECONDS):
             self.compiled = self.compiled or torch.compile(self.model.encode, dynamic=False)
         elif plan != "off" and self.compiled is None and self.captured is None:
@@ -78,8 +79,8 @@ class Encoder:
         try:
             out = fast(torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x)
         except Exception as error:  # as in a training step: a run that works without must not end
-            self.screen.warn(f"Encoding could not be compiled and runs without ({type(error).__name__}).")
-            self.compiled = self.model.encode
+            self.screen.warn(f"Encoding could not be made faster and runs as before ({type(error).__name__}).")
+            self.compiled, self.captured, self.failed = None, None, True
             return self.model.encode(x)
         return Output(out.feature[: len(x)], out.logits[: len(x)])
 

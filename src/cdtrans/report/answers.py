@@ -57,5 +57,6 @@ def answers(record: Record) -> Answers | Missing:
 
 
 def _accuracy_curve(by_epoch: Sequence[float], record: Record) -> Curve:
-    words = ("True accuracy", "by the answer key, which training and choosing never saw")
+    seen = "the training has seen" if record.trained_with_key else "training and choosing never saw"
+    words = ("True accuracy", f"by the answer key, which {seen}")
     return curve({e: {"accuracy": value} for e, value in enumerate(by_epoch)}, "accuracy", words, record)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cdtrans.classifier import EVALUATION, read_result
-from cdtrans.config import read_yaml
+from cdtrans.config import PAIRINGS_WITH_KEY, read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.model.card import CARD
 
@@ -54,6 +54,11 @@ class Record:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.log if line.get("event") == name]
+
+    @property
+    def trained_with_key(self) -> bool:
+        """Whether this is a run of an ablation whose pairs were made with the target's labels."""
+        return self.config.get("pairing") in PAIRINGS_WITH_KEY
 
     @property
     def used_source(self) -> bool:

@@ -43,6 +43,7 @@ class Missing:
 @dataclass(frozen=True)
 class Verdict:
     tone: str  # good, warned, bad or unknown
+    badge: str  # the tone in a few words
     sentence: str
     paragraph: str
     findings: tuple[str, ...]
@@ -161,20 +162,26 @@ def verdict(record: Record) -> Verdict:
     guard, chosen = record.result.get("guard") or {}, record.result["chosen_epoch"]
     model = f"the adapted model of epoch {chosen}"
     judged = guard.get("verdict")
-    if record.used_source:
-        tone = "bad"
+    if record.trained_with_key:
+        tone, badge = "warned", "trained with the answer key"
+        sentence = "This run was trained on pairs made with the answer key: it measures something and adapts nothing."
+    elif record.used_source:
+        tone, badge = "bad", "harm found"
         sentence = "Adaptation was judged to do harm, so this run hands over the source-only model."
     elif judged == "kept" and guard.get("warning"):
-        tone = "warned"
+        tone, badge = "warned", "later epochs went wrong"
         sentence = f"Training went wrong later on, so this run hands over {model}, an earlier one."
     elif judged == "kept":
-        tone, sentence = "good", f"Nothing speaks against adaptation, so this run hands over {model}."
+        tone, badge = "good", "no sign of harm"
+        sentence = f"Nothing speaks against adaptation, so this run hands over {model}."
     elif judged == "off":
-        tone, sentence = "bad", f"This run hands over {model} against the evidence, because the guard was off."
+        tone, badge = "bad", "harm found"
+        sentence = f"This run hands over {model} against the evidence, because the guard was off."
     else:
-        tone, sentence = "unknown", f"This run hands over {model}, and did not check whether adaptation did harm."
+        tone, badge = "unknown", "not checked"
+        sentence = f"This run hands over {model}, and did not check whether adaptation did harm."
     findings = tuple(str(finding["sentence"]) for finding in guard.get("findings", ()))
-    return Verdict(tone, sentence, str(guard.get("paragraph", "")), findings)
+    return Verdict(tone, badge, sentence, str(guard.get("paragraph", "")), findings)
 
 
 def estimate(record: Record) -> Estimate | Missing:
