@@ -10,9 +10,7 @@ import pytest
 import yaml
 
 from cdtrans.config import FIELDS
-from tiny_task import QUICK, Ended, Task, draw, log_lines, make_target, make_task, tree, warm
-
-OF_ITS_OWN = ("config.yaml", "log.jsonl")  # where a run says what it took
+from tiny_task import QUICK, Ended, Task, after_stage_1, computed, draw, log_lines, make_target, make_task, tree, warm
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +38,6 @@ def finished(task: Task, out: Path, *flags: str) -> Path:
     ended = adapt(task, out, *flags)
     assert ended.code == 0, ended.err
     return out
-
-
-def computed(run: Path) -> dict[str, str]:
-    """All that a run came to."""
-    return {name: digest for name, digest in tree(run).items() if name not in OF_ITS_OWN}
-
-
-def after_stage_1(run: Path) -> list[dict]:
-    return [line for line in log_lines(run) if line.get("stage") != "source" and line["event"] != "source_model"]
 
 
 class TestTaken:
