@@ -24,10 +24,7 @@ OR_TRAIN = "or leave --source-model out to train stage 1 here"
 
 def take_source(run: Path, card: Card, drop_path: float) -> tuple[CDTrans, Card]:
     """A run's source-only model and its card, which is this run's `card` but for how it was trained."""
-    if not (run / SOURCE).is_dir():
-        raise CdtransError(
-            f"'{run}' has no finished stage 1, which is a '{SOURCE}' model in it; wait for it, {OR_TRAIN}."
-        )
+    require_stage_1(run)
     taken, theirs = load_model(run / SOURCE)
     _check_classes(run, theirs.classes, card.classes)
     differ = [name for name in SAME if getattr(theirs, name) != getattr(card, name)]
@@ -37,6 +34,13 @@ def take_source(run: Path, card: Card, drop_path: float) -> tuple[CDTrans, Card]
     model = build_model(card, drop_path=drop_path)
     model.load_state_dict(taken.state_dict())
     return model, replace(card, weights=theirs.weights, epoch=theirs.epoch)
+
+
+def require_stage_1(run: Path) -> None:
+    if not (run / SOURCE).is_dir():
+        raise CdtransError(
+            f"'{run}' has no finished stage 1, which is a '{SOURCE}' model in it; wait for it, {OR_TRAIN}."
+        )
 
 
 def _check_classes(run: Path, there: tuple[str, ...], here: tuple[str, ...]) -> None:

@@ -212,6 +212,7 @@ class TestLosses:
             ({"source": "nowhere"}, ["nowhere"]),
             ({"target": "nowhere"}, ["nowhere"]),
             ({"lr": "fast"}, ["'lr'", "fast"]),
+            ({"source_model": "nowhere"}, ["nowhere", "has no finished stage 1"]),
         ],
     )
     def test_bad_input_is_one_sentence_and_writes_nothing(

@@ -26,7 +26,7 @@ from cdtrans.files import atomic
 from cdtrans.model.backbone import read_state
 from cdtrans.pipeline import layered_config
 from cdtrans.screen import Screen
-from cdtrans.source_model import SOURCE
+from cdtrans.source_model import SOURCE, require_stage_1
 
 RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
 
@@ -247,7 +247,9 @@ def check_input(config: Config, key: Path) -> Answers:
     check_distinct(Path(config.source), Path(config.target))
     scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
     answers = read_answers(config, key)
-    if config.weights:
+    if config.source_model:
+        require_stage_1(Path(config.source_model))
+    elif config.weights:
         read_state(Path(config.weights))
     return answers
 
