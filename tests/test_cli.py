@@ -114,7 +114,7 @@ class TestHelp:
         assert "error" not in ended.err
 
     @pytest.mark.parametrize(
-        ("verb", "own"), [("adapt", ()), ("demo", ("seed",)), ("bench", ("seed", "root", "backbone"))]
+        ("verb", "own"), [("adapt", ()), ("demo", ("seed",)), ("bench", ("seed", "root", "backbone", "source_model"))]
     )
     def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
         text = " ".join(run(verb, "--help").out.split())
@@ -139,8 +139,8 @@ class TestHelp:
         }
         assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
         own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete"}
-        assert flags_of(run, "bench") >= COMMON | own | settings - {"--seed", "--root"}
-        assert not {"--seed", "--root"} & flags_of(run, "bench")  # every run has its own
+        assert flags_of(run, "bench") >= COMMON | own | settings - {"--seed", "--root", "--source-model"}
+        assert not {"--seed", "--root", "--source-model"} & flags_of(run, "bench")  # every run has its own
 
 
 class TestWrongUse:

@@ -99,6 +99,16 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
+def computed(folder: Path) -> dict[str, str]:
+    """The same of all that a run came to, but not of where it says what it was told and where its stage 1 is from."""
+    return {name: digest for name, digest in tree(folder).items() if name not in ("config.yaml", "log.jsonl")}
+
+
+def after_stage_1(run: Path) -> list[dict[str, Any]]:
+    """The log from there on."""
+    return [line for line in log_lines(run) if line.get("stage") != "source" and line["event"] != "source_model"]
+
+
 def log_lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 

@@ -496,7 +496,7 @@ def _show(outcome: Any, file: Path, quiet: bool, json: bool) -> None:
 
 
 @app.command()
-@partial(with_settings, names=FIELDS.keys() - {"root", "seed"})  # each run of a benchmark gets its own
+@partial(with_settings, names=FIELDS.keys() - {"root", "seed", "source_model"})  # each run gets its own
 def bench(
     benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
     data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],

@@ -56,6 +56,11 @@ class Config:
         True, "Model", "Residual addition in the source-target branch's first block; the paper has none."
     )
 
+    source_model: str | None = _option(
+        None,
+        "Stage 1: source",
+        "A run whose source-only model is taken; nothing is trained in stage 1, nor --weights read.",
+    )
     source_epochs: int = _option(10, "Stage 1: source", "Epochs on the labelled source.", minimum=1)
     source_lr: float = _option(
         0.008, "Stage 1: source", "Learning rate (the paper: 0.003).", minimum=0, maximum=LARGEST_RATE

@@ -38,6 +38,7 @@ from cdtrans.report.page import NAME as REPORT
 from cdtrans.report.page import write_report
 from cdtrans.run import Run, check_folder, fingerprint
 from cdtrans.screen import Screen
+from cdtrans.source_model import SOURCE, check_same_images, take_source
 from cdtrans.training.adaptation import Rearranged, adapt_to_target
 from cdtrans.training.source import fit_source
 from cdtrans.training.state import load_state, step_seed
@@ -123,8 +124,7 @@ def run_pipeline(
         return finished(out)
     screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
 
-    card = make_card(config, source.classes, stage="source", epoch=config.source_epochs)
-    model = initial_model(config, card)
+    model, card = before_training(config, source.classes, out)
     source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
     target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
     check_classes_left(source)
@@ -133,7 +133,11 @@ def run_pipeline(
     if min(len(source), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
 
-    run = Run.open(out, config, describe(source, held, target))
+    data = describe(source, held, target)
+    if config.source_model and not (out / SOURCE).exists():
+        check_same_images(Path(config.source_model), config, data["source"])
+
+    run = Run.open(out, config, data)
     try:
         with StopSignals.caught():
             device = torch.device(config.device)
@@ -210,9 +214,19 @@ def resolve(config: Config) -> Config:
         raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
     precision = pick_precision(config.precision, device)
     auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
-    names = ("source", "target", "root", "weights", "cache")
+    names = ("source", "target", "root", "weights", "source_model", "cache")
     places = {name: os.path.abspath(place) for name in names if (place := getattr(config, name))}
     return make_config(config.to_dict() | auto | places)
+
+
+def before_training(config: Config, classes: tuple[str, ...], out: Path) -> tuple[CDTrans, Card]:
+    """The model as this run gets it, and its card: with `--source-model` after another run's stage 1, of which a
+    continuation has a copy, so that the other may be gone by then."""
+    card = make_card(config, classes, stage="source", epoch=config.source_epochs)
+    if config.source_model is None:
+        return initial_model(config, card), card
+    run = out if (out / SOURCE).exists() else Path(config.source_model)
+    return take_source(run, card, config.drop_path)
 
 
 def initial_model(config: Config, card: Card) -> CDTrans:
@@ -339,7 +353,7 @@ def make_images(found: DomainPixels, card: Card, device: torch.device) -> Images
 
 def begin_log(run: Run, skipped: dict[str, Skipped], findings: list[Finding]) -> None:
     """A fresh start logs first what is wrong with the data; a continuation has that in its log already."""
-    if load_state(run) is None and not (run.folder / "source").exists():
+    if load_state(run) is None and not (run.folder / SOURCE).exists():
         run.cut_log(0)
         for domain, files in skipped.items():
             for path, cause in files.items():
@@ -351,14 +365,18 @@ def begin_log(run: Run, skipped: dict[str, Skipped], findings: list[Finding]) ->
 def train_source(
     run: Run, model: CDTrans, images: Images, labels: torch.Tensor, config: Config, card: Card, screen: Screen
 ) -> None:
-    """Stage 1, or its result if it is there already."""
-    folder = run.folder / "source"
+    """Stage 1, or its result if it is there already: in this run's folder, or with `--source-model` in the model."""
+    folder = run.folder / SOURCE
     if folder.exists():
         model.load_state_dict(load_model(folder)[0].state_dict())
+        return
+    if config.source_model:
+        screen.say(f"stage 1 is that of '{config.source_model}' ({card.epoch} epochs from {card.weights})")
+        run.log("source_model", run=config.source_model, epochs=card.epoch, weights=card.weights)
     else:
         fit_source(run, model, images, labels, config, screen)
-        if run.writes:
-            save_model(folder, model, card)
+    if run.writes:
+        save_model(folder, model, card)
 
 
 def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixels]]) -> None:

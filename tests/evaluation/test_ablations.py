@@ -14,8 +14,10 @@ import yaml
 import cdtrans
 from ablation_task import make_key, run, start, true_classes
 from cdtrans.classifier import read_result
+from cdtrans.config import FIELDS
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, ablate, read_scored
+from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, Ablation, ablate, read_scored
+from cdtrans.evaluation.noise import Study
 from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, measure
 from cdtrans.evaluation.paper_tables import paper_table
 from cdtrans.evaluation.results import KINDS, SCORED
@@ -24,7 +26,7 @@ from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.pairs import search_pairs
 from cdtrans.report.page import write_report
 from cdtrans.screen import Screen
-from tiny_task import Task, log_lines, make_source, make_task, tree, warm
+from tiny_task import Task, after_stage_1, computed, log_lines, make_source, make_task, tree, warm
 
 SMALL = {"source_epochs": 2, "epochs": 2, "rebuild_every": 1}
 
@@ -72,9 +74,43 @@ class TestLosses:
 
     def test_the_last_row_has_the_bytes_of_a_plain_run(self, losses: Path, task: Task, tmp_path: Path) -> None:
         assert warm().run(task.adapt(tmp_path / "plain"), tmp_path / "logs").code == 0
-        plain, row = tree(tmp_path / "plain"), tree(losses / "cls-dtl-cls")
+        plain, row = computed(tmp_path / "plain"), computed(losses / "cls-dtl-cls")
         assert {name: row[name] for name in plain} == plain
         assert set(row) - set(plain) == {SCORED, "evaluation.json"}
+        assert after_stage_1(losses / "cls-dtl-cls") == after_stage_1(tmp_path / "plain")
+
+    def test_all_rows_start_from_the_first_one_s_stage_1(self, losses: Path) -> None:
+        first = losses / "cls-none-none"
+        for variant in LOSSES.variants[1:]:
+            assert log_lines(losses / variant.folder)[0]["run"] == str(first)
+            assert tree(losses / variant.folder / "source") == tree(first / "source")
+        rows = read(losses, "losses")["rows"]
+        assert {row["stage_1"] for row in rows} == {"cls-none-none"}
+        assert len({str(row["scores"]["source_only"]) for row in rows}) == 1
+        text = (losses / "losses.md").read_text(encoding="utf-8")
+        assert "Stage 1 was trained once for these 5 runs" in text
+
+    def test_killed_while_all_others_wait_it_goes_on_and_comes_to_the_same(
+        self, losses: Path, task: Task, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out"
+        killed = start(task, "losses", out, "--jobs", "3")
+        assert killed.wait_until(lambda: (out / "cls-none-none" / "state").exists())
+        killed.send(9)
+        assert killed.wait().code == -9
+        assert [file.parent.name for file in out.glob("*/config.yaml")] == ["cls-none-none"]
+        assert run(task, "losses", out, "--jobs", "3").code == 0
+        for variant in LOSSES.variants:
+            assert computed(out / variant.folder) == computed(losses / variant.folder)
+
+    def test_all_rows_start_from_a_given_one(self, losses: Path, task: Task, tmp_path: Path) -> None:
+        given = losses / "cls-dtl-cls"
+        ended = run(task, "losses", tmp_path / "out", "--source-model", str(given), "--jobs", "2")
+        assert ended.code == 0, ended.err
+        rows = read(tmp_path / "out", "losses")["rows"]
+        assert {row["stage_1"] for row in rows} == {str(given)}
+        text = (tmp_path / "out" / "losses.md").read_text(encoding="utf-8")
+        assert f"Not in the cost, since the table has no such run: {given}." in text
 
     def test_the_scores_are_those_of_eval_beside_the_papers(self, losses: Path) -> None:
         record = read(losses, "losses")
@@ -108,7 +144,7 @@ class TestLosses:
         told = json.loads((folder / SCORED).read_text())
         first = {name: values[:1] for name, values in told.items() if name.endswith("_by_epoch")}
         (folder / SCORED).write_text(json.dumps(told | first | {"best_by_labels_epoch": 0}))
-        scored = read_scored(folder)
+        scored = read_scored(folder, tmp_path)
         assert scored is not None
         assert list(scored.scores) == ["source_only", "label_free"]
         assert scored.scores["source_only"]["accuracy"] == told["accuracy_by_epoch"][0]
@@ -178,6 +214,7 @@ class TestLosses:
             ({"source": "nowhere"}, ["nowhere"]),
             ({"target": "nowhere"}, ["nowhere"]),
             ({"lr": "fast"}, ["'lr'", "fast"]),
+            ({"source_model": "nowhere"}, ["nowhere", "has no finished stage 1"]),
         ],
     )
     def test_bad_input_is_one_sentence_and_writes_nothing(
@@ -272,14 +309,15 @@ class TestPseudoLabels:
         killed.send(9)
         assert killed.wait().code == -9
         assert warm().run(task.adapt(out, "--self-training", "mrkld_lrent"), tmp_path / "logs").code == 0
-        ours, row = tree(out), tree(pseudo_labels / "mrkld-lrent")
+        ours, row = computed(out), computed(pseudo_labels / "mrkld-lrent")
         assert {name: row[name] for name in ours} == ours
+        assert after_stage_1(out) == after_stage_1(pseudo_labels / "mrkld-lrent")
 
     def test_the_row_of_the_whole_method_has_the_bytes_of_a_plain_run(
         self, pseudo_labels: Path, task: Task, tmp_path: Path
     ) -> None:
         assert warm().run(task.adapt(tmp_path / "plain"), tmp_path / "logs").code == 0
-        plain, row = tree(tmp_path / "plain"), tree(pseudo_labels / "two-way-center-aware")
+        plain, row = computed(tmp_path / "plain"), computed(pseudo_labels / "two-way-center-aware")
         assert {name: row[name] for name in plain} == plain
 
     def test_a_key_of_part_of_the_target_judges_that_part(self, pseudo_labels: Path, task: Task) -> None:
@@ -337,6 +375,18 @@ class TestPseudoLabels:
             assert ended.code == 2
             assert "error: '--pairing ground_truth' needs an answer key, which 'adapt' never opens" in ended.err
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "ablation", [LOSSES, PSEUDO_LABELS, Ablation("noise", "", (), Study((50,), (1,), 9).variants())]
+)
+def test_rows_differ_in_stage_2_alone(ablation: Ablation) -> None:
+    """Else they could not share stage 1. Runs of another seed are in another folder, and share nothing."""
+    assert {FIELDS[name].metadata["group"] for name in ablation.varied if name != "seed"} == {"Stage 2: adaptation"}
+    seeds = {}
+    for variant in ablation.variants:
+        seeds.setdefault(Path(variant.folder).parent, set()).add(variant.settings.get("seed"))
+    assert all(len(found) == 1 for found in seeds.values())
 
 
 def test_pairs_are_rearranged_in_the_room_of_the_answer_key_alone() -> None:

@@ -28,7 +28,7 @@ from cdtrans.evaluation.bench import Plan, bench, parse_seeds
 from cdtrans.evaluation.jobs import PlannedRun
 from cdtrans.evaluation.results import KINDS, SCORED, read_run
 from cdtrans.screen import Screen
-from tiny_task import QUICK, TINY, Ended, Process, draw, tree, warm
+from tiny_task import QUICK, TINY, Ended, Process, computed, draw, log_lines, tree, warm
 
 CLASSES = ("mug", "pen", "ruler")
 EACH = {"amazon": 8, "dslr": 5, "webcam": 6}
@@ -172,6 +172,101 @@ class TestWhole:
         assert (mini_bench.out / "A-W" / "seed-1234.log").read_text().startswith(log)
         assert "already finished" not in (mini_bench.out / "A-W" / "seed-1234.log").read_text()
         assert untimed(mini_bench.out) == untimed(whole)
+
+
+SHARED = ("--tasks", "A>D,A>W", "--seeds", "1")
+SHORT = TINY | {"source_epochs": 2, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> Path:
+    """The folder of a benchmark of two runs with one source."""
+    undisturbed = Bench(tmp_path_factory.mktemp("shared"), mini)
+    ended = undisturbed.run(*SHARED, settings=SHORT)
+    assert ended.code == 0, ended.err
+    return undisturbed.out
+
+
+class TestSharedStage1:
+    def test_the_second_run_has_the_first_s_and_else_what_it_would_have_come_to_alone(
+        self, shared: Path, mini_bench: Bench
+    ) -> None:
+        first, second = (shared / name / "seed-1234" for name in ("A-D", "A-W"))
+        assert log_lines(second)[0] | {"weights": ""} == {
+            **{"event": "source_model", "run": str(first), "epochs": 2, "weights": ""},
+        }
+        assert tree(second / "source") == tree(first / "source")
+        assert mini_bench.run("--tasks", "A>W", "--seeds", "1", settings=SHORT).code == 0
+        alone = mini_bench.out / "A-W" / "seed-1234"
+        assert [line["event"] for line in log_lines(alone)].count("source_model") == 0
+        assert computed(second) == computed(alone), "no target has a part in stage 1"
+
+    def test_the_results_and_the_table_say_who_trained_it(self, shared: Path) -> None:
+        assert [(line["run"], line["stage_1"]) for line in lines(shared)] == [
+            ("A-D/seed-1234", "A-D/seed-1234"),
+            ("A-W/seed-1234", "A-D/seed-1234"),
+        ]
+        for name in ("table.md", "table.tex"):
+            text = (shared / name).read_text(encoding="utf-8")
+            assert "Stage 1 was trained once for these 2 runs" in text
+            assert "counted once, in the run that trained it." in text
+
+    def test_every_seed_and_every_source_has_its_own(
+        self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs = TestSettings().plan(mini, monkeypatch, out=tmp_path / "out", seeds="2", tasks="A>W,D>W").runs()
+        assert [[str(peer.relative_to(tmp_path / "out")) for peer in run.peers] for run in runs] == [
+            ["A-D/seed-1234", "A-W/seed-1234"],
+            ["D-A/seed-1234", "D-W/seed-1234"],
+            ["A-D/seed-1", "A-W/seed-1"],
+            ["D-A/seed-1", "D-W/seed-1"],
+        ]
+
+    def test_killed_while_one_waits_it_goes_on_to_the_same(self, shared: Path, mini_bench: Bench) -> None:
+        process = mini_bench.start(*SHARED, "--jobs", "2", settings=SHORT)
+        first, second = run_of(mini_bench.out, "A-D"), run_of(mini_bench.out, "A-W")
+        assert process.wait_until(lambda: (first.folder / "state").exists())
+        process.send(signal.SIGKILL)
+        assert process.wait().code == -signal.SIGKILL
+        wait(lambda: not first.busy())
+        assert not second.folder.exists(), "it waited"
+        ended = mini_bench.run(*SHARED, "--jobs", "2", settings=SHORT)
+        assert ended.code == 0, ended.err
+        assert untimed(mini_bench.out) == untimed(shared)
+        assert computed(first.folder) == computed(shared / "A-D" / "seed-1234")
+        assert computed(second.folder) == computed(shared / "A-W" / "seed-1234")
+
+    def test_a_run_of_before_that_is_not_asked_for_now_gives_its_own(self, shared: Path, mini_bench: Bench) -> None:
+        shutil.copytree(shared / "A-D", mini_bench.out / "A-D")
+        shutil.copy(shared / "bench.json", mini_bench.out)
+        assert mini_bench.run("--tasks", "A>W", "--seeds", "1", settings=SHORT).code == 0
+        assert untimed(mini_bench.out)["results.jsonl"] == untimed(shared)["results.jsonl"]
+
+    def test_if_the_first_fails_the_second_trains_it(self, mini_bench: Bench) -> None:
+        assert mini_bench.run("--tasks", "D>W", "--seeds", "1", settings=QUICK).code == 0
+        alien = mini_bench.out / "A-D" / "seed-1234"
+        alien.mkdir(parents=True)
+        (alien / "thesis.doc").touch()
+        ended = mini_bench.run(*SHARED, "--jobs", "2", settings=QUICK)
+        assert ended.code == 1
+        assert "A>D seed 1234 failed: " in ended.err
+        assert {line["task"]: line["stage_1"] for line in lines(mini_bench.out)} == {
+            "A>W": "A-W/seed-1234",
+            "D>W": "D-W/seed-1234",
+        }
+        shutil.rmtree(alien)
+        assert mini_bench.run(*SHARED, settings=QUICK).code == 0
+        assert [line["stage_1"] for line in lines(mini_bench.out)][:2] == ["A-W/seed-1234"] * 2
+
+    def test_a_benchmark_is_not_given_one(self, mini: Path, tmp_path: Path) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text("source_model: runs/first\n")
+        said = TestBadInput().refused(mini, tmp_path / "out", config=file)
+        assert (
+            said
+            == "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' out."
+        )
+        assert not (tmp_path / "out").exists()
 
 
 class TestKilled:

@@ -102,6 +102,24 @@ class TestRuns:
         assert not (tmp_path / "out").exists()
 
 
+class TestSharedStage1:
+    def test_all_points_of_a_seed_start_from_one(self, noise: Path) -> None:
+        first = noise / RUNS[0]
+        for name in RUNS[1:]:
+            assert log_lines(noise / name)[0]["run"] == str(first)
+        assert "Stage 1 was trained once for these 7 runs" in (noise / "noise.md").read_text(encoding="utf-8")
+
+    def test_also_those_of_a_level_that_was_asked_for_before(self, task: Task, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        for levels in ("100", "0"):
+            assert run(task, "noise", out, "--levels", levels, "--pairs", "20", "--seeds", "2").code == 0
+        for seed in (1234, 1):
+            (trained,) = (
+                f.parent for f in out.glob(f"seed-{seed}/*/log.jsonl") if '"source_model"' not in f.read_text()
+            )
+            assert trained.name == "cross-attention-100"
+
+
 class TestFiles:
     def test_the_numbers_are_those_of_the_run_folders(self, noise: Path) -> None:
         record = read(noise)
@@ -114,7 +132,7 @@ class TestFiles:
             assert curve["trained_with_key"]
             for point in curve["points"]:
                 (told,) = point["runs"]
-                scored = read_scored(noise / told["run"])
+                scored = read_scored(noise / told["run"], noise)
                 assert scored is not None
                 assert told["scores"] == scored.scores
                 mean = {kind: {"mean": 100 * s["accuracy"], "deviation": None} for kind, s in scored.scores.items()}
@@ -133,7 +151,7 @@ class TestFiles:
         ]
         last = [line for line in text.splitlines() if line.startswith("| ")][:5]
         assert last[0] == f"| false pairs | {' | '.join(curve.name for curve in CURVES)} |"
-        scored = read_scored(noise / "seed-1234/no-cross-attention-50")
+        scored = read_scored(noise / "seed-1234/no-cross-attention-50", noise)
         assert scored is not None
         assert last[3].split(" | ")[2] == f"{100 * scored.scores['last_epoch']['accuracy']:.1f}"
         assert last[4].endswith("| – |")

@@ -33,6 +33,7 @@ def result(benchmark: Benchmark, task: str, seed: int, score: float) -> RunResul
         task=task,
         seed=seed,
         run=f"{task}/{seed}",
+        stage_1=f"{next(t.name for t in benchmark.tasks if t.source.short == task.split('>')[0])}/{seed}",
         backbone="deit_small_distilled_patch16_224.fb_in1k",
         device="cuda: GPU",
         images=100,

@@ -5,7 +5,7 @@ from typing import Any
 
 from cdtrans.evaluation.pair_quality import PairQuality
 from cdtrans.evaluation.paper_tables import AVERAGE, PaperRow
-from cdtrans.evaluation.results import KINDS
+from cdtrans.evaluation.results import KINDS, shared_stage_1
 
 NOTHING = "–"
 TOLD = {kind: words.removeprefix("CDTrans, ") for kind, words in KINDS.items()}  # few rows are the whole method
@@ -22,6 +22,7 @@ class Scored:
     images: int
     device: str
     seconds: float  # of `adapt`
+    stage_1: str  # the run that trained it, and has it in its seconds
 
 
 @dataclass(frozen=True)
@@ -125,4 +126,5 @@ def _cost(table: AblationTable) -> list[str]:
         return []
     devices = " and ".join(sorted({run.device for run in scored}))
     minutes = sum(run.seconds for run in scored) / 60
-    return [f"Cost: {len(scored)} runs, {minutes:.1f} minutes in all, on {devices}."]
+    cost = f"Cost: {len(scored)} runs, {minutes:.1f} minutes in all, on {devices}."
+    return [cost, shared_stage_1({row.run: row.scored.stage_1 for row in table.rows if row.scored})]

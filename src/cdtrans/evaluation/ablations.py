@@ -1,8 +1,9 @@
 """`cdtrans ablate losses`, `pseudo-labels`: the paper's Tables 5 and 6 on anybody's data.
 
 Every row is a run folder that `cdtrans adapt` makes (with ground truth: with_key.py) and `cdtrans eval` scores, as
-in a benchmark; they differ in the row's settings alone. What the table says is read from these folders each time a run
-ends."""
+in a benchmark; they differ in the row's settings alone. These are stage 2's, so one stage 1 serves all rows: on a GPU a
+second one would not be the same, and the difference as large as that of two rows. What the table says is read from
+these folders each time a run ends."""
 
 import json
 import os
@@ -19,12 +20,13 @@ from cdtrans.evaluation.folder import flag, owned, recipe_of, with_table_default
 from cdtrans.evaluation.jobs import Job, PlannedRun, run_jobs
 from cdtrans.evaluation.pair_quality import Answers, pair_quality, read_answers
 from cdtrans.evaluation.paper_tables import PaperRow, paper_table
-from cdtrans.evaluation.results import KINDS, SCORED, read_sessions
+from cdtrans.evaluation.results import KINDS, SCORED, read_sessions, trained_in
 from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
 from cdtrans.files import atomic
 from cdtrans.model.backbone import read_state
 from cdtrans.pipeline import layered_config
 from cdtrans.screen import Screen
+from cdtrans.source_model import SOURCE, require_stage_1
 
 RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
 
@@ -147,7 +149,14 @@ class Plan:
             folder=folder,
             adapt=(*verb, *places, *self.flags, *map(flag, variant.settings, variant.settings.values())),
             score=("eval", str(folder), str(self.key), "--json", *root, *device),
+            peers=() if config.source_model else self._beside(folder),
         )
+
+    def _beside(self, folder: Path) -> tuple[Path, ...]:
+        """The runs that share stage 1: all of a folder, which has one seed. Also what an earlier call left there."""
+        planned = [self.out / variant.folder for variant in self.ablation.variants]
+        earlier = sorted(source.parent for source in folder.parent.glob(f"*/{SOURCE}"))
+        return tuple(dict.fromkeys([*(run for run in planned if run.parent == folder.parent), *earlier]))
 
     def recipe(self) -> dict[str, Any]:
         """What must stay the same for the rows of one table. Where it runs may change."""
@@ -221,7 +230,7 @@ def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Wri
 
     def tell(job: Job) -> None:
         write(plan)
-        scored = read_scored(job.run.folder)
+        scored = read_scored(job.run.folder, plan.out)
         assert scored is not None, "it has just been scored"
         told = ", ".join(f"{TOLD[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
         screen.say(f"{job.run.name}: {told}")
@@ -238,7 +247,9 @@ def check_input(config: Config, key: Path) -> Answers:
     check_distinct(Path(config.source), Path(config.target))
     scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
     answers = read_answers(config, key)
-    if config.weights:
+    if config.source_model:
+        require_stage_1(Path(config.source_model))
+    elif config.weights:
         read_state(Path(config.weights))
     return answers
 
@@ -272,14 +283,14 @@ def write_files(plan: Plan, record: dict[str, Any], page: str) -> None:
 
 def _row(plan: Plan, variant: Variant, paper: PaperRow) -> Row:
     folder = plan.out / variant.folder
-    scored = read_scored(folder)
+    scored = read_scored(folder, plan.out)
     measured = scored is not None and plan.ablation.about_pairs and "self_training" not in variant.settings
     pairs = tuple(pair_quality(folder, plan.answers)) if measured else ()
     return Row(paper, variant.folder, variant.settings, scored, pairs, variant.with_key)
 
 
-def read_scored(folder: Path) -> Scored | None:
-    """None for a run that is not finished and scored."""
+def read_scored(folder: Path, out: Path) -> Scored | None:
+    """None for a run that is not finished and scored. `out` is the folder of all."""
     if not (folder / SCORED).exists():
         return None
     told = json.loads((folder / SCORED).read_text(encoding="utf-8"))
@@ -301,4 +312,5 @@ def read_scored(folder: Path) -> Scored | None:
         images=told["images"],
         device=environment["device"],
         seconds=sum(session["seconds"] for session in read_sessions(folder)),
+        stage_1=trained_in(folder, out),
     )

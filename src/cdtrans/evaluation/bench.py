@@ -2,7 +2,8 @@
 
 Every run is a process of its own (`cdtrans adapt`, then `cdtrans eval`), so that several fit side by side on one GPU,
 one that fails takes no other along, and a killed benchmark goes on like a killed run does. What is known of a run is
-read from its folder alone: results.jsonl and the tables are written anew from there each time a run ends.
+read from its folder alone: results.jsonl and the tables are written anew from there each time a run ends. The tasks of
+a source share stage 1, seed by seed: the target has no part in it.
 """
 
 import os
@@ -58,6 +59,11 @@ class Plan:
             folder=folder,
             adapt=("adapt", *images, "--out", str(folder), "--seed", str(seed), *root, *self.flags),
             score=("eval", str(folder), str(self._labelled(target)), "--json", *root, *device),
+            peers=tuple(
+                run_folder(self.out, other, seed)
+                for other in self.found.benchmark.tasks  # also one that is not asked for now may have been run before
+                if other.source == task.source
+            ),
         )
 
     def _labelled(self, domain: FoundDomain) -> Path:
@@ -177,6 +183,10 @@ def _recipe(
     file = (f"--config={config}",) if config is not None else ()
     settings = with_table_defaults(settings, config)
     chosen = make_config(read_preset(preset), from_file, settings)
+    if chosen.source_model:
+        raise CdtransError(
+            "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' out."
+        )
     resolve(chosen)  # what is wrong with the device, the backbone or the weights would be wrong with every run
     if chosen.weights:
         read_state(Path(chosen.weights))

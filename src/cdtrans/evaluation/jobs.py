@@ -1,4 +1,9 @@
-"""Runs of a benchmark or an ablation as processes: `cdtrans adapt`, then `cdtrans eval`, each in its own process."""
+"""Runs of a benchmark or an ablation as processes: `cdtrans adapt`, then `cdtrans eval`, each in its own process.
+
+Runs that would train the same stage 1 share it: the first that starts trains it, the others wait until its `source/` is
+there and start from it. Should it fail before, the next one trains it. Who is who, the folders tell each time anew: a
+run that has begun goes on as it began, and never waits, so there is always one that can go on.
+"""
 
 import ctypes
 import fcntl
@@ -8,19 +13,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from cdtrans.classifier import RESULT
+from cdtrans.config import read_yaml
 from cdtrans.errors import HARM, Interrupted
-from cdtrans.evaluation.results import SCORED, read_sessions, sessions_file
+from cdtrans.evaluation.results import CONFIG, SCORED, read_sessions, sessions_file
 from cdtrans.files import atomic
 from cdtrans.interrupt import StopSignals
 from cdtrans.screen import Screen
+from cdtrans.source_model import SOURCE
 
 COMMAND = (sys.executable, "-m", "cdtrans")
 POLL_SECONDS = 0.05  # between two looks at the processes
@@ -36,6 +42,7 @@ class PlannedRun:
     folder: Path
     adapt: tuple[str, ...]
     score: tuple[str, ...]
+    peers: tuple[Path, ...] = ()  # the folders of all runs with the same stage 1, where it is shared
 
     @property
     def log(self) -> Path:
@@ -45,6 +52,25 @@ class PlannedRun:
     @property
     def finished(self) -> bool:
         return (self.folder / SCORED).exists()
+
+    @property
+    def begun(self) -> bool:
+        return (self.folder / CONFIG).exists()
+
+    def source_model(self) -> str | None:
+        """The run that stage 1 is taken from, if it is not this one that trains it."""
+        if self.begun and self.peers:
+            taken: str | None = read_yaml(self.folder / CONFIG).get("source_model")  # an older run's has no such line
+            return taken
+        return next((str(peer) for peer in self.peers if (peer / SOURCE).exists()), None)
+
+    def waits(self, under_way: Collection[Path]) -> bool:
+        """Whether one of these is about to have the stage 1 that this run could start from."""
+        return not self.begun and self.source_model() is None and any(peer in under_way for peer in self.peers)
+
+    def command(self) -> tuple[str, ...]:
+        taken = self.source_model()
+        return self.adapt if taken is None else (*self.adapt, "--source-model", taken)
 
     def busy(self) -> bool:
         """Whether some process has the folder: one of a benchmark that was killed may still be saving its state."""
@@ -63,16 +89,16 @@ class Job:
     """A run under way. `advance` is to be called now and then; it is true once the run is at its end, and `failure`
     then says what went wrong, if anything did."""
 
-    def __init__(self, run: PlannedRun, jobs: int) -> None:
-        self.run, self.jobs, self.failure = run, jobs, ""
+    def __init__(self, run: PlannedRun) -> None:
+        self.run, self.failure = run, ""
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         self._begin(scoring=(run.folder / RESULT).exists())
 
     def _begin(self, *, scoring: bool) -> None:
-        self.scoring, self.started = scoring, time.monotonic()
+        self.scoring, self.started, self.share = scoring, time.monotonic(), 0.0  # of the device's seconds
         self.answer = tempfile.TemporaryFile() if scoring else None  # noqa: SIM115 (open until the process ends)
         with open(self.run.log, "ab") as log:
-            self.process = start_process(self.run.score if scoring else self.run.adapt, self.answer or log, log)
+            self.process = start_process(self.run.score if scoring else self.run.command(), self.answer or log, log)
 
     def advance(self) -> bool:
         code = self.process.poll()
@@ -97,9 +123,12 @@ class Job:
             file.write((json.dumps(json.load(answer)) + "\n").encode())
 
     def note_time(self) -> None:
-        """Keep how long this session of `adapt` took; a continued run has had several."""
+        """Keep how long this session of `adapt` took, and with how many side by side, on average: some of those asked
+        for may have had to wait. A continued run has had several."""
         if not self.scoring:
-            session = {"seconds": round(time.monotonic() - self.started, 3), "jobs": self.jobs}
+            seconds = time.monotonic() - self.started
+            jobs = max(1.0, seconds / self.share) if self.share else 1.0
+            session = {"seconds": round(seconds, 3), "jobs": round(jobs, 3)}
             sessions = [*read_sessions(self.run.folder), session]
             with atomic(sessions_file(self.run.folder)) as file:
                 file.write((json.dumps(sessions) + "\n").encode())
@@ -114,14 +143,15 @@ def run_jobs(
     active: list[Job] = []
     failed: list[str] = []
     screen.say(f"{len(runs)} runs, {len(runs) - len(pending)} of them finished already")
+    looked = time.monotonic()
     with StopSignals.caught(), screen.track(title, len(runs), len(runs) - len(pending)) as bar, stop(active):
         while pending or active:
             if StopSignals.received is not None:
                 raise Interrupted(StopSignals.received)
-            ready = list(islice((run for run in pending if not run.busy()), jobs - len(active)))
-            for run in ready:
-                pending.remove(run)
-                active.append(Job(run, jobs))
+            since, looked = looked, time.monotonic()
+            for job in active:
+                job.share += (looked - since) / len(active)
+            started = start_ready(pending, active, jobs)
             ended = [job for job in active if job.advance()]
             for job in ended:
                 active.remove(job)
@@ -130,14 +160,28 @@ def run_jobs(
                     screen.warn(f"{job.run.name} failed: {job.failure} ({job.run.log})")
                 else:
                     tell(job)
-            if ready or ended:
+            if started or ended:
                 running = ", ".join(job.run.name for job in active)
                 bar.advance(sum(not job.failure for job in ended), f"running {running}" if running else "")
             else:
-                if not active:
-                    bar.advance(0, f"waiting for another process to leave '{pending[0].folder}'")
+                if not active and (held := next((run for run in pending if run.busy()), None)) is not None:
+                    bar.advance(0, f"waiting for another process to leave '{held.folder}'")
                 time.sleep(POLL_SECONDS)
     return failed
+
+
+def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int) -> bool:
+    """Start what need not wait, up to `jobs` side by side, and take it off `pending`."""
+    under_way = {job.run.folder for job in active} | {run.folder for run in pending if run.begun}
+    before = len(active)
+    for run in list(pending):
+        if len(active) >= jobs:
+            break
+        if not run.busy() and not run.waits(under_way):
+            pending.remove(run)
+            active.append(Job(run))
+            under_way.add(run.folder)
+    return len(active) > before
 
 
 def start_process(arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen:

@@ -24,7 +24,7 @@ from cdtrans.evaluation.ablations import (
 )
 from cdtrans.evaluation.bench import parse_seeds
 from cdtrans.evaluation.noise_figure import write_figure
-from cdtrans.evaluation.results import Spread, spread
+from cdtrans.evaluation.results import Spread, shared_stage_1, spread
 from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
 from cdtrans.pipeline import layered_config
 from cdtrans.screen import Screen
@@ -134,6 +134,11 @@ class NoiseCurves:
         }
         return spread({seed: {"": 100 * s["source_only"]["accuracy"]} for seed, s in first.items()}, ("",))
 
+    def trained(self) -> dict[str, str]:
+        """For each finished run the one that trained its stage 1."""
+        points = [point for points in self.curves.values() for point in points]
+        return {p.runs[seed]: scored.stage_1 for p in points for seed, scored in p.scored.items()}
+
     def record(self) -> dict[str, Any]:
         """noise.json."""
         config = self.plan.config
@@ -211,7 +216,8 @@ def _points(out: Path, study: Study, curve: Curve) -> Iterator[Point]:
         folders = {seed: study.run(curve, level, seed) for seed in study.seeds}
         runs = {seed: folder for seed, folder in folders.items() if folder is not None}
         if runs:
-            scored = {seed: score for seed, folder in runs.items() if (score := read_scored(out / folder)) is not None}
+            read = {seed: read_scored(out / folder, out) for seed, folder in runs.items()}
+            scored = {seed: score for seed, score in read.items() if score is not None}
             pairs = study.left(level) if curve is ONLY_TRUE else study.pairs
             yield Point(level, pairs, runs, scored)
 
@@ -230,6 +236,7 @@ def markdown(found: NoiseCurves) -> str:
         lines.append(f"UNFINISHED: {len(found.unfinished)} of {runs} runs are missing: {', '.join(found.unfinished)}.")
     if (source_only := found.source_only()) is not None:
         lines.append(f"Source only, before any pair: {source_only}.")
+        lines.append(shared_stage_1(found.trained()))
     for kind in SHOWN:
         lines += [f"## {TOLD[kind].capitalize()}", _table(found, kind)]
     return "\n\n".join([*lines, *found.plan.ablation.notes]) + "\n"

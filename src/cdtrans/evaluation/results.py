@@ -1,6 +1,7 @@
 """What the finished runs of a benchmark came to: a line of results.jsonl for each, and their mean over the seeds."""
 
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from cdtrans.config import read_yaml
 from cdtrans.data.benchmarks import Benchmark, Task
 
 SCORED = "eval.json"  # what `cdtrans eval` said of a run; its presence means that there is nothing left to do
+CONFIG = "config.yaml"  # a run's settings; its presence means that the run has begun
 
 # What is reported of every run, in the order of the table's rows.
 KINDS = {
@@ -29,6 +31,7 @@ class RunResult:
     task: str
     seed: int
     run: str  # its folder, from the benchmark's
+    stage_1: str  # the run that trained it, in the same way; it is counted in that one's seconds
     backbone: str
     device: str
     images: int
@@ -60,7 +63,8 @@ def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResul
         task=task.name,
         seed=seed,
         run=folder.relative_to(out).as_posix(),
-        backbone=read_yaml(folder / "config.yaml")["backbone"],
+        stage_1=trained_in(folder, out),
+        backbone=read_yaml(folder / CONFIG)["backbone"],
         device=json.loads((folder / "environment.json").read_text(encoding="utf-8"))["device"],
         images=told["images"],
         scores={kind: scores[kind] for kind in KINDS if kind in scores},
@@ -73,6 +77,30 @@ def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResul
 
 def run_folder(out: Path, task: Task, seed: int) -> Path:
     return out / task.folder / f"seed-{seed}"
+
+
+def trained_in(folder: Path, out: Path) -> str:
+    """The run that trained a run's stage 1, from the folder `out` if it is in there: the run itself, if no other."""
+    taken: str | None = read_yaml(folder / CONFIG).get("source_model")  # an older run's has no such line
+    if taken is None:
+        return folder.relative_to(out).as_posix()
+    inside = os.path.relpath(taken, out)
+    if inside.startswith(".."):
+        return taken
+    return trained_in(out / inside, out) if (out / inside / CONFIG).exists() else Path(inside).as_posix()
+
+
+def shared_stage_1(trained: Mapping[str, str]) -> str:
+    """What a table says of stage 1; `trained` has for each finished run the one that trained it."""
+    if all(run == by for run, by in trained.items()):
+        return "Every run trained its own stage 1."
+    times = len(set(trained.values()))
+    told = (
+        f"Stage 1 was trained {'once' if times == 1 else f'{times} times'} for these {len(trained)} runs: those of the "
+        "same source and seed start from one source-only model, which is counted once, in the run that trained it."
+    )
+    elsewhere = sorted(set(trained.values()) - trained.keys())
+    return f"{told} Not in the cost, since the table has no such run: {', '.join(elsewhere)}." if elsewhere else told
 
 
 def result_lines(results: Sequence[RunResult]) -> bytes:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cdtrans.data.benchmarks import DOMAINNET, Benchmark, FoundBenchmark
 from cdtrans.evaluation.paper_tables import AVERAGE, disagreements, paper_grids, paper_table
-from cdtrans.evaluation.results import KINDS, RunResult, Values, columns, spread, values
+from cdtrans.evaluation.results import KINDS, RunResult, Values, columns, shared_stage_1, spread, values
 
 NOTHING = "–"
 GRIDS_ACROSS = 3  # of DomainNet's, in LaTeX, as in the paper
@@ -163,7 +163,7 @@ def _after(table: BenchTable) -> list[str]:
     """Where the numbers come from."""
     notes = [f"Data, the whole domain for training and for scoring as in the paper: {_data(table)}."]
     if table.results:
-        notes.append(_cost(table.results))
+        notes += [_cost(table.results), shared_stage_1({result.run: result.stage_1 for result in table.results})]
     wrong = [d for d in disagreements() if d.table == table.benchmark.name and d.column == AVERAGE]
     if wrong:
         told = "; ".join(f"{d.row} {d.printed}, but {d.why}" for d in wrong)
