@@ -269,7 +269,7 @@ def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> 
 def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
     """The images that can be decoded, however few. The target is put in the order of its pictures' digests: its files'
     names, which class folders are part of, then decide nothing."""
-    pixels, bad = find_pixels(domain, config, screen, name)
+    pixels, bad = find_pixels(domain.files(), domain.root, config, screen, name)
     skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
     good = [i for i in range(len(domain)) if i not in bad]
     if isinstance(domain, UnlabelledDomain):
@@ -278,24 +278,22 @@ def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple
 
 
 def find_pixels(
-    domain: LabelledDomain | UnlabelledDomain, config: Config, screen: Screen, name: str
+    files: list[Path], root: Path, config: Config, screen: Screen, name: str
 ) -> tuple[DomainPixels, dict[int, str]]:
-    """The domain's images in a store, or decoded every time if they may not or cannot be stored; and the bad ones."""
+    """The files in the store of `root`, or decoded every time if they may not or cannot be stored; and the bad ones."""
     assert isinstance(config.resize, int), "the configuration has been resolved"
     if config.pixels != "stream":
         cache = Path(config.cache) if config.cache else default_cache()
         try:
-            stored = open_pixels(
-                domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name
-            )
+            stored = open_pixels(files, root=root, size=config.resize, cache=cache, screen=screen, name=name)
             return DomainPixels(stored.array, stored.rows, stored.digests), stored.bad
         except DiskFull:
             if config.pixels == "store":
                 raise
             screen.say(f"The disk has no room for the decoded {name} images: they are decoded every time (slower).")
-    streamed = StreamedPixels(domain.files(), config.resize)
+    streamed = StreamedPixels(files, config.resize)
     digests, bad = streamed.look(screen, name)
-    return DomainPixels(streamed, np.arange(len(domain)), digests), bad
+    return DomainPixels(streamed, np.arange(len(files)), digests), bad
 
 
 def check_classes_left(source: LabelledDomain) -> None:

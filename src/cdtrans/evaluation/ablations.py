@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Protocol
 
 from cdtrans.classifier import read_result
 from cdtrans.config import RESUME_MAY_CHANGE, Config
-from cdtrans.data.domains import check_distinct, scan_unlabelled
+from cdtrans.data.domains import check_distinct
+from cdtrans.errors import CdtransError
 from cdtrans.evaluation.ablation_tables import TOLD, AblationTable, Row, Scored, markdown
 from cdtrans.evaluation.folder import flag, owned, recipe_of, with_table_defaults
 from cdtrans.evaluation.jobs import Job, PlannedRun, run_jobs
-from cdtrans.evaluation.pair_quality import Answers, pair_quality, read_answers
+from cdtrans.evaluation.pair_quality import Answers, check_of_target, pair_quality, read_answers
 from cdtrans.evaluation.paper_tables import PaperRow, paper_table
 from cdtrans.evaluation.results import KINDS, SCORED, read_sessions, trained_in
 from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
@@ -202,7 +203,7 @@ def ablate(
 ) -> Outcome:
     """Run the rows that are not yet done, `jobs` at a time, score them with the answer key and write the table into
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
-    plan = make_plan(ablation, source, target, key=key, out=out, preset=preset, config=config, settings=settings)
+    plan = make_plan(ablation, source, target, settings, key=key, out=out, preset=preset, config=config, screen=screen)
     return carry_out(plan, jobs, screen, write_table)
 
 
@@ -210,16 +211,17 @@ def make_plan(
     ablation: Ablation,
     source: Path,
     target: Path,
+    settings: dict[str, Any],
     *,
     key: Path,
     out: Path,
     preset: str | None,
     config: Path | None,
-    settings: dict[str, Any],
+    screen: Screen,
 ) -> Plan:
     settings = with_table_defaults(settings, config)
     chosen, _ = layered_config(source, target, preset, config, settings)
-    answers = check_input(chosen, key)
+    answers = check_input(chosen, key, screen)
     named = (("preset", preset), ("config", config))
     files = [flag(name, value) for name, value in named if value is not None]
     return Plan(ablation, out, key, answers, chosen, (*files, *map(flag, settings, settings.values())))
@@ -242,15 +244,15 @@ def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Wri
     return Outcome(table, plan.out, len(plan.ablation.variants), tuple(failed))
 
 
-def check_input(config: Config, key: Path) -> Answers:
+def check_input(config: Config, key: Path, screen: Screen) -> Answers:
     """What would be wrong with every run is said before the first one, of the answer key too, which comes back."""
     check_distinct(Path(config.source), Path(config.target))
-    scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
-    answers = read_answers(config, key)
+    answers = read_answers(config, key, screen)
     if config.source_model:
         require_stage_1(Path(config.source_model))
     elif config.weights:
         read_state(Path(config.weights))
+    check_of_target(answers, key)  # last: it may decode
     return answers
 
 
@@ -297,9 +299,13 @@ def read_scored(folder: Path, out: Path) -> Scored | None:
     epochs = {"label_free": read_result(folder)["chosen_epoch"]}
     metrics = ("accuracy", "class_mean_accuracy")
     scores = {"label_free": {metric: told[metric] for metric in metrics}}
-    history = told.get("accuracy_by_epoch", ())
-    if history:
-        epochs["source_only"] = 0
+    history = told.get("accuracy_by_epoch")
+    if not history:  # a table of the chosen epoch alone, maybe on other images, would look like a finished one
+        raise CdtransError(
+            f"'{folder / SCORED}' has no score of every epoch: the answer key had other pictures than the target's, or "
+            f"'{folder / 'predictions'}' was gone; delete the file to score it again, or the folder to run it again."
+        )
+    epochs["source_only"] = 0
     if len(history) > 1:  # the guard may have ended the run before stage 2
         epochs |= {"last_epoch": len(history) - 1, "best_by_labels": told["best_by_labels_epoch"]}
     for kind in epochs.keys() - scores.keys():
@@ -310,6 +316,7 @@ def read_scored(folder: Path, out: Path) -> Scored | None:
         per_class=told["per_class"],
         epochs=epochs,
         images=told["images"],
+        target_images=json.loads((folder / "data.json").read_text(encoding="utf-8"))["target"]["images"],
         device=environment["device"],
         seconds=sum(session["seconds"] for session in read_sessions(folder)),
         stage_1=trained_in(folder, out),

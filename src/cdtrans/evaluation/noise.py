@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.ablation_tables import NOTHING, TOLD, Scored
+from cdtrans.evaluation.ablation_tables import NOTHING, TOLD, Scored, scored_images
 from cdtrans.evaluation.ablations import (
     Ablation,
     Outcome,
@@ -120,6 +120,9 @@ class NoiseCurves:
     study: Study
     curves: dict[str, tuple[Point, ...]]
 
+    def scored(self) -> list[Scored]:
+        return [scored for points in self.curves.values() for p in points for scored in p.scored.values()]
+
     @property
     def unfinished(self) -> list[str]:
         points = [point for points in self.curves.values() for point in points]
@@ -182,7 +185,7 @@ def ablate_noise(
     fixed = {"sampled_pairs": study.pairs, "rebuild_every": chosen.epochs}  # nothing to search anew
     ablation = Ablation(NAME, "Robustness to noise (the paper's Fig. 2b)", (), study.variants(), NOTES)
     plan = make_plan(
-        ablation, source, target, key=key, out=out, preset=preset, config=config, settings=settings | fixed
+        ablation, source, target, settings | fixed, key=key, out=out, preset=preset, config=config, screen=screen
     )
     return carry_out(plan, jobs, screen, lambda plan: write_curves(plan, study))
 
@@ -231,6 +234,7 @@ def markdown(found: NoiseCurves) -> str:
         f"seed{'s' if len(study.seeds) > 1 else ''} {seeds}. Accuracy in percent, over the percentage of false pairs.",
         f"Answer key: {found.plan.key}. EVERY run was trained with it and scored with it.",
     ]
+    lines += scored_images(found.scored())
     if found.unfinished:
         runs = len(found.plan.ablation.variants)
         lines.append(f"UNFINISHED: {len(found.unfinished)} of {runs} runs are missing: {', '.join(found.unfinished)}.")

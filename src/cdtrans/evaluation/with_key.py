@@ -40,7 +40,7 @@ def adapt_with_key(
     chosen, _ = layered_config(source, target, preset, config, settings | SETTINGS)
     if chosen.pairing not in PAIRINGS_WITH_KEY:
         raise CdtransError(f"'--pairing {chosen.pairing}' needs no answer key; 'cdtrans adapt' has it.")
-    answers = read_answers(chosen, key)
+    answers = read_answers(chosen, key, screen)
 
     def rearranged(found: Search, source: Encoded, target: Encoded) -> Search:
         pairs = pairs_with_key(chosen)(found, source, target, true_labels(answers, out, target))
