@@ -13,7 +13,7 @@ import yaml
 
 from cdtrans.classifier import RESULT, Classifier, load, read_result
 from cdtrans.conclusion import conclude, show
-from cdtrans.config import PAIRINGS_WITH_KEY, Config, make_config, read_preset, read_yaml
+from cdtrans.config import FIELDS, OF_PAIRS, PAIRINGS_WITH_KEY, Config, make_config, read_preset, read_yaml
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import (
     LabelledDomain,
@@ -106,10 +106,8 @@ def run_pipeline(
 
     `rearranged` is for ablations that put other pairs in place of those found."""
     started = time.monotonic()
-    if config.pairing in PAIRINGS_WITH_KEY and rearranged is None:
-        raise CdtransError(
-            f"'--pairing {config.pairing}' needs an answer key, which 'adapt' never opens; see 'cdtrans ablate --help'."
-        )
+    if rearranged is None:
+        require_no_key(config)
     source, target = scan_domains(config, screen)
     for warning in warnings_for(source):
         screen.warn(warning)
@@ -203,8 +201,15 @@ def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, Unlabe
     return source, target
 
 
+def require_no_key(config: Config) -> None:
+    if config.pairing in PAIRINGS_WITH_KEY:
+        raise CdtransError(
+            f"'--pairing {config.pairing}' needs an answer key, which 'adapt' never opens; see 'cdtrans ablate --help'."
+        )
+
+
 def resolve(config: Config) -> Config:
-    """Every 'auto' replaced by what it means here."""
+    """Every 'auto' replaced by what it means here; settings that do not go together are refused."""
     device = pick_device(config.device)
     crop = native_crop(config.backbone) if config.crop == "auto" else config.crop
     resize = round(crop * RESIZE_RATIO) if config.resize == "auto" else config.resize
@@ -212,6 +217,12 @@ def resolve(config: Config) -> Config:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
     if {config.loss_source, config.loss_source_target, config.loss_target} == {"none"}:
         raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
+    idle = [name for name in OF_PAIRS if getattr(config, name) != FIELDS[name].default]
+    if config.self_training != "none" and idle:
+        raise CdtransError(
+            f"'--self-training {config.self_training}' trains without pairs, by losses of its own, so '{idle[0]}: "
+            f"{getattr(config, idle[0])}' would do nothing; leave one of the two out."
+        )
     precision = pick_precision(config.precision, device)
     auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
     names = ("source", "target", "root", "weights", "source_model", "cache")

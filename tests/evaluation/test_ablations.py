@@ -17,7 +17,7 @@ from cdtrans.classifier import read_result
 from cdtrans.config import FIELDS
 from cdtrans.data.store import list_stores
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, Ablation, ablate, read_scored
+from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, Ablation, ablate, make_plan, read_scored
 from cdtrans.evaluation.noise import Study
 from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, check_of_target, measure, read_answers
 from cdtrans.evaluation.paper_tables import paper_table
@@ -206,6 +206,25 @@ class TestLosses:
         assert ended.code == 2
         assert "holds another ablation's runs (lr: 0.05 there, 0.07 now); choose another --out." in ended.err
 
+    def test_the_guard_is_on_in_all_rows_or_in_none(self, losses: Path, task: Task, tmp_path: Path) -> None:
+        assert "(guard: False there, True now)" in run(task, "losses", losses, "--guard").err
+        out = Path(shutil.copytree(losses, tmp_path / "out"))
+        older = {k: v for k, v in json.loads((out / "ablation.json").read_text()).items() if k != "guard"}
+        (out / "ablation.json").write_text(json.dumps(older))
+        assert run(task, "losses", out).code == 0, "before it was recorded it was off unless told otherwise"
+
+    @pytest.mark.parametrize("text", ["", '{"lr": 0.0', "3"])
+    def test_a_damaged_record_is_one_sentence(self, task: Task, tmp_path: Path, text: str) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "ablation.json").write_text(text)
+        ended = run(task, "losses", tmp_path / "out")
+        assert ended.code == 2
+        assert f"'{tmp_path / 'out' / 'ablation.json'}', which says what the runs beside it share, is dam" in ended.err
+
+    def test_what_is_left_out_is_said(self, losses: Path) -> None:
+        text = (losses / "losses.md").read_text(encoding="utf-8")
+        assert "all three branches run and pass through the head's BatchNorm" in text
+
     def test_a_folder_from_before_a_setting_existed_had_its_default(
         self, losses: Path, task: Task, tmp_path: Path
     ) -> None:
@@ -244,6 +263,10 @@ class TestLosses:
             ({"target": "nowhere"}, ["nowhere"]),
             ({"lr": "fast"}, ["'lr'", "fast"]),
             ({"source_model": "nowhere"}, ["nowhere", "has no finished stage 1"]),
+            ({"pairing": "ground_truth"}, ["'--pairing ground_truth' needs an answer key"]),
+            ({"resize": "9"}, ["Images resized to 9 cannot be cropped to 16"]),
+            ({"self_training": "rpll"}, ["'self_training: rpll'", "all rows of 'losses' would be the same"]),
+            ({"out": "key.txt/below"}, ["key.txt/below' cannot be written: Not a directory; choose another --out."]),
         ],
     )
     def test_bad_input_is_one_sentence_and_writes_nothing(
@@ -252,10 +275,11 @@ class TestLosses:
         (task.folder / "strange.txt").write_text("target/00.png purple\n")
         (task.folder / "mixed.txt").write_text("target/00.png blue\nsource/red/00.png red\n")
         how = {"source": task.source, "target": task.target, "key": task.folder / "key.txt", "config": task.config}
+        how["out"] = tmp_path / "out"
         for name, value in change.items():
-            how[name] = value if name == "lr" else task.folder / value
+            how[name] = task.folder / value if name in (*how, "source_model") else value
         with pytest.raises(CdtransError) as caught:
-            ablate(LOSSES, out=tmp_path / "out", screen=Screen(quiet=True), **how)
+            ablate(LOSSES, screen=Screen(quiet=True), **how)
         assert all(word in str(caught.value) for word in words)
         assert not (tmp_path / "out").exists()
 
@@ -291,7 +315,7 @@ class TestPseudoLabels:
 
     def test_recall_and_precision_are_those_of_the_saved_pairs_and_the_key(self, pseudo_labels: Path) -> None:
         for row in read(pseudo_labels, "pseudo-labels")["rows"]:
-            if "self_training" in row["settings"]:
+            if row["settings"]["self_training"] != "none":
                 assert "pairs" not in row
                 continue
             true = true_classes(pseudo_labels / row["run"])
@@ -408,6 +432,18 @@ class TestPseudoLabels:
         assert not (tmp_path / "out").exists()
 
 
+def test_a_configuration_with_self_training_changes_no_row_that_has_pairs(task: Task, tmp_path: Path) -> None:
+    config = tmp_path / "self.yaml"
+    config.write_text(task.config.read_text() + "self_training: mrkld_lrent\n")
+    how = {"key": task.folder / "key.txt", "preset": None, "config": config, "force": True}
+    plan = make_plan(PSEUDO_LABELS, task.source, task.target, {}, out=tmp_path, screen=Screen(quiet=True), **how)
+    for planned in plan.runs():
+        assert f"--self-training={planned.name.replace('-', '_')}" in planned.adapt or (
+            "--self-training=none" in planned.adapt
+        )
+        assert "--force" in planned.adapt
+
+
 class TestKey:
     def test_the_target_is_decoded_once_for_the_check_the_runs_and_the_key(self, task: Task, tmp_path: Path) -> None:
         cache = tmp_path / "cache"
@@ -431,9 +467,20 @@ class TestKey:
         assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    "ablation", [LOSSES, PSEUDO_LABELS, Ablation("noise", "", (), Study((50,), (1,), 9).variants())]
-)
+ABLATIONS = [LOSSES, PSEUDO_LABELS, Ablation("noise", "", (), Study((50,), (1,), 9).variants())]
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS)
+def test_every_row_decides_all_that_rows_differ_in(ablation: Ablation) -> None:
+    """Else a configuration would decide it for some rows, and the table would not say so."""
+    for variant in ablation.variants:
+        assert set(variant.settings) == set(ablation.varied)
+        if "pairing" in ablation.varied:
+            own = {"rpll": "rpll", "mrkld-lrent": "mrkld_lrent"}
+            assert variant.settings["self_training"] == own.get(variant.folder, "none")
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS)
 def test_rows_differ_in_stage_2_alone(ablation: Ablation) -> None:
     """Else they could not share stage 1. Runs of another seed are in another folder, and share nothing."""
     assert {FIELDS[name].metadata["group"] for name in ablation.varied if name != "seed"} == {"Stage 2: adaptation"}
@@ -488,5 +535,5 @@ def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> No
         shown = warm().run(["ablate", ablation.name, "--help"], tmp_path).out
         assert "--key" in shown
         assert "--source-epochs" in shown
-        assert not [name for name in ablation.varied if f"--{name.replace('_', '-')} " in shown]
-        assert all(f"--{name.replace('_', '-')} " in shown for name in other.varied)
+        assert not [name for name in {*ablation.varied, "self_training"} if f"--{name.replace('_', '-')} " in shown]
+        assert all(f"--{name.replace('_', '-')} " in shown for name in other.varied if name != "self_training")
