@@ -196,7 +196,11 @@ class TestFailures:
             (Interrupted(signal.SIGINT), 130, "error: Interrupted; the state is saved."),
             (Interrupted(signal.SIGTERM), 143, "error: Interrupted; the state is saved."),
             (KeyboardInterrupt(), 130, "error: Interrupted.\n"),
-            (PermissionError(13, "Permission denied", "/x/y"), 2, "error: '/x/y': Permission denied.\n"),
+            (
+                PermissionError(13, "Permission denied", "/x/y"),
+                2,
+                "error: '/x/y': Permission denied; check the path, its permissions and the disk.\n",
+            ),
             (ZeroDivisionError("oops"), 1, "error: Internal error, ZeroDivisionError: oops. Run it again with --debug"),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

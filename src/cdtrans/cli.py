@@ -595,7 +595,7 @@ def _exit_code(debug: bool) -> int:
         return 141
     except OSError as error:  # a disk or a permission that no room has a sentence of its own for
         where = f"'{error.filename}': " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}.", debug)
+        _fail(f"{where}{error.strerror or error}; check the path, its permissions and the disk.", debug)
         return 2
     except Exception as error:
         _fail(f"Internal error, {type(error).__name__}: {error}. Run it again with --debug and report it.", debug)

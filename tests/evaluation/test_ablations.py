@@ -341,6 +341,7 @@ class TestPseudoLabels:
         last = read(pseudo_labels, "pseudo-labels")["rows"][3]["pairs"][-1]
         shares = [last[name] for name in ("recall_source", "recall_target", "precision")]
         assert rows["| Tw + Ca"][1:4] == [f"{100 * share:.1f}" for share in shares]
+        assert "as many as there are pairs: the number of steps differs." in text
         for name in ("| RPLL", "| MRKLD+LRENT"):
             assert rows[name][1:4] == ["–"] * 3
             assert "–" not in rows[name][4:8]
