@@ -221,7 +221,7 @@ def resolve(config: Config) -> Config:
     if config.self_training != "none" and idle:
         raise CdtransError(
             f"'--self-training {config.self_training}' trains without pairs, by losses of its own, so '{idle[0]}: "
-            f"{getattr(config, idle[0])}' would do nothing; leave it at {FIELDS[idle[0]].default}, or self-training out."
+            f"{getattr(config, idle[0])}' would do nothing; leave it at {FIELDS[idle[0]].default}, or train on pairs."
         )
     precision = pick_precision(config.precision, device)
     auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
