@@ -122,6 +122,9 @@ class TestHelp:
             if name not in cli.NOT_FLAGS and name not in own:
                 assert f"--{name.replace('_', '-')}" in text
                 assert " ".join(spec.metadata["help"].split()) in text, name
+        for words in ("cls, none; default: cls", "none, rpll, mrkld_lrent; default: none", "center, pair; default"):
+            assert f"({words}" in text
+        assert "(two_way, one_way_source, one_way_target; default: two_way)" in text, "'adapt' refuses the others"
 
     def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
         assert flags_of(run, "eval") == COMMON | SCORING
@@ -138,7 +141,7 @@ class TestHelp:
             "--no-pretrained",
         }
         assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
-        own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete"}
+        own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete", "--force"}
         assert flags_of(run, "bench") >= COMMON | own | settings - {"--seed", "--root", "--source-model"}
         assert not {"--seed", "--root", "--source-model"} & flags_of(run, "bench")  # every run has its own
 
@@ -173,6 +176,8 @@ class TestWrongUse:
         places = ("adapt", finished.task.source, finished.task.target, "--out", tmp_path / "out")
         assert "'epochs' must be at least 1" in one_sentence(run(*places, "--epochs", 0).err)
         assert "'neck': known: batchnorm, none" in one_sentence(run(*places, "--neck", "xyz").err)
+        known = "'pairing': known: two_way, one_way_source, one_way_target."
+        assert known in one_sentence(run(*places, "--pairing", "xyz").err)
         assert "'crop' must be int or auto" in one_sentence(run(*places, "--crop", "1.5").err)
         assert "did you mean 'digits'?" in run(*places, "--preset", "digit").err
         assert not (tmp_path / "out").exists()
@@ -191,7 +196,11 @@ class TestFailures:
             (Interrupted(signal.SIGINT), 130, "error: Interrupted; the state is saved."),
             (Interrupted(signal.SIGTERM), 143, "error: Interrupted; the state is saved."),
             (KeyboardInterrupt(), 130, "error: Interrupted.\n"),
-            (PermissionError(13, "Permission denied", "/x/y"), 2, "error: '/x/y': Permission denied.\n"),
+            (
+                PermissionError(13, "Permission denied", "/x/y"),
+                2,
+                "error: '/x/y': Permission denied; check the path, its permissions and the disk.\n",
+            ),
             (ZeroDivisionError("oops"), 1, "error: Internal error, ZeroDivisionError: oops. Run it again with --debug"),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
@@ -518,7 +527,8 @@ class TestBench:
         assert "3 of 4 runs are finished: " in ended.out
         screen = asked.pop("screen")
         assert isinstance(screen, Screen)
-        defaults = {"backbone": "deit_small", "seeds": "3", "out": None, "config": None, "allow_incomplete": False}
+        defaults = {"backbone": "deit_small", "seeds": "3", "out": None, "config": None}
+        defaults |= {"force": False, "allow_incomplete": False}
         given = {"name": "office31", "data": Path("d"), "tasks": "A>W", "jobs": 2, "lr": 0.1, "pretrained": False}
         assert asked == defaults | given
 

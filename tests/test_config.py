@@ -89,6 +89,24 @@ def test_a_stage_without_any_loss_is_refused() -> None:
     assert resolve(make_config(nothing | {"loss_target": "cls"})).loss_target == "cls"
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"loss_source": "none"}, "loss_source: none"),
+        ({"loss_source_target": "cls"}, "loss_source_target: cls"),
+        ({"loss_target": "none"}, "loss_target: none"),
+        ({"pairing": "one_way_source"}, "pairing: one_way_source"),
+        ({"target_class": "pair"}, "target_class: pair"),
+        ({"center_aware": False}, "center_aware: False"),
+    ],
+)
+def test_what_self_training_would_not_look_at_is_refused(setting: dict[str, Any], told: str) -> None:
+    resolve(make_config({"self_training": "rpll", "device": "cpu"}))
+    resolve(make_config({"device": "cpu"}, setting))
+    with pytest.raises(CdtransError, match=f"'--self-training rpll' trains without pairs.*'{told}' would do nothing"):
+        resolve(make_config({"self_training": "rpll", "device": "cpu"}, setting))
+
+
 def test_a_crop_that_does_not_fit_is_refused() -> None:
     with pytest.raises(CdtransError, match="resized to 100 cannot be cropped to 224"):
         resolve(make_config({"resize": 100, "device": "cpu"}))

@@ -57,6 +57,17 @@ def test_without_a_terminal_a_long_task_prints_a_line_now_and_then(
     assert capsys.readouterr().out.splitlines() == ["decode [x]: 65/100, 28 s left 7 images/s"]
 
 
+def test_of_a_task_that_has_not_moved_it_does_not_say_how_long_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
+    with Screen().track("losses", 5) as task:
+        now += 20.0
+        task.advance(0, "running x")
+    assert capsys.readouterr().out.splitlines() == ["losses: 0/5 running x"]
+
+
 def test_without_a_terminal_a_short_task_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Screen().track("decode", 3) as task:
         for _ in range(3):

@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cdtrans.config import FIELDS, HINTS, preset_names
+from cdtrans.config import FIELDS, HINTS, offered, preset_names
 from cdtrans.errors import HARM, CdtransError, Interrupted
 from cdtrans.screen import Screen
 from cdtrans.tables import before_and_after, class_table, confusion_table, finding_table, score_table
@@ -67,6 +67,7 @@ Target = Annotated[
 Key = Annotated[
     Path, typer.Option(metavar="LABELLED", help="The answer key, for scores after training: TARGET with its labels.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Go on where 'cdtrans check' says stop.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")]
 Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
@@ -81,8 +82,9 @@ def with_settings(verb: Callable[..., None], names: Collection[str] = FIELDS.key
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
             told = spec.default in (None, "auto")  # the help line says what that means
-            default = "" if told else f" (default: {_shown(spec.default)})"
-            option = typer.Option(flag, help=spec.metadata["help"] + default, rich_help_panel=spec.metadata["group"])
+            notes = [", ".join(offered(name)), "" if told else f"default: {_shown(spec.default)}"]
+            note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
+            option = typer.Option(flag, help=spec.metadata["help"] + note, rich_help_panel=spec.metadata["group"])
             annotation: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
             parameters.append(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -118,7 +120,7 @@ def adapt(
         str | None, typer.Option(help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Go on where 'cdtrans check' says stop.")] = False,
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -348,7 +350,7 @@ def theory(
 
 
 @ablate.command()
-@partial(with_settings, names=FIELDS.keys() - LOSS_FLAGS)  # each row has its own
+@partial(with_settings, names=FIELDS.keys() - LOSS_FLAGS - {"self_training"})  # each row has its own
 def losses(
     source: Source,
     target: Target,
@@ -356,6 +358,7 @@ def losses(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
     jobs: Jobs = 1,
     json: Json = False,
     quiet: Quiet = False,
@@ -365,7 +368,7 @@ def losses(
     """Rerun Table 6, the losses of the three branches: five runs, scored with the target's labels afterwards."""
     from cdtrans.evaluation.ablations import LOSSES
 
-    how = {"key": key, "out": out, "preset": preset, "config": config, "jobs": jobs}
+    how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
     _ablate(LOSSES, source, target, quiet, json, **how, **settings)
 
 
@@ -378,6 +381,7 @@ def pseudo_labels(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
     jobs: Jobs = 1,
     json: Json = False,
     quiet: Quiet = False,
@@ -387,7 +391,7 @@ def pseudo_labels(
     """Rerun Table 5, the ways to find pairs: a run for each, scored with the target's labels afterwards."""
     from cdtrans.evaluation.ablations import PSEUDO_LABELS
 
-    how = {"key": key, "out": out, "preset": preset, "config": config, "jobs": jobs}
+    how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
     _ablate(PSEUDO_LABELS, source, target, quiet, json, **how, **settings)
 
 
@@ -405,6 +409,7 @@ def noise(
     seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "1",
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
     jobs: Jobs = 1,
     json: Json = False,
     quiet: Quiet = False,
@@ -414,7 +419,7 @@ def noise(
     """Rerun Fig. 2b: true pairs, made with the target's labels, replaced by false ones; with cross-attention or not."""
     from cdtrans.evaluation.noise import ablate_noise
 
-    how = {"key": key, "out": out, "preset": preset, "config": config, "jobs": jobs}
+    how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
     study = {"levels": levels, "pairs": pairs, "seeds": seeds}
     screen = Screen(quiet=quiet, machine=json)
     outcome = ablate_noise(source, target, screen=screen, **how, **study, **settings)  # type: ignore[arg-type]
@@ -463,6 +468,7 @@ def with_key(
     false_share: Annotated[float, typer.Option(min=0, max=1, help="How many of these are false.")] = 0.0,
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
     quiet: Quiet = False,
     debug: Debug = False,
     **settings: Any,
@@ -472,7 +478,8 @@ def with_key(
 
     screen = Screen(quiet=quiet)
     settings |= {"sampled_pairs": sampled_pairs, "false_share": false_share}
-    result = adapt_with_key(source, target, key=key, out=out, preset=preset, config=config, screen=screen, **settings)
+    how = {"key": key, "out": out, "preset": preset, "config": config, "force": force}
+    result = adapt_with_key(source, target, screen=screen, **how, **settings)  # type: ignore[arg-type]
     screen.result(f"Done: {result.run} (trained with the answer key)")
     if result.harm:
         raise typer.Exit(HARM)
@@ -511,6 +518,7 @@ def bench(
         Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE); it is continued.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
     allow_incomplete: Annotated[
         bool, typer.Option("--allow-incomplete", help="Accept data that differ from the published; the table says so.")
     ] = False,
@@ -532,6 +540,7 @@ def bench(
         jobs=jobs,
         out=out,
         config=config,
+        force=force,
         allow_incomplete=allow_incomplete,
         screen=screen,
         **settings,
@@ -586,7 +595,7 @@ def _exit_code(debug: bool) -> int:
         return 141
     except OSError as error:  # a disk or a permission that no room has a sentence of its own for
         where = f"'{error.filename}': " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}.", debug)
+        _fail(f"{where}{error.strerror or error}; check the path, its permissions and the disk.", debug)
         return 2
     except Exception as error:
         _fail(f"Internal error, {type(error).__name__}: {error}. Run it again with --debug and report it.", debug)

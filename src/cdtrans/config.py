@@ -15,6 +15,7 @@ import yaml
 
 from cdtrans.errors import CdtransError, nearest
 
+PAIRINGS_WITH_KEY = ("ground_truth", "sampled", "sampled_true")  # need the target's labels; only `ablate` has them
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
 
 
@@ -149,8 +150,8 @@ class Config:
         return asdict(self)
 
 
-# Ways to make pairs that need the target's labels; only `cdtrans ablate` has them.
-PAIRINGS_WITH_KEY = ("ground_truth", "sampled", "sampled_true")
+# What is about pairs and the losses on them, which self-training has none of.
+OF_PAIRS = ("loss_source", "loss_source_target", "loss_target", "pairing", "target_class", "center_aware")
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
 RESUME_MAY_CHANGE = (
@@ -159,6 +160,12 @@ RESUME_MAY_CHANGE = (
 
 HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}
+
+
+def offered(name: str) -> list[str]:
+    """The words that a setting may be, as somebody is told who may choose; none if it may be anything else."""
+    words = get_args(HINTS[name]) if get_origin(HINTS[name]) is Literal else ()
+    return [word for word in words if word not in PAIRINGS_WITH_KEY]
 
 
 def make_config(*layers: dict[str, Any]) -> Config:
@@ -213,7 +220,7 @@ def _checked(key: str, value: Any) -> Any:
             _check_range(key, converted)
             return converted
     if choices and isinstance(value, str):
-        hint = nearest(value, [str(c) for c in choices])
+        hint = nearest(value, offered(key) or [str(c) for c in choices])
         if len(kinds) == 1 or hint.startswith("did you mean"):  # 'known: auto' would hide that a number is right too
             raise CdtransError(f"'{value}' is not a value of '{key}': {hint}")
     expected = " or ".join([k.__name__ for k in kinds if isinstance(k, type) and k is not type(None)] + choices)

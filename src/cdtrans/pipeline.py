@@ -13,7 +13,7 @@ import yaml
 
 from cdtrans.classifier import RESULT, Classifier, load, read_result
 from cdtrans.conclusion import conclude, show
-from cdtrans.config import PAIRINGS_WITH_KEY, Config, make_config, read_preset, read_yaml
+from cdtrans.config import FIELDS, OF_PAIRS, PAIRINGS_WITH_KEY, Config, make_config, read_preset, read_yaml
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import (
     LabelledDomain,
@@ -106,10 +106,8 @@ def run_pipeline(
 
     `rearranged` is for ablations that put other pairs in place of those found."""
     started = time.monotonic()
-    if config.pairing in PAIRINGS_WITH_KEY and rearranged is None:
-        raise CdtransError(
-            f"'--pairing {config.pairing}' needs an answer key, which 'adapt' never opens; see 'cdtrans ablate --help'."
-        )
+    if rearranged is None:
+        require_no_key(config)
     source, target = scan_domains(config, screen)
     for warning in warnings_for(source):
         screen.warn(warning)
@@ -203,8 +201,15 @@ def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, Unlabe
     return source, target
 
 
+def require_no_key(config: Config) -> None:
+    if config.pairing in PAIRINGS_WITH_KEY:
+        raise CdtransError(
+            f"'--pairing {config.pairing}' needs an answer key, which 'adapt' never opens; see 'cdtrans ablate --help'."
+        )
+
+
 def resolve(config: Config) -> Config:
-    """Every 'auto' replaced by what it means here."""
+    """Every 'auto' replaced by what it means here; settings that do not go together are refused."""
     device = pick_device(config.device)
     crop = native_crop(config.backbone) if config.crop == "auto" else config.crop
     resize = round(crop * RESIZE_RATIO) if config.resize == "auto" else config.resize
@@ -212,6 +217,12 @@ def resolve(config: Config) -> Config:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
     if {config.loss_source, config.loss_source_target, config.loss_target} == {"none"}:
         raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
+    idle = [name for name in OF_PAIRS if getattr(config, name) != FIELDS[name].default]
+    if config.self_training != "none" and idle:
+        raise CdtransError(
+            f"'--self-training {config.self_training}' trains without pairs, by losses of its own, so '{idle[0]}: "
+            f"{getattr(config, idle[0])}' would do nothing; leave it at {FIELDS[idle[0]].default}, or train on pairs."
+        )
     precision = pick_precision(config.precision, device)
     auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
     names = ("source", "target", "root", "weights", "source_model", "cache")
@@ -269,7 +280,7 @@ def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> 
 def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
     """The images that can be decoded, however few. The target is put in the order of its pictures' digests: its files'
     names, which class folders are part of, then decide nothing."""
-    pixels, bad = find_pixels(domain, config, screen, name)
+    pixels, bad = find_pixels(domain.files(), domain.root, config, screen, name)
     skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
     good = [i for i in range(len(domain)) if i not in bad]
     if isinstance(domain, UnlabelledDomain):
@@ -278,24 +289,22 @@ def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple
 
 
 def find_pixels(
-    domain: LabelledDomain | UnlabelledDomain, config: Config, screen: Screen, name: str
+    files: list[Path], root: Path, config: Config, screen: Screen, name: str
 ) -> tuple[DomainPixels, dict[int, str]]:
-    """The domain's images in a store, or decoded every time if they may not or cannot be stored; and the bad ones."""
+    """The files in the store of `root`, or decoded every time if they may not or cannot be stored; and the bad ones."""
     assert isinstance(config.resize, int), "the configuration has been resolved"
     if config.pixels != "stream":
         cache = Path(config.cache) if config.cache else default_cache()
         try:
-            stored = open_pixels(
-                domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name
-            )
+            stored = open_pixels(files, root=root, size=config.resize, cache=cache, screen=screen, name=name)
             return DomainPixels(stored.array, stored.rows, stored.digests), stored.bad
         except DiskFull:
             if config.pixels == "store":
                 raise
             screen.say(f"The disk has no room for the decoded {name} images: they are decoded every time (slower).")
-    streamed = StreamedPixels(domain.files(), config.resize)
+    streamed = StreamedPixels(files, config.resize)
     digests, bad = streamed.look(screen, name)
-    return DomainPixels(streamed, np.arange(len(domain)), digests), bad
+    return DomainPixels(streamed, np.arange(len(files)), digests), bad
 
 
 def check_classes_left(source: LabelledDomain) -> None:

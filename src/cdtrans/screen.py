@@ -85,5 +85,5 @@ class _Lines:
         if now - self.last >= PLAIN_LINE_SECONDS:
             self.last = now
             rate = (self.done - self.done_at_start) / (now - self.start)
-            left = (self.total - self.done) / rate if rate > 0 else float("inf")
-            self.screen.say(f"{self.description}: {self.done}/{self.total}, {left:.0f} s left {note}".rstrip())
+            left = f", {(self.total - self.done) / rate:.0f} s left" if rate > 0 else ""
+            self.screen.say(f"{self.description}: {self.done}/{self.total}{left} {note}".rstrip())

@@ -15,18 +15,20 @@ import cdtrans
 from ablation_task import make_key, run, start, true_classes
 from cdtrans.classifier import read_result
 from cdtrans.config import FIELDS
+from cdtrans.data.store import list_stores
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, Ablation, ablate, read_scored
+from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, Ablation, ablate, make_plan, read_scored
 from cdtrans.evaluation.noise import Study
-from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, measure
+from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, check_of_target, measure, read_answers
 from cdtrans.evaluation.paper_tables import paper_table
 from cdtrans.evaluation.results import KINDS, SCORED
 from cdtrans.evaluation.with_key import adapt_with_key, true_pairs
 from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.pairs import search_pairs
+from cdtrans.pipeline import layered_config
 from cdtrans.report.page import write_report
 from cdtrans.screen import Screen
-from tiny_task import Task, after_stage_1, computed, log_lines, make_source, make_task, tree, warm
+from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_source, make_task, tree, warm
 
 SMALL = {"source_epochs": 2, "epochs": 2, "rebuild_every": 1}
 
@@ -41,6 +43,11 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 def read(out: Path, name: str) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
     return record
+
+
+def answers_of(task: Task, key: Path, **settings: Any) -> Answers:
+    config, _ = layered_config(task.source, task.target, None, task.config, settings)
+    return read_answers(config, key, Screen(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +156,25 @@ class TestLosses:
         assert list(scored.scores) == ["source_only", "label_free"]
         assert scored.scores["source_only"]["accuracy"] == told["accuracy_by_epoch"][0]
 
+    def test_without_a_score_of_every_epoch_there_is_no_row(self, losses: Path, tmp_path: Path) -> None:
+        folder = Path(shutil.copytree(losses / "cls-dtl-cls", tmp_path / "row"))
+        told = json.loads((folder / SCORED).read_text())
+        del told["accuracy_by_epoch"]
+        (folder / SCORED).write_text(json.dumps(told))
+        with pytest.raises(CdtransError, match=r"row/eval.json' has no score of every epoch.*delete the file"):
+            read_scored(folder, tmp_path)
+
+    def test_a_key_of_part_of_the_target_is_enough_and_the_table_says_of_how_much(
+        self, losses: Path, task: Task, tmp_path: Path
+    ) -> None:
+        assert "Scored on 21 of the target's 21 images." in (losses / "losses.md").read_text(encoding="utf-8")
+        (task.folder / "part.txt").write_text("target/00.png blue\ntarget/01.png green\n")
+        given = str(losses / "cls-dtl-cls")
+        out = tmp_path / "out"
+        assert run(task, "losses", out, "--key", str(task.folder / "part.txt"), "--source-model", given).code == 0
+        assert "Scored on 2 of the target's 21 images." in (out / "losses.md").read_text(encoding="utf-8")
+        assert all(list(row["scores"]) == list(KINDS) for row in read(out, "losses")["rows"])
+
     def test_no_run_is_told_of_the_key(self, losses: Path) -> None:
         for row in read(losses, "losses")["rows"]:
             assert "key.txt" not in (losses / row["run"] / "config.yaml").read_text()
@@ -179,6 +205,25 @@ class TestLosses:
         ended = run(task, "losses", losses, "--lr", "0.07")
         assert ended.code == 2
         assert "holds another ablation's runs (lr: 0.05 there, 0.07 now); choose another --out." in ended.err
+
+    def test_the_guard_is_on_in_all_rows_or_in_none(self, losses: Path, task: Task, tmp_path: Path) -> None:
+        assert "(guard: False there, True now)" in run(task, "losses", losses, "--guard").err
+        out = Path(shutil.copytree(losses, tmp_path / "out"))
+        older = {k: v for k, v in json.loads((out / "ablation.json").read_text()).items() if k != "guard"}
+        (out / "ablation.json").write_text(json.dumps(older))
+        assert run(task, "losses", out).code == 0, "before it was recorded it was off unless told otherwise"
+
+    @pytest.mark.parametrize("text", ["", '{"lr": 0.0', "3"])
+    def test_a_damaged_record_is_one_sentence(self, task: Task, tmp_path: Path, text: str) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "ablation.json").write_text(text)
+        ended = run(task, "losses", tmp_path / "out")
+        assert ended.code == 2
+        assert f"'{tmp_path / 'out' / 'ablation.json'}', which says what the runs beside it share, is dam" in ended.err
+
+    def test_what_is_left_out_is_said(self, losses: Path) -> None:
+        text = (losses / "losses.md").read_text(encoding="utf-8")
+        assert "all three branches run and pass through the head's BatchNorm" in text
 
     def test_a_folder_from_before_a_setting_existed_had_its_default(
         self, losses: Path, task: Task, tmp_path: Path
@@ -211,21 +256,30 @@ class TestLosses:
         [
             ({"key": "nowhere"}, ["nowhere"]),
             ({"key": "strange.txt"}, ["'purple'", "strange.txt", "not one the model knows"]),
+            ({"key": "source"}, ["The answer key", "source' has none of the target's pictures; give TARGET itself"]),
+            ({"key": "mixed.txt"}, ["1 of the 2 pictures of the answer key", "mixed.txt'", "red/00.png"]),
+            ({"key": "target"}, ["The answer key cannot be used", "target' holds images but no class folders"]),
             ({"source": "nowhere"}, ["nowhere"]),
             ({"target": "nowhere"}, ["nowhere"]),
             ({"lr": "fast"}, ["'lr'", "fast"]),
             ({"source_model": "nowhere"}, ["nowhere", "has no finished stage 1"]),
+            ({"pairing": "ground_truth"}, ["'--pairing ground_truth' needs an answer key"]),
+            ({"resize": "9"}, ["Images resized to 9 cannot be cropped to 16"]),
+            ({"self_training": "rpll"}, ["'self_training: rpll'", "all rows of 'losses' would be the same"]),
+            ({"out": "key.txt/below"}, ["key.txt/below' cannot be written: Not a directory; choose another --out."]),
         ],
     )
     def test_bad_input_is_one_sentence_and_writes_nothing(
         self, task: Task, tmp_path: Path, change: dict[str, str], words: list[str]
     ) -> None:
         (task.folder / "strange.txt").write_text("target/00.png purple\n")
+        (task.folder / "mixed.txt").write_text("target/00.png blue\nsource/red/00.png red\n")
         how = {"source": task.source, "target": task.target, "key": task.folder / "key.txt", "config": task.config}
+        how["out"] = tmp_path / "out"
         for name, value in change.items():
-            how[name] = value if name == "lr" else task.folder / value
+            how[name] = task.folder / value if name in (*how, "source_model") else value
         with pytest.raises(CdtransError) as caught:
-            ablate(LOSSES, out=tmp_path / "out", screen=Screen(quiet=True), **how)
+            ablate(LOSSES, screen=Screen(quiet=True), **how)
         assert all(word in str(caught.value) for word in words)
         assert not (tmp_path / "out").exists()
 
@@ -261,7 +315,7 @@ class TestPseudoLabels:
 
     def test_recall_and_precision_are_those_of_the_saved_pairs_and_the_key(self, pseudo_labels: Path) -> None:
         for row in read(pseudo_labels, "pseudo-labels")["rows"]:
-            if "self_training" in row["settings"]:
+            if row["settings"]["self_training"] != "none":
                 assert "pairs" not in row
                 continue
             true = true_classes(pseudo_labels / row["run"])
@@ -287,6 +341,7 @@ class TestPseudoLabels:
         last = read(pseudo_labels, "pseudo-labels")["rows"][3]["pairs"][-1]
         shares = [last[name] for name in ("recall_source", "recall_target", "precision")]
         assert rows["| Tw + Ca"][1:4] == [f"{100 * share:.1f}" for share in shares]
+        assert "as many as there are pairs: the number of steps differs." in text
         for name in ("| RPLL", "| MRKLD+LRENT"):
             assert rows[name][1:4] == ["–"] * 3
             assert "–" not in rows[name][4:8]
@@ -322,8 +377,9 @@ class TestPseudoLabels:
 
     def test_a_key_of_part_of_the_target_judges_that_part(self, pseudo_labels: Path, task: Task) -> None:
         run = pseudo_labels / "two-way"
-        some = Answers([task.target / f"{n:02}.png" for n in range(5)], [n % 3 for n in range(5)], resize=18)
-        true = some.of_target(run)
+        key = task.folder / "some.txt"
+        key.write_text("".join((task.folder / "key.txt").read_text().splitlines(keepends=True)[:5]))
+        true = answers_of(task, key).of_target(run)
         assert sorted(true.tolist()) == sorted([UNKNOWN] * 16 + [0, 1, 2, 0, 1])
         known = {i for i, label in enumerate(true.tolist()) if label != UNKNOWN}
         assert {i: true[i] for i in known} == {i: label for i, label in true_classes(run).items() if i in known}
@@ -377,9 +433,55 @@ class TestPseudoLabels:
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "ablation", [LOSSES, PSEUDO_LABELS, Ablation("noise", "", (), Study((50,), (1,), 9).variants())]
-)
+def test_a_configuration_with_self_training_changes_no_row_that_has_pairs(task: Task, tmp_path: Path) -> None:
+    config = tmp_path / "self.yaml"
+    config.write_text(task.config.read_text() + "self_training: mrkld_lrent\n")
+    how = {"key": task.folder / "key.txt", "preset": None, "config": config, "force": True}
+    plan = make_plan(PSEUDO_LABELS, task.source, task.target, {}, out=tmp_path, screen=Screen(quiet=True), **how)
+    for planned in plan.runs():
+        assert f"--self-training={planned.name.replace('-', '_')}" in planned.adapt or (
+            "--self-training=none" in planned.adapt
+        )
+        assert "--force" in planned.adapt
+
+
+class TestKey:
+    def test_the_target_is_decoded_once_for_the_check_the_runs_and_the_key(self, task: Task, tmp_path: Path) -> None:
+        cache = tmp_path / "cache"
+        check_of_target(answers_of(task, task.folder / "key.txt", cache=str(cache)), task.folder / "key.txt")
+        (store,) = list_stores(cache)
+        assert (store.root, store.images) == (task.target.resolve(), 21)
+
+    def test_copies_and_streams_are_known_by_their_pixels(self, task: Task, tmp_path: Path) -> None:
+        for n in range(21):
+            (tmp_path / "key" / CLASSES[n % 3]).mkdir(parents=True, exist_ok=True)
+            shutil.copy(task.target / f"{n:02}.png", tmp_path / "key" / CLASSES[n % 3])
+        for how in ({"pixels": "stream"}, {"cache": str(tmp_path / "cache")}):
+            answers = answers_of(task, tmp_path / "key", **how)
+            check_of_target(answers, tmp_path / "key")
+            assert sorted(answers.by_digest.values()) == [0] * 7 + [1] * 7 + [2] * 7
+
+    def test_nothing_is_decoded_of_a_key_that_is_the_target(self, task: Task, tmp_path: Path) -> None:
+        key = task.folder / "key.txt"
+        config, _ = layered_config(task.source, key, None, task.config, {"cache": str(tmp_path / "cache")})
+        check_of_target(read_answers(config, key, Screen(quiet=True)), key)
+        assert not (tmp_path / "cache").exists()
+
+
+ABLATIONS = [LOSSES, PSEUDO_LABELS, Ablation("noise", "", (), Study((50,), (1,), 9).variants())]
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS)
+def test_every_row_decides_all_that_rows_differ_in(ablation: Ablation) -> None:
+    """Else a configuration would decide it for some rows, and the table would not say so."""
+    for variant in ablation.variants:
+        assert set(variant.settings) == set(ablation.varied)
+        if "pairing" in ablation.varied:
+            own = {"rpll": "rpll", "mrkld-lrent": "mrkld_lrent"}
+            assert variant.settings["self_training"] == own.get(variant.folder, "none")
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS)
 def test_rows_differ_in_stage_2_alone(ablation: Ablation) -> None:
     """Else they could not share stage 1. Runs of another seed are in another folder, and share nothing."""
     assert {FIELDS[name].metadata["group"] for name in ablation.varied if name != "seed"} == {"Stage 2: adaptation"}
@@ -434,5 +536,5 @@ def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> No
         shown = warm().run(["ablate", ablation.name, "--help"], tmp_path).out
         assert "--key" in shown
         assert "--source-epochs" in shown
-        assert not [name for name in ablation.varied if f"--{name.replace('_', '-')} " in shown]
-        assert all(f"--{name.replace('_', '-')} " in shown for name in other.varied)
+        assert not [name for name in {*ablation.varied, "self_training"} if f"--{name.replace('_', '-')} " in shown]
+        assert all(f"--{name.replace('_', '-')} " in shown for name in other.varied if name != "self_training")

@@ -434,6 +434,7 @@ class TestBadInput:
             ({"lr": -1}, "The setting 'lr' must be from 0"),
             ({"weights": "gone.pth"}, "The weights file 'gone.pth' does not exist"),
             ({"device": "tpu"}, "Unknown device 'tpu'"),
+            ({"pairing": "ground_truth"}, "'--pairing ground_truth' needs an answer key"),
             ({"backbone": "deit_smal"}, "deit_smal"),
             ({"data": Path("gone")}, "There is no folder 'gone' with Office-31"),
         ],
@@ -458,6 +459,8 @@ class TestBadInput:
             == f"'{tmp_path / 'out'}' holds another benchmark's runs (lr: 0.05 there, 0.07 now); choose another --out."
         )
         assert tree(tmp_path / "out") == before
+        said = self.refused(mini, tmp_path / "out", config=whole.parent / "tiny.yaml", guard=True)
+        assert "(guard: False there, True now)" in said
 
 
 class TestSettings:
@@ -498,10 +501,11 @@ class TestSettings:
         weights = tmp_path / "w.safetensors"
         save_file({"a": torch.zeros(1)}, weights)
         settings = {"weights": str(weights), "pretrained": False, "detach_teacher": True, "lr": 0.01, "device": "cpu"}
-        plan = self.plan(mini, monkeypatch, out=tmp_path / "out", **settings)
+        plan = self.plan(mini, monkeypatch, out=tmp_path / "out", force=True, **settings)
         run = plan.runs()[0]
         for flag in (f"--weights={weights}", "--no-pretrained", "--detach-teacher", "--lr=0.01", "--device=cpu"):
             assert flag in run.adapt
+        assert "--force" in run.adapt
         assert run.score[-4:] == ("--device", "cpu", "--max-bad", "0.05")
         assert run.adapt[:3] == ("adapt", str(mini / "amazon" / "images"), str(mini / "dslr" / "images"))
 

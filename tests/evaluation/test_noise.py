@@ -1,6 +1,7 @@
 """`cdtrans ablate noise` on the tiny task."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,16 @@ class TestSharedStage1:
                 f.parent for f in out.glob(f"seed-{seed}/*/log.jsonl") if '"source_model"' not in f.read_text()
             )
             assert trained.name == "cross-attention-100"
+        assert run(task, "noise", out, "--levels", "100", "--pairs", "20", "--seeds", "7,").code == 0
+        record = read(out)
+        assert record["seeds"] == [1, 7, 1234], "those of earlier calls too"
+        with_, without, only = record["curves"]
+        for curve in (with_, without):
+            assert [[r["seed"] for r in p["runs"]] for p in curve["points"]] == [[1, 1234], [1, 7, 1234]]
+        assert [p["false_pairs_percent"] for p in only["points"]] == [0]
+        text = (out / "noise.md").read_text(encoding="utf-8")
+        assert "Not every point has all seeds; noise.json lists the runs of each." in text
+        assert "UNFINISHED" not in text
 
 
 class TestFiles:
@@ -156,6 +167,9 @@ class TestFiles:
         assert last[3].split(" | ")[2] == f"{100 * scored.scores['last_epoch']['accuracy']:.1f}"
         assert last[4].endswith("| – |")
         assert "UNFINISHED" not in text
+        assert "20 pairs, 2 epochs, seed 1234." in text
+        assert "Scored on 21 of the target's 21 images." in text
+        assert "all three branches run and pass through the head's BatchNorm" in text
 
     def test_the_picture_is_one(self, noise: Path) -> None:
         with Image.open(noise / "noise.png") as image:
@@ -177,12 +191,27 @@ class TestFiles:
     def test_other_levels_go_into_the_same_folder_and_another_number_of_pairs_does_not(
         self, noise: Path, task: Task
     ) -> None:
+        before = read(noise), (noise / "noise.png").read_bytes(), (noise / "noise.md").read_text()
         ended = run(task, "noise", noise, "--levels", "50,0", "--pairs", "20")
         assert "5 runs, 5 of them finished already" in ended.out
+        assert (read(noise), (noise / "noise.png").read_bytes(), (noise / "noise.md").read_text()) == before
         ended = run(task, "noise", noise, "--levels", "0,50,100")
         assert ended.code == 2, "one pair for each of the 21 target images"
         assert "holds another ablation's runs (sampled_pairs: 20 there, 21 now)" in ended.err
         run(task, "noise", noise, *FLAGS)
+
+
+def test_what_check_would_stop_is_run_with_force(tmp_path: Path) -> None:
+    task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
+    shutil.rmtree(task.target)
+    shutil.copytree(task.source, task.target)
+    flags = ("--levels", "0", "--pairs", "20", "--key", str(task.target))
+    ended = run(task, "noise", tmp_path / "out", *flags)
+    assert ended.code == 1
+    assert "To go on regardless, give --force." in ended.err
+    ended = run(task, "noise", tmp_path / "out", *flags, "--force")
+    assert ended.code == 0, ended.err
+    assert "20 pairs, 1 epoch, seed 1234." in (tmp_path / "out" / "noise.md").read_text(encoding="utf-8")
 
 
 class TestStudy:
@@ -198,9 +227,13 @@ class TestStudy:
 
     def test_levels(self) -> None:
         assert parse_levels("100, 0,12.5") == (0, 12.5, 100)
-        for text in ("", "x", "0,0", "-1", "101", "nan"):
-            with pytest.raises(CdtransError, match="--levels must be different percentages"):
+        for text in ("", "x", "0,0", "-1", "101", "nan", "1,1.0000001"):
+            with pytest.raises(CdtransError, match="--levels must be different percentages from 0 to 100"):
                 parse_levels(text)
+
+    def test_close_levels_have_folders_of_their_own(self) -> None:
+        levels = parse_levels("33.333333,33.333334,99.999999,100")
+        assert len({v.folder for v in Study(levels, (1,), pairs=9).variants() if v.folder.startswith("seed-1/c")}) == 4
 
 
 def test_the_figure_has_a_line_for_each_curve_and_bars_for_several_seeds() -> None:

@@ -92,3 +92,13 @@ def test_without_centres_a_target_image_is_taught_the_class_of_its_pair(golden) 
     assert by_center.target_labels.tolist() != by_pair.target_labels.tolist()
     filtered = from_golden(g, "noise", target_class="pair")
     assert filtered.target_labels.tolist() == from_golden(g, "noise").target_labels.tolist()
+
+
+def test_what_is_written_of_a_pair_is_what_was_taught_and_of_a_rejected_one_why(golden) -> None:
+    g = golden("pseudo")
+    domains = [g[f"noise/{name}"] for name in ("feat_s", "labels_s", "feat_t", "logits_t")]
+    taught = search_pairs(*domains, center_aware=False, target_class="pair")
+    assert taught.arrays()["target_labels"].tolist() == taught.pairs().target_labels.tolist()
+    filtered = search_pairs(*domains, target_class="pair")
+    assert not filtered.kept.all()
+    assert filtered.arrays()["target_labels"].tolist() == filtered.centers[filtered.target].tolist()

@@ -21,6 +21,7 @@ from cdtrans.training.self_training import (
     self_training_losses,
     shuffled,
 )
+from cdtrans.training.state import step_seed
 
 P = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.5, 0.45, 0.05], [0.55, 0.4, 0.05], [0.3, 0.6, 0.1]]).double()
 
@@ -114,6 +115,12 @@ class TestSelfTrained:
         found, logits, config = self.found("rpll")
         result = self_trained(replace(found, centers=(logits.argmax(dim=1) + 1) % 3), logits, 1, config)
         assert result.arrays()["target_labels"].tolist() == logits.argmax(dim=1)[result.target].tolist()
+
+    def test_what_meets_is_not_drawn_by_the_generator_of_the_epoch_s_order(self) -> None:
+        found, logits, config = self.found("rpll")
+        drawn = self_trained(found, logits, 1, config).source
+        generator = torch.Generator().manual_seed(step_seed(config.seed, "adaptation", 1, 0))
+        assert drawn.tolist() != torch.randperm(9, generator=generator).tolist()
 
     def test_it_depends_on_seed_and_epoch_alone(self) -> None:
         found, logits, config = self.found("rpll")

@@ -1,5 +1,6 @@
 """The rows of an ablation beside the paper's, as NAME.json and NAME.md."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ class Scored:
     scores: dict[str, dict[str, float]]  # kind -> accuracy and class-mean accuracy, from 0 to 1
     per_class: dict[str, float | None]  # of the label-free choice
     epochs: dict[str, int]  # kind -> the epoch it is
-    images: int
+    images: int  # that the key names, and
+    target_images: int  # all that the run had
     device: str
     seconds: float  # of `adapt`
     stage_1: str  # the run that trained it, and has it in its seconds
@@ -96,11 +98,18 @@ def _before(table: AblationTable) -> list[str]:
         f"Answer key: {table.key}. Every number of ours was scored with it, after training; the best epoch by target"
         f" labels was also chosen with it. {trained}",
     ]
+    lines += scored_images([row.scored for row in table.rows if row.scored])
     if table.unfinished:
         lines.append(
             f"UNFINISHED: {len(table.unfinished)} of {len(table.rows)} runs are missing: {', '.join(table.unfinished)}."
         )
     return lines
+
+
+def scored_images(scored: Sequence[Scored]) -> list[str]:
+    """A key may name a part of the target: then the scores are that part's."""
+    counts = dict.fromkeys((run.images, run.target_images) for run in scored)
+    return [f"Scored on {images} of the target's {of} images." for images, of in counts]
 
 
 def _cells(row: Row, table: AblationTable) -> tuple[str, ...]:
@@ -115,7 +124,7 @@ def _cells(row: Row, table: AblationTable) -> tuple[str, ...]:
 
 
 def _score(score: dict[str, float] | None) -> str:
-    if score is None:  # the key is of other images than the target, or the guard ended the run before stage 2
+    if score is None:  # the guard ended the run before stage 2
         return NOTHING
     return f"{100 * score['accuracy']:.1f} ({100 * score['class_mean_accuracy']:.1f})"
 

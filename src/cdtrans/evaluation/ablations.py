@@ -8,23 +8,24 @@ these folders each time a run ends."""
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cdtrans.classifier import read_result
-from cdtrans.config import RESUME_MAY_CHANGE, Config
-from cdtrans.data.domains import check_distinct, scan_unlabelled
+from cdtrans.config import Config
+from cdtrans.data.domains import check_distinct
+from cdtrans.errors import CdtransError
 from cdtrans.evaluation.ablation_tables import TOLD, AblationTable, Row, Scored, markdown
 from cdtrans.evaluation.folder import flag, owned, recipe_of, with_table_defaults
 from cdtrans.evaluation.jobs import Job, PlannedRun, run_jobs
-from cdtrans.evaluation.pair_quality import Answers, pair_quality, read_answers
+from cdtrans.evaluation.pair_quality import Answers, check_of_target, pair_quality, read_answers
 from cdtrans.evaluation.paper_tables import PaperRow, paper_table
 from cdtrans.evaluation.results import KINDS, SCORED, read_sessions, trained_in
 from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
 from cdtrans.files import atomic
 from cdtrans.model.backbone import read_state
-from cdtrans.pipeline import layered_config
+from cdtrans.pipeline import layered_config, require_no_key, resolve
 from cdtrans.screen import Screen
 from cdtrans.source_model import SOURCE, require_stage_1
 
@@ -32,7 +33,8 @@ RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
 
 
 class Variant(NamedTuple):
-    """A row of the paper's table: the paper's name for it, its folder, the settings that make it."""
+    """A row of the paper's table: the paper's name for it, its folder, and all settings that the rows differ in, so
+    that no configuration decides one of them for some rows."""
 
     paper: str
     folder: str
@@ -66,6 +68,11 @@ def _losses(source: str, source_target: str, target: str) -> Variant:
     return Variant(" ".join("-" if word == "none" else word for word in words), "-".join(words), settings)
 
 
+LEFT_OUT = (
+    "A loss that is left out is left out of the sum, and of nothing else: all three branches run and pass through the "
+    "head's BatchNorm, so that also a model without any loss on the target takes in the target's statistics."
+)
+
 LOSSES = Ablation(
     name="losses",
     title="Different losses (the paper's Table 6)",
@@ -80,19 +87,21 @@ LOSSES = Ablation(
     notes=(
         "The paper's first row repeats its source-only baseline; here it is stage 2 with the source's loss alone, on "
         "the source images of the pairs.",
+        LEFT_OUT,
     ),
 )
 
 
 def _self_training(paper: str, folder: str, method: str) -> Variant:
     """Settings that are about pairs are the defaults; nothing reads them."""
-    return Variant(paper, folder, {"self_training": method})
+    of_pairs = {"pairing": "two_way", "center_aware": True, "target_class": "center"}
+    return Variant(paper, folder, of_pairs | {"self_training": method})
 
 
 def _pairs(paper: str, folder: str, pairing: str, *, center_aware: bool = False) -> Variant:
     """Without the centres, what a target image is taught is the class of its pair."""
-    target_class = "center" if center_aware else "pair"
-    return Variant(paper, folder, {"pairing": pairing, "center_aware": center_aware, "target_class": target_class})
+    taught = {"center_aware": center_aware, "target_class": "center" if center_aware else "pair"}
+    return Variant(paper, folder, {"pairing": pairing, **taught, "self_training": "none"})
 
 
 PSEUDO_LABELS = Ablation(
@@ -118,7 +127,9 @@ PSEUDO_LABELS = Ablation(
         "prediction as label, and the loss exp(-D) CE + D, D = KL between two predictions; these are two draws of "
         "stochastic depth, not two classifiers as in the original. MRKLD+LRENT (Zou et al. 2019): the most confident "
         "images of each class, from 20 % in the first round to 50 % in the last, soft labels with alpha 0.25, and "
-        "0.1 KL(uniform, prediction) on the same images. The paper says only that it reproduced their pseudo labels.",
+        "0.1 KL(uniform, prediction) on the same images. An epoch of theirs has as many images as the larger of source "
+        "and selected target, one of the other rows as many as there are pairs: the number of steps differs. The paper "
+        "says only that it reproduced their pseudo labels.",
     ),
     about_pairs=True,
 )
@@ -160,7 +171,7 @@ class Plan:
 
     def recipe(self) -> dict[str, Any]:
         """What must stay the same for the rows of one table. Where it runs may change."""
-        shared = recipe_of(self.config, (*RESUME_MAY_CHANGE, *self.ablation.varied))
+        shared = recipe_of(self.config, self.ablation.varied)
         places = {name: os.path.abspath(place) for name in ("source", "target") if (place := shared.pop(name))}
         return {"ablation": self.ablation.name, "key": os.path.abspath(self.key), **places, **shared}
 
@@ -197,12 +208,15 @@ def ablate(
     screen: Screen,
     preset: str | None = None,
     config: Path | None = None,
+    force: bool = False,
     jobs: int = 1,
     **settings: Any,
 ) -> Outcome:
     """Run the rows that are not yet done, `jobs` at a time, score them with the answer key and write the table into
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
-    plan = make_plan(ablation, source, target, key=key, out=out, preset=preset, config=config, settings=settings)
+    plan = make_plan(
+        ablation, source, target, settings, key=key, out=out, preset=preset, config=config, force=force, screen=screen
+    )
     return carry_out(plan, jobs, screen, write_table)
 
 
@@ -210,19 +224,23 @@ def make_plan(
     ablation: Ablation,
     source: Path,
     target: Path,
+    settings: dict[str, Any],
     *,
     key: Path,
     out: Path,
     preset: str | None,
     config: Path | None,
-    settings: dict[str, Any],
+    force: bool,
+    screen: Screen,
 ) -> Plan:
     settings = with_table_defaults(settings, config)
     chosen, _ = layered_config(source, target, preset, config, settings)
-    answers = check_input(chosen, key)
+    check_rows(ablation, chosen)
+    answers = check_input(chosen, key, screen)
     named = (("preset", preset), ("config", config))
     files = [flag(name, value) for name, value in named if value is not None]
-    return Plan(ablation, out, key, answers, chosen, (*files, *map(flag, settings, settings.values())))
+    flags = (*files, *map(flag, settings, settings.values()), *(("--force",) if force else ()))
+    return Plan(ablation, out, key, answers, chosen, flags)
 
 
 def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Written]) -> Outcome:
@@ -242,15 +260,29 @@ def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Wri
     return Outcome(table, plan.out, len(plan.ablation.variants), tuple(failed))
 
 
-def check_input(config: Config, key: Path) -> Answers:
+def check_rows(ablation: Ablation, config: Config) -> None:
+    """Settings that some row's run would refuse are said before the first one."""
+    if "self_training" not in ablation.varied and config.self_training != "none":
+        raise CdtransError(
+            f"'self_training: {config.self_training}' has losses of its own: all rows of '{ablation.name}' would be "
+            "the same; leave it out of the configuration."
+        )
+    for variant in ablation.variants:
+        row = replace(config, **variant.settings)
+        if not variant.with_key:
+            require_no_key(row)
+        resolve(row)
+
+
+def check_input(config: Config, key: Path, screen: Screen) -> Answers:
     """What would be wrong with every run is said before the first one, of the answer key too, which comes back."""
     check_distinct(Path(config.source), Path(config.target))
-    scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
-    answers = read_answers(config, key)
+    answers = read_answers(config, key, screen)
     if config.source_model:
         require_stage_1(Path(config.source_model))
     elif config.weights:
         read_state(Path(config.weights))
+    check_of_target(answers, key)  # last: it may decode
     return answers
 
 
@@ -284,7 +316,7 @@ def write_files(plan: Plan, record: dict[str, Any], page: str) -> None:
 def _row(plan: Plan, variant: Variant, paper: PaperRow) -> Row:
     folder = plan.out / variant.folder
     scored = read_scored(folder, plan.out)
-    measured = scored is not None and plan.ablation.about_pairs and "self_training" not in variant.settings
+    measured = scored is not None and plan.ablation.about_pairs and variant.settings["self_training"] == "none"
     pairs = tuple(pair_quality(folder, plan.answers)) if measured else ()
     return Row(paper, variant.folder, variant.settings, scored, pairs, variant.with_key)
 
@@ -297,9 +329,13 @@ def read_scored(folder: Path, out: Path) -> Scored | None:
     epochs = {"label_free": read_result(folder)["chosen_epoch"]}
     metrics = ("accuracy", "class_mean_accuracy")
     scores = {"label_free": {metric: told[metric] for metric in metrics}}
-    history = told.get("accuracy_by_epoch", ())
-    if history:
-        epochs["source_only"] = 0
+    history = told.get("accuracy_by_epoch")
+    if not history:  # a table of the chosen epoch alone, maybe on other images, would look like a finished one
+        raise CdtransError(
+            f"'{folder / SCORED}' has no score of every epoch: the answer key had other pictures than the target's, or "
+            f"'{folder / 'predictions'}' was gone; delete the file to score it again, or the folder to run it again."
+        )
+    epochs["source_only"] = 0
     if len(history) > 1:  # the guard may have ended the run before stage 2
         epochs |= {"last_epoch": len(history) - 1, "best_by_labels": told["best_by_labels_epoch"]}
     for kind in epochs.keys() - scores.keys():
@@ -310,6 +346,7 @@ def read_scored(folder: Path, out: Path) -> Scored | None:
         per_class=told["per_class"],
         epochs=epochs,
         images=told["images"],
+        target_images=json.loads((folder / "data.json").read_text(encoding="utf-8"))["target"]["images"],
         device=environment["device"],
         seconds=sum(session["seconds"] for session in read_sessions(folder)),
         stage_1=trained_in(folder, out),

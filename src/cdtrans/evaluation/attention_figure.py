@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from cdtrans.data.domains import scan_labelled
+from cdtrans.config import make_config
+from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.device import pick_device
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.evaluate import match_classes
+from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.evaluation.pair_quality import UNKNOWN, Answers
 from cdtrans.files import atomic
 from cdtrans.model.card import load_model
 from cdtrans.report.gallery import BATCH, look, turn
 from cdtrans.report.pictures import Pictures, enlarged, heated
 from cdtrans.report.record import Record, Round, read_record
+from cdtrans.screen import Screen
 
 PICTURE_INCHES = 1.5
 DPI = 144
@@ -105,9 +107,11 @@ def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndar
         )
     if key is None:
         raise CdtransError("To find false pairs the answer key is needed: give --key LABELLED, or pairs with --pair.")
-    labelled = scan_labelled(key, root, allow_one_class=True)
+    labelled = scan_key(key, root)
     labels = match_classes(labelled, record.classes, key)
-    true = Answers(labelled.files(), labels.tolist(), int(record.config["resize"])).of_target(record.run)
+    target = UnlabelledDomain(record.root("target"), record.target)
+    answers = Answers(labelled.files(), labels.tolist(), target, make_config(record.config), Screen(quiet=True))
+    true = answers.of_target(record.run)
     if (true == UNKNOWN).all():
         raise CdtransError(
             f"The answer key '{key}' has none of the target's pictures; give the target with its labels."

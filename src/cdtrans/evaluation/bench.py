@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config, read_preset, read_yaml
+from cdtrans.config import Config, make_config, read_preset, read_yaml
 from cdtrans.data.benchmarks import Benchmark, FoundBenchmark, Task, benchmark_named, find_benchmark
 from cdtrans.data.layouts import FoundDomain
 from cdtrans.errors import CdtransError
@@ -22,7 +22,7 @@ from cdtrans.evaluation.results import KINDS, RunResult, columns, read_run, resu
 from cdtrans.evaluation.tables import BenchTable, latex, markdown
 from cdtrans.files import atomic
 from cdtrans.model.backbone import read_state
-from cdtrans.pipeline import resolve
+from cdtrans.pipeline import require_no_key, resolve
 from cdtrans.screen import Screen
 
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # the two that have presets of their own
@@ -124,6 +124,7 @@ def bench(
     jobs: int = 1,
     out: Path | None = None,
     config: Path | None = None,
+    force: bool = False,
     allow_incomplete: bool = False,
     **settings: Any,
 ) -> Outcome:
@@ -139,7 +140,7 @@ def bench(
         seeds=parse_seeds(seeds),
         out=out or Path("runs") / f"{name}-{backbone}",
         config=recipe,
-        flags=flags,
+        flags=(*flags, *(("--force",) if force else ())),
     )
     for difference in plan.found.differences:
         screen.warn(f"{benchmark.title} is not as it was published: {difference}.")
@@ -187,6 +188,7 @@ def _recipe(
         raise CdtransError(
             "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' out."
         )
+    require_no_key(chosen)
     resolve(chosen)  # what is wrong with the device, the backbone or the weights would be wrong with every run
     if chosen.weights:
         read_state(Path(chosen.weights))
@@ -195,7 +197,7 @@ def _recipe(
 
 def _record(plan: Plan) -> dict[str, Any]:
     """What must stay the same for the runs of one table. Tasks, seeds and where it runs may change."""
-    shared = recipe_of(plan.config, (*RESUME_MAY_CHANGE, *DECIDED_HERE))
+    shared = recipe_of(plan.config, DECIDED_HERE)
     return {"benchmark": plan.found.benchmark.name, "data": os.path.abspath(plan.found.root), **shared}
 
 

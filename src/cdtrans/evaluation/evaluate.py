@@ -88,7 +88,7 @@ def evaluate(
     classifier = load(run, model=model, device=device)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
-    key = scan_labelled(where, root, allow_one_class=True)
+    key = scan_key(where, root)
     true = match_classes(key, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}
     predicted, sure, kept, digests, skipped = [], [], [], [], []
@@ -126,6 +126,14 @@ def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
             file.write((json.dumps(evaluation.summary(), indent=2) + "\n").encode())
     except OSError as error:
         screen.warn(f"The evaluation could not be kept in '{run}' for the report: {error.strerror}.")
+
+
+def scan_key(where: Path, root: Path | None) -> LabelledDomain:
+    """Labelled images as an answer key, which errors call it: there are other labelled folders on a command line."""
+    try:
+        return scan_labelled(where, root, allow_one_class=True)
+    except CdtransError as error:
+        raise CdtransError(f"The answer key cannot be used: {error}") from error
 
 
 def match_classes(key: LabelledDomain, classes: tuple[str, ...], where: Path) -> np.ndarray:

@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import Config, read_yaml
+from cdtrans.config import RESUME_MAY_CHANGE, Config, read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.files import atomic
+
+# Of every run, unless somebody says otherwise: a row shows what its method did, and the guard's verdict is in its run
+# folder all the same; and nobody reads so many reports.
+TABLE_DEFAULTS = {"guard": False, "report": False}
 
 
 @contextmanager
@@ -17,8 +21,12 @@ def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator
     """The folder, for this process alone and this recipe alone, which the file `record` keeps. `kind` is what the
     folder belongs to, with its article."""
     _check_folder(out, record, recipe, kind)
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "w") as lock:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock_file = open(out / ".lock", "w")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise CdtransError(f"The folder '{out}' cannot be written: {error.strerror}; choose another --out.") from error
+    with lock_file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -30,16 +38,17 @@ def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator
         yield
 
 
-def recipe_of(config: Config, leave_out: tuple[str, ...]) -> dict[str, Any]:
-    """The settings that all runs of a folder share."""
-    return {key: value for key, value in config.to_dict().items() if key not in leave_out}
+def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that all runs of a folder share: not those `decided` run by run, nor where a run happens. The guard,
+    which a single run may be continued without, decides which epoch is handed over, so a table has it or has it not."""
+    free = {*decided, *RESUME_MAY_CHANGE} - {"guard"}
+    return {key: value for key, value in config.to_dict().items() if key not in free}
 
 
 def with_table_defaults(settings: dict[str, Any], config: Path | None) -> dict[str, Any]:
-    """The settings of every run of a table. Unless they or the file `config` say otherwise, no guard: a row shows what
-    its method did, and the verdict is in its run folder all the same; and no report, which nobody reads of so many."""
+    """The settings of every run of a table, where neither they nor the file `config` say otherwise."""
     from_file = read_yaml(config) if config is not None else {}
-    return {name: False for name in ("guard", "report") if name not in from_file} | settings
+    return {name: value for name, value in TABLE_DEFAULTS.items() if name not in from_file} | settings
 
 
 def flag(name: str, value: Any) -> str:
@@ -48,11 +57,21 @@ def flag(name: str, value: Any) -> str:
     return f"--{'' if value else 'no-'}{dashed}" if isinstance(value, bool) else f"--{dashed}={value}"
 
 
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        recorded: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise CdtransError(
+            f"'{file}', which says what the runs beside it share, is damaged; put a copy back, or choose another --out."
+        ) from error
+    return recorded
+
+
 def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> None:
     """Refuse a folder that holds something else. Writes nothing."""
     file = out / record
     if file.exists():
-        before = Config().to_dict() | json.loads(file.read_text(encoding="utf-8"))  # an older one lacks newer settings
+        before = Config().to_dict() | TABLE_DEFAULTS | _read(file)  # an older one lacks newer settings
         changed = [key for key in recipe if before.get(key) != recipe[key]]
         if changed:
             what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)

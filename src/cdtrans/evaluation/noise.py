@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cdtrans.config import read_yaml
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.ablation_tables import NOTHING, TOLD, Scored
+from cdtrans.evaluation.ablation_tables import NOTHING, TOLD, Scored, scored_images
 from cdtrans.evaluation.ablations import (
+    LEFT_OUT,
     Ablation,
     Outcome,
     Plan,
@@ -24,18 +26,20 @@ from cdtrans.evaluation.ablations import (
 )
 from cdtrans.evaluation.bench import parse_seeds
 from cdtrans.evaluation.noise_figure import write_figure
-from cdtrans.evaluation.results import Spread, shared_stage_1, spread
+from cdtrans.evaluation.results import CONFIG, SCORED, Spread, shared_stage_1, spread
 from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
 from cdtrans.pipeline import layered_config
 from cdtrans.screen import Screen
 
 SHOWN = ("last_epoch", "label_free", "best_by_labels")  # a table for each; the picture has the first
 NAME = "noise"
+DECIMALS = 6  # of a level
 NOTES = (
     "Every run, of every curve, was trained on pairs that the answer key made: this measures what false pairs do, and "
     "is no way to adapt. With cross-attention: the three branches and all three losses. Without: the source's and the "
     "target's classification alone, each target image taught the label of its source image. Only true positive pairs: "
     "with cross-attention, on those that the false ones have not replaced, and so in fewer steps.",
+    LEFT_OUT,
     "The pairs are drawn once for a seed, for all curves and levels, and stay for the whole run: every target image of "
     "a known class once before any comes twice, with a random source image of its class. A false pair keeps the target "
     "image and has a random source image of another class; those of a higher level contain those of a lower one. The "
@@ -74,7 +78,7 @@ class Study:
         if curve is ONLY_TRUE and self.left(level) < 2:
             return None
         same = WITH if curve is ONLY_TRUE and self.left(level) == self.pairs else curve
-        return f"seed-{seed}/{same.folder}-{level:g}"
+        return f"seed-{seed}/{same.folder}-{level:.{3 + DECIMALS}g}"  # up to 100, all digits
 
     def variants(self) -> tuple[Variant, ...]:
         found = {}
@@ -114,30 +118,39 @@ class Point:
 
 @dataclass(frozen=True)
 class NoiseCurves:
-    """Everything that the page and the picture say."""
+    """Everything that the page and the picture say: of what is asked for, and of what was scored here before."""
 
     plan: Plan
-    study: Study
+    pairs: int
     curves: dict[str, tuple[Point, ...]]
+
+    def points(self) -> list[Point]:
+        return [point for points in self.curves.values() for point in points]
+
+    @property
+    def levels(self) -> list[float]:
+        return sorted({point.level for point in self.points()})
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for point in self.points() for seed in point.runs})
+
+    def scored(self) -> list[Scored]:
+        return [scored for point in self.points() for scored in point.scored.values()]
 
     @property
     def unfinished(self) -> list[str]:
-        points = [point for points in self.curves.values() for point in points]
-        missing = [folder for p in points for seed, folder in p.runs.items() if seed not in p.scored]
+        missing = [folder for p in self.points() for seed, folder in p.runs.items() if seed not in p.scored]
         return list(dict.fromkeys(missing))
 
     def source_only(self) -> Spread | None:
         """Before stage 2, of which the runs of a seed have the same."""
-        points = [point for points in self.curves.values() for point in points]
-        first = {
-            seed: scored.scores for p in points for seed, scored in p.scored.items() if "source_only" in scored.scores
-        }
+        first = {seed: scored.scores for p in self.points() for seed, scored in p.scored.items()}
         return spread({seed: {"": 100 * s["source_only"]["accuracy"]} for seed, s in first.items()}, ("",))
 
     def trained(self) -> dict[str, str]:
         """For each finished run the one that trained its stage 1."""
-        points = [point for points in self.curves.values() for point in points]
-        return {p.runs[seed]: scored.stage_1 for p in points for seed, scored in p.scored.items()}
+        return {p.runs[seed]: scored.stage_1 for p in self.points() for seed, scored in p.scored.items()}
 
     def record(self) -> dict[str, Any]:
         """noise.json."""
@@ -149,8 +162,8 @@ class NoiseCurves:
             "key": str(self.plan.key),
             "backbone": config.backbone,
             "epochs": config.epochs,
-            "seeds": list(self.study.seeds),
-            "sampled_pairs": self.study.pairs,
+            "seeds": self.seeds,
+            "sampled_pairs": self.pairs,
             "unfinished": self.unfinished,
             "curves": [
                 {"curve": name, "trained_with_key": True, "points": [point.record() for point in points]}
@@ -171,6 +184,7 @@ def ablate_noise(
     seeds: str = "1",
     preset: str | None = None,
     config: Path | None = None,
+    force: bool = False,
     jobs: int = 1,
     **settings: Any,
 ) -> Outcome:
@@ -182,7 +196,16 @@ def ablate_noise(
     fixed = {"sampled_pairs": study.pairs, "rebuild_every": chosen.epochs}  # nothing to search anew
     ablation = Ablation(NAME, "Robustness to noise (the paper's Fig. 2b)", (), study.variants(), NOTES)
     plan = make_plan(
-        ablation, source, target, key=key, out=out, preset=preset, config=config, settings=settings | fixed
+        ablation,
+        source,
+        target,
+        settings | fixed,
+        key=key,
+        out=out,
+        preset=preset,
+        config=config,
+        force=force,
+        screen=screen,
     )
     return carry_out(plan, jobs, screen, lambda plan: write_curves(plan, study))
 
@@ -190,18 +213,18 @@ def ablate_noise(
 def parse_levels(text: str) -> tuple[float, ...]:
     """'0,20,100': percent, each once, in rising order."""
     try:
-        levels = [float(word) for word in text.split(",") if word.strip()]
+        levels = [round(float(word), DECIMALS) for word in text.split(",") if word.strip()]
     except ValueError:
         levels = []
     if not levels or not all(0 <= level <= 100 for level in levels) or len(set(levels)) < len(levels):
-        raise CdtransError(f"--levels must be different percentages such as 0,25,50, not '{text}'.")
+        raise CdtransError(f"--levels must be different percentages from 0 to 100, such as 0,25,50, not '{text}'.")
     return tuple(sorted(levels))
 
 
 def write_curves(plan: Plan, study: Study) -> NoiseCurves:
-    """noise.json, noise.md and noise.png, from what the run folders hold now."""
+    """noise.json, noise.md and noise.png, from what the run folders hold now, also those of earlier calls."""
     curves = {curve.name: tuple(_points(plan.out, study, curve)) for curve in CURVES}
-    found = NoiseCurves(plan, study, curves)
+    found = NoiseCurves(plan, study.pairs, curves)
     write_files(plan, found.record(), markdown(found))
     drawn = {
         name: [(p.level, mean) for p in points if (mean := p.spread(SHOWN[0])) is not None]
@@ -212,28 +235,35 @@ def write_curves(plan: Plan, study: Study) -> NoiseCurves:
 
 
 def _points(out: Path, study: Study, curve: Curve) -> Iterator[Point]:
-    for level in study.levels:
-        folders = {seed: study.run(curve, level, seed) for seed in study.seeds}
-        runs = {seed: folder for seed, folder in folders.items() if folder is not None}
+    before = [read_yaml(file.with_name(CONFIG)) for file in out.glob(f"seed-*/*/{SCORED}")]
+    levels = {round(100 * config["false_share"], DECIMALS) for config in before}
+    seeds = {config["seed"] for config in before}
+    for level in sorted(levels.union(study.levels)):
+        folders = {seed: study.run(curve, level, seed) for seed in sorted(seeds.union(study.seeds))}
+        read = {seed: read_scored(out / folder, out) for seed, folder in folders.items() if folder is not None}
+        scored = {seed: score for seed, score in read.items() if score is not None}
+        asked = study.seeds if level in study.levels else ()
+        runs = {seed: folder for seed, folder in folders.items() if folder and (seed in asked or seed in scored)}
         if runs:
-            read = {seed: read_scored(out / folder, out) for seed, folder in runs.items()}
-            scored = {seed: score for seed, score in read.items() if score is not None}
             pairs = study.left(level) if curve is ONLY_TRUE else study.pairs
             yield Point(level, pairs, runs, scored)
 
 
 def markdown(found: NoiseCurves) -> str:
-    config, study = found.plan.config, found.study
-    seeds = ", ".join(map(str, study.seeds))
+    config, seeds = found.plan.config, found.seeds
     lines = [
         f"# {found.plan.ablation.title}",
-        f"{config.source} to {config.target}; {config.backbone}, {study.pairs} pairs, {config.epochs} epochs, "
-        f"seed{'s' if len(study.seeds) > 1 else ''} {seeds}. Accuracy in percent, over the percentage of false pairs.",
+        f"{config.source} to {config.target}; {config.backbone}, {found.pairs} pairs, {config.epochs} "
+        f"epoch{'s' * (config.epochs > 1)}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}. Accuracy in "
+        "percent, over the percentage of false pairs.",
         f"Answer key: {found.plan.key}. EVERY run was trained with it and scored with it.",
     ]
+    lines += scored_images(found.scored())
     if found.unfinished:
         runs = len(found.plan.ablation.variants)
         lines.append(f"UNFINISHED: {len(found.unfinished)} of {runs} runs are missing: {', '.join(found.unfinished)}.")
+    if len({len(point.scored) for point in found.points()}) > 1:
+        lines.append("Not every point has all seeds; noise.json lists the runs of each.")
     if (source_only := found.source_only()) is not None:
         lines.append(f"Source only, before any pair: {source_only}.")
         lines.append(shared_stage_1(found.trained()))
@@ -244,7 +274,7 @@ def markdown(found: NoiseCurves) -> str:
 
 def _table(found: NoiseCurves, kind: str) -> str:
     rows: list[Sequence[str]] = [("false pairs", *found.curves), ("---",) * (1 + len(found.curves))]
-    for level in found.study.levels:
+    for level in found.levels:
         cells = []
         for points in found.curves.values():
             mean = next((point.spread(kind) for point in points if point.level == level), None)

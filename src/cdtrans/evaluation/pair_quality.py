@@ -1,7 +1,7 @@
 """How good the pairs of a finished run were, by an answer key: Rec_s, Rec_t and Prec of the paper's Table 5."""
 
 import json
-from collections.abc import Sequence
+import os
 from csv import DictReader
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from cdtrans.config import Config
-from cdtrans.data.domains import scan_labelled
-from cdtrans.data.images import pixel_digest
-from cdtrans.data.stream import decode_in_order
-from cdtrans.evaluation.evaluate import match_classes
+from cdtrans.data.domains import UnlabelledDomain, scan_labelled, scan_unlabelled
+from cdtrans.errors import CdtransError
+from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.files import atomic
-from cdtrans.pipeline import resolve
+from cdtrans.pipeline import find_pixels, resolve
+from cdtrans.screen import Screen
 
 QUALITY = "pair-quality.json"  # in a run folder
 UNKNOWN = -1  # of a target picture that the key does not name
@@ -25,30 +25,54 @@ UNKNOWN = -1  # of a target picture that the key does not name
 class Answers:
     """An answer key. A picture is known by its pixels, wherever its file is."""
 
-    files: Sequence[Path]
-    labels: Sequence[int]  # indices into the model's classes
-    resize: int  # the size at which a run's images were decoded
+    files: list[Path]
+    labels: list[int]  # indices into the model's classes
+    target: UnlabelledDomain  # whose store has the key's pictures already, unless the key has copies of them
+    config: Config  # of a run, resolved
+    screen: Screen
+
+    @cached_property
+    def digests(self) -> list[str]:
+        """One for each file; '' for one that cannot be read, which answers nothing: `eval` is where it is told of."""
+        return find_pixels(self.files, self.target.root, self.config, self.screen, "answer key")[0].digests
 
     @cached_property
     def by_digest(self) -> dict[str, int]:
-        """A file that cannot be read answers nothing; `eval` is where it is told of."""
-        decoded = zip(decode_in_order(self.files, self.resize), self.labels, strict=True)
-        return {pixel_digest(pixels): label for (_, pixels), label in decoded if isinstance(pixels, np.ndarray)}
+        return {digest: label for digest, label in zip(self.digests, self.labels, strict=True) if digest}
 
     def of_target(self, run: Path) -> np.ndarray:
         """[Nt] the true class of each of the run's target images, in its own order."""
         return np.array([self.by_digest.get(digest, UNKNOWN) for digest in digests(run, "target")], dtype=np.int64)
 
 
-def read_answers(config: Config, key: Path) -> Answers:
+def read_answers(config: Config, key: Path, screen: Screen) -> Answers:
     """The key of a run with this configuration; its classes must be among the source's. Nothing is decoded yet."""
     root = Path(config.root) if config.root else None
-    source = scan_labelled(Path(config.source), root)
-    labelled = scan_labelled(key, root, allow_one_class=True)
+    source, target = scan_labelled(Path(config.source), root), scan_unlabelled(Path(config.target), root)
+    labelled = scan_key(key, root)
     labels = match_classes(labelled, source.classes, key)
-    resize = resolve(config).resize
-    assert isinstance(resize, int), "'auto' is resolved"
-    return Answers(labelled.files(), labels.tolist(), resize)
+    return Answers(labelled.files(), labels.tolist(), target, resolve(config), screen)
+
+
+def check_of_target(answers: Answers, key: Path) -> None:
+    """Refuse a key that has other pictures than the target's: a table would hold scores of these as the target's.
+    Nothing is decoded for a key that is the target itself, as it usually is."""
+    if os.path.realpath(key) == os.path.realpath(answers.config.target):
+        return
+    target = answers.target
+    found, _ = find_pixels(target.files(), target.root, answers.config, answers.screen, "target")
+    known = set(found.digests) - {""}
+    if known.isdisjoint(answers.digests):
+        raise CdtransError(
+            f"The answer key '{key}' has none of the target's pictures; give TARGET itself with its labels."
+        )
+    pictures = zip(answers.files, answers.digests, strict=True)
+    others = [str(file) for file, digest in pictures if digest and digest not in known]
+    if others:
+        raise CdtransError(
+            f"{len(others)} of the {len(answers.files)} pictures of the answer key '{key}' are not the target's (the "
+            f"first: {others[0]!r}); give TARGET itself with its labels, or a part of it."
+        )
 
 
 @dataclass(frozen=True)

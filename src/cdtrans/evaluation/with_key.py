@@ -21,8 +21,8 @@ from cdtrans.pipeline import Result, layered_config, run_pipeline
 from cdtrans.ranks import joined
 from cdtrans.screen import Screen
 
-# what follows from a pair's being made with the key: nothing filters it, and it says what its target image is taught
-SETTINGS = {"center_aware": False, "target_class": "pair"}
+# what follows from a pair's being made with the key: it is trained on, unfiltered, and says what its target is taught
+SETTINGS = {"center_aware": False, "target_class": "pair", "self_training": "none"}
 
 
 def adapt_with_key(
@@ -34,13 +34,14 @@ def adapt_with_key(
     screen: Screen,
     preset: str | None = None,
     config: Path | None = None,
+    force: bool = False,
     **settings: Any,
 ) -> Result:
     """`adapt` on pairs of the key. All else, the guard and the choice of the epoch too, goes without it."""
     chosen, _ = layered_config(source, target, preset, config, settings | SETTINGS)
     if chosen.pairing not in PAIRINGS_WITH_KEY:
         raise CdtransError(f"'--pairing {chosen.pairing}' needs no answer key; 'cdtrans adapt' has it.")
-    answers = read_answers(chosen, key)
+    answers = read_answers(chosen, key, screen)
 
     def rearranged(found: Search, source: Encoded, target: Encoded) -> Search:
         pairs = pairs_with_key(chosen)(found, source, target, true_labels(answers, out, target))
@@ -49,7 +50,7 @@ def adapt_with_key(
         return pairs
 
     with joined():
-        return run_pipeline(chosen, out, screen, rearranged=rearranged)
+        return run_pipeline(chosen, out, screen, force=force, rearranged=rearranged)
 
 
 def pairs_with_key(config: Config) -> Callable[[Search, Encoded, Encoded, Tensor], Search]:

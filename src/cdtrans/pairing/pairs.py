@@ -60,10 +60,13 @@ class Search:
         it is off, the authors teach the centre's; without any use of centres (`target_class="pair"`) it is the source
         image's, and the pair alone is the pseudo label."""
         source, target = self.source[self.kept], self.target[self.kept]
-        taught = self.labels[source] if self.target_class == "pair" else self.centers[target]
+        return Pairs(source, target, self.labels[source], self._taught()[self.kept], proposed=len(self.source))
+
+    def _taught(self) -> Tensor:
+        """[P], or [P, K] of soft labels: what the target image of each proposal would be taught."""
         if self.pseudo_labels is not None:
-            taught = self.pseudo_labels[target]
-        return Pairs(source, target, self.labels[source], taught, proposed=len(self.source))
+            return self.pseudo_labels[self.target]
+        return self.labels[self.source] if self.target_class == "pair" else self.centers[self.target]
 
     def agreement(self) -> dict[str, float]:
         """How often the nearest image of the other domain is of one's own class, seen from each side. Of the two the
@@ -75,10 +78,13 @@ class Search:
         }
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every proposal with its labels, for people who ask why a pair was kept or not."""
-        pseudo = self.centers if self.pseudo_labels is None else self.pseudo_labels.argmax(dim=1)  # [Nt]
+        """Every proposal with its labels, for people who ask why a pair was kept or not: the target image's is what it
+        was taught, and of a rejected pair its centre's class, for which it was rejected."""
+        taught = self._taught()  # [P]
+        taught = taught.argmax(dim=1) if taught.ndim == 2 else taught
+        target_labels = torch.where(self.kept, taught, self.centers[self.target])
         numbers = {"source": self.source, "target": self.target}
-        numbers |= {"source_labels": self.labels[self.source], "target_labels": pseudo[self.target]}
+        numbers |= {"source_labels": self.labels[self.source], "target_labels": target_labels}
         arrays = {name: x.cpu().numpy().astype(np.int32) for name, x in numbers.items()}
         return arrays | {"kept": self.kept.cpu().numpy()}
 

@@ -33,6 +33,7 @@ from cdtrans.training.step import Losses
 FIRST_PORTION, LAST_PORTION = 0.20, 0.50  # of the target images, MRKLD+LRENT
 LABEL_ENTROPY = 0.25  # alpha of LRENT: near 0 labels are hard, at 1 they are the balanced prediction itself
 MODEL_DIVERGENCE = 0.1  # alpha of MRKLD
+NO_STEP = -1  # the number of a draw before the first step, so that it is like none of the epoch's own
 
 
 class PseudoLabels(NamedTuple):
@@ -48,7 +49,7 @@ def self_trained(found: Search, logits: Tensor, epoch: int, config: Config) -> S
         pseudo = PseudoLabels(F.one_hot(p.argmax(dim=1), p.shape[1]).to(p), torch.ones_like(p[:, 0], dtype=torch.bool))
     else:
         pseudo = balanced_labels(p, portion(epoch, config))
-    generator = torch.Generator().manual_seed(step_seed(config.seed, "adaptation", epoch, 0))
+    generator = torch.Generator().manual_seed(step_seed(config.seed, "adaptation", epoch, NO_STEP))
     source, target = torch.arange(len(found.labels)), pseudo.selected.nonzero().squeeze(1).cpu()
     count = max(len(source), len(target)) if len(target) else 0
     source, target = (shuffled(x, count, generator).to(logits.device) for x in (source, target))
