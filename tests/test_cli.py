@@ -30,6 +30,7 @@ from cdtrans.evaluation.bench import Outcome
 from cdtrans.evaluation.evaluate import Evaluation
 from cdtrans.evaluation.metrics import score
 from cdtrans.evaluation.tables import BenchTable
+from cdtrans.options import NOT_FLAGS
 from cdtrans.pipeline import Result
 from cdtrans.screen import Screen
 from cdtrans.trust.findings import Finding
@@ -119,7 +120,7 @@ class TestHelp:
     def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
         text = " ".join(run(verb, "--help").out.split())
         for name, spec in FIELDS.items():
-            if name not in cli.NOT_FLAGS and name not in own:
+            if name not in NOT_FLAGS and name not in own:
                 assert f"--{name.replace('_', '-')}" in text
                 assert " ".join(spec.metadata["help"].split()) in text, name
         for words in ("cls, none; default: cls", "none, rpll, mrkld_lrent; default: none", "center, pair; default"):
@@ -130,7 +131,7 @@ class TestHelp:
         assert flags_of(run, "eval") == COMMON | SCORING
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
         assert flags_of(run, "report") == COMMON
-        settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in cli.NOT_FLAGS}
+        settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in NOT_FLAGS}
         shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
         assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}
         assert flags_of(run, "adapt") >= COMMON | settings | {

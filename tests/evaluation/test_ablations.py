@@ -17,9 +17,10 @@ from cdtrans.classifier import read_result
 from cdtrans.config import FIELDS
 from cdtrans.data.store import list_stores
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.ablations import LOSSES, PSEUDO_LABELS, Ablation, ablate, make_plan, read_scored
+from cdtrans.evaluation.ablations import ablate, make_plan, read_scored
 from cdtrans.evaluation.noise import Study
 from cdtrans.evaluation.pair_quality import UNKNOWN, Answers, check_of_target, measure, read_answers
+from cdtrans.evaluation.paper_ablations import LOSSES, PSEUDO_LABELS, Ablation
 from cdtrans.evaluation.paper_tables import paper_table
 from cdtrans.evaluation.results import KINDS, SCORED
 from cdtrans.evaluation.with_key import adapt_with_key, true_pairs

@@ -13,19 +13,10 @@ from cdtrans.config import read_yaml
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.ablation_tables import NOTHING, TOLD, Scored, scored_images
-from cdtrans.evaluation.ablations import (
-    LEFT_OUT,
-    Ablation,
-    Outcome,
-    Plan,
-    Variant,
-    carry_out,
-    make_plan,
-    read_scored,
-    write_files,
-)
+from cdtrans.evaluation.ablations import Outcome, Plan, carry_out, make_plan, read_scored, write_files
 from cdtrans.evaluation.bench import parse_seeds
 from cdtrans.evaluation.noise_figure import write_figure
+from cdtrans.evaluation.paper_ablations import LEFT_OUT, Ablation, Variant
 from cdtrans.evaluation.results import CONFIG, SCORED, Spread, shared_stage_1, spread
 from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
 from cdtrans.pipeline import layered_config
