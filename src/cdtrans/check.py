@@ -13,19 +13,11 @@ from cdtrans.config import Config
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.data.images import Header, UnreadableImage, read_header
 from cdtrans.errors import CdtransError
+from cdtrans.inputs import DomainPixels, make_images, pictures, readable, scan_domains
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, build_model, make_card
 from cdtrans.model.encoding import Encoder
-from cdtrans.pipeline import (
-    DomainPixels,
-    initial_model,
-    layered_config,
-    make_images,
-    pictures,
-    readable,
-    resolve,
-    scan_domains,
-)
+from cdtrans.pipeline import initial_model, layered_config, resolve
 from cdtrans.screen import Screen
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, State, gravest

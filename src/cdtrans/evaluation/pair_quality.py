@@ -14,7 +14,8 @@ from cdtrans.data.domains import UnlabelledDomain, scan_labelled, scan_unlabelle
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.files import atomic
-from cdtrans.pipeline import find_pixels, resolve
+from cdtrans.inputs import find_pixels
+from cdtrans.pipeline import resolve
 from cdtrans.screen import Screen
 
 QUALITY = "pair-quality.json"  # in a run folder
