@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import cdtrans
-from cdtrans import pipeline
+from cdtrans import inputs
 from cdtrans.data import stream
 from cdtrans.data.store import store_folder
 from cdtrans.training.state import Loop
@@ -234,7 +234,7 @@ def test_ctrl_c_while_it_waits_for_the_images_ends_it_at_once(tmp_path: Path) ->
 def test_ctrl_c_before_training_interrupts_at_once(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    module, name = (pipeline, "scan_unlabelled") if where == "scanning" else (stream, "decode")
+    module, name = (inputs, "scan_unlabelled") if where == "scanning" else (stream, "decode")
     real = getattr(module, name)
 
     def pressed(path: Path, *others: object) -> object:
