@@ -120,9 +120,9 @@ def run_pipeline(
             write_report(out, screen)
         show(read_result(out), screen)
         return finished(out)
-    screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
 
     model, card = before_training(config, source.classes, out)
+    screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
     source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
     target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
     check_classes_left(source)
