@@ -13,6 +13,7 @@ import timm
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.profiler import ProfilerActivity
 
 CEILING_SIZE = {"cuda": 8192, "cpu": 1024}  # of the square matrices whose product sets the ceiling
 
@@ -39,6 +40,17 @@ def timed(work: Callable[[], Any], device: str, repeats: int | None, warm_up: in
         seconds.append(time.perf_counter() - start)
     seconds.sort()
     return {"median": seconds[len(seconds) // 2], "least": seconds[0], "most": seconds[-1], "repeats": repeats}
+
+
+def profile(work: Callable[[], Any], device: str, repeats: int = 5) -> None:
+    """Print where the time of `work` goes: kernels on a GPU, operations on a CPU, the longest first."""
+    activities = [ProfilerActivity.CUDA] if device == "cuda" else [ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as found:
+        for _ in range(repeats):
+            work()
+        synchronise(device)
+    order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    print(f"{repeats} times:", found.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=100))
 
 
 def synchronise(device: str) -> None:

@@ -1,7 +1,7 @@
 """A step of stage 2 as the tool takes it: three branches, three losses, backward, clipping, optimiser; and encoding.
 
 usage: python benchmarks/train_step.py [--model NAME ...] [--pairs 64 ...] [--compile full ...] [--encode-batch 256 ...]
-       [--json FILE]
+       [--profile] [--json FILE]
 On CPU a tiny model stands in, so that anybody can try it."""
 
 from functools import partial
@@ -62,6 +62,8 @@ def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any,
     work = partial(step, x[0], x[1], y[0], y[1])
     ready = measure.timed(work, device, warm_up, warm_up=0)
     seconds = measure.timed(work, device, arguments.repeats, warm_up=0)
+    if arguments.profile:
+        measure.profile(work, device)
     flops = pair_flops(model) * pairs / seconds["median"]
     return {
         "model": name,
@@ -113,6 +115,7 @@ def main() -> None:
     parser.add_argument("--pairs", nargs="+", type=int, default=[64] if gpu else [8])
     parser.add_argument("--compile", nargs="+", default=["off", "graph", "blocks", "full"] if gpu else ["off"])
     parser.add_argument("--encode-batch", nargs="+", type=int, default=[256, 1024] if gpu else [16])
+    parser.add_argument("--profile", action="store_true", help="also list the kernels of a training step")
     arguments = parser.parse_args()
     precision = pick_precision("auto", torch.device(arguments.device))
     ceiling = measure.matrix_ceiling(arguments.device, torch.bfloat16 if precision == "bf16" else torch.float32)
