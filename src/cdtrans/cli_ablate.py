@@ -96,7 +96,7 @@ def pseudo_labels(
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Rerun Table 5, the ways to find pairs: a run for each, scored with the target's labels, and one trained on them."""
+    """Rerun Table 5, the ways to find pairs: a run for each, scored with the target's labels; one trains on them."""
     from cdtrans.evaluation.paper_ablations import PSEUDO_LABELS
 
     how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
