@@ -130,10 +130,8 @@ class Config:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
         "auto", "Run", "Arithmetic of the model (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
     )
-    compile: Literal["auto", "off", "graph", "blocks", "full"] = _option(
-        "auto",
-        "Run",
-        "GPU steps: plain, captured as a CUDA graph, or compiled too, in blocks or in full (auto: what saves time).",
+    compile: Literal["auto", "off", "graph"] = _option(
+        "auto", "Run", "GPU steps: plain, or captured as a CUDA graph (auto: if there are enough of them)."
     )
     encode_batch: int = _option(256, "Run", "Images in a batch when features are extracted.", minimum=1)
     pixels: Literal["auto", "store", "stream"] = _option(

@@ -35,6 +35,7 @@ from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
+from cdtrans.model.fused import kernels
 from cdtrans.ranks import barrier, is_main, joined, world
 from cdtrans.report.page import NAME as REPORT
 from cdtrans.report.page import write_report
@@ -141,6 +142,8 @@ def run_pipeline(
             device = torch.device(config.device)
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # streams and graphs are made on the current one
+                if config.precision != "fp32" and kernels(device) is None:
+                    screen.warn("GPU kernels could not be built here (docs/guide.md): training takes twice as long.")
             source_images = make_images(source_pixels, card, device)
             target_images = make_images(target_pixels, card, device)
             labels = torch.tensor(source.labels, device=device)

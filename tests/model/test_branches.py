@@ -7,7 +7,7 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models import VisionTransformer
 from torch import nn
 
-from cdtrans.model.branches import CDTrans, embed, embed_patches, run_block
+from cdtrans.model.branches import CDTrans, Stream, embed, embed_patches, run_block
 from cdtrans.model.head import Head
 
 FAMILIES = {
@@ -148,7 +148,7 @@ class TestStochasticDepth:
 
     def test_scales_are_kept_as_often_as_the_block_says_and_keep_the_mean(self) -> None:
         scales = self.model().train().drop_path_scales(torch.zeros(20_000, 1, 1))
-        assert scales.shape == (3, 2, 20_000, 1, 1)
+        assert scales.shape == (3, 2, 20_000)
         for block, keep in zip(scales, (1.0, 0.8, 0.6), strict=True):
             assert block.unique().tolist() == pytest.approx(sorted({1 / keep} | ({0.0} if keep < 1 else set())))
             assert block.mean() == pytest.approx(1, abs=0.03)
@@ -162,14 +162,14 @@ class TestStochasticDepth:
     def test_a_scale_is_what_the_attention_and_the_mlp_count_for(self) -> None:
         model = self.model()
         block, x = model.backbone.blocks[1].double(), torch.randn(6, 5, 16, dtype=torch.double)
-        both = run_block(block, x, None, rows=None, cross=True)
-        neither = run_block(block, x, torch.zeros(2, 6, 1, 1), rows=None, cross=True)
-        ones = run_block(block, x, torch.ones(2, 6, 1, 1), rows=None, cross=True)
+        both = run_block(block, Stream(x), None, rows=None, cross=True).sum()
+        neither = run_block(block, Stream(x), torch.zeros(2, 6), rows=None, cross=True).sum()
+        ones = run_block(block, Stream(x), torch.ones(2, 6), rows=None, cross=True).sum()
         assert torch.equal(neither, x)
         assert torch.equal(ones, both)
-        only_image_4 = torch.zeros(2, 6, 1, 1)
+        only_image_4 = torch.zeros(2, 6)
         only_image_4[:, 4] = 1
-        out = run_block(block, x, only_image_4, rows=None, cross=True)
+        out = run_block(block, Stream(x), only_image_4, rows=None, cross=True).sum()
         torch.testing.assert_close(out[4], both[4], atol=1e-12, rtol=0)
         assert torch.equal(out[[0, 1, 2, 3, 5]], x[[0, 1, 2, 3, 5]])
 
@@ -180,12 +180,12 @@ class TestStochasticDepth:
 def test_blocks_equal_the_authors(tiny: tuple) -> None:
     model, g = tiny
     s, t = embed(model.backbone, g["x_s"]), embed(model.backbone, g["x_t"])
-    x = torch.stack([s, t, t], dim=1).flatten(0, 1)  # pair by pair
+    x = torch.stack([s, t, t], dim=1).flatten(0, 1)  # pair by pair: source, source-target, target
     for i, block in enumerate(model.backbone.blocks):
-        for stream, part in zip(("s", "t", "st"), (x[0::3], x[1::3], x[2::3]), strict=True):
+        for stream, part in zip(("s", "st", "t"), (x[0::3], x[1::3], x[2::3]), strict=True):
             torch.testing.assert_close(part, g[f"train/block{i}/in_{stream}"], atol=1e-10, rtol=0)
-        x = run_block(block, x, None, rows=None, cross=True)
-        for stream, part in zip(("s", "t", "st"), (x[0::3], x[1::3], x[2::3]), strict=True):
+        x = run_block(block, Stream(x), None, rows=None, cross=True).sum()
+        for stream, part in zip(("s", "st", "t"), (x[0::3], x[1::3], x[2::3]), strict=True):
             torch.testing.assert_close(part, g[f"train/block{i}/out_{stream}"], atol=1e-10, rtol=0)
 
 

@@ -87,57 +87,34 @@ def test_scores_that_are_not_finite_are_an_error(model: CDTrans) -> None:
         encoded(model, images())
 
 
-class TestCompiled:
-    """On a CPU whose 'compiled' function counts the shapes it is given."""
+class TestCaptured:
+    """On a CPU, with a function in the graph's place."""
 
     @staticmethod
-    def encoder(model: CDTrans, monkeypatch: pytest.MonkeyPatch, compiled: Callable) -> Encoder:
-        monkeypatch.setattr(torch, "compile", lambda f, dynamic: compiled(f))
+    def encoder(model: CDTrans, captured: Callable) -> tuple[Encoder, Encoded]:
         encoder = Encoder(model, make_config({"precision": "fp32", "encode_batch": 2}), Screen(quiet=True))
-        encoder.ahead = 10_000
-        return encoder
-
-    def test_every_batch_has_one_shape_and_every_image_its_own_features(
-        self, model: CDTrans, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        shapes = []
-
-        def compiled(f: Callable) -> Callable:
-            return lambda x: (shapes.append(x.shape), f(x))[1]
-
-        encoder = self.encoder(model, monkeypatch, compiled)
         plain = encoder(images(), "target")
-        encoder._decide(seconds=1.0)
+        encoder.captured = captured
+        return encoder, plain
+
+    def test_every_batch_has_one_shape_and_every_image_its_own_features(self, model: CDTrans) -> None:
+        shapes = []
+        encoder, plain = self.encoder(model, lambda x: (shapes.append(x.shape), model.encode(x))[1])
         out = encoder(images(), "target")
         assert shapes == [(2, 3, 16, 16)] * 3, "five images in batches of two"
         torch.testing.assert_close(out.features, plain.features)
         torch.testing.assert_close(out.logits, plain.logits)
 
-    def test_it_is_compiled_only_if_the_images_ahead_repay_it(
-        self, model: CDTrans, monkeypatch: pytest.MonkeyPatch
+    def test_a_gpu_that_cannot_capture_encodes_without(
+        self, model: CDTrans, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        encoder = self.encoder(model, monkeypatch, lambda f: f)
-        encoder._decide(seconds=1e-6)
-        assert encoder.compiled is None
-        encoder._decide(seconds=1.0)
-        assert encoder.compiled is None, "decided once, after the first pass"
+        def broken(x: torch.Tensor) -> None:
+            raise RuntimeError("out of memory")
 
-    def test_a_machine_that_cannot_compile_encodes_without(
-        self, model: CDTrans, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def broken(f: Callable) -> Callable:
-            def fail(x: torch.Tensor) -> None:
-                raise RuntimeError("no C compiler")
-
-            return fail
-
-        encoder = self.encoder(model, monkeypatch, broken)
-        plain = encoder(images(), "target")
-        encoder._decide(seconds=1.0)
-        out = encoder(images(), "target")
-        encoder._decide(seconds=1.0)
-        again = encoder(images(), "target")
-        assert capsys.readouterr().err.count("could not be made faster") == 1, "it is not tried again"
+        encoder, plain = self.encoder(model, broken)
+        out, again = encoder(images(), "target"), encoder(images(), "target")
+        assert capsys.readouterr().err.count("could not be made faster") == 1
+        assert encoder.failed, "it is not tried again"
         torch.testing.assert_close(out.features, plain.features)
         torch.testing.assert_close(again.features, plain.features)
 
@@ -161,14 +138,3 @@ def test_captured_on_a_gpu_it_is_the_same_and_follows_the_weights(model: CDTrans
     plain = encoded(model, images("cuda"), precision=precision, compile="off")
     torch.testing.assert_close(changed, plain, rtol=1e-2, atol=1e-2)
     assert not torch.allclose(changed.features, first.features, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
-def test_compiled_on_a_gpu_it_is_the_same(model: CDTrans) -> None:
-    model.cuda()
-    config = make_config({"precision": "fp32", "encode_batch": 2, "compile": "full"})
-    encoder = Encoder(model, config, Screen(quiet=True))
-    plain, compiled = (encoder(images("cuda"), "target") for _ in range(2))
-    assert encoder.compiled is not None
-    torch.testing.assert_close(compiled.features, plain.features, rtol=1e-3, atol=1e-3)

@@ -2,20 +2,21 @@
 
 The source-target branch has no weights of its own. In every block it takes the source's queries and the target's keys
 and values (Eq. 2), and the same projection, norms and MLP. So the three branches are one batch of 3B images, pair by
-pair: source, target, source-target. Lying side by side, the source's and the target's queries are one long query, and
-the target's keys and values answer both in one call: that is the target branch and the source-target branch, and no
+pair: source, source-target, target. Lying side by side, the source's and the target's queries are one long query, and
+the target's keys and values answer both in one call: that is the source-target branch and the target branch, and no
 tensor is copied for it.
 """
 
 from typing import Any, NamedTuple
 
 import torch
+from timm.layers.mlp import Mlp
 from timm.layers.patch_embed import PatchEmbed
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.model.gelu import use_fused
+from cdtrans.model import fused
 from cdtrans.model.head import Head, Output
 
 
@@ -38,9 +39,6 @@ class CDTrans(nn.Module):
         self.backbone = backbone
         self.head = head
         self.first_block_residual = first_block_residual
-        self.block = run_block  # or that function compiled
-        for block in backbone.blocks:
-            use_fused(block)
         drops = [[getattr(d, "drop_prob", 0.0) for d in (b.drop_path1, b.drop_path2)] for b in backbone.blocks]
         self.drops_paths = any(map(any, drops))
         self.register_buffer("keep", 1 - torch.tensor(drops), persistent=False)
@@ -71,26 +69,28 @@ class CDTrans(nn.Module):
         # The authors' code starts the source-target stream from the target's tokens; the paper's footnote has no
         # addition in the first block, which is the same as starting from nothing.
         start = tokens_t if self.first_block_residual else torch.zeros_like(tokens_t)
-        x = torch.stack([tokens_s, tokens_t, start], dim=1).flatten(0, 1)  # [3B, N, D]
-        return tuple(self.run_blocks(x, cross=True).unflatten(0, (-1, 3)).unbind(1))
+        x = torch.stack([tokens_s, start, tokens_t], dim=1).flatten(0, 1)  # [3B, N, D]
+        feature_s, feature_c, feature_t = self.run_blocks(x, cross=True).unflatten(0, (-1, 3)).unbind(1)
+        return feature_s, feature_t, feature_c
 
     def run_blocks(self, x: Tensor, *, cross: bool) -> Tensor:
         """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]."""
         vit = self.backbone
         scales = self.drop_path_scales(x)
+        stream = Stream(x)
         for i, block in enumerate(vit.blocks):
             rows = rows_read(vit) if i + 1 == len(vit.blocks) else None
-            x = self.block(block, x, scales[i] if scales is not None else None, rows=rows, cross=cross)
-        return vit.forward_head(vit.norm(x), pre_logits=True)  # type: ignore[no-any-return]
+            stream = run_block(block, stream, scales[i] if scales is not None else None, rows=rows, cross=cross)
+        return vit.forward_head(vit.norm(stream.sum()), pre_logits=True)  # type: ignore[no-any-return]
 
     def drop_path_scales(self, x: Tensor) -> Tensor | None:
         """Stochastic depth for a whole pass: what each block's attention and MLP counts for in each image, 0 or the
-        inverse of its chance to be kept, [depth, 2, B, 1, 1]. One draw instead of two in every block."""
+        inverse of its chance to be kept, [depth, 2, B]. One draw instead of two in every block."""
         if not (self.training and self.drops_paths):
             return None
         keep = self.keep[:, :, None].to(x.dtype)
         drawn = torch.rand(*self.keep.shape, len(x), dtype=x.dtype, device=x.device)
-        return ((drawn < keep) / keep)[..., None, None]
+        return (drawn < keep) / keep
 
 
 def embed(vit: VisionTransformer, images: Tensor) -> Tensor:
@@ -117,36 +117,93 @@ def rows_read(vit: VisionTransformer) -> int | None:
     return 1 if vit.global_pool == "token" and vit.attn_pool is None else None
 
 
-def run_block(block: Any, x: Tensor, scales: Tensor | None, *, rows: int | None, cross: bool) -> Tensor:
+class Stream(NamedTuple):
+    """Tokens and what a block has found for them: x + scale (found + bias). The sum waits for the norm that follows it,
+    since a GPU can do both in one pass through memory."""
+
+    x: Tensor  # [B, N, D]
+    found: Tensor | None = None  # [B, N, D]
+    bias: Tensor | None = None  # [D]
+    scale: Tensor | None = None  # [B] stochastic depth
+
+    def sum(self) -> Tensor:
+        if self.found is None:
+            return self.x
+        found = self.found if self.bias is None else self.found + self.bias
+        return self.x + (found if self.scale is None else self.scale[:, None, None] * found)
+
+
+def run_block(block: Any, stream: Stream, scales: Tensor | None, *, rows: int | None, cross: bool) -> Stream:
     """One transformer block, [B, N, D] -> [B, rows, D]. With `cross`, x holds B / 3 pairs, each as its three streams:
-    source, target, source-target. `scales` are the block's stochastic depth, [2, B, 1, 1]."""
-    own = x.unflatten(0, (-1, 3))[:, :2].flatten(0, 1) if cross else x  # the third makes no queries, keys or values
-    mixed = block.ls1(attention(block.attn, block.norm1(own), rows=rows, cross=cross))  # [B, rows, D]
-    x = x[:, :rows] + (mixed if scales is None else scales[0] * mixed)
-    mixed = block.ls2(block.mlp(block.norm2(x)))
-    return x + (mixed if scales is None else scales[1] * mixed)  # type: ignore[no-any-return]
+    source, source-target, target. `scales` are the block's stochastic depth, [2, B]."""
+    x, normed = add_norm(stream, block.norm1, cross=cross)
+    found, bias = attention(block.attn, block.ls1, normed, rows=rows, cross=cross)  # [B, rows, D]
+    x, normed = add_norm(Stream(x[:, :rows], found, bias, None if scales is None else scales[0]), block.norm2)
+    found, bias = mlp(block.mlp, block.ls2, normed)
+    return Stream(x, found, bias, None if scales is None else scales[1])
 
 
-def attention(attn: Any, x: Tensor, *, rows: int | None, cross: bool) -> Tensor:
+def add_norm(stream: Stream, norm: Any, *, cross: bool = False) -> tuple[Tensor, Tensor]:
+    """A stream's sum, and the norm of it. With `cross` the second of three streams, source-target, is left out of the
+    norm: it makes no queries, keys or values."""
+    if fused.usable(stream.x) and isinstance(norm, nn.LayerNorm) and norm.bias is not None:
+        dtype = torch.get_autocast_dtype(stream.x.device.type)
+        return fused.AddNorm.apply(*stream, norm.weight, norm.bias, norm.eps, dtype, cross)  # type: ignore[no-any-return]
+    x = stream.sum()
+    return x, norm(x.unflatten(0, (-1, 3))[:, ::2].flatten(0, 1) if cross else x)
+
+
+def attention(
+    attn: Any, layer_scale: nn.Module, x: Tensor, *, rows: int | None, cross: bool
+) -> tuple[Tensor, Tensor | None]:
     """Self-attention of [B, N, D] (Eq. 1) -> [B, rows, D]. With `cross`, x holds pairs of source and target, and what
-    the source's queries find in the target (Eq. 2) comes third: [2P, N, D] -> [3P, rows, D]."""
-    tokens = x.shape[1]
-    if cross:
-        x = x.unflatten(0, (-1, 2)).flatten(1, 2)  # [P, 2N, D]: source and target are one sequence
-    q, k, v = attn.qkv(x).unflatten(2, (3, attn.num_heads, -1)).unbind(2)  # [P, 2N, heads, d]
-    q, k = attn.q_norm(q.unflatten(1, (-1, tokens))[:, :, :rows].flatten(1, 2)), attn.k_norm(k)
+    the source's queries find in the target (Eq. 2) comes between: [2P, N, D] -> [3P, rows, D]. The projection's bias
+    may be left to add."""
+    triples = queries_keys_values(attn, x, queries=x.shape[1] if rows is None else rows, cross=cross)
     dropout = attn.attn_drop.p if attn.training else 0.0
-    if not cross:
-        out = attend(q, k, v, dropout)  # [B, rows, heads, d]
+    found = [attend(*triple, dropout) for triple in triples]  # [B, rows, heads, d], or [P, rows] and [P, 2 rows]
+    out = torch.cat(found, dim=1).unflatten(1, (3, -1)).flatten(0, 1) if cross else found[0]
+    return project(attn.proj, attn.proj_drop, layer_scale, attn.norm(out.flatten(2)))
+
+
+def queries_keys_values(attn: Any, x: Tensor, *, queries: int, cross: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """[B, N, D] -> queries, keys and values of all images; with `cross` those of the source, and then the queries of
+    both with the target's keys and values. All [., tokens, heads, d]."""
+    if fused.usable(x):
+        qkv = attn.qkv
+        parts = fused.QueriesKeysValues.apply(rounded(x), qkv.weight, qkv.bias, attn.num_heads, queries, cross)
     else:
-        own = q.shape[1] // 2  # the source's queries come first
-        source = attend(q[:, :own], k[:, :tokens], v[:, :tokens], dropout)  # [P, rows, heads, d]
-        both = attend(q, k[:, tokens:], v[:, tokens:], dropout)  # [P, 2 rows, heads, d]
-        out = torch.cat([source, both[:, own:], both[:, :own]], dim=1).unflatten(1, (3, -1)).flatten(0, 1)
-    return attn.proj_drop(attn.proj(attn.norm(out.flatten(2))))  # type: ignore[no-any-return]
+        parts = fused.split(attn.qkv(x).unflatten(2, (3, attn.num_heads, -1)), queries, cross)
+    triples = [parts[:3], parts[3:]] if cross else [parts]
+    return [(attn.q_norm(q), attn.k_norm(k), v) for q, k, v in triples]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, all [B, tokens, heads, d]."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2)
+
+
+def mlp(mlp: Any, layer_scale: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """[B, N, D] -> [B, N, D]; the second bias may be left to add."""
+    if not (fused.usable(x) and type(mlp) is Mlp and is_exact_gelu(mlp.act) and mlp.fc1.bias is not None):
+        return layer_scale(mlp(x)), None
+    hidden = fused.BiasGELU.apply(fused.Linear.apply(rounded(x), mlp.fc1.weight), mlp.fc1.bias)
+    return project(mlp.fc2, mlp.drop2, layer_scale, mlp.norm(mlp.drop1(hidden)))
+
+
+def is_exact_gelu(act: nn.Module) -> bool:
+    return isinstance(act, nn.GELU) and act.approximate == "none"
+
+
+def project(linear: Any, drop: Any, layer_scale: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The last step of attention and of the MLP. The bias is left to add where nothing comes between and a kernel will
+    add it."""
+    if fused.usable(x) and drop.p == 0 and isinstance(layer_scale, nn.Identity):
+        return fused.Linear.apply(rounded(x), linear.weight), linear.bias
+    return layer_scale(drop(linear(x))), None
+
+
+def rounded(x: Tensor) -> Tensor:
+    """To the precision of matrix products, as autocast does it."""
+    return x.to(torch.get_autocast_dtype(x.device.type))

@@ -1,6 +1,5 @@
 """One pass over a domain: everything that pairs, pseudo labels, predictions and scores are made from."""
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,9 +15,6 @@ from cdtrans.model.head import Output
 from cdtrans.ranks import gather
 from cdtrans.screen import Screen
 
-COMPILE_SECONDS = 30.0  # what compiling costs at first, beside an H200 (docs/results/speed.md), and some margin
-COMPILE_SAVES = 0.2  # of a plain pass's time, for DeiT-small there, less some margin
-
 
 class Encoded(NamedTuple):
     """A domain as the target branch sees it."""
@@ -33,15 +29,12 @@ class Encoder:
 
     def __init__(self, model: CDTrans, config: Config, screen: Screen) -> None:
         self.model, self.config, self.screen = model, config, screen
-        self.ahead = 0  # images that will be encoded after the first pass
-        self.compiled: Callable[[Tensor], Output] | None = None
         self.captured: Captured | None = None
-        self.failed = False  # neither worked, and neither is tried again
+        self.failed = False  # capturing did not work and is not tried again
 
     @torch.inference_mode()
     def __call__(self, images: Images, name: str) -> Encoded:
         self.model.eval()
-        started = time.monotonic()
         features, logits = [], []
         with (
             self.screen.track(f"encoding {name}", len(images)) as task,
@@ -58,29 +51,19 @@ class Encoder:
                 f"The model's scores of the {name} images are not finite: training has diverged. Start again in "
                 "another --out with a lower learning rate (--lr, --source-lr) or --precision fp32."
             )
-        if images.device.type == "cuda":
-            self._decide((time.monotonic() - started) / len(images))
+        if images.device.type == "cuda" and self.config.compile != "off" and not self.failed:
+            self.captured = self.captured or Captured(self.model.encode, self.config)  # for every later pass
         return encoded
 
-    def _decide(self, seconds: float) -> None:
-        """After the first pass: compile if that saves more time on the images ahead than it takes, or else capture."""
-        plan = "off" if self.failed else self.config.compile
-        if plan == "full" or (plan == "auto" and self.ahead * seconds * COMPILE_SAVES > COMPILE_SECONDS):
-            self.compiled = self.compiled or torch.compile(self.model.encode, dynamic=False)
-        elif plan != "off" and self.compiled is None and self.captured is None:
-            self.captured = Captured(self.model.encode, self.config)
-        self.ahead = 0
-
     def _encode(self, x: Tensor) -> Output:
-        fast = self.compiled or self.captured
-        if fast is None:
+        if self.captured is None:
             return self.model.encode(x)
-        missing = self.config.encode_batch - len(x)  # in a domain's last batch; both know one shape
+        missing = self.config.encode_batch - len(x)  # in a domain's last batch; a graph knows one shape
         try:
-            out = fast(torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x)
-        except Exception as error:  # as in a training step: a run that works without must not end
+            out = self.captured(torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x)
+        except Exception as error:  # a run that works without must not end
             self.screen.warn(f"Encoding could not be made faster and runs as before ({type(error).__name__}).")
-            self.compiled, self.captured, self.failed = None, None, True
+            self.captured, self.failed = None, True
             return self.model.encode(x)
         return Output(out.feature[: len(x)], out.logits[: len(x)])
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdtrans.model.branches import CDTrans, embed, run_block
+from cdtrans.model.branches import CDTrans, Stream, embed, run_block
 
 
 @torch.inference_mode()
@@ -15,12 +15,12 @@ def cross_attention(model: CDTrans, source: Tensor, target: Tensor) -> Tensor:
 
     The source-target branch has no queries or keys of its own, so the two plain branches are all that must be run."""
     vit: Any = model.backbone  # timm types its blocks as plain modules
-    x = embed(vit, torch.cat([source, target]))  # [2B, N, D]
+    stream = Stream(embed(vit, torch.cat([source, target])))  # [2B, N, D]
     for block in vit.blocks[:-1]:
-        x = run_block(block, x, None, rows=None, cross=False)
+        stream = run_block(block, stream, None, rows=None, cross=False)
     last = vit.blocks[-1]
     attn = last.attn
-    q, k, _ = attn.qkv(last.norm1(x)).unflatten(2, (3, attn.num_heads, -1)).unbind(2)  # [2B, N, heads, d]
+    q, k, _ = attn.qkv(last.norm1(stream.sum())).unflatten(2, (3, attn.num_heads, -1)).unbind(2)  # [2B, N, heads, d]
     looking = slice(0, 1) if vit.has_class_token else slice(None)
     q = attn.q_norm(q).chunk(2)[0][:, looking].transpose(1, 2)  # [B, heads, rows, d], the source's
     k = attn.k_norm(k).chunk(2)[1].transpose(1, 2)  # [B, heads, N, d], the target's

@@ -54,7 +54,6 @@ def adapt_to_target(
     optimisation = Optimisation(model, config, lr=config.lr, epochs=config.epochs, device=target.device)
     loop = Loop(run, "adaptation", model, optimisation, config=config, epochs=config.epochs)
     encode = Encoder(model, config, screen)
-    encode.ahead = (config.epochs - loop.epoch + 1) * (len(target) + len(source) // config.rebuild_every)
     watch = Watch(run, model, encode, holdout, config.select, loop.extras)
     last: dict[str, Tensor] = {}
     objections: list[Objection] = []
@@ -96,7 +95,7 @@ def train_on_pairs(
     report = StageReport(run, screen, loop, config)
     losses, names = stage_losses(model, config)
     pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
-    train = Step(model, losses, optimisation, config.compile, screen)
+    train = Step(losses, optimisation, config.compile)
     encoded = encode(target, "target")
     if loop.epoch == 1 and loop.step == 0:
         watch.epoch(0, encoded)

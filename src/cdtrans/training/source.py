@@ -26,7 +26,7 @@ def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config:
     def losses(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return (source_loss(model.encode(x).logits, y, config.label_smoothing),)
 
-    train = Step(model, losses, optimisation, config.compile, screen)
+    train = Step(losses, optimisation, config.compile)
     for epoch in loop.epochs():
         lr = optimisation.start_epoch(epoch, loop.step)
         train.ahead = len(batches) * (config.source_epochs - epoch + 1)
