@@ -74,7 +74,8 @@ def adapt_to_target(
     before, after = watch.before, impression(encoded_source, encoded, search(encoded_source, labels, encoded, config))
     assert before is not None, "the first round makes it"
     objections += judge_adapted(before, after, watch.scores(0), watch.scores(chosen))
-    warning = fell_later(chosen, watch.scores(chosen), watch.scores(config.epochs)) if last else ""
+    reached = config.epochs if last else chosen
+    warning = fell_later(chosen, [watch.scores(epoch)["consensus"] for epoch in range(chosen, reached + 1)])
     return Adaptation(before, after, chosen, last, objections, warning)
 
 
