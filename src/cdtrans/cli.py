@@ -185,10 +185,13 @@ def predict(
 ) -> None:
     """Label IMAGES with a run's classifier."""
     from cdtrans.classifier import key_warning, load
-    from cdtrans.predict import predict_to_csv
+    from cdtrans.predict import check_places, predict_to_csv
+    from cdtrans.run_folder import find_model
 
     if json and csv is None:
         raise CdtransError("With --json the predictions need a file of their own: give --csv FILE.")
+    find_model(run, model)
+    check_places(images, root, csv)
     screen = Screen(quiet=quiet, machine=json or csv is None)
     classifier = load(run, model=model, device=device)
     if warning := key_warning(run, classifier):
@@ -208,6 +211,10 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Show a run on one page, RUN/report.html: verdict, scores, pairs, pictures, cost."""
+    from cdtrans.run_folder import read_result
+
+    read_result(run)
+
     from cdtrans.report.page import write_report
 
     screen = Screen(quiet=quiet, machine=json)
