@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from cdtrans.config import Config, layered_config, settle
+from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.data.images import Header, UnreadableImage, read_header
 from cdtrans.errors import CdtransError
+from cdtrans.imports import importing
 from cdtrans.inputs import DomainPixels, pictures, readable, scan_domains
 from cdtrans.screen import Screen
 from cdtrans.trust import preflight
@@ -58,8 +60,9 @@ def check(
     found_source, found_target = scan_domains(layered, screen)
     layered = settle(layered)
 
-    from cdtrans.check_model import look
-    from cdtrans.session import resolve
+    with decoding_ahead(layered, found_source, found_target), importing():
+        from cdtrans.check_model import look
+        from cdtrans.session import resolve
 
     resolved = resolve(layered)
     labelled, source_pixels, source_bad = readable(found_source, resolved, screen, "source")

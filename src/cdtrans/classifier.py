@@ -14,6 +14,7 @@ from cdtrans.data.domains import stream_images
 from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.stream import Decoded, decode_in_order
 from cdtrans.errors import CdtransError
+from cdtrans.imports import importing
 from cdtrans.run_folder import find_model
 
 if TYPE_CHECKING:
@@ -117,9 +118,9 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Cla
     """The classifier of a finished run: the chosen one, or by name the 'source' (not adapted), the 'adapted' (the epoch
     that was selected) or the 'last' (epoch) one."""
     name, with_key = find_model(Path(run), model)
-
-    from cdtrans.device import pick_device
-    from cdtrans.model.card import load_model
+    with importing():
+        from cdtrans.device import pick_device
+        from cdtrans.model.card import load_model
 
     network, card = load_model(Path(run) / name)
     return Classifier(network, card, pick_device(device), trained_with_key=with_key)

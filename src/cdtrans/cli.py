@@ -1,5 +1,6 @@
 """The command line: one verb, one function; options, help and error messages, nothing else."""
 
+import gc
 import io
 import os
 import sys
@@ -211,11 +212,12 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Show a run on one page, RUN/report.html: verdict, scores, pairs, pictures, cost."""
+    from cdtrans.imports import importing
     from cdtrans.run_folder import read_result
 
     read_result(run)
-
-    from cdtrans.report.page import write_report
+    with importing():
+        from cdtrans.report.page import write_report
 
     screen = Screen(quiet=quiet, machine=json)
     file = write_report(run, screen)
@@ -345,7 +347,9 @@ def main() -> None:
         warnings.filterwarnings("ignore")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names may hold bytes that are no text
-    sys.exit(_exit_code(debug))
+    code = _exit_code(debug)
+    gc.freeze()  # else Python looks through every object of torch for garbage before it ends, which takes a second
+    sys.exit(code)
 
 
 def _exit_code(debug: bool) -> int:

@@ -1,5 +1,5 @@
 """From two folders to an adapted classifier. What is wrong is told at once if it can be: torch and timm, whose import
-takes seconds, come afterwards."""
+takes seconds, come afterwards, and meanwhile the images are decoded."""
 
 import time
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from cdtrans.classifier import Classifier, load
 from cdtrans.config import Config, layered_config, require_no_key, settle
+from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import warnings_for
+from cdtrans.imports import importing
 from cdtrans.inputs import scan_domains
 from cdtrans.run_folder import check_folder, read_result
 from cdtrans.screen import Screen
@@ -69,8 +71,9 @@ def run_pipeline(
     if config.source_model:
         require_stage_1(stage_1_for(out, config.source_model))
 
-    from cdtrans.ranks import joined
-    from cdtrans.session import run_session
+    with decoding_ahead(config, source, target), importing():
+        from cdtrans.ranks import joined
+        from cdtrans.session import run_session
 
     with joined():
         run_session(config, source, target, out, screen, force=force, rearranged=rearranged, started=started)
