@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.classifier import EVALUATION
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.report.record import Record
+from cdtrans.run_folder import EVALUATION
 from cdtrans.screen import Screen
 
 LATER = {"source_agreement", "target_agreement", "source_accuracy"}  # what the first version did not log of a round

@@ -12,7 +12,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import cdtrans.check as verb
-from cdtrans.check import Check, check, draw_sample
+from cdtrans import check_model
+from cdtrans.check import Check, check
+from cdtrans.check_model import draw_sample
 from cdtrans.data import stream
 from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone
@@ -208,7 +210,7 @@ class TestWithBackbone:
         assert checked(task, weights=weights).skipped == ""
 
     def test_no_more_than_a_sample_is_looked_at(self, task: Task, weights: Path, monkeypatch) -> None:
-        monkeypatch.setattr(verb, "PROBED", 20)
+        monkeypatch.setattr(check_model, "PROBED", 20)
         screen = Notes()
         result = checked(task, screen, weights=weights)
         assert details(result, "separability")["images"] == 20
@@ -217,16 +219,16 @@ class TestWithBackbone:
 
     def test_a_sample_is_drawn_without_replacement(self) -> None:
         assert draw_sample(10, seed=0) == list(range(10))
-        sample = draw_sample(3 * verb.PROBED, seed=0)
+        sample = draw_sample(3 * check_model.PROBED, seed=0)
         assert sample == sorted(set(sample))
-        assert len(sample) == verb.PROBED
-        assert max(sample) > 2 * verb.PROBED
+        assert len(sample) == check_model.PROBED
+        assert max(sample) > 2 * check_model.PROBED
 
     def test_weights_out_of_reach_are_said_and_no_error(self, task: Task, monkeypatch) -> None:
         def out_of_reach(vit: object, name: str) -> None:
             raise CdtransError(f"The weights of '{name}' could not be downloaded.")
 
-        monkeypatch.setattr("cdtrans.pipeline.load_pretrained", out_of_reach)
+        monkeypatch.setattr("cdtrans.session.load_pretrained", out_of_reach)
         result = checked(task, pretrained=True)
         assert [f.subject for f in result.findings] == MODEL_FREE
         assert result.skipped == f"The weights of '{TINY['backbone']}' could not be downloaded"

@@ -15,7 +15,7 @@ from cdtrans.config import (
     read_yaml,
 )
 from cdtrans.errors import CdtransError
-from cdtrans.pipeline import resolve
+from cdtrans.session import resolve
 
 # FACTS 2 and 3: what the authors' scripts say.
 AUTHORS = {

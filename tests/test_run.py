@@ -10,7 +10,8 @@ import yaml
 
 from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config
 from cdtrans.errors import CdtransError
-from cdtrans.run import Run, check_folder, fingerprint
+from cdtrans.run import Run, fingerprint
+from cdtrans.run_folder import check_folder
 
 DATA: dict[str, Any] = {"source": {"images": 3}, "target": {"images": 2}}
 

@@ -204,7 +204,7 @@ def warm() -> Server:
 def _serve() -> None:
     import torch
 
-    import cdtrans.pipeline  # noqa: F401 (so that the children need not)
+    import cdtrans.session  # noqa: F401 (so that the children need not)
 
     torch.set_num_threads(1)
     for line in sys.stdin:
@@ -258,7 +258,7 @@ class _ForkedJob:
     """What `cdtrans.evaluation.jobs.start_process` gives, but forked: a process of its own in every other respect."""
 
     def __init__(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
-        from cdtrans.evaluation.jobs import die_with_parent
+        from cdtrans.interrupt import die_with_parent
 
         self.code: int | None = None
         sys.stdout.flush()

@@ -7,24 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from cdtrans.config import Config
+from cdtrans.config import Config, layered_config, settle
+from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.data.images import Header, UnreadableImage, read_header
 from cdtrans.errors import CdtransError
-from cdtrans.inputs import DomainPixels, make_images, pictures, readable, scan_domains
-from cdtrans.model.branches import CDTrans
-from cdtrans.model.card import Card, build_model, make_card
-from cdtrans.model.encoding import Encoder
-from cdtrans.pipeline import initial_model, layered_config, resolve
+from cdtrans.imports import importing
+from cdtrans.inputs import DomainPixels, pictures, readable, scan_domains
 from cdtrans.screen import Screen
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, State, gravest
 from cdtrans.trust.preflight import Labels
-from cdtrans.trust.probes import Seen, enough, probe
 
-PROBED = 4000  # images of a domain that the backbone looks at: a minute of a CPU with DeiT-tiny, and shares to 1 %
 HEADERS_AT_ONCE = 8  # files opened in parallel, for disks that answer late
 
 
@@ -63,6 +58,12 @@ def check(
     """Look at the images as `adapt` would with the same settings; without `model`, with no backbone."""
     layered, _ = layered_config(source, target, preset, config, settings)
     found_source, found_target = scan_domains(layered, screen)
+    layered = settle(layered)
+
+    with decoding_ahead(layered, found_source, found_target), importing():
+        from cdtrans.check_model import look
+        from cdtrans.session import resolve
+
     resolved = resolve(layered)
     labelled, source_pixels, source_bad = readable(found_source, resolved, screen, "source")
     unlabelled, target_pixels, target_bad = readable(found_target, resolved, screen, "target")
@@ -77,14 +78,10 @@ def check(
         return Check(tuple(findings), None, "there is a reason to stop without it")
     if not model:
         return Check(tuple(findings), None, "--no-model was given")
-    if not enough(np.array(labelled.labels), len(unlabelled)):
-        return Check(tuple(findings), None, "there are too few images for it")
-    card = make_card(resolved, labelled.classes, stage="source", epoch=0)
-    backbone = pretrained_model(resolved, card)
-    if isinstance(backbone, str):
-        return Check(tuple(findings), None, backbone)
-    findings += with_model(backbone, card, labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
-    return Check(tuple(findings), resolved.backbone, "")
+    seen = look(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
+    if isinstance(seen, str):
+        return Check(tuple(findings), None, seen)
+    return Check((*findings, *seen), resolved.backbone, "")
 
 
 def without_model(
@@ -123,47 +120,3 @@ def read_headers(files: Sequence[Path], screen: Screen, name: str) -> list[Heade
                 f"A {name} file could be read before and now cannot: {error}; run the check again."
             ) from error
     return headers
-
-
-def pretrained_model(config: Config, card: Card) -> CDTrans | str:
-    """The model, or why there is none that has learnt anything. A file that was asked for must be there and fit."""
-    if not config.weights and not config.pretrained:
-        return "a backbone without pretrained weights sees nothing"
-    if config.weights:
-        return initial_model(config, card)
-    build_model(card)  # so that a wrong name is an error, and only missing weights a reason to skip
-    try:
-        return initial_model(config, card)
-    except CdtransError as error:
-        return str(error).removesuffix(".")
-
-
-def with_model(
-    model: CDTrans,
-    card: Card,
-    source: LabelledDomain,
-    source_pixels: DomainPixels,
-    target: UnlabelledDomain,
-    target_pixels: DomainPixels,
-    config: Config,
-    screen: Screen,
-) -> list[Finding]:
-    """Through the eyes of the backbone, as its weights are before any training."""
-    device = torch.device(config.device)
-    model.to(device)
-    seen, samples = [], []
-    for name, domain, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
-        sample = draw_sample(len(domain), config.seed)
-        if len(sample) < len(domain):
-            screen.say(f"The backbone looks at {len(sample)} of the {len(domain)} {name} images, drawn at random.")
-        encoded = Encoder(model, config, screen)(make_images(pixels.keep(sample), card, device), name)
-        seen.append(Seen(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
-        samples.append(sample)
-    labels = np.array(source.labels)[samples[0]]
-    return probe(seen[0], labels, source.classes, seen[1], config.seed)
-
-
-def draw_sample(count: int, seed: int) -> list[int]:
-    if count <= PROBED:
-        return list(range(count))
-    return sorted(np.random.default_rng(seed).choice(count, PROBED, replace=False).tolist())

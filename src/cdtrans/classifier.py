@@ -1,29 +1,29 @@
-"""A trained model at work: images in, labels with probabilities out."""
+"""A trained model at work: images in, labels with probabilities out. torch is imported when a model is loaded, so that
+a wrong run folder is told at once."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image
 
-from cdtrans.data.batches import Images
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.stream import Decoded, decode_in_order
-from cdtrans.device import autocast, pick_device
-from cdtrans.errors import CdtransError, nearest
-from cdtrans.model.branches import CDTrans
-from cdtrans.model.card import Card, load_model
+from cdtrans.errors import CdtransError
+from cdtrans.imports import importing
+from cdtrans.run_folder import find_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from cdtrans.model.branches import CDTrans
+    from cdtrans.model.card import Card
 
 BATCH = 64
-RESULT = "result.json"  # what a finished run came to
-EVALUATION = "evaluation.json"  # the last time `eval` scored it on its own target
-MODELS = ("chosen", "adapted", "last", "source")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Unreadable:
 class Classifier:
     """`cdtrans.load(RUN)` gives one."""
 
-    def __init__(self, model: CDTrans, card: Card, device: torch.device, *, trained_with_key: bool = False) -> None:
+    def __init__(
+        self, model: "CDTrans", card: "Card", device: "torch.device", *, trained_with_key: bool = False
+    ) -> None:
         self.model, self.card, self.device = model.to(device).eval(), card, device
         self.trained_with_key = trained_with_key  # a run of an ablation that was given the target's labels
 
@@ -81,7 +83,6 @@ class Classifier:
         while items := list(islice(pixels, batch)):
             yield from self._classify(items, min(top, len(self.classes)), digests)
 
-    @torch.inference_mode()
     def _classify(self, items: list[Decoded], top: int, digests: bool) -> Iterator[Prediction | Unreadable]:
         readable = [pixels for _, pixels in items if isinstance(pixels, np.ndarray)]
         best = iter(self._best(np.stack(readable), top)) if readable else iter(())
@@ -94,11 +95,16 @@ class Classifier:
 
     def _best(self, pixels: np.ndarray, top: int) -> list[tuple[tuple[str, float], ...]]:
         """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities."""
+        import torch
+
+        from cdtrans.data.batches import Images
+        from cdtrans.device import autocast
+
         card = self.card
         rows = np.arange(len(pixels))
         images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=self.device)
         precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training: the same labels
-        with autocast(self.device, precision):
+        with torch.inference_mode(), autocast(self.device, precision):
             logits = self.model.encode(next(images.in_order(len(pixels)))).logits
         probabilities = logits.float().softmax(dim=1)  # [B, K]
         values, classes = probabilities.topk(top, dim=1)
@@ -108,38 +114,15 @@ class Classifier:
         ]
 
 
-def read_result(run: Path) -> dict[str, Any]:
-    """What a finished run came to: its chosen epoch and which model that is."""
-    if not run.is_dir():
-        raise CdtransError(
-            f"The run folder '{run}' does not exist; make one with 'cdtrans adapt SOURCE TARGET --out {run}'."
-        )
-    file = run / RESULT
-    if not file.exists():
-        raise CdtransError(f"'{run}' holds no finished run; give its 'cdtrans adapt' command again to finish it.")
-    try:
-        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        complete = {"chosen_epoch", "chosen_model"} <= result.keys()
-    except (ValueError, AttributeError):  # not JSON, or not a mapping
-        complete = False
-    if not complete:
-        raise CdtransError(f"'{file}' is damaged; remove it and give the 'cdtrans adapt' command again.")
-    return result
-
-
 def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Classifier:
     """The classifier of a finished run: the chosen one, or by name the 'source' (not adapted), the 'adapted' (the epoch
     that was selected) or the 'last' (epoch) one."""
-    folder = Path(run)
-    if model not in MODELS:
-        raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODELS))}")
-    result = read_result(folder)
-    chosen = result["chosen_model"]
-    if model in ("adapted", "last") and not (folder / model).exists():
-        raise CdtransError(f"The run in '{folder}' has no {model} model: stage 2 broke off; use --model source.")
-    name = chosen if model == "chosen" else model
-    network, card = load_model(folder / name)
-    with_key = result.get("trained_with_key", False) and name != "source"
+    name, with_key = find_model(Path(run), model)
+    with importing():
+        from cdtrans.device import pick_device
+        from cdtrans.model.card import load_model
+
+    network, card = load_model(Path(run) / name)
     return Classifier(network, card, pick_device(device), trained_with_key=with_key)
 
 

@@ -1,5 +1,6 @@
 """The command line: one verb, one function; options, help and error messages, nothing else."""
 
+import gc
 import io
 import os
 import sys
@@ -185,10 +186,13 @@ def predict(
 ) -> None:
     """Label IMAGES with a run's classifier."""
     from cdtrans.classifier import key_warning, load
-    from cdtrans.predict import predict_to_csv
+    from cdtrans.predict import check_places, predict_to_csv
+    from cdtrans.run_folder import find_model
 
     if json and csv is None:
         raise CdtransError("With --json the predictions need a file of their own: give --csv FILE.")
+    find_model(run, model)
+    check_places(images, root, csv)
     screen = Screen(quiet=quiet, machine=json or csv is None)
     classifier = load(run, model=model, device=device)
     if warning := key_warning(run, classifier):
@@ -208,7 +212,12 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Show a run on one page, RUN/report.html: verdict, scores, pairs, pictures, cost."""
-    from cdtrans.report.page import write_report
+    from cdtrans.imports import importing
+    from cdtrans.run_folder import read_result
+
+    read_result(run)
+    with importing():
+        from cdtrans.report.page import write_report
 
     screen = Screen(quiet=quiet, machine=json)
     file = write_report(run, screen)
@@ -338,7 +347,9 @@ def main() -> None:
         warnings.filterwarnings("ignore")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names may hold bytes that are no text
-    sys.exit(_exit_code(debug))
+    code = _exit_code(debug)
+    gc.freeze()  # else Python looks through every object of torch for garbage before it ends, which takes a second
+    sys.exit(code)
 
 
 def _exit_code(debug: bool) -> int:

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from cdtrans.classifier import RESULT
 from cdtrans.config import PAIRINGS_WITH_KEY, Config
 from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.files import csv_line
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, save_model
-from cdtrans.report.page import write_report
 from cdtrans.run import Run
+from cdtrans.run_folder import RESULT
 from cdtrans.screen import Screen
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import estimate
@@ -53,6 +52,8 @@ def conclude(
     }
     run.write_json(RESULT, result)
     if config.report and run.writes:
+        from cdtrans.report.page import write_report
+
         started = time.monotonic()
         screen.say(f"report: {write_report(run.folder, screen)}")
         run.log_timing(stage="report", seconds=round(time.monotonic() - started, 3))

@@ -156,6 +156,8 @@ RESUME_MAY_CHANGE = (
     *("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels", "guard", "report"),
 )
 
+DECIDED_LATE = ("device", "crop", "resize", "precision")  # what 'auto' means is known once torch and timm are there
+
 HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}
 
@@ -175,6 +177,45 @@ def make_config(*layers: dict[str, Any]) -> Config:
         if key not in FIELDS:
             raise CdtransError(f"Unknown setting '{key}': {nearest(str(key), list(FIELDS))}")
     return Config(**{key: _checked(key, value) for key, value in values.items()})
+
+
+def layered_config(
+    source: str | Path | None,
+    target: str | Path | None,
+    preset: str | None,
+    config: str | Path | None,
+    settings: dict[str, Any],
+) -> tuple[Config, str | None]:
+    """Preset, YAML file, settings and places, the later ones winning; and the run folder that the file names."""
+    places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
+    from_file = read_yaml(Path(config)) if config is not None else {}
+    out, preset_there = from_file.pop("out", None), from_file.pop("preset", None)
+    return make_config(read_preset(preset or preset_there or "auto"), from_file, settings, places), out
+
+
+def require_no_key(config: Config) -> None:
+    if config.pairing in PAIRINGS_WITH_KEY:
+        raise CdtransError(
+            f"'--pairing {config.pairing}' needs an answer key, which 'adapt' never opens; see 'cdtrans ablate --help'."
+        )
+
+
+def settle(config: Config) -> Config:
+    """Places made absolute; settings that do not go together are refused."""
+    crop, resize = config.crop, config.resize
+    if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
+        raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
+    if {config.loss_source, config.loss_source_target, config.loss_target} == {"none"}:
+        raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
+    idle = [name for name in OF_PAIRS if getattr(config, name) != FIELDS[name].default]
+    if config.self_training != "none" and idle:
+        raise CdtransError(
+            f"'--self-training {config.self_training}' trains without pairs, by losses of its own, so '{idle[0]}: "
+            f"{getattr(config, idle[0])}' would do nothing; leave it at {FIELDS[idle[0]].default}, or train on pairs."
+        )
+    names = ("source", "target", "root", "weights", "source_model", "cache")
+    places = {name: os.path.abspath(place) for name in names if (place := getattr(config, name))}
+    return make_config(config.to_dict() | places)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

@@ -4,16 +4,13 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from cdtrans.config import Config
-from cdtrans.data.batches import Images
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.data.pixels import default_cache, open_pixels
 from cdtrans.data.stream import StreamedPixels
 from cdtrans.errors import CdtransError, DiskFull
-from cdtrans.model.card import Card
 from cdtrans.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
 from cdtrans.trust.preflight import Labels, Pictures, examine
@@ -122,7 +119,3 @@ def pictures(domain: LabelledDomain | UnlabelledDomain, found: DomainPixels, *, 
     if stream or not isinstance(found.pixels, StreamedPixels):
         thumbnails = make_thumbnails(found.pixels, found.rows)
     return Pictures(domain.paths, found.digests, thumbnails)
-
-
-def make_images(found: DomainPixels, card: Card, device: torch.device) -> Images:
-    return Images(found.pixels, found.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)

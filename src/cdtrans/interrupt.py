@@ -1,9 +1,14 @@
 """Ctrl-C and SIGTERM: a request to end at the next whole step, with the state saved."""
 
+import ctypes
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class StopSignals:
@@ -31,3 +36,10 @@ class StopSignals:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def die_with_parent() -> None:
+    """For a process just forked: even SIGKILL, which leaves the parent no time, must not leave it behind, holding a GPU
+    or a lock. It gets SIGTERM, so that it can save its state."""
+    if LIBC is not None:
+        LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)

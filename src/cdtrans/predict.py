@@ -59,6 +59,13 @@ def predict_to_csv(
     return counts
 
 
+def check_places(images: Path, root: Path | None, file: Path | None) -> None:
+    """That there is an image, and a place for the table."""
+    if file is not None:
+        check_writable(file)
+    next(stream_images(images, root))
+
+
 def check_writable(file: Path) -> None:
     """Now rather than after a million images. The finished table replaces what lies there, so that must be a file."""
     if file.exists() and not file.is_file():

@@ -4,23 +4,19 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 import yaml
 
-from cdtrans.config import RESUME_MAY_CHANGE, Config, read_yaml
+from cdtrans.config import Config
+from cdtrans.environment import environment
 from cdtrans.errors import CdtransError
 from cdtrans.files import atomic, disk_full, is_disk_full
 from cdtrans.ranks import barrier, is_main
-
-FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
-PACKAGES = ("cdtrans", "torch", "torchvision", "timm", "numpy", "pillow")
+from cdtrans.run_folder import check_folder
 
 
 class Run:
@@ -123,19 +119,6 @@ class Run:
             os.truncate(self.folder / "log.jsonl", size)
 
 
-def check_folder(folder: Path, config: Config) -> None:
-    """Refuse a folder that holds something else, or a run of another configuration. Writes nothing."""
-    recorded = folder / "config.yaml"
-    if recorded.exists():
-        before, now = Config().to_dict() | read_yaml(recorded), config.to_dict()  # an older run lacks newer settings
-        changed = [k for k in now if k not in RESUME_MAY_CHANGE and before[k] != now[k]]
-        if changed:
-            what = ", ".join(f"{k}: {before[k]} there, {now[k]} now" for k in changed)
-            raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")
-    elif folder.exists() and (not folder.is_dir() or any(p.name not in FIRST_FILES for p in folder.iterdir())):
-        raise CdtransError(f"'{folder}' exists and is not a run folder; choose another --out.")
-
-
 def fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...] = ()) -> str:
     """Tells whether a domain is the same as before: names, sizes and, for a source, labels."""
     digest = hashlib.sha256()
@@ -143,22 +126,3 @@ def fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...] = ()
         digest.update(f"{path}\0{(root / path).stat().st_size}\0".encode("utf-8", "surrogateescape"))
     digest.update(np.asarray(labels, dtype=np.int64).tobytes())
     return digest.hexdigest()
-
-
-def environment(config: Config) -> dict[str, Any]:
-    device = torch.device(config.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "device": f"{device.type}: {name}",
-        "threads": torch.get_num_threads(),
-        "packages": {p: package_version(p) for p in PACKAGES},
-    }
-
-
-def package_version(package: str) -> str:
-    try:
-        return version(package)
-    except ModuleNotFoundError:
-        return "not installed"

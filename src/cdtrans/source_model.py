@@ -8,12 +8,14 @@ import json
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
-from cdtrans.model.branches import CDTrans
-from cdtrans.model.card import Card, build_model, load_model
+
+if TYPE_CHECKING:
+    from cdtrans.model.branches import CDTrans
+    from cdtrans.model.card import Card
 
 SOURCE = "source"  # the folder of the source-only model in a run's; it is there once stage 1 is finished
 # What decides how the model is built and what it sees. The first block's residual is stage 2's alone, and the precision
@@ -22,8 +24,15 @@ SAME = ("backbone", "backbone_args", "neck", "resize", "crop", "mean", "std")
 OR_TRAIN = "or leave --source-model out to train stage 1 here"
 
 
-def take_source(run: Path, card: Card, drop_path: float) -> tuple[CDTrans, Card]:
+def stage_1_for(out: Path, source_model: str) -> Path:
+    """The run that has stage 1: the one named, or once it has been copied the run itself, so that the other may go."""
+    return out if (out / SOURCE).exists() else Path(source_model)
+
+
+def take_source(run: Path, card: "Card", drop_path: float) -> "tuple[CDTrans, Card]":
     """A run's source-only model and its card, which is this run's `card` but for how it was trained."""
+    from cdtrans.model.card import build_model, load_model
+
     require_stage_1(run)
     taken, theirs = load_model(run / SOURCE)
     _check_classes(run, theirs.classes, card.classes)

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import cdtrans
-from cdtrans import conclusion, inputs, pipeline
+from cdtrans import conclusion, inputs, pipeline, session
 from cdtrans.config import FIELDS
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.training.adaptation import adapt_to_target
@@ -126,9 +126,9 @@ def test_the_type_of_the_target_has_no_room_for_a_label() -> None:
 
 def test_the_pipeline_takes_the_target_in_that_type_alone() -> None:
     assert get_args(get_type_hints(inputs.scan_domains)["return"]) == (LabelledDomain, UnlabelledDomain)
-    for function in (pipeline.describe, conclusion.conclude, conclusion.write_predictions):
+    for function in (session.run_session, session.describe, conclusion.conclude, conclusion.write_predictions):
         assert get_type_hints(function)["target"] is UnlabelledDomain
-    assert get_type_hints(adapt_to_target)["labels"] is get_type_hints(pipeline.train_source)["labels"]
+    assert get_type_hints(adapt_to_target)["labels"] is get_type_hints(session.train_source)["labels"]
 
 
 @pytest.mark.parametrize("room", ["training", "pairing", "model", "trust"])
@@ -146,7 +146,7 @@ def test_no_room_that_trains_pairs_or_selects_can_open_an_answer_key(room: str) 
 
 def test_the_pipeline_reads_labels_of_the_source_only() -> None:
     """`scan_labelled` is called once in it and its inputs, on the source; evaluation is not imported at all."""
-    text = inspect.getsource(inputs) + inspect.getsource(pipeline)
+    text = "".join(map(inspect.getsource, (inputs, pipeline, session)))
     calls = [
         ast.unparse(node)
         for node in ast.walk(ast.parse(text))

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tiny_task import Ended, draw, make_task, warm
+from tiny_task import Ended, draw, make_task, tree, warm
 
 CDTRANS = [str(Path(sys.executable).with_name("cdtrans"))]
 MODULE = [sys.executable, "-m", "cdtrans"]
@@ -67,6 +68,19 @@ def test_the_module_is_the_command(empty: Path) -> None:
     ended = run(MODULE, "adapt", "--bogus", cwd=empty)
     assert ended.code == 2
     assert_sentence(ended.err)
+
+
+def test_images_decoded_while_torch_is_imported_make_the_same_run(tmp_path: Path, empty: Path) -> None:
+    """The warm process has torch, and therefore decodes in the run itself."""
+    task = make_task(tmp_path / "task", epochs=1)
+    trees = []
+    for out in (tmp_path / "ahead", tmp_path / "plain"):
+        shutil.rmtree(task.folder / "cache", ignore_errors=True)
+        command = task.adapt(out)
+        ended = run(CDTRANS, *command, cwd=empty) if not trees else warm().run(command, tmp_path / "logs")
+        assert ended.code == 0, ended.err
+        trees.append(tree(out))
+    assert trees[0] == trees[1]
 
 
 def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:

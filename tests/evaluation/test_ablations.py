@@ -13,8 +13,7 @@ import yaml
 
 import cdtrans
 from ablation_task import make_key, run, start, true_classes
-from cdtrans.classifier import read_result
-from cdtrans.config import FIELDS
+from cdtrans.config import FIELDS, layered_config
 from cdtrans.data.store import list_stores
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.ablations import ablate, make_plan, read_scored
@@ -26,8 +25,8 @@ from cdtrans.evaluation.results import KINDS, SCORED
 from cdtrans.evaluation.with_key import adapt_with_key, true_pairs
 from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.pairs import search_pairs
-from cdtrans.pipeline import layered_config
 from cdtrans.report.page import write_report
+from cdtrans.run_folder import read_result
 from cdtrans.screen import Screen
 from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_source, make_task, tree, warm
 

@@ -24,6 +24,7 @@ from cdtrans.data.store import (
 from cdtrans.data.stream import decode_in_order
 from cdtrans.screen import Screen
 
+RESIZE_RATIO = 256 / 224  # the authors' resize to crop
 CHUNK_IMAGES = 64  # written at a time; a kill loses no more than two chunks, and no more wait in memory
 
 
@@ -35,6 +36,11 @@ class Pixels:
     rows: np.ndarray  # int64 [N], -1 where the file could not be read
     digests: list[str]  # [N] of the pixels, '' where there are none
     bad: dict[int, str]  # position -> cause
+
+
+def resize_for(crop: int) -> int:
+    """The size that images are decoded to for this crop, unless `--resize` says otherwise."""
+    return round(crop * RESIZE_RATIO)
 
 
 def default_cache() -> Path:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdtrans.classifier import read_result
-from cdtrans.config import Config
+from cdtrans.config import Config, layered_config, require_no_key
 from cdtrans.data.domains import check_distinct
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.ablation_tables import TOLD, AblationTable, Row, Scored, markdown
@@ -25,8 +24,9 @@ from cdtrans.evaluation.paper_tables import PaperRow
 from cdtrans.evaluation.results import KINDS, SCORED, read_sessions, trained_in
 from cdtrans.files import atomic
 from cdtrans.model.backbone import read_state
-from cdtrans.pipeline import layered_config, require_no_key, resolve
+from cdtrans.run_folder import read_result
 from cdtrans.screen import Screen
+from cdtrans.session import resolve
 from cdtrans.source_model import SOURCE, require_stage_1
 
 RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's

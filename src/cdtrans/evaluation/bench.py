@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import Config, make_config, read_preset, read_yaml
+from cdtrans.config import Config, make_config, read_preset, read_yaml, require_no_key
 from cdtrans.data.benchmarks import Benchmark, FoundBenchmark, Task, benchmark_named, find_benchmark
 from cdtrans.data.layouts import FoundDomain
 from cdtrans.errors import CdtransError
@@ -22,8 +22,8 @@ from cdtrans.evaluation.results import KINDS, RunResult, columns, read_run, resu
 from cdtrans.evaluation.tables import BenchTable, latex, markdown
 from cdtrans.files import atomic
 from cdtrans.model.backbone import read_state
-from cdtrans.pipeline import require_no_key, resolve
 from cdtrans.screen import Screen
+from cdtrans.session import resolve
 
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # the two that have presets of their own
 FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...

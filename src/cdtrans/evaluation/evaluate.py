@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.classifier import EVALUATION, Unreadable, key_warning, load
+from cdtrans.classifier import Unreadable, key_warning, load
 from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
 from cdtrans.files import atomic
+from cdtrans.run_folder import EVALUATION, find_model
 from cdtrans.screen import Screen
 
 
@@ -85,10 +86,11 @@ def evaluate(
     max_bad: float = 0.05,
 ) -> Evaluation:
     """Score a run's model on labelled images."""
+    find_model(run, model)
+    key = scan_key(where, root)
     classifier = load(run, model=model, device=device)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
-    key = scan_key(where, root)
     true = match_classes(key, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}
     predicted, sure, kept, digests, skipped = [], [], [], [], []

@@ -5,10 +5,8 @@ there and start from it. Should it fail before, the next one trains it. Who is w
 run that has begun goes on as it began, and never waits, so there is always one that can go on.
 """
 
-import ctypes
 import fcntl
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,19 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cdtrans.classifier import RESULT
 from cdtrans.config import read_yaml
 from cdtrans.errors import HARM, Interrupted
 from cdtrans.evaluation.results import CONFIG, SCORED, read_sessions, sessions_file
 from cdtrans.files import atomic
-from cdtrans.interrupt import StopSignals
+from cdtrans.interrupt import StopSignals, die_with_parent
+from cdtrans.run_folder import RESULT
 from cdtrans.screen import Screen
 from cdtrans.source_model import SOURCE
 
 COMMAND = (sys.executable, "-m", "cdtrans")
 POLL_SECONDS = 0.05  # between two looks at the processes
-SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
@@ -194,12 +190,6 @@ def start_process(arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) ->
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
-
-
-def die_with_parent() -> None:
-    """Even SIGKILL, which leaves us no time, must not leave runs behind that hold a GPU; they save their state."""
-    if LIBC is not None:
-        LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 @contextmanager

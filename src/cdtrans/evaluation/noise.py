@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdtrans.config import read_yaml
+from cdtrans.config import layered_config, read_yaml
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.ablation_tables import NOTHING, TOLD, Scored, scored_images
@@ -19,7 +19,6 @@ from cdtrans.evaluation.noise_figure import write_figure
 from cdtrans.evaluation.paper_ablations import LEFT_OUT, Ablation, Variant
 from cdtrans.evaluation.results import CONFIG, SCORED, Spread, shared_stage_1, spread
 from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
-from cdtrans.pipeline import layered_config
 from cdtrans.screen import Screen
 
 SHOWN = ("last_epoch", "label_free", "best_by_labels")  # a table for each; the picture has the first

@@ -15,8 +15,8 @@ from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.files import atomic
 from cdtrans.inputs import find_pixels
-from cdtrans.pipeline import resolve
 from cdtrans.screen import Screen
+from cdtrans.session import resolve
 
 QUALITY = "pair-quality.json"  # in a run folder
 UNKNOWN = -1  # of a target picture that the key does not name

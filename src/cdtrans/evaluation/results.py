@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdtrans.classifier import read_result
 from cdtrans.config import read_yaml
 from cdtrans.data.benchmarks import Benchmark, Task
+from cdtrans.run_folder import read_result
 
 SCORED = "eval.json"  # what `cdtrans eval` said of a run; its presence means that there is nothing left to do
 CONFIG = "config.yaml"  # a run's settings; its presence means that the run has begun

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdtrans.config import PAIRINGS_WITH_KEY, Config
+from cdtrans.config import PAIRINGS_WITH_KEY, Config, layered_config
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.pair_quality import Answers, read_answers
 from cdtrans.evaluation.sampled_pairs import sampled_pairs
 from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.neighbours import normalised, two_way
 from cdtrans.pairing.pairs import Search, union
-from cdtrans.pipeline import Result, layered_config, run_pipeline
-from cdtrans.ranks import joined
+from cdtrans.pipeline import Result, run_pipeline
 from cdtrans.screen import Screen
 
 # what follows from a pair's being made with the key: it is trained on, unfiltered, and says what its target is taught
@@ -49,8 +48,7 @@ def adapt_with_key(
             raise CdtransError(f"The answer key '{key}' names no target image of a class of the source.")
         return pairs
 
-    with joined():
-        return run_pipeline(chosen, out, screen, force=force, rearranged=rearranged)
+    return run_pipeline(chosen, out, screen, force=force, rearranged=rearranged)
 
 
 def pairs_with_key(config: Config) -> Callable[[Search, Encoded, Encoded, Tensor], Search]:

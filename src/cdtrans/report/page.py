@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from cdtrans.environment import package_version
 from cdtrans.files import atomic
 from cdtrans.report import gallery as galleries
 from cdtrans.report import sections
@@ -17,7 +18,6 @@ from cdtrans.report.gallery import Gallery, Looks
 from cdtrans.report.pictures import SIDE, Pictures
 from cdtrans.report.record import Record, read_record
 from cdtrans.report.sections import Missing
-from cdtrans.run import package_version
 from cdtrans.screen import Screen
 
 NAME = "report.html"

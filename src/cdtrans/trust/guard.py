@@ -16,7 +16,9 @@ LEARNT = 0.5  # accuracy on the source-only model's own training images: 91 % an
 SOURCE_AGREEMENT = 0.5  # 80 % and more; a target of noise or of few classes, or training gone wrong, 28 % and less
 FORGOTTEN = 0.8  # share of the accuracy on the source that is kept: 95 % and more; a rate 100 times too high 15 to 75 %
 VANISHED = 0.75  # share of the predicted classes that are left: 96 % and more; a rate 100 times too high 30 %
-SHIFTED = 0.15  # total variation of predictions and first centres: 12 % and less; other or fewer classes 15.4 % and more
+SHIFTED = (
+    0.15  # total variation of predictions and first centres: 12 % and less; other or fewer classes 15.4 % and more
+)
 CENTERS_KEPT = 0.7  # share of predictions that are the first centres': 77 % and more; other or fewer classes 24 to 69 %
 CONSENSUS_FALL = 0.01  # of the consensus, against its own noise; it rose by 0.27 and more in healthy runs
 FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later ones have: 99 %; rate x 100 62 to 66 %

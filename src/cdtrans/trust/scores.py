@@ -9,7 +9,6 @@ import math
 from typing import NamedTuple
 
 import torch
-from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -62,6 +61,9 @@ def agreement(predicted: Tensor, clusters: Tensor) -> float:
     """Adjusted mutual information; nothing if all is one class, which agrees with everything that is one cluster."""
     if len(predicted.unique()) == 1:
         return 0.0
+
+    from sklearn.metrics import adjusted_mutual_info_score
+
     return float(adjusted_mutual_info_score(predicted.cpu(), clusters.cpu()))
 
 

@@ -1,0 +1,80 @@
+"""The part of `cdtrans check` that looks through the backbone."""
+
+import numpy as np
+import torch
+
+from cdtrans.config import Config
+from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
+from cdtrans.errors import CdtransError
+from cdtrans.inputs import DomainPixels
+from cdtrans.model.branches import CDTrans
+from cdtrans.model.card import Card, build_model, make_card
+from cdtrans.model.encoding import Encoder
+from cdtrans.screen import Screen
+from cdtrans.session import initial_model, make_images
+from cdtrans.trust.findings import Finding
+from cdtrans.trust.probes import Seen, enough, probe
+
+PROBED = 4000  # images of a domain that the backbone looks at: a minute of a CPU with DeiT-tiny, and shares to 1 %
+
+
+def look(
+    source: LabelledDomain,
+    source_pixels: DomainPixels,
+    target: UnlabelledDomain,
+    target_pixels: DomainPixels,
+    config: Config,
+    screen: Screen,
+) -> list[Finding] | str:
+    """What it sees, or why nothing."""
+    if not enough(np.array(source.labels), len(target)):
+        return "there are too few images for it"
+    card = make_card(config, source.classes, stage="source", epoch=0)
+    model = pretrained_model(config, card)
+    if isinstance(model, str):
+        return model
+    return with_model(model, card, source, source_pixels, target, target_pixels, config, screen)
+
+
+def pretrained_model(config: Config, card: Card) -> CDTrans | str:
+    """The model, or why there is none that has learnt anything. A file that was asked for must be there and fit."""
+    if not config.weights and not config.pretrained:
+        return "a backbone without pretrained weights sees nothing"
+    if config.weights:
+        return initial_model(config, card)
+    build_model(card)  # so that a wrong name is an error, and only missing weights a reason to skip
+    try:
+        return initial_model(config, card)
+    except CdtransError as error:
+        return str(error).removesuffix(".")
+
+
+def with_model(
+    model: CDTrans,
+    card: Card,
+    source: LabelledDomain,
+    source_pixels: DomainPixels,
+    target: UnlabelledDomain,
+    target_pixels: DomainPixels,
+    config: Config,
+    screen: Screen,
+) -> list[Finding]:
+    """Through the eyes of the backbone, as its weights are before any training."""
+    device = torch.device(config.device)
+    model.to(device)
+    seen, samples = [], []
+    for name, domain, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
+        sample = draw_sample(len(domain), config.seed)
+        if len(sample) < len(domain):
+            screen.say(f"The backbone looks at {len(sample)} of the {len(domain)} {name} images, drawn at random.")
+        encoded = Encoder(model, config, screen)(make_images(pixels.keep(sample), card, device), name)
+        seen.append(Seen(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
+        samples.append(sample)
+    labels = np.array(source.labels)[samples[0]]
+    return probe(seen[0], labels, source.classes, seen[1], config.seed)
+
+
+def draw_sample(count: int, seed: int) -> list[int]:
+    if count <= PROBED:
+        return list(range(count))
+    return sorted(np.random.default_rng(seed).choice(count, PROBED, replace=False).tolist())

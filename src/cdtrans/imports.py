@@ -1,0 +1,37 @@
+"""How torch, timm and the like are imported: they take seconds, so all that can be told without them is told first."""
+
+import gc
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from threading import Thread
+
+from cdtrans.interrupt import StopSignals
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around slow imports. What they make stays, so the garbage collector would go through it for nothing, which takes
+    a fifth of the time. Ctrl-C takes effect when they are done: some libraries catch it there, or crash."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with StopSignals.caught():
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+    if StopSignals.received is not None:
+        signal.raise_signal(StopSignals.received)
+
+
+def import_meanwhile(*modules: str) -> None:
+    """Import in a thread what is needed later. Should that fail, the import at its own place fails too, and says so."""
+
+    def work() -> None:
+        with suppress(Exception):
+            for module in modules:
+                import_module(module)
+
+    Thread(target=work).start()

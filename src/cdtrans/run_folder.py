@@ -1,0 +1,60 @@
+"""A run folder as others see it: whose it is, whether it is finished, which models it holds. Needs no torch, so that a
+wrong one is told at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, read_yaml
+from cdtrans.errors import CdtransError, nearest
+
+FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
+RESULT = "result.json"  # what a finished run came to
+EVALUATION = "evaluation.json"  # the last time `eval` scored it on its own target
+MODELS = ("chosen", "adapted", "last", "source")
+
+
+def check_folder(folder: Path, config: Config) -> None:
+    """Refuse a folder that holds something else, or a run of another configuration. Writes nothing. An 'auto' that is
+    not decided yet agrees with everything."""
+    recorded = folder / "config.yaml"
+    if recorded.exists():
+        before, now = Config().to_dict() | read_yaml(recorded), config.to_dict()  # an older run lacks newer settings
+        open_yet = [k for k in DECIDED_LATE if now[k] == "auto"]
+        changed = [k for k in now if k not in RESUME_MAY_CHANGE and k not in open_yet and before[k] != now[k]]
+        if changed:
+            what = ", ".join(f"{k}: {before[k]} there, {now[k]} now" for k in changed)
+            raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")
+    elif folder.exists() and (not folder.is_dir() or any(p.name not in FIRST_FILES for p in folder.iterdir())):
+        raise CdtransError(f"'{folder}' exists and is not a run folder; choose another --out.")
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """What a finished run came to: its chosen epoch and which model that is."""
+    if not run.is_dir():
+        raise CdtransError(
+            f"The run folder '{run}' does not exist; make one with 'cdtrans adapt SOURCE TARGET --out {run}'."
+        )
+    file = run / RESULT
+    if not file.exists():
+        raise CdtransError(f"'{run}' holds no finished run; give its 'cdtrans adapt' command again to finish it.")
+    try:
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        complete = {"chosen_epoch", "chosen_model"} <= result.keys()
+    except (ValueError, AttributeError):  # not JSON, or not a mapping
+        complete = False
+    if not complete:
+        raise CdtransError(f"'{file}' is damaged; remove it and give the 'cdtrans adapt' command again.")
+    return result
+
+
+def find_model(run: Path, model: str) -> tuple[str, bool]:
+    """The folder's name of a finished run's 'chosen', 'adapted', 'last' or 'source' model, and whether the target's
+    labels had a part in its training."""
+    if model not in MODELS:
+        raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODELS))}")
+    result = read_result(run)
+    if model in ("adapted", "last") and not (run / model).exists():
+        raise CdtransError(f"The run in '{run}' has no {model} model: stage 2 broke off; use --model source.")
+    name = result["chosen_model"] if model == "chosen" else model
+    return name, result.get("trained_with_key", False) and name != "source"

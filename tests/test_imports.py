@@ -1,0 +1,74 @@
+"""Slow imports: Ctrl-C waits for their end, and the garbage collector for nothing else."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cdtrans.imports import import_meanwhile, importing
+from tiny_task import make_source, make_target
+
+
+def test_ctrl_c_takes_effect_at_the_end() -> None:
+    done = []
+
+    def work() -> None:
+        with importing():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("the import")
+        done.append("what follows")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["the import"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_is_afterwards_as_it_was(before: bool) -> None:
+    def fail() -> None:
+        with importing():
+            assert not gc.isenabled()
+            raise ImportError
+
+    if not before:
+        gc.disable()
+    try:
+        with pytest.raises(ImportError):
+            fail()
+        assert gc.isenabled() == before
+    finally:
+        gc.enable()
+
+
+def test_what_is_needed_later_is_imported_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needed_later.py").write_text("import threading; BY = threading.current_thread()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_meanwhile("needed_later", "there_is_no_such_module", "nor_this")
+    end = time.monotonic() + 10
+    while "needed_later" not in sys.modules and time.monotonic() < end:
+        time.sleep(0.01)
+    import needed_later  # type: ignore[import-not-found]
+
+    assert needed_later.BY is not threading.main_thread()
+
+
+@pytest.mark.parametrize("moment", [0.1, 0.3, 0.6])
+def test_ctrl_c_while_torch_is_imported(tmp_path: Path, moment: float) -> None:
+    """As from a terminal, where the process that decodes ahead gets it too; some moments used to be a crash."""
+    places = [str(make_source(tmp_path / "source")), str(make_target(tmp_path / "target"))]
+    command = [sys.executable, "-m", "cdtrans", "adapt", *places, "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    maps, end = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 30
+    while "libtorch" not in maps.read_text() and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(moment)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "error: Interrupted.\n")
+    assert not (tmp_path / "run").exists()
