@@ -25,7 +25,7 @@ def decoding_ahead(config: Config, *domains: LabelledDomain | UnlabelledDomain) 
     A process, because imports hold the interpreter's lock, which the threads that decode need too. Forked, which is
     safe as long as there is one thread; once torch is there, nothing is left to wait for."""
     size = size_ahead(config)
-    alone = threading.active_count() == 1 and "torch" not in sys.modules
+    alone = hasattr(os, "fork") and threading.active_count() == 1 and "torch" not in sys.modules
     if size is None or config.pixels == "stream" or not alone:
         yield
         return
