@@ -38,6 +38,7 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "report": False,
     "guard": False,  # such small models are rarely any good, and tests of other things must go on
+    "seed": 2,  # whose last epoch is the chosen one, with nothing against it: tests of evaluation and report say so
 }
 QUICK = TINY | {"source_epochs": 1, "epochs": 1, "save_every": 30}
 CLASSES = ("blue", "green", "red")
