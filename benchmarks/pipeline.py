@@ -47,7 +47,7 @@ def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Pat
     row["report s"] = sum(t["seconds"] for t in timings if t["stage"] == "report")
     if busy:
         ends = [t["at"] for t in timings if t["stage"] == "adaptation"]
-        warm, end = ends[int(0.4 * len(ends))], ends[-1]  # the first epochs compile and capture
+        warm, end = ends[int(0.4 * len(ends))], ends[-1]  # the first epochs build kernels and capture
         shares = [share for when, share in busy if warm < when <= end]
         row["% busy, last 60 % of stage 2"] = sum(shares) / len(shares) if shares else float("nan")  # a short run
     return row

@@ -118,7 +118,7 @@ def main() -> None:
     gpu = torch.cuda.is_available()
     parser.add_argument("--model", nargs="+", default=["deit_small_patch16_224"] if gpu else ["test_vit.r160_in1k"])
     parser.add_argument("--pairs", nargs="+", type=int, default=[64] if gpu else [8])
-    parser.add_argument("--compile", nargs="+", default=["off", "graph"] if gpu else ["off"])
+    parser.add_argument("--compile", nargs="+", choices=["off", "graph"], default=["off", "graph"] if gpu else ["off"])
     parser.add_argument("--encode-batch", nargs="+", type=int, default=[256, 1024] if gpu else [16])
     parser.add_argument("--profile", action="store_true", help="also list the kernels of a training step")
     arguments = parser.parse_args()

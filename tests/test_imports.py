@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdtrans.imports import import_meanwhile, importing
+from cdtrans.interrupt import StopSignals
 from tiny_task import make_source, make_target
 
 
@@ -27,6 +28,26 @@ def test_ctrl_c_takes_effect_at_the_end() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == ["the import"]
+
+
+def test_in_a_thread_the_main_ones_signals_are_left_alone() -> None:
+    """A program that runs `adapt` in its main thread may load a model in another."""
+
+    def load() -> None:
+        with importing():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+
+    with StopSignals.caught():
+        thread = threading.Thread(target=load)
+        thread.start()
+        while thread.is_alive():
+            time.sleep(0.01)
+        assert StopSignals.received == signal.SIGINT, "noted once"
+        thread = threading.Thread(target=lambda: importing().__enter__())
+        thread.start()
+        thread.join()
+        assert StopSignals.received == signal.SIGINT, "and not forgotten"
 
 
 @pytest.mark.parametrize("before", [True, False])

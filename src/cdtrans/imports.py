@@ -2,10 +2,10 @@
 
 import gc
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from threading import Thread
 
 from cdtrans.interrupt import StopSignals
 
@@ -22,7 +22,7 @@ def importing() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-    if StopSignals.received is not None:
+    if StopSignals.received is not None and threading.current_thread() is threading.main_thread():
         signal.raise_signal(StopSignals.received)
 
 
@@ -34,4 +34,4 @@ def import_meanwhile(*modules: str) -> None:
             for module in modules:
                 import_module(module)
 
-    Thread(target=work).start()
+    threading.Thread(target=work).start()

@@ -3,6 +3,7 @@
 import ctypes
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,12 +26,12 @@ class StopSignals:
                 raise KeyboardInterrupt
             StopSignals.received = number
 
-        StopSignals.received = None
-        try:
-            before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs us there handles signals
+        if threading.current_thread() is not threading.main_thread():  # whoever runs us there handles signals
             yield
             return
+        StopSignals.received = None
+        ours = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not None]  # None: a C program's
+        before = {s: signal.signal(s, note) for s in ours}
         try:
             yield
         finally:

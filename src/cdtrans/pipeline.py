@@ -12,7 +12,7 @@ from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import warnings_for
 from cdtrans.imports import importing
 from cdtrans.inputs import scan_domains
-from cdtrans.run_folder import check_folder, read_result
+from cdtrans.run_folder import RESULT, check_folder, read_result
 from cdtrans.screen import Screen
 from cdtrans.source_model import require_stage_1, stage_1_for
 
@@ -71,7 +71,8 @@ def run_pipeline(
     if config.source_model:
         require_stage_1(stage_1_for(out, config.source_model))
 
-    with decoding_ahead(config, source, target), importing():
+    needed = () if (out / RESULT).exists() else (source, target)
+    with decoding_ahead(config, *needed), importing():
         from cdtrans.ranks import joined
         from cdtrans.session import run_session
 

@@ -19,13 +19,15 @@ from tiny_task import make_target
 
 # A process without torch, which decodes ahead until so many images are done, and then looks whether a child is left.
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from cdtrans.config import Config
 from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.data.store import list_stores
 cache, images, done = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+if "ignoring" in sys.argv:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as some supervisors leave it: a child that ends is gone at once
 print("said before", end="")  # still buffered when the child is forked
 with decoding_ahead(Config(crop=16, cache=str(cache)), scan_unlabelled(images)):
     end = time.monotonic() + 30
@@ -39,8 +41,8 @@ except ChildProcessError:
 """
 
 
-def decode_ahead(cache: Path, images: Path, done: int, seconds_more: float = 0) -> str:
-    command = [sys.executable, "-c", SCRIPT, str(cache), str(images), str(done), str(seconds_more)]
+def decode_ahead(cache: Path, images: Path, done: int, seconds_more: float = 0, *more: str) -> str:
+    command = [sys.executable, "-c", SCRIPT, str(cache), str(images), str(done), str(seconds_more), *more]
     buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=buffered).stdout
 
@@ -54,6 +56,12 @@ def test_the_store_is_filled_meanwhile(tmp_path: Path) -> None:
     assert (store.root, store.size, store.images) == (images, 18, 9)
 
 
+def test_nobody_need_wait_for_the_process(tmp_path: Path) -> None:
+    images = make_target(tmp_path / "images", each=1)
+    said = decode_ahead(tmp_path / "cache", images, 3, 0.5, "ignoring")
+    assert said == "said before, no child left False\n"
+
+
 def test_it_ends_with_the_imports_however_much_is_left(tmp_path: Path) -> None:
     images = make_target(tmp_path / "images", each=400)
     assert decode_ahead(tmp_path / "cache", images, done=1) == "said before, no child left False\n"
@@ -61,7 +69,7 @@ def test_it_ends_with_the_imports_however_much_is_left(tmp_path: Path) -> None:
     assert 0 < store.images < 1200
 
 
-@pytest.mark.parametrize("why", ["torch is there", "another thread", "streamed", "unknown size"])
+@pytest.mark.parametrize("why", ["torch is there", "another thread", "streamed", "unknown size", "nothing to decode"])
 def test_no_process_is_forked_where_that_is_of_no_use_or_not_safe(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +92,7 @@ def test_no_process_is_forked_where_that_is_of_no_use_or_not_safe(
     thread = threading.Thread(target=enough.wait)
     if why == "another thread":
         thread.start()
-    with decoding_ahead(config, target):
+    with decoding_ahead(config, *([] if why == "nothing to decode" else [target])):
         enough.set()
     assert not forked
     if why == "another thread":

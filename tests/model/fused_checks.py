@@ -72,9 +72,12 @@ def test_sum_and_norm(d: int, cross: bool, given: str) -> None:
     assert_equal(ours, theirs, 1e-5)
 
 
-@pytest.mark.parametrize("d", [8, 600])
-def test_gelu(d: int) -> None:
-    h, bias = random(3, 37, d), random(d, seed=1)
+MANY = [(1100, 1000, 8)] if GPU else []  # more tiles than a grid is high
+
+
+@pytest.mark.parametrize("shape", [(3, 37, 8), (3, 37, 600), *MANY])
+def test_gelu(shape: tuple[int, ...]) -> None:
+    h, bias = random(*shape), random(shape[-1], seed=1)
     ours = gradients(lambda h, bias: (fused.BiasGELU.apply(h, bias),), h, bias)
     theirs = gradients(lambda h, bias: (F.gelu(h + bias),), h, bias)
     assert_equal(ours, theirs, 2e-6)
@@ -119,6 +122,22 @@ def test_queries_keys_and_values(cross: bool, queries: int, bias: bool) -> None:
         return fused.split(F.linear(x, w, b).unflatten(2, (3, heads, -1)), queries, cross)
 
     assert_equal(gradients(fast, *leaves), gradients(slow, *leaves), ROUNDING)
+
+
+def test_a_sum_of_tensors_whose_numbers_lie_in_another_order() -> None:
+    x, y, gamma, beta = random(6, 5, 24), random(5, 6, 24, seed=1).transpose(0, 1), *random(2, 24, seed=2)
+    total, _ = fused.AddNorm.apply(x.transpose(0, 1), y.transpose(0, 1), None, None, gamma, beta, 1e-6, x.dtype, False)
+    assert torch.equal(total, (x + y).transpose(0, 1))
+
+
+def test_a_stream_of_16_bits_is_left_to_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its means and sums would have 16 bits too."""
+    monkeypatch.setattr(fused, "AddNorm", None)
+    x, norm = random(2, 5, 24).bfloat16(), nn.LayerNorm(24).to(DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        total, normed = add_norm(Stream(x, x), norm)
+    assert torch.equal(total, 2 * x)
+    assert normed.shape == x.shape
 
 
 def test_what_attention_reads() -> None:

@@ -26,7 +26,7 @@ def decoding_ahead(config: Config, *domains: LabelledDomain | UnlabelledDomain) 
     safe as long as there is one thread; once torch is there, nothing is left to wait for."""
     size = size_ahead(config)
     alone = hasattr(os, "fork") and threading.active_count() == 1 and "torch" not in sys.modules
-    if size is None or config.pixels == "stream" or not alone:
+    if size is None or config.pixels == "stream" or not alone or not domains:
         yield
         return
     child = os.fork()
@@ -38,8 +38,9 @@ def decoding_ahead(config: Config, *domains: LabelledDomain | UnlabelledDomain) 
     try:
         yield
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        with suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored, it may be gone for good
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def size_ahead(config: Config) -> int | None:

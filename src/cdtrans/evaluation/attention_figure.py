@@ -110,7 +110,8 @@ def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndar
     labelled = scan_key(key, root)
     labels = match_classes(labelled, record.classes, key)
     target = UnlabelledDomain(record.root("target"), record.target)
-    answers = Answers(labelled.files(), labels.tolist(), target, make_config(record.config), Screen(quiet=True))
+    config = make_config(record.config | {"compile": "auto"})  # a run of an earlier version may name another
+    answers = Answers(labelled.files(), labels.tolist(), target, config, Screen(quiet=True))
     true = answers.of_target(record.run)
     if (true == UNKNOWN).all():
         raise CdtransError(

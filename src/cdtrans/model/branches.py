@@ -78,9 +78,10 @@ class CDTrans(nn.Module):
         vit = self.backbone
         scales = self.drop_path_scales(x)
         stream = Stream(x)
-        for i, block in enumerate(vit.blocks):
-            rows = rows_read(vit) if i + 1 == len(vit.blocks) else None
-            stream = run_block(block, stream, scales[i] if scales is not None else None, rows=rows, cross=cross)
+        with torch.cuda.device_of(x):  # kernels are launched on the current one
+            for i, block in enumerate(vit.blocks):
+                rows = rows_read(vit) if i + 1 == len(vit.blocks) else None
+                stream = run_block(block, stream, scales[i] if scales is not None else None, rows=rows, cross=cross)
         return vit.forward_head(vit.norm(stream.sum()), pre_logits=True)  # type: ignore[no-any-return]
 
     def drop_path_scales(self, x: Tensor) -> Tensor | None:
@@ -146,7 +147,8 @@ def run_block(block: Any, stream: Stream, scales: Tensor | None, *, rows: int | 
 def add_norm(stream: Stream, norm: Any, *, cross: bool = False) -> tuple[Tensor, Tensor]:
     """A stream's sum, and the norm of it. With `cross` the second of three streams, source-target, is left out of the
     norm: it makes no queries, keys or values."""
-    if fused.usable(stream.x) and isinstance(norm, nn.LayerNorm) and norm.bias is not None:
+    known = isinstance(norm, nn.LayerNorm) and norm.bias is not None and stream.x.dtype == torch.float32
+    if known and fused.usable(stream.x):
         dtype = torch.get_autocast_dtype(stream.x.device.type)
         return fused.AddNorm.apply(*stream, norm.weight, norm.bias, norm.eps, dtype, cross)  # type: ignore[no-any-return]
     x = stream.sum()

@@ -37,13 +37,15 @@ SUM_ROWS, SUM_BLOCK = 128, 16
 
 @cache
 def kernels(device: torch.device) -> Any:
-    """The kernels, or None where they cannot be built: Triton comes with torch on Linux alone, and needs a C compiler
-    and a GPU of compute capability 7 or more."""
+    """The kernels, or None where they cannot be built: Triton comes with torch on Linux alone, and needs a C compiler,
+    a GPU of compute capability 7 or more, and a folder to keep what it builds."""
     try:
         from cdtrans.model import kernels
 
-        ones, out = torch.ones(2, 8, device=device), torch.empty(8, device=device)
-        kernels.sum_rows[(1,)](ones, out, 2, COLUMNS=8, ROWS=2, BLOCK=8)
+        with torch.cuda.device(device):  # Triton launches on the current one
+            ones, out = torch.ones(2, 8, device=device), torch.empty(8, device=device)
+            kernels.sum_rows[(1,)](ones, out, 2, COLUMNS=8, ROWS=2, BLOCK=8)
+            weight_gradient(*torch.ones(2, 16, 16, device=device).half())
         return kernels if bool((out == 2).all()) else None
     except Exception:  # whatever it is, the run goes on without them, and says so
         return None
@@ -73,6 +75,7 @@ class AddNorm(Function):
     ) -> tuple[Tensor, Tensor]:
         images, tokens, d = x.shape
         x, rows, block = x.contiguous(), images * tokens, power_of_2(d)
+        y = None if y is None else y.contiguous()
         total = torch.empty_like(x) if y is not None else x
         normed = x.new_empty(images // 3 * 2 if cross else images, tokens, d, dtype=dtype)
         stats = x.new_empty(2, rows)  # means and inverse standard deviations
@@ -114,7 +117,7 @@ class BiasGELU(Function):
         ctx.save_for_backward(h, bias)
         out, columns = torch.empty_like(h), h.shape[-1]
         rows, at_once = h.numel() // columns, GELU_FORWARD.rows(GELU_FORWARD_BLOCK)
-        kernels(h.device).gelu_forward[(cdiv(columns, GELU_FORWARD_BLOCK), cdiv(rows, at_once))](
+        kernels(h.device).gelu_forward[(cdiv(columns, GELU_FORWARD_BLOCK) * cdiv(rows, at_once),)](
             h, bias, out, rows, COLUMNS=columns, ROWS=at_once, BLOCK=GELU_FORWARD_BLOCK, num_warps=GELU_FORWARD.warps
         )
         return out

@@ -104,8 +104,9 @@ def normal(x):
 
 @triton.jit(do_not_specialize=["rows"])
 def gelu_forward(h, bias, out, rows, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK  # in a row; one grid axis, as the others are short
+    row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    col = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     there = (row < rows)[:, None] & (col < COLUMNS)[None, :]
     at = row.to(tl.int64)[:, None] * COLUMNS + col[None, :]
     x = tl.load(h + at, there, 0.0).to(tl.float32) + tl.load(bias + col, col < COLUMNS, 0.0)[None, :]

@@ -16,8 +16,9 @@ def cross_attention(model: CDTrans, source: Tensor, target: Tensor) -> Tensor:
     The source-target branch has no queries or keys of its own, so the two plain branches are all that must be run."""
     vit: Any = model.backbone  # timm types its blocks as plain modules
     stream = Stream(embed(vit, torch.cat([source, target])))  # [2B, N, D]
-    for block in vit.blocks[:-1]:
-        stream = run_block(block, stream, None, rows=None, cross=False)
+    with torch.cuda.device_of(stream.x):
+        for block in vit.blocks[:-1]:
+            stream = run_block(block, stream, None, rows=None, cross=False)
     last = vit.blocks[-1]
     attn = last.attn
     q, k, _ = attn.qkv(last.norm1(stream.sum())).unflatten(2, (3, attn.num_heads, -1)).unbind(2)  # [2B, N, heads, d]
