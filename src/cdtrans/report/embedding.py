@@ -1,20 +1,18 @@
 """Both domains on a plane, before and after adaptation."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
+import torch
 
+from cdtrans.report.gallery import device_for
 from cdtrans.report.pictures import scatter
 from cdtrans.report.record import Record
 from cdtrans.report.sections import Missing
+from cdtrans.report.tsne import tsne
 
-SAMPLE = 500  # images of each domain: t-SNE then takes seconds, and more dots would hide each other
-COMPONENTS = 50  # that t-SNE is given, as its authors advise
+SAMPLE = 500  # images of each domain: t-SNE then takes seconds at most, and more dots would hide each other
 PERPLEXITY = 30.0  # the usual one; fewer images need a smaller
-STEPS = 500  # half of what is usual; from PCA's start the groups no longer change, and it is most of a report's time
 FEWEST = 5  # images of a domain below which there is nothing to see
 
 
@@ -48,10 +46,9 @@ def embedding(record: Record) -> Embedding | Missing:
     views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}", after)]
     if record.used_source:
         views = views[:1]  # both would be the same model
-    with ThreadPoolExecutor(len(views)) as pool:  # most of a report's time, in code that holds no lock
-        found = list(pool.map(plane, [seen[0][rows_s] for _, seen in views], [seen[1][rows_t] for _, seen in views]))
     planes = []
-    for (name, seen), points in zip(views, found, strict=True):
+    for name, seen in views:
+        points = plane(seen[0][rows_s], seen[1][rows_t], device_for(record))
         predicted = seen[2][sampled_target[rows_t]]
         source, target = points[: len(rows_s)], points[len(rows_s) :]
         planes.append(Plane(name, scatter(source, target, None), scatter(source, target, (labels, predicted))))
@@ -63,12 +60,9 @@ def spread(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
 
 
-def plane(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """[S, D], [T, D] features -> [S + T, 2]. By cosine, as the pairs are searched. Seeded: equal runs, equal pages."""
-    x = np.concatenate([source, target]).astype(np.float64)
-    x = np.nan_to_num(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))
-    reduced = PCA(min(COMPONENTS, *x.shape), random_state=0).fit_transform(x)
-    perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
-    tsne = TSNE(perplexity=perplexity, init="pca", max_iter=STEPS, random_state=0)
-    points: np.ndarray = tsne.fit_transform(reduced)
+def plane(source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
+    """[S, D], [T, D] features -> [S + T, 2]. By cosine, as the pairs are searched."""
+    x = torch.nan_to_num(torch.from_numpy(np.concatenate([source, target]).astype(np.float32)))
+    x = torch.nn.functional.normalize(x, dim=1).to(device)
+    points: np.ndarray = tsne(x, min(PERPLEXITY, (len(x) - 1) / 3)).cpu().numpy()
     return points

@@ -133,7 +133,7 @@ def heat_maps(record: Record, pairs: list[tuple[Pixels, Pixels]], task: Task) ->
         model, card = load_model(record.run / "adapted")
     except CdtransError as error:
         return maps, f"There are no heat maps: {error}"
-    device = _device(record)
+    device = device_for(record)
     model.to(device)
     whole = [(n, s, t) for n, (s, t) in enumerate(pairs) if s is not None and t is not None]
     for start in range(0, len(whole), BATCH):
@@ -156,7 +156,7 @@ def look(model: CDTrans, card: Card, source: np.ndarray, target: np.ndarray, dev
     return weights
 
 
-def _device(record: Record) -> torch.device:
+def device_for(record: Record) -> torch.device:
     """The run's own, or the CPU where that is not there."""
     try:
         return pick_device(str(record.config.get("device", "auto")))

@@ -1,7 +1,6 @@
 """The page itself: what a run folder tells, in one file that needs nothing else."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,11 +59,10 @@ def collect(record: Record, screen: Screen) -> Page:
     crop, resize = int(record.config.get("crop", SIDE)), int(record.config.get("resize", SIDE))
     source = Pictures(record.root("source"), record.source, resize=resize, crop=crop)
     target = Pictures(record.root("target"), record.target, resize=resize, crop=crop)
-    with ThreadPoolExecutor(1) as pool, screen.track("report", galleries.PAIRS) as task:
-        planes = pool.submit(attempt, embedding, record)  # seconds, in code that holds no lock
+    with screen.track("report", galleries.PAIRS) as task:
         gallery = attempt(galleries.gallery, record, source, target, task)
-        changed, uncertain = attempt(galleries.changed, record, target), attempt(galleries.uncertain, record, target)
-        mislabelled = attempt(galleries.mislabelled, record, source)
+    changed, uncertain = attempt(galleries.changed, record, target), attempt(galleries.uncertain, record, target)
+    mislabelled = attempt(galleries.mislabelled, record, source)
     return Page(
         record=record,
         version=package_version("cdtrans"),
@@ -79,7 +77,7 @@ def collect(record: Record, screen: Screen) -> Page:
         changed=changed,
         uncertain=uncertain,
         mislabelled=mislabelled,
-        embedding=planes.result(),
+        embedding=attempt(embedding, record),
         answers=attempt(answers, record),
         costs=attempt(sections.costs, record),
         gone=source.gone + target.gone,
