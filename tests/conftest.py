@@ -16,6 +16,7 @@ from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
 
 GOLDEN = Path(__file__).parent / "golden"
+torch.set_num_threads(1)  # tensors are small here, and on a busy machine threads wait for each other most of the time
 
 
 class Finished(NamedTuple):

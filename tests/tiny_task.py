@@ -1,12 +1,16 @@
 """A task that a run finishes in a second, and a way to run the command line in fresh processes without waiting for
 torch to be imported each time: a warm process forks one child for each command. The children are real processes, and
-what happens to them (SIGKILL, SIGINT, a full disk) is real."""
+what happens to them (SIGKILL, SIGINT, a full disk) is real. A cold process does the same without torch, for tests of
+what is done before torch is imported."""
 
 import atexit
 import functools
+import gc
 import hashlib
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -156,11 +160,11 @@ class Process:
 
 
 class Server:
-    def __init__(self) -> None:
-        here = Path(__file__)
+    def __init__(self, temperature: str) -> None:
+        command = [sys.executable, __file__, temperature]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         self.process = subprocess.Popen(
-            [sys.executable, str(here)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self.count = 0
 
@@ -177,13 +181,24 @@ class Server:
         self.process.wait(10)
 
     def start(
-        self, arguments: list[str], logs: Path, *, crash: dict[str, Any] | None = None, fork_jobs: bool = False
+        self,
+        arguments: list[str],
+        logs: Path,
+        *,
+        crash: dict[str, Any] | None = None,
+        fork_jobs: bool = False,
+        folder: Path | None = None,
+        without: Sequence[str] = (),
+        look_for: Sequence[str] = (),
     ) -> Process:
-        """`fork_jobs`: the processes that `cdtrans bench` starts are forked too, so that each has torch already."""
+        """`fork_jobs`: the processes that `cdtrans bench` starts are forked too, so that each has torch already.
+        `folder`: where it is started. `without`: modules that it cannot import. `look_for`: at the end, which of these
+        modules it has imported is printed, as a list on a line of its own."""
         self.count += 1
         logs.mkdir(parents=True, exist_ok=True)
         files = logs / f"{self.count}.out", logs / f"{self.count}.err"
         order = {"start": arguments, "out": str(files[0]), "err": str(files[1]), "crash": crash, "fork_jobs": fork_jobs}
+        order |= {"folder": str(folder or Path.cwd()), "without": list(without), "look_for": list(look_for)}
         order["env"] = {"CDTRANS_CACHE": os.environ.get("CDTRANS_CACHE", str(logs / "cache"))}
         return Process(self, self.ask(order), files)
 
@@ -194,25 +209,48 @@ class Server:
 @functools.cache
 def warm() -> Server:
     """The warm process of this test session; started when it is first needed, ended with the session."""
-    server = Server()
+    return _started("warm")
+
+
+@functools.cache
+def cold() -> Server:
+    """The same with a process that has imported nothing slow."""
+    return _started("cold")
+
+
+def _started(temperature: str) -> Server:
+    server = Server(temperature)
     atexit.register(server.close)
     return server
 
 
-# What follows runs in the warm process.
+# What follows runs in the warm or cold process.
 
 
-def _serve() -> None:
-    import torch
-
-    import cdtrans.session  # noqa: F401 (so that the children need not)
-
-    torch.set_num_threads(1)
+def _serve(temperature: str) -> None:
+    if temperature == "warm":
+        _import_all()
+    else:
+        import cdtrans.cli  # noqa: F401 (so that the children need not)
+    gc.freeze()  # what is there now is no garbage: the children need not look through it
     for line in sys.stdin:
         order = json.loads(line)
         answer = _start(order) if "start" in order else _poll(order["poll"])
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+
+
+def _import_all() -> None:
+    """Every module that a command may need, also those that it imports late, so that no child need do it again."""
+    import sklearn.metrics  # noqa: F401
+    import torch
+
+    import cdtrans
+
+    for module in pkgutil.walk_packages(cdtrans.__path__, "cdtrans."):
+        if module.name not in ("cdtrans.__main__", "cdtrans.model.kernels"):  # the one is a run, the other needs a GPU
+            importlib.import_module(module.name)
+    torch.set_num_threads(1)
 
 
 def _poll(pid: int) -> int | None:
@@ -225,18 +263,21 @@ def _start(order: dict[str, Any]) -> int:
     if pid:
         return pid
     out, err = (os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err"))
+    os.chdir(order["folder"])
     os.environ.update(order["env"])
+    for name in order["without"]:
+        sys.modules[name] = None  # type: ignore[assignment]
     if order["crash"]:
         _crash_at(**order["crash"])
     if order["fork_jobs"]:
         import cdtrans.evaluation.jobs
 
         cdtrans.evaluation.jobs.start_process = _ForkedJob  # type: ignore[assignment,misc]
-    _run_and_exit(order["start"], out, err)
+    _run_and_exit(order["start"], out, err, order["look_for"])
     raise AssertionError("it has exited")
 
 
-def _run_and_exit(arguments: Sequence[str], out: int, err: int) -> None:
+def _run_and_exit(arguments: Sequence[str], out: int, err: int, look_for: Sequence[str] = ()) -> None:
     """The command line, in a child that ends with it."""
     code = 70
     try:
@@ -250,6 +291,8 @@ def _run_and_exit(arguments: Sequence[str], out: int, err: int) -> None:
     except SystemExit as exit_:
         code = int(exit_.code or 0)
     finally:
+        if look_for:
+            print([name for name in look_for if name in sys.modules])
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -313,4 +356,4 @@ def _crash_at(name: str, when: str, nth: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

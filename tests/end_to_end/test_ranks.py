@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -44,17 +43,23 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @pytest.fixture(scope="module")
-def one(task: Task) -> Path:
-    code, _, err = finish(torchrun(task, task.folder / "one", 1))
-    assert code == 0, err
-    return task.folder / "one"
+def both(task: Task) -> tuple[Path, Path, str]:
+    """The runs of one rank and of two, made at the same time, and what the two printed."""
+    first = torchrun(task, task.folder / "one", 1)
+    second = torchrun(task, task.folder / "two", 2, "--json")
+    ended = [finish(process) for process in (first, second)]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    return task.folder / "one", task.folder / "two", ended[1][1]
 
 
 @pytest.fixture(scope="module")
-def two(task: Task) -> Iterator[tuple[Path, str]]:
-    code, out, err = finish(torchrun(task, task.folder / "two", 2, "--json"))
-    assert code == 0, err
-    return task.folder / "two", out
+def one(both: tuple[Path, Path, str]) -> Path:
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def two(both: tuple[Path, Path, str]) -> tuple[Path, str]:
+    return both[1:]
 
 
 def test_two_ranks_have_the_loss_curve_of_one(one: Path, two: tuple[Path, str]) -> None:

@@ -146,7 +146,7 @@ class TestRefused:
             (nothing, ["--backbone", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"], "(backbone: vit_tiny_patch16_224 "
              "there, vit_tiny_patch16_224.augreg_in21k_ft_in1k here"),
             (nothing, ["--holdout", "0.25"], "(24, and 0 held out, there; 18, and 6 held out with --holdout 0.25 "
-             "--seed 1234, here); give the same source, --holdout and --seed"),
+             "--seed 2, here); give the same source, --holdout and --seed"),
         ],
     )  # fmt: skip
     def test_what_does_not_fit(

@@ -16,7 +16,7 @@ from cdtrans.evaluation.ablations import read_scored
 from cdtrans.evaluation.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Study, parse_levels
 from cdtrans.evaluation.noise_figure import figure
 from cdtrans.evaluation.results import Spread
-from tiny_task import Task, log_lines, make_task, warm
+from tiny_task import QUICK, Task, log_lines, make_task, warm
 
 FLAGS = ("--levels", "0,50,100", "--pairs", "20")
 RUNS = [
@@ -110,16 +110,17 @@ class TestSharedStage1:
             assert log_lines(noise / name)[0]["run"] == str(first)
         assert "Stage 1 was trained once for these 7 runs" in (noise / "noise.md").read_text(encoding="utf-8")
 
-    def test_also_those_of_a_level_that_was_asked_for_before(self, task: Task, tmp_path: Path) -> None:
-        out = tmp_path / "out"
+    def test_also_those_of_a_level_that_was_asked_for_before(self, tmp_path: Path) -> None:
+        task, out, flags = make_task(tmp_path / "task", **QUICK), tmp_path / "out", ("--pairs", "20", "--jobs", "2")
+        make_key(task)
         for levels in ("100", "0"):
-            assert run(task, "noise", out, "--levels", levels, "--pairs", "20", "--seeds", "2").code == 0
+            assert run(task, "noise", out, "--levels", levels, "--seeds", "2", *flags).code == 0
         for seed in (1234, 1):
             (trained,) = (
                 f.parent for f in out.glob(f"seed-{seed}/*/log.jsonl") if '"source_model"' not in f.read_text()
             )
             assert trained.name == "cross-attention-100"
-        assert run(task, "noise", out, "--levels", "100", "--pairs", "20", "--seeds", "7,").code == 0
+        assert run(task, "noise", out, "--levels", "100", "--seeds", "7,", *flags).code == 0
         record = read(out)
         assert record["seeds"] == [1, 7, 1234], "those of earlier calls too"
         with_, without, only = record["curves"]
