@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from cdtrans.report.embedding import SAMPLE, embedding, plane, spread
+from cdtrans.report.embedding import SAMPLE, embedding, plane, spread, turned_like
 from cdtrans.report.record import read_record
 from cdtrans.report.sections import Missing
 
@@ -28,6 +29,12 @@ def test_groups_stay_groups_whatever_their_length() -> None:
 def test_equal_features_have_equal_planes() -> None:
     x = np.random.default_rng(1).normal(size=(12, 8))
     assert np.array_equal(plane(x[:6], x[6:], CPU), plane(x[:6], x[6:], CPU))
+
+
+@pytest.mark.parametrize("mirror", [[1, 1], [-1, 1], [1, -1], [-1, -1]])
+def test_the_second_plane_is_turned_to_be_like_the_first(mirror: list[int]) -> None:
+    first = np.random.default_rng(0).normal(size=(20, 2))
+    assert np.allclose(turned_like(3 * first * mirror, first), 3 * first)
 
 
 def test_a_large_sample_is_thinned_evenly() -> None:

@@ -46,9 +46,11 @@ def embedding(record: Record) -> Embedding | Missing:
     views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}", after)]
     if record.used_source:
         views = views[:1]  # both would be the same model
-    planes = []
+    planes, first = [], None
     for name, seen in views:
         points = plane(seen[0][rows_s], seen[1][rows_t], device_for(record))
+        first = points if first is None else first
+        points = turned_like(points, first)
         predicted = seen[2][sampled_target[rows_t]]
         source, target = points[: len(rows_s)], points[len(rows_s) :]
         planes.append(Plane(name, scatter(source, target, None), scatter(source, target, (labels, predicted))))
@@ -58,6 +60,11 @@ def embedding(record: Record) -> Embedding | Missing:
 def spread(count: int) -> np.ndarray:
     """At most SAMPLE rows of `count`, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
+
+
+def turned_like(points: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """A plane of t-SNE has no left or right, so the second one is mirrored to have its points where the first has."""
+    return points * np.where((points * others).sum(axis=0) < 0, -1, 1)
 
 
 def plane(source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
