@@ -44,7 +44,8 @@ def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Pat
     for stage in ("source", "adaptation"):
         epochs = [t["seconds"] for t in timings if t["stage"] == stage]
         row |= {f"{stage} epochs": len(epochs), f"{stage} s": sum(epochs)}
-    row["report s"] = sum(t["seconds"] for t in timings if t["stage"] == "report")
+    for stage in ("scores", "report"):
+        row[f"{stage} s"] = sum(t["seconds"] for t in timings if t["stage"] == stage)
     if busy:
         ends = [t["at"] for t in timings if t["stage"] == "adaptation"]
         warm, end = ends[int(0.4 * len(ends))], ends[-1]  # the first epochs build kernels and capture

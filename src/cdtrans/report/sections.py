@@ -291,6 +291,11 @@ def costs(record: Record) -> tuple[Cost, ...] | Missing:
 def _cost(stage: str, lines: list[dict[str, Any]]) -> Cost:
     rates = [float(line["images_per_second"]) for line in lines if "images_per_second" in line]
     seconds = sum(float(line.get("seconds", 0)) for line in lines)
-    names = {"source": "Stage 1, source", "adaptation": "Stage 2, adaptation", "session": "Whole session"}
+    names = {
+        "source": "Stage 1, source",
+        "adaptation": "Stage 2, adaptation",
+        "scores": "Label-free scores",
+        "session": "Whole session",
+    }
     mean = float(np.mean(rates)) if rates else None
     return Cost(names.get(stage, stage.capitalize()), sum("epoch" in line for line in lines), clock(seconds), mean)

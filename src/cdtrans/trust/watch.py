@@ -1,5 +1,6 @@
 """Every epoch's pass over the target, looked at: predictions for a later answer key, scores, and the best so far."""
 
+import time
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Watch:
     def epoch(self, epoch: int, target: Encoded) -> None:
         """Take in the pass after an epoch; epoch 0 is the source-only model, which cannot be chosen here."""
         save_predictions(self.run, epoch, target)
+        started = time.monotonic()
         scores: dict[str, Any] = score(target)._asdict()
         if self.holdout is not None:
             predicted = self.encode(self.holdout.images, "held-out source").logits.argmax(dim=1)
@@ -50,6 +52,7 @@ class Watch:
         self.memory.setdefault("scores", {})[epoch] = scores
         if epoch > 0:
             self.selection.consider(epoch, scores, self.model)
+        self.run.log_timing(stage="scores", epoch=epoch, seconds=round(time.monotonic() - started, 3))
 
 
 def save_predictions(run: Run, epoch: int, encoded: Encoded) -> None:
