@@ -26,14 +26,25 @@ def look(
     config: Config,
     screen: Screen,
 ) -> list[Finding] | str:
-    """What it sees, or why nothing."""
+    """What it sees with its weights as they are before any training, or why nothing."""
     if not enough(np.array(source.labels), len(target)):
         return "there are too few images for it"
     card = make_card(config, source.classes, stage="source", epoch=0)
     model = pretrained_model(config, card)
     if isinstance(model, str):
         return model
-    return with_model(model, card, source, source_pixels, target, target_pixels, config, screen)
+    device = torch.device(config.device)
+    model.to(device)
+    seen, samples = [], []
+    for name, domain, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
+        sample = draw_sample(len(domain), config.seed)
+        if len(sample) < len(domain):
+            screen.say(f"The backbone looks at {len(sample)} of the {len(domain)} {name} images, drawn at random.")
+        encoded = Encoder(model, config, screen)(make_images(pixels.keep(sample), card, device), name)
+        seen.append(Seen(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
+        samples.append(sample)
+    labels = np.array(source.labels)[samples[0]]
+    return probe(seen[0], labels, source.classes, seen[1], config.seed)
 
 
 def pretrained_model(config: Config, card: Card) -> CDTrans | str:
@@ -47,31 +58,6 @@ def pretrained_model(config: Config, card: Card) -> CDTrans | str:
         return initial_model(config, card)
     except CdtransError as error:
         return str(error).removesuffix(".")
-
-
-def with_model(
-    model: CDTrans,
-    card: Card,
-    source: LabelledDomain,
-    source_pixels: DomainPixels,
-    target: UnlabelledDomain,
-    target_pixels: DomainPixels,
-    config: Config,
-    screen: Screen,
-) -> list[Finding]:
-    """Through the eyes of the backbone, as its weights are before any training."""
-    device = torch.device(config.device)
-    model.to(device)
-    seen, samples = [], []
-    for name, domain, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
-        sample = draw_sample(len(domain), config.seed)
-        if len(sample) < len(domain):
-            screen.say(f"The backbone looks at {len(sample)} of the {len(domain)} {name} images, drawn at random.")
-        encoded = Encoder(model, config, screen)(make_images(pixels.keep(sample), card, device), name)
-        seen.append(Seen(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
-        samples.append(sample)
-    labels = np.array(source.labels)[samples[0]]
-    return probe(seen[0], labels, source.classes, seen[1], config.seed)
 
 
 def draw_sample(count: int, seed: int) -> list[int]:

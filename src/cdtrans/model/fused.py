@@ -1,7 +1,7 @@
 """What lies between a block's matrix products, as a few kernels: the sum with the residual stream and the norm that
 follows it, GELU with its bias, and the gradients of queries, keys and values.
 
-A training step spends half of its time there, and that half only moves numbers through memory. So each kernel moves
+A training step spent half of its time there, and that half only moved numbers through memory. So each kernel moves
 them once: forward it does all that is to be done to a row, and backward it also sums what the rows give to biases and
 norms. For a GPU and 16-bit matrix products; everything else runs the same operations one by one
 (`cdtrans.model.branches`), and the tests compare the two."""
