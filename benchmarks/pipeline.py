@@ -44,7 +44,7 @@ def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Pat
     for stage in ("source", "adaptation"):
         epochs = [t["seconds"] for t in timings if t["stage"] == stage]
         row |= {f"{stage} epochs": len(epochs), f"{stage} s": sum(epochs)}
-    for stage in ("scores", "report"):
+    for stage in ("check", "scores", "verdict", "report"):
         row[f"{stage} s"] = sum(t["seconds"] for t in timings if t["stage"] == stage)
     if busy:
         ends = [t["at"] for t in timings if t["stage"] == "adaptation"]

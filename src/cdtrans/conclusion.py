@@ -1,6 +1,5 @@
 """The end of a run: the guard's verdict, the models, the chosen one's predictions, the report."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -35,13 +34,14 @@ def conclude(
     epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
     chosen = before if epoch == 0 or after is None else after
     write_predictions(run, target, card.classes, chosen.probabilities)
-    run.write_arrays("views.npz", views(before, after or before))
+    with run.timed("verdict"):
+        run.write_arrays("views.npz", views(before, after or before))
+        estimated = estimate(before, chosen.predicted, harm=bool(verdict.objections)).summary()
     if run.writes and after is not None:
         save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
         model.load_state_dict(adaptation.last)
         save_model(run.folder / "last", model, replace(card, stage="adaptation", epoch=config.epochs))
-    estimated = estimate(before, chosen.predicted, harm=bool(verdict.objections)).summary()
     result = {
         "chosen_epoch": epoch,
         "chosen_model": "adapted" if epoch else "source",
@@ -54,9 +54,8 @@ def conclude(
     if config.report and run.writes:
         from cdtrans.report.page import write_report
 
-        started = time.monotonic()
-        screen.say(f"report: {write_report(run.folder, screen)}")
-        run.log_timing(stage="report", seconds=round(time.monotonic() - started, 3))
+        with run.timed("report"):
+            screen.say(f"report: {write_report(run.folder, screen)}")
     show(result, screen)
 
 

@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -96,6 +98,13 @@ class Run:
     def log_timing(self, **fields: Any) -> None:
         """A line of timings.jsonl: how long things took, and when they ended (seconds since 1970)."""
         self._append("timings.jsonl", {**fields, "at": round(time.time(), 3)})
+
+    @contextmanager
+    def timed(self, stage: str, **fields: Any) -> Iterator[None]:
+        """How long the body took, as a line of timings.jsonl."""
+        started = time.monotonic()
+        yield
+        self.log_timing(stage=stage, **fields, seconds=round(time.monotonic() - started, 3))
 
     def _append(self, name: str, fields: dict[str, Any]) -> None:
         if not self.writes:

@@ -323,7 +323,8 @@ def test_images_csv_says_what_an_index_means(shared: Task) -> None:
 
 def test_the_last_timing_is_that_of_the_whole_session(shared: Task) -> None:
     lines = [json.loads(line) for line in (shared.folder / "plain" / "timings.jsonl").read_text().splitlines()]
-    assert [line["stage"] for line in lines] == ["source", "scores", "adaptation", "scores", "session"]
+    stages = ["check", "source", "scores", "adaptation", "scores", "verdict", "verdict", "session"]
+    assert [line["stage"] for line in lines] == stages
     assert lines[-1]["seconds"] > sum(line["seconds"] for line in lines[:-1]) > 0
 
 

@@ -294,6 +294,7 @@ def _cost(stage: str, lines: list[dict[str, Any]]) -> Cost:
     names = {
         "source": "Stage 1, source",
         "adaptation": "Stage 2, adaptation",
+        "check": "Check of the data",
         "scores": "Label-free scores",
         "session": "Whole session",
     }

@@ -67,13 +67,15 @@ def adapt_to_target(
         if not watch.selection.kept:
             return Adaptation(before, None, 0, last, judge_source(before) or objections)
     chosen = watch.selection.epoch
-    if chosen != config.epochs or not last:
-        watch.selection.restore(model)
-        encoded = encode(target, "target")
-    encoded_source = encode(source, "source")
-    before, after = watch.before, impression(encoded_source, encoded, search(encoded_source, labels, encoded, config))
-    assert before is not None, "the first round makes it"
-    objections += judge_adapted(before, after, watch.scores(0), watch.scores(chosen))
+    with run.timed("verdict"):
+        if chosen != config.epochs or not last:
+            watch.selection.restore(model)
+            encoded = encode(target, "target")
+        encoded_source = encode(source, "source")
+        before = watch.before
+        after = impression(encoded_source, encoded, search(encoded_source, labels, encoded, config))
+        assert before is not None, "the first round makes it"
+        objections += judge_adapted(before, after, watch.scores(0), watch.scores(chosen))
     reached = config.epochs if last else chosen
     warning = fell_later(chosen, [watch.scores(epoch)["consensus"] for epoch in range(chosen, reached + 1)])
     return Adaptation(before, after, chosen, last, objections, warning)

@@ -1,6 +1,5 @@
 """Every epoch's pass over the target, looked at: predictions for a later answer key, scores, and the best so far."""
 
-import time
 from typing import Any
 
 import torch
@@ -41,18 +40,17 @@ class Watch:
     def epoch(self, epoch: int, target: Encoded) -> None:
         """Take in the pass after an epoch; epoch 0 is the source-only model, which cannot be chosen here."""
         save_predictions(self.run, epoch, target)
-        started = time.monotonic()
-        scores: dict[str, Any] = score(target)._asdict()
-        if self.holdout is not None:
-            predicted = self.encode(self.holdout.images, "held-out source").logits.argmax(dim=1)
-            scores["holdout"] = float((predicted == self.holdout.labels).double().mean())
-        scores["consensus"] = consensus(scores)
-        scores = from_main({name: round(value, DIGITS) for name, value in scores.items()})
-        self.run.log("scores", epoch=epoch, **scores)
-        self.memory.setdefault("scores", {})[epoch] = scores
-        if epoch > 0:
-            self.selection.consider(epoch, scores, self.model)
-        self.run.log_timing(stage="scores", epoch=epoch, seconds=round(time.monotonic() - started, 3))
+        with self.run.timed("scores", epoch=epoch):
+            scores: dict[str, Any] = score(target)._asdict()
+            if self.holdout is not None:
+                predicted = self.encode(self.holdout.images, "held-out source").logits.argmax(dim=1)
+                scores["holdout"] = float((predicted == self.holdout.labels).double().mean())
+            scores["consensus"] = consensus(scores)
+            scores = from_main({name: round(value, DIGITS) for name, value in scores.items()})
+            self.run.log("scores", epoch=epoch, **scores)
+            self.memory.setdefault("scores", {})[epoch] = scores
+            if epoch > 0:
+                self.selection.consider(epoch, scores, self.model)
 
 
 def save_predictions(run: Run, epoch: int, encoded: Encoded) -> None:
