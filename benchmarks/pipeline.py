@@ -9,6 +9,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,21 @@ import measure
 from cdtrans.data.digits import write_digits
 
 
-def watch_gpu(busy: list[tuple[float, int]], done: threading.Event) -> None:
-    """nvidia-smi's own measure, the share of its sample period in which a kernel ran, a few times a second."""
-    while not done.is_set():
-        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-        if answer:
-            busy.append((time.time(), int(answer[0])))
-        done.wait(0.2)
+@contextmanager
+def watched_gpu(busy: list[tuple[float, int]]) -> Iterator[None]:
+    """nvidia-smi's own measure, the share of its sample period in which a kernel ran, a few times a second; asked for
+    once, because every start of nvidia-smi holds up other programs' calls to the GPU."""
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
+        assert watcher.stdout is not None
+        lines = watcher.stdout
+        reader = threading.Thread(target=lambda: busy.extend((time.time(), int(line)) for line in lines))
+        reader.start()
+        try:
+            yield
+        finally:
+            watcher.terminate()
+            reader.join()
 
 
 def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Path) -> dict[str, Any]:
@@ -32,13 +41,10 @@ def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Pat
     command = [sys.executable, "-m", "cdtrans", "adapt", str(source), str(target), "--out", str(out), "--quiet"]
     command += ["--cache", str(place / "cache"), "--device", arguments.device, *flags]
     busy: list[tuple[float, int]] = []
-    done = threading.Event()
-    if arguments.device == "cuda":
-        threading.Thread(target=watch_gpu, args=(busy, done), daemon=True).start()
-    start = time.time()
-    subprocess.run(command, check=True)
-    seconds = time.time() - start
-    done.set()
+    with watched_gpu(busy) if arguments.device == "cuda" else nullcontext():
+        start = time.time()
+        subprocess.run(command, check=True)
+        seconds = time.time() - start
     timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
     row: dict[str, Any] = {"s": seconds, "s in the process": timings[-1]["seconds"]}
     for stage in ("source", "adaptation"):

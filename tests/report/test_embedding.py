@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdtrans.report.embedding import SAMPLE, embedding, plane, spread, turned_like
+from cdtrans.report.embedding import SAMPLE, embedding, on_planes, spread, turned_like
 from cdtrans.report.record import read_record
 from cdtrans.report.sections import Missing
 
@@ -19,7 +19,7 @@ def test_groups_stay_groups_whatever_their_length() -> None:
     directions = rng.normal(size=(3, 64))
     group = np.arange(60) % 3
     x = directions[group] * rng.uniform(0.1, 9, (60, 1)) + 0.01 * rng.normal(size=(60, 64))
-    points = plane(x[:30].astype(np.float16), x[30:].astype(np.float16), CPU)
+    (points,) = on_planes(x[None].astype(np.float16), CPU)
     assert points.shape == (60, 2)
     centers = np.stack([points[group == k].mean(0) for k in range(3)])
     nearest = np.linalg.norm(points[:, None] - centers, axis=2).argmin(1)
@@ -27,8 +27,8 @@ def test_groups_stay_groups_whatever_their_length() -> None:
 
 
 def test_equal_features_have_equal_planes() -> None:
-    x = np.random.default_rng(1).normal(size=(12, 8))
-    assert np.array_equal(plane(x[:6], x[6:], CPU), plane(x[:6], x[6:], CPU))
+    x = np.random.default_rng(1).normal(size=(1, 12, 8))
+    assert np.array_equal(on_planes(x, CPU), on_planes(x, CPU))
 
 
 @pytest.mark.parametrize("mirror", [[1, 1], [-1, 1], [1, -1], [-1, -1]])

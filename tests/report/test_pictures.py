@@ -28,7 +28,7 @@ def test_a_picture_is_what_the_model_sees(tmp_path: Path) -> None:
     seen = Images(stored, np.arange(1), crop=13, mean=(0, 0, 0), std=(1, 1, 1), device=torch.device("cpu"))
     expected = next(seen.in_order(1))[0].permute(1, 2, 0) * 255
     assert np.array_equal(pictures[0], expected.round().byte().numpy())
-    assert opened(pictures.thumbnail(0)).size == (SIDE, SIDE)
+    assert opened(*pictures.thumbnails([0])).size == (SIDE, SIDE)
 
 
 def test_vanished_and_damaged_files_are_counted_once(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_vanished_and_damaged_files_are_counted_once(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no picture")
     pictures = Pictures(tmp_path, ("gone.png", "a.png", "bad.png"), resize=18, crop=16)
     pictures.fetch([2, 1, 0, 1])
-    assert [pictures.thumbnail(i) is None for i in (0, 1, 2, 0)] == [True, False, True, True]
+    assert [picture is None for picture in pictures.thumbnails([0, 1, 2, 0])] == [True, False, True, True]
     assert pictures.gone == 2
 
 

@@ -46,11 +46,11 @@ def embedding(record: Record) -> Embedding | Missing:
     views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}", after)]
     if record.used_source:
         views = views[:1]  # both would be the same model
-    planes, first = [], None
-    for name, seen in views:
-        points = plane(seen[0][rows_s], seen[1][rows_t], device_for(record))
-        first = points if first is None else first
-        points = turned_like(points, first)
+    features = [np.concatenate([seen[0][rows_s], seen[1][rows_t]]) for _, seen in views]
+    laid_out = on_planes(np.stack(features), device_for(record))
+    planes = []
+    for (name, seen), plane in zip(views, laid_out, strict=True):
+        points = turned_like(plane, laid_out[0])
         predicted = seen[2][sampled_target[rows_t]]
         source, target = points[: len(rows_s)], points[len(rows_s) :]
         planes.append(Plane(name, scatter(source, target, None), scatter(source, target, (labels, predicted))))
@@ -67,9 +67,9 @@ def turned_like(points: np.ndarray, others: np.ndarray) -> np.ndarray:
     return points * np.where((points * others).sum(axis=0) < 0, -1, 1)
 
 
-def plane(source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
-    """[S, D], [T, D] features -> [S + T, 2]. By cosine, as the pairs are searched."""
-    x = torch.nan_to_num(torch.from_numpy(np.concatenate([source, target]).astype(np.float32)))
-    x = torch.nn.functional.normalize(x, dim=1).to(device)
-    points: np.ndarray = tsne(x, min(PERPLEXITY, (len(x) - 1) / 3)).cpu().numpy()
+def on_planes(features: np.ndarray, device: torch.device) -> np.ndarray:
+    """[V, N, D] -> [V, N, 2]. By cosine, as the pairs are searched."""
+    x = torch.nan_to_num(torch.from_numpy(features.astype(np.float32)))
+    x = torch.nn.functional.normalize(x, dim=2).to(device)
+    points: np.ndarray = tsne(x, min(PERPLEXITY, (x.shape[1] - 1) / 3)).cpu().numpy()
     return points

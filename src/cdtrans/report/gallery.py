@@ -12,7 +12,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, load_model
 from cdtrans.report.attention import cross_attention
-from cdtrans.report.pictures import Pictures, heated, jpeg
+from cdtrans.report.pictures import Pictures, heated, in_parallel, jpeg
 from cdtrans.report.record import Record, Round
 from cdtrans.report.sections import Missing
 from cdtrans.screen import Task
@@ -69,8 +69,8 @@ def gallery(record: Record, source: Pictures, target: Pictures, task: Task) -> G
     if not record.rounds or not record.classes or not record.target:
         return Missing("The run folder holds no pairs, or not what says which images they are (images.csv).")
     chosen = sample_pairs(record.rounds)
-    source.fetch(r.source[i] for r, i in chosen)
-    target.fetch(r.target[i] for r, i in chosen)
+    sources = source.thumbnails(r.source[i] for r, i in chosen)
+    targets = target.thumbnails(r.target[i] for r, i in chosen)
     heat, why = heat_maps(record, [(source[r.source[i]], target[r.target[i]]) for r, i in chosen], task)
     pairs = tuple(
         Pair(
@@ -80,11 +80,11 @@ def gallery(record: Record, source: Pictures, target: Pictures, task: Task) -> G
             target_class=record.classes[r.target_labels[i]],
             source_path=record.source[r.source[i]],
             target_path=record.target[r.target[i]],
-            source=source.thumbnail(r.source[i]),
-            target=target.thumbnail(r.target[i]),
-            heat=picture,
+            source=source_picture,
+            target=target_picture,
+            heat=heat_map,
         )
-        for (r, i), picture in zip(chosen, heat, strict=True)
+        for (r, i), source_picture, target_picture, heat_map in zip(chosen, sources, targets, heat, strict=True)
     )
     return Gallery(pairs, sum(len(r.kept) for r in record.rounds), why)
 
@@ -139,10 +139,14 @@ def heat_maps(record: Record, pairs: list[tuple[Pixels, Pixels]], task: Task) ->
     for start in range(0, len(whole), BATCH):
         places, sources, targets = zip(*whole[start : start + BATCH], strict=True)
         weights = look(model, card, np.stack(sources), np.stack(targets), device)
-        for n, pixels, weight in zip(places, targets, weights, strict=True):
-            maps[n] = jpeg(heated(pixels, weight))
+        for n, heat_map in zip(places, in_parallel(heat_map_of, targets, weights), strict=True):
+            maps[n] = heat_map
         task.advance(len(places))
     return maps, ""
+
+
+def heat_map_of(pixels: np.ndarray, weights: np.ndarray) -> str:
+    return jpeg(heated(pixels, weights))
 
 
 def look(model: CDTrans, card: Card, source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
@@ -214,6 +218,6 @@ def mislabelled(record: Record, source: Pictures) -> Looks | Missing:
 
 def _looks(order: np.ndarray, pictures: Pictures, words: Callable[[int], tuple[str, str]]) -> Looks:
     shown = order[:LOOKS].tolist()
-    pictures.fetch(shown)
-    images = tuple(Look(pictures.thumbnail(i), pictures.paths[i], *words(i)) for i in shown)
+    thumbnails = pictures.thumbnails(shown)
+    images = tuple(Look(picture, pictures.paths[i], *words(i)) for i, picture in zip(shown, thumbnails, strict=True))
     return Looks(images, len(order))

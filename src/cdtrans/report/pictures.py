@@ -2,8 +2,11 @@
 
 import base64
 import io
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -47,13 +50,27 @@ class Pictures:
             self.fetch([index])
         return self.found.get(index)
 
-    def thumbnail(self, index: int) -> str | None:
+    def thumbnails(self, indices: Iterable[int]) -> list[str | None]:
+        indices = list(indices)
+        self.fetch(indices)
+        return in_parallel(self._thumbnail, indices)
+
+    def _thumbnail(self, index: int) -> str | None:
         pixels = self[index]
         return None if pixels is None else jpeg(enlarged(pixels))
 
     @property
     def gone(self) -> int:
         return sum(pixels is None for pixels in self.found.values())
+
+
+Made = TypeVar("Made")
+
+
+def in_parallel(make: Callable[..., Made], *columns: Iterable[Any]) -> list[Made]:
+    """Threads, because PIL resizes and compresses without the GIL."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(make, *columns))
 
 
 def enlarged(pixels: np.ndarray) -> Image.Image:
