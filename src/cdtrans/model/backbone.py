@@ -44,15 +44,18 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
     """The architecture with random weights. A distilled DeiT gives its plain sibling: the authors drop the
     distillation token (FACTS 1.1)."""
     plain = _known(name).replace("_distilled", "")
-    if not _is_vision_transformer(plain):
-        raise CdtransError(f"The backbone '{name}' is not a timm VisionTransformer; use one such as {EXAMPLES}.")
+    other = f"The backbone '{name}' is not a timm VisionTransformer; use one such as {EXAMPLES}."
     kwargs: dict[str, Any] = {"img_size": crop, "drop_path_rate": drop_path, "num_classes": 0, **args}
     try:
         vit: Any = timm.create_model(plain, pretrained=False, **kwargs)
-    except (TypeError, ValueError, AssertionError) as error:
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        if not _is_vision_transformer(plain):
+            raise CdtransError(other) from error
         raise CdtransError(
             f"timm cannot build the backbone '{name}' with {kwargs}: {error}; check --crop and backbone_args."
         ) from error
+    if type(vit) is not VisionTransformer:
+        raise CdtransError(other)
     plain_blocks = all(
         type(b) is Block and type(b.attn) is Attention and getattr(b.attn, "gate", None) is None for b in vit.blocks
     )
@@ -173,7 +176,8 @@ def _known(name: str) -> str:
 
 
 def _is_vision_transformer(name: str) -> bool:
-    """Built once on the meta device: many timm functions can return a VisionTransformer, so only the object tells."""
+    """Whether it is one without our settings, which others do not know: only the object tells, so it is built, on the
+    meta device."""
     try:
         with torch.device("meta"):
             return type(timm.create_model(name, pretrained=False)) is VisionTransformer
