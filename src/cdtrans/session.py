@@ -75,7 +75,8 @@ def run_session(
         check_same_images(Path(config.source_model), config, data["source"])
 
     run = Run.open(out, config, data)
-    import_meanwhile("sklearn.metrics", *(["cdtrans.report.page"] if config.report else []))
+    if config.report:
+        import_meanwhile("cdtrans.report.page")
     try:
         with StopSignals.caught():
             device = torch.device(config.device)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.centers import pseudo_labels
+from cdtrans.trust.mutual_information import adjusted_mutual_information
 
 SAMPLE = 4096  # images that the scores of quadratic or iterated cost are made from: the first ones, in random order
 CLUSTER_TRIES, CLUSTER_STEPS = 3, 20  # of k-means; the tightest of the tries counts
@@ -59,12 +60,8 @@ def entropy(p: Tensor) -> Tensor:
 
 def agreement(predicted: Tensor, clusters: Tensor) -> float:
     """Adjusted mutual information; nothing if all is one class, which agrees with everything that is one cluster."""
-    if len(predicted.unique()) == 1:
-        return 0.0
-
-    from sklearn.metrics import adjusted_mutual_info_score
-
-    return float(adjusted_mutual_info_score(predicted.cpu(), clusters.cpu()))
+    first, second = torch.stack([predicted, clusters]).cpu().numpy()
+    return 0.0 if (first == first[0]).all() else adjusted_mutual_information(first, second)
 
 
 def nuclear_norm(p: Tensor) -> float:
@@ -102,7 +99,7 @@ def _spread_out(x: Tensor, count: int) -> Tensor:
     for draw in draws:
         chosen = torch.searchsorted(chances.contiguous(), draw * chances[:, -1:]).squeeze(1).clamp(max=len(x) - 1)
         centers.append(x[chosen])  # [T, D]
-        distance = torch.minimum(distance, 1 - x[chosen] @ x.T)  # [T, N], half the squared distance of unit vectors
+        distance = torch.minimum(distance, 1 - centers[-1] @ x.T)  # [T, N], half the squared distance of unit vectors
         chances = distance.clamp(min=0).double().cumsum(dim=1)
     return torch.stack(centers, dim=1)
 

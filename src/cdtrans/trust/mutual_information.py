@@ -1,0 +1,49 @@
+"""Adjusted mutual information (Vinh, Epps and Bailey, 2010): how much two labellings of the same things say of each
+other, beyond what chance gives: 1 if they are the same but for names, 0 on average if they have nothing in common.
+
+scikit-learn has it too, and takes as long to import as a dozen epochs on a small target."""
+
+import numpy as np
+
+
+def adjusted_mutual_information(first: np.ndarray, second: np.ndarray) -> float:
+    """Labels of N things, twice, [N] non-negative integers each."""
+    table = np.zeros((int(first.max()) + 1, int(second.max()) + 1), np.int64)
+    np.add.at(table, (first, second), 1)
+    a, b = table.sum(axis=1), table.sum(axis=0)
+    a, b = a[a > 0], b[b > 0]
+    if len(a) == len(b) == np.count_nonzero(table):  # the same but for names
+        return 1.0
+    mutual = entropy(a) + entropy(b) - entropy(table[table > 0])
+    by_chance = expected_mutual_information(a, b)
+    most = (entropy(a) + entropy(b)) / 2 - by_chance
+    return (mutual - by_chance) / most
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Of the distribution that these counts are in proportion to, in nats."""
+    total = counts.sum()
+    return float(np.log(total) - (counts * np.log(counts)).sum() / total)
+
+
+def expected_mutual_information(a: np.ndarray, b: np.ndarray) -> float:
+    """Over all pairs of labellings with these class sizes. A class of size a and one of size b share n things with the
+    probability of a hypergeometric draw. Classes of equal size count together: few sizes differ, however many classes
+    there are."""
+    total = int(a.sum())
+    (sizes_a, times_a), (sizes_b, times_b) = np.unique(a, return_counts=True), np.unique(b, return_counts=True)
+    a, b = (sizes.ravel() for sizes in np.meshgrid(sizes_a, sizes_b, indexing="ij"))  # [P] pairs of sizes
+    times = np.outer(times_a, times_b).ravel()
+    fewest, most = np.maximum(a + b - total, 1), np.minimum(a, b)
+    shared = np.maximum(most - fewest + 1, 0)  # [P] how many n are possible
+    pair = np.repeat(np.arange(len(a)), shared)  # [S]
+    n = np.arange(len(pair)) - np.repeat(np.cumsum(shared) - shared, shared) + fewest[pair]
+    a, b, times = a[pair], b[pair], times[pair]
+    log_factorial = np.append(0.0, np.cumsum(np.log(np.arange(1, total + 1))))
+    log_chance = (
+        (log_factorial[a] + log_factorial[b] + log_factorial[total - a] + log_factorial[total - b])
+        - (log_factorial[total] + log_factorial[n] + log_factorial[a - n] + log_factorial[b - n])
+        - log_factorial[total - a - b + n]
+    )
+    gain = n / total * np.log(total * n / (a * b))
+    return float((times * gain * np.exp(log_chance)).sum())
