@@ -36,28 +36,41 @@ def watched_gpu(busy: list[tuple[float, int]]) -> Iterator[None]:
             reader.join()
 
 
+def adapt(program: list[str], source: Path, target: Path, out: Path, flags: list[str]) -> float:
+    """Seconds of a whole process."""
+    start = time.time()
+    command = [sys.executable, *program, "adapt", str(source), str(target), "--out", str(out), "--quiet", *flags]
+    subprocess.run(command, check=True)
+    return time.time() - start
+
+
 def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Path) -> dict[str, Any]:
     out = place / "run"
-    command = [sys.executable, "-m", "cdtrans", "adapt", str(source), str(target), "--out", str(out), "--quiet"]
-    command += ["--cache", str(place / "cache"), "--device", arguments.device, *flags]
+    flags = ["--cache", str(place / "cache"), "--device", arguments.device, *flags]
     busy: list[tuple[float, int]] = []
     with watched_gpu(busy) if arguments.device == "cuda" else nullcontext():
-        start = time.time()
-        subprocess.run(command, check=True)
-        seconds = time.time() - start
-    timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
+        seconds = adapt(["-m", "cdtrans"], source, target, out, flags)
+    timings = read_timings(out)
     row: dict[str, Any] = {"s": seconds, "s in the process": timings[-1]["seconds"]}
     for stage in ("source", "adaptation"):
         epochs = [t["seconds"] for t in timings if t["stage"] == stage]
         row |= {f"{stage} epochs": len(epochs), f"{stage} s": sum(epochs)}
-    for stage in ("check", "scores", "verdict", "report"):
-        row[f"{stage} s"] = sum(t["seconds"] for t in timings if t["stage"] == stage)
+    row |= trust_seconds(timings)
     if busy:
         ends = [t["at"] for t in timings if t["stage"] == "adaptation"]
         warm, end = ends[int(0.4 * len(ends))], ends[-1]  # the first epochs build kernels and capture
         shares = [share for when, share in busy if warm < when <= end]
         row["% busy, last 60 % of stage 2"] = sum(shares) / len(shares) if shares else float("nan")  # a short run
     return row
+
+
+def read_timings(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "timings.jsonl").read_text().splitlines()]
+
+
+def trust_seconds(timings: list[dict[str, Any]]) -> dict[str, float]:
+    stages = ("check", "scores", "verdict", "report")
+    return {f"{stage} s": sum(t["seconds"] for t in timings if t["stage"] == stage) for stage in stages}
 
 
 def main() -> None:

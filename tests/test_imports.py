@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.imports import import_meanwhile, importing
+from cdtrans.imports import importing
 from cdtrans.interrupt import StopSignals
 from tiny_task import make_source, make_target
 
@@ -66,18 +66,6 @@ def test_the_collector_is_afterwards_as_it_was(before: bool) -> None:
         assert gc.isenabled() == before
     finally:
         gc.enable()
-
-
-def test_what_is_needed_later_is_imported_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needed_later.py").write_text("import threading; BY = threading.current_thread()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import_meanwhile("needed_later", "there_is_no_such_module", "nor_this")
-    end = time.monotonic() + 10
-    while "needed_later" not in sys.modules and time.monotonic() < end:
-        time.sleep(0.01)
-    import needed_later  # type: ignore[import-not-found]
-
-    assert needed_later.BY is not threading.main_thread()
 
 
 def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ import gc
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import contextmanager
 
 from cdtrans.interrupt import StopSignals
 
@@ -24,14 +23,3 @@ def importing() -> Iterator[None]:
             gc.enable()
     if StopSignals.received is not None and threading.current_thread() is threading.main_thread():
         signal.raise_signal(StopSignals.received)
-
-
-def import_meanwhile(*modules: str) -> None:
-    """Import in a thread what is needed later. Should that fail, the import at its own place fails too, and says so."""
-
-    def work() -> None:
-        with suppress(Exception):
-            for module in modules:
-                import_module(module)
-
-    threading.Thread(target=work).start()

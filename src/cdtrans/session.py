@@ -16,7 +16,6 @@ from cdtrans.data.pixels import resize_for
 from cdtrans.device import pick_device, pick_precision
 from cdtrans.errors import CdtransError
 from cdtrans.files import csv_line
-from cdtrans.imports import import_meanwhile
 from cdtrans.inputs import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
 from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
@@ -75,8 +74,6 @@ def run_session(
         check_same_images(Path(config.source_model), config, data["source"])
 
     run = Run.open(out, config, data)
-    if config.report:
-        import_meanwhile("cdtrans.report.page")
     try:
         with StopSignals.caught():
             device = torch.device(config.device)

@@ -12,9 +12,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 DESK, PHONE = 1280, 390
-VISIBLE = """() => [...document.images].map(image => {
+VISIBLE = """() => [...document.querySelectorAll('img, .planes svg')].map(image => {
     const box = image.getBoundingClientRect();
-    return image.complete && image.naturalWidth > 0 && box.width > 20 && box.height > 20
+    const loaded = image.tagName === 'svg' || image.complete && image.naturalWidth > 0;
+    return loaded && box.width > 20 && box.height > 20
         && box.left >= 0 && box.right <= document.documentElement.clientWidth && image.checkVisibility();
 })"""
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdtrans.report.embedding import SAMPLE, embedding, on_planes, spread, turned_like
+from cdtrans.report.embedding import SAMPLE, embedding, marks, on_planes, spread, turned_like
 from cdtrans.report.record import read_record
 from cdtrans.report.sections import Missing
 
@@ -51,7 +51,18 @@ def test_before_and_after(full: Path) -> None:
     shown = embedding(record)
     assert [p.name for p in shown.planes] == ["Before, source-only", f"After, epoch {record.result['chosen_epoch']}"]
     assert (shown.sources, shown.targets) == (24, 21)
-    assert len({p.by_domain for p in shown.planes} | {p.by_class for p in shown.planes}) == 4
+    before, after = shown.planes
+    assert [(len(p.rings), len(p.dots)) for p in shown.planes] == [(24, 21)] * 2
+    assert before.dots != after.dots
+    assert [m.colour for m in before.rings] == [m.colour for m in after.rings], "the source has its labels"
+
+
+def test_marks_fill_the_square_at_one_scale() -> None:
+    points = np.array([[0.0, 0.0], [10.0, 5.0], [10.0, 0.0]])
+    drawn = marks(points, np.array([3, 23, 0]))
+    assert [(float(m.x), float(m.y)) for m in drawn] == [(8, 266), (352, 94), (352, 266)], "up is up"
+    assert [m.colour for m in drawn] == [3, 3, 0], "colours repeat"
+    assert marks(np.zeros((2, 2)), np.zeros(2, int))[0][:2] == ("180.0", "180.0")
 
 
 def test_a_run_that_went_back_has_one_model(run: Path) -> None:

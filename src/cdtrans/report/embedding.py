@@ -1,28 +1,38 @@
 """Both domains on a plane, before and after adaptation."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from cdtrans.report.gallery import device_for
-from cdtrans.report.pictures import scatter
 from cdtrans.report.record import Record
 from cdtrans.report.sections import Missing
 from cdtrans.report.tsne import tsne
 
 SAMPLE = 500  # images of each domain: t-SNE then takes seconds at most, and more dots would hide each other
 PERPLEXITY = 30.0  # the usual one; fewer images need a smaller
+SIDE, MARGIN = 360, 8  # of a picture, in its own units
+COLOURS = 20  # that can be told apart, as .k0 to .k19 in style.css
 FEWEST = 5  # images of a domain below which there is nothing to see
+
+
+class Mark(NamedTuple):
+    """A point of the picture, and the number of its class's colour."""
+
+    x: str
+    y: str
+    colour: int
 
 
 @dataclass(frozen=True)
 class Plane:
-    """One model's view of both domains, as two pictures of the same points."""
+    """One model's view of both domains: rings for source images, dots for target images."""
 
     name: str
-    by_domain: str
-    by_class: str
+    rings: tuple[Mark, ...]
+    dots: tuple[Mark, ...]
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,8 @@ def embedding(record: Record) -> Embedding | Missing:
     for (name, seen), plane in zip(views, laid_out, strict=True):
         points = turned_like(plane, laid_out[0])
         predicted = seen[2][sampled_target[rows_t]]
-        source, target = points[: len(rows_s)], points[len(rows_s) :]
-        planes.append(Plane(name, scatter(source, target, None), scatter(source, target, (labels, predicted))))
+        drawn = marks(points, np.concatenate([labels, predicted]))
+        planes.append(Plane(name, drawn[: len(rows_s)], drawn[len(rows_s) :]))
     return Embedding(tuple(planes), len(rows_s), len(rows_t))
 
 
@@ -65,6 +75,16 @@ def spread(count: int) -> np.ndarray:
 def turned_like(points: np.ndarray, others: np.ndarray) -> np.ndarray:
     """A plane of t-SNE has no left or right, so the second one is mirrored to have its points where the first has."""
     return points * np.where((points * others).sum(axis=0) < 0, -1, 1)
+
+
+def marks(points: np.ndarray, classes: np.ndarray) -> tuple[Mark, ...]:
+    """[N, 2] coordinates and [N] classes, as marks that fill a square of SIDE; both directions keep one scale."""
+    low, high = points.min(axis=0), points.max(axis=0)
+    scale = (SIDE - 2 * MARGIN) / max(float((high - low).max()), 1e-12)
+    placed = (points - (low + high) / 2) * scale * (1, -1) + SIDE / 2  # a page's second coordinate grows downwards
+    return tuple(
+        Mark(f"{x:.1f}", f"{y:.1f}", k % COLOURS) for (x, y), k in zip(placed.tolist(), classes.tolist(), strict=True)
+    )
 
 
 def on_planes(features: np.ndarray, device: torch.device) -> np.ndarray:

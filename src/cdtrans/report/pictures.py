@@ -8,9 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 from PIL import Image
 
 from cdtrans.data.images import UnreadableImage
@@ -18,12 +16,13 @@ from cdtrans.data.stream import decode_in_order
 
 SIDE = 144  # pixels of a thumbnail: twice what it is shown at, because many screens have two to a point
 QUALITY = 80  # of JPEG; a photo of that side then takes about 6 kB
-HEAT = "inferno"  # even in brightness, so that it also reads in grey and to the colour-blind
+HEAT = np.array(  # matplotlib's "inferno", cold to hot: even in brightness, so it reads in grey and to the colour-blind
+    [
+        *((0, 0, 4), (23, 11, 59), (66, 10, 104), (107, 23, 110), (147, 38, 103), (187, 55, 85)),
+        *((221, 81, 58), (243, 119, 26), (252, 165, 10), (246, 214, 68), (252, 255, 164)),
+    ]
+)
 HEAT_SHARE = 0.6  # of the colours over the picture
-PLOT_INCHES, PLOT_DPI = 4.0, 180  # a scatter plot of 720 pixels
-CLASS_COLOURS = "tab20"
-COLOURED_CLASSES = 20  # colours that can be told apart
-SOURCE_COLOUR, TARGET_COLOUR = "#3b82c4", "#e0762f"  # as --source and --target in style.css
 KEPT_COLOUR, REJECTED_COLOUR = (43, 138, 107), (194, 80, 74)  # as --kept and --rejected
 MATRIX_SIDE = 840  # pixels of a confusion matrix, twice what it is shown at
 
@@ -82,22 +81,9 @@ def heated(pixels: np.ndarray, weights: np.ndarray) -> Image.Image:
     low, high = float(weights.min()), float(weights.max())
     scaled = (weights.astype(np.float32) - low) / max(high - low, 1e-12)
     smooth = np.asarray(Image.fromarray(scaled).resize((SIDE, SIDE), Image.Resampling.BILINEAR))  # [SIDE, SIDE]
-    colours = matplotlib.colormaps[HEAT](smooth)[..., :3] * 255
+    colours = np.stack([np.interp(smooth, np.linspace(0, 1, len(HEAT)), channel) for channel in HEAT.T], axis=-1)
     grey = np.asarray(enlarged(pixels).convert("L"), dtype=np.float64)[..., None]
     return Image.fromarray(np.rint(HEAT_SHARE * colours + (1 - HEAT_SHARE) * grey).astype(np.uint8))
-
-
-def scatter(source: np.ndarray, target: np.ndarray, classes: tuple[np.ndarray, np.ndarray] | None) -> str:
-    """Points of both domains, [S, 2] and [T, 2]: rings for the source, dots for the target, coloured by domain, or by
-    class if the classes of both are given. No text and no background, so that it fits any page."""
-    figure = Figure(figsize=(PLOT_INCHES, PLOT_INCHES), dpi=PLOT_DPI)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()
-    palette = matplotlib.colormaps[CLASS_COLOURS]
-    ring, dot = (SOURCE_COLOUR, TARGET_COLOUR) if classes is None else (palette(c % COLOURED_CLASSES) for c in classes)
-    axes.scatter(source[:, 0], source[:, 1], s=16, facecolors="none", edgecolors=ring, linewidths=0.9)
-    axes.scatter(target[:, 0], target[:, 1], s=13, c=dot, linewidths=0, alpha=0.85)
-    return png(figure)
 
 
 def matrix(shares: np.ndarray) -> str:
@@ -110,12 +96,6 @@ def matrix(shares: np.ndarray) -> str:
     large = Image.fromarray(pixels).resize((side * len(shares),) * 2, Image.Resampling.NEAREST)
     file = io.BytesIO()
     large.save(file, "PNG")
-    return _address("image/png", file.getvalue())
-
-
-def png(figure: Figure) -> str:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", transparent=True, metadata={"Software": None})
     return _address("image/png", file.getvalue())
 
 

@@ -1,0 +1,66 @@
+"""What trust adds to `cdtrans adapt`: whole processes with it and without it (without_trust.py), in turn, after one
+that fills the caches; or with `--cold`, each with caches of its own.
+
+usage: python benchmarks/trust_cost.py [--source DIR --target DIR] [--repeats N] [--cold] [--json FILE] [-- flags]
+Without folders: two epochs of the built-in task."""
+
+import os
+import tempfile
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import measure
+from pipeline import adapt, read_timings, trust_seconds
+
+from cdtrans.data.digits import write_digits
+
+REPEATS = 3
+HERE = Path(__file__).parent
+PROGRAMS = {"with": ["-m", "cdtrans"], "without": [str(HERE / "without_trust.py")]}
+EXTRA: dict[str, list[str]] = {"with": [], "without": ["--no-report", "--no-guard", "--select", "last"]}
+
+
+def compare(source: Path, target: Path, flags: list[str], arguments: Any, place: Path) -> list[dict[str, Any]]:
+    rows = []
+    order = [("with", -1)] if not arguments.cold else []
+    order += [(kind, n) for n in range(arguments.repeats or REPEATS) for kind in PROGRAMS]
+    for kind, n in order:
+        caches = place / (f"caches-{kind}-{n}" if arguments.cold else "caches")
+        os.environ["TRITON_CACHE_DIR"] = str(caches / "triton")
+        all_flags = ["--cache", str(caches / "pixels"), "--device", arguments.device, *flags, *EXTRA[kind]]
+        out = place / f"{kind}-{n}"
+        seconds = adapt(PROGRAMS[kind], source, target, out, all_flags)
+        if n >= 0:
+            rows.append({"trust": kind, "s": seconds, **trust_seconds(read_timings(out))})
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The mean of each kind, and the difference as a share of the time without."""
+    times = {kind: [row["s"] for row in rows if row["trust"] == kind] for kind in PROGRAMS}
+    added = mean(times["with"]) - mean(times["without"])
+    spread = {kind: stdev(found) if len(found) > 1 else float("nan") for kind, found in times.items()}
+    means = [{"trust": f"{kind}, mean", "s": mean(times[kind]), "± s": spread[kind]} for kind in PROGRAMS]
+    return [*means, {"trust": "added", "s": added, "± s": "", "%": 100 * added / mean(times["without"])}]
+
+
+def main() -> None:
+    parser = measure.parser(__doc__ or "")
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("flags", nargs="*")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        source, target, flags = arguments.source, arguments.target, arguments.flags
+        if source is None:
+            digits = write_digits(Path(place) / "digits", seed=0, images=500)
+            source, target = digits.source, digits.target
+            flags = ["--preset", "digits", "--source-epochs", "2", "--epochs", "2", "--no-guard", *flags]
+        rows = compare(source, target, flags, arguments, Path(place))
+    measure.report("what trust adds", rows + summary(rows), arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""`cdtrans` without what trust adds: no check of the data, no scores, no choice. For trust_cost.py alone, which gives
+`--no-report --no-guard --select last` besides."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cdtrans import cli, pipeline
+from cdtrans.imports import importing as importing_all
+
+NEUTRAL = dict.fromkeys(("information", "nuclear_norm", "clusters", "centers", "consensus"), 1.0)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """As in a run with trust, so that both start alike; then some parts are taken out."""
+    with importing_all():
+        yield
+    session, watch = sys.modules["cdtrans.session"], sys.modules["cdtrans.trust.watch"]
+
+    def only_predictions(self: Any, epoch: int, target: Any) -> None:
+        watch.save_predictions(self.run, epoch, target)
+        self.memory.setdefault("scores", {})[epoch] = NEUTRAL
+        self.selection.kept.update(epoch=epoch, value=0.0, model=self.model.state_dict())
+
+    vars(session)["check_data"] = lambda *_, **__: []
+    watch.Watch.epoch = only_predictions  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    vars(pipeline)["importing"] = importing
+    cli.main()
