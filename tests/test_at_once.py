@@ -74,6 +74,8 @@ WRONG = [
         "adapt source target --config tiny.yaml --out begun --epochs 9 --precision auto",
         "'begun' holds another run (epochs: 4 there, 9 now); choose another --out to start a new one.",
     ),
+    ("adapt source target --weights no.safetensors", "no.safetensors' does not exist; check --weights."),
+    ("check source target --weights other", "other' does not exist; check --weights."),
     ("adapt source target --source-model nowhere", "nowhere' has no finished stage 1"),
     ("check source nowhere", "'nowhere' does not exist: check the path."),
     ("check source target --crop 64 --resize 32", "Images resized to 32 cannot be cropped to 64"),
@@ -141,3 +143,12 @@ def test_and_imports_it_when_python_is_started_for_it(here: Path) -> None:
     assert (ended.code, ended.err) == (2, sentence)
     assert "torch" in ended.out.splitlines()[-1]
     assert not (here / "new").exists()
+
+
+def test_a_whole_run_with_its_report_needs_neither_scikit_learn_nor_matplotlib(here: Path) -> None:
+    """Their import takes as long as several epochs on a GPU, and would hold up training if it were done meanwhile."""
+    command = "adapt source target --config tiny.yaml --out new --device cpu --no-guard --force --report"
+    ended = forked(here, command)
+    assert ended.code == 0, ended.err
+    assert (here / "new" / "report.html").exists()
+    assert ended.out.splitlines()[-1] == "['torch', 'timm', 'torchvision']"

@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,6 +108,13 @@ class TestHelp:
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
         assert verbs == ["adapt", "check", "eval", "predict", "report", "demo", "cache", "bench", "ablate"]
         assert run("-h").out == ended.out
+
+    def test_the_version_and_those_it_runs_with(self, run: Run) -> None:
+        ended = run("--version")
+        assert (ended.code, ended.err) == (0, "")
+        versions = [f"{name} {version(name)}" for name in ("cdtrans", "torch", "timm")]
+        assert ended.out.startswith(versions[0] + " (Python 3.")
+        assert ended.out.endswith(f", {versions[1]}, {versions[2]})\n")
 
     def test_a_bare_command_shows_the_help(self, run: Run) -> None:
         ended = run()

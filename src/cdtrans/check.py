@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.config import Config, layered_config, settle
+from cdtrans.config import Config, layered_config, require_weights, settle
 from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.data.images import Header, UnreadableImage, read_header
@@ -59,6 +59,8 @@ def check(
     layered, _ = layered_config(source, target, preset, config, settings)
     found_source, found_target = scan_domains(layered, screen)
     layered = settle(layered)
+    if model:
+        require_weights(layered.weights)
 
     with decoding_ahead(layered, found_source, found_target), importing():
         from cdtrans.check_model import look

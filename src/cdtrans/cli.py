@@ -3,6 +3,7 @@
 import gc
 import io
 import os
+import platform
 import sys
 import traceback
 import warnings
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from cdtrans.cli_ablate import ablate
 from cdtrans.config import FIELDS, preset_names
+from cdtrans.environment import package_version
 from cdtrans.errors import HARM, CdtransError, Interrupted
 from cdtrans.options import (
     Debug,
@@ -41,7 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Labelled source images and unlabelled target images in, a target classifier out.",
 )
 app.add_typer(ablate, name="ablate")
 
@@ -58,6 +59,22 @@ VERDICTS = {
     "warning": "A run can begin; read the warnings first.",
     "stop": "A run should not begin; 'cdtrans adapt' refuses it too.",
 }
+
+
+def _show_versions(wanted: bool) -> None:
+    if wanted:
+        beside = ", ".join(f"{name} {package_version(name)}" for name in ("torch", "timm"))
+        typer.echo(f"cdtrans {package_version('cdtrans')} (Python {platform.python_version()}, {beside})")
+        raise typer.Exit
+
+
+@app.callback(help="Labelled source images and unlabelled target images in, a target classifier out.")
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_versions, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

@@ -200,6 +200,12 @@ def require_no_key(config: Config) -> None:
         )
 
 
+def require_weights(file: str | Path | None) -> None:
+    """That it is there, if one was named."""
+    if file and not os.path.isfile(file):
+        raise CdtransError(f"The weights file '{file}' does not exist; check --weights.")
+
+
 def settle(config: Config) -> Config:
     """Places made absolute; settings that do not go together are refused."""
     crop, resize = config.crop, config.resize

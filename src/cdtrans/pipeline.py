@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.classifier import Classifier, load
-from cdtrans.config import Config, layered_config, require_no_key, settle
+from cdtrans.config import Config, layered_config, require_no_key, require_weights, settle
 from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import warnings_for
 from cdtrans.imports import importing
@@ -68,10 +68,13 @@ def run_pipeline(
         screen.warn(warning)
     config = settle(config)
     check_folder(out, config)
+    finished = (out / RESULT).exists()
     if config.source_model:
         require_stage_1(stage_1_for(out, config.source_model))
+    elif not finished:
+        require_weights(config.weights)
 
-    needed = () if (out / RESULT).exists() else (source, target)
+    needed = () if finished else (source, target)
     with decoding_ahead(config, *needed), importing():
         from cdtrans.ranks import joined
         from cdtrans.session import run_session

@@ -15,6 +15,7 @@ from timm.models import PretrainedCfg, VisionTransformer
 from timm.models.vision_transformer import Block, checkpoint_filter_fn
 from torch import Tensor
 
+from cdtrans.config import require_weights
 from cdtrans.errors import CdtransError
 
 EXAMPLES = (
@@ -91,8 +92,7 @@ def load_weights(vit: VisionTransformer, file: Path) -> None:
 
 def read_state(file: Path) -> State:
     """The tensors of a weights file, unwrapped from 'model' or 'state_dict' and freed of DataParallel's prefix."""
-    if not file.is_file():
-        raise CdtransError(f"The weights file '{file}' does not exist; check --weights.")
+    require_weights(file)
     try:
         safe = file.suffix == ".safetensors"
         state: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
