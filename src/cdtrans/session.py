@@ -21,7 +21,7 @@ from cdtrans.interrupt import StopSignals
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
-from cdtrans.model.fused import kernels
+from cdtrans.model.fused import build
 from cdtrans.ranks import barrier, is_main, world
 from cdtrans.run import Run, fingerprint
 from cdtrans.run_folder import RESULT, check_folder, read_result
@@ -79,8 +79,8 @@ def run_session(
             device = torch.device(config.device)
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # streams and graphs are made on the current one
-                if config.precision != "fp32" and kernels(device) is None:
-                    screen.warn("GPU kernels could not be built here (docs/guide.md): training takes twice as long.")
+                if config.precision != "fp32" and (cause := build(device)[1]):
+                    screen.warn(f"GPU kernels could not be built, so training takes twice as long ({cause}).")
             source_images = make_images(source_pixels, card, device)
             target_images = make_images(target_pixels, card, device)
             labels = torch.tensor(source.labels, device=device)

@@ -37,15 +37,17 @@ def test_in_the_interpreter() -> None:
 class TestWhereTheyCannotBeBuilt:
     @pytest.fixture(autouse=True)
     def fresh(self) -> None:
-        fused.kernels.cache_clear()
+        fused.build.cache_clear()
 
     def test_without_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
         monkeypatch.delitem(sys.modules, "cdtrans.model.kernels", raising=False)
         assert fused.kernels(torch.device("cpu")) is None
+        assert "triton" in fused.build(torch.device("cpu"))[1]
 
     def test_on_a_device_that_triton_does_not_know(self) -> None:
         assert fused.kernels(torch.device("cpu")) is None
+        assert fused.build(torch.device("cpu"))[1].startswith("ValueError: ")
 
     def test_they_are_not_used(self) -> None:
         with torch.autocast("cpu", torch.bfloat16):

@@ -35,10 +35,15 @@ GELU_FORWARD_BLOCK, GELU_BACKWARD_BLOCK = 256, 512  # columns
 SUM_ROWS, SUM_BLOCK = 128, 16
 
 
-@cache
 def kernels(device: torch.device) -> Any:
-    """The kernels, or None where they cannot be built: Triton comes with torch on Linux alone, and needs a C compiler,
-    a GPU of compute capability 7 or more, and a folder to keep what it builds."""
+    """The kernels, or None where they cannot be built."""
+    return build(device)[0]
+
+
+@cache
+def build(device: torch.device) -> tuple[Any, str]:
+    """The kernels, or None and why: Triton comes with torch on Linux alone, and needs a C compiler, a GPU of compute
+    capability 7 or more, and a folder to keep what it builds."""
     try:
         from cdtrans.model import kernels
 
@@ -46,9 +51,9 @@ def kernels(device: torch.device) -> Any:
             ones, out = torch.ones(2, 8, device=device), torch.empty(8, device=device)
             kernels.sum_rows[(1,)](ones, out, 2, COLUMNS=8, ROWS=2, BLOCK=8)
             weight_gradient(*torch.ones(2, 16, 16, device=device).half())
-        return kernels if bool((out == 2).all()) else None
-    except Exception:  # whatever it is, the run goes on without them, and says so
-        return None
+        return (kernels, "") if bool((out == 2).all()) else (None, "they compute wrong sums")
+    except Exception as error:  # whatever it is, the run goes on without them, and says so
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def usable(x: Tensor) -> bool:
