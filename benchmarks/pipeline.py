@@ -21,9 +21,9 @@ from cdtrans.data.digits import write_digits
 
 @contextmanager
 def watched_gpu(busy: list[tuple[float, int]]) -> Iterator[None]:
-    """nvidia-smi's own measure, the share of its sample period in which a kernel ran, a few times a second; asked for
-    once, because every start of nvidia-smi holds up other programs' calls to the GPU."""
-    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
+    """The first GPU by nvidia-smi's own measure, the share of its sample period in which a kernel ran, a few times a
+    second; started once, because every start of nvidia-smi holds up other programs' calls to the GPU."""
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200", "--id=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdout is not None
         lines = watcher.stdout

@@ -74,8 +74,8 @@ WRONG = [
         "adapt source target --config tiny.yaml --out begun --epochs 9 --precision auto",
         "'begun' holds another run (epochs: 4 there, 9 now); choose another --out to start a new one.",
     ),
-    ("adapt source target --weights no.safetensors", "no.safetensors' does not exist; check --weights."),
-    ("check source target --weights other", "other' does not exist; check --weights."),
+    ("adapt source target --weights no.safetensors", "no.safetensors'; check --weights."),
+    ("check source target --weights other", "other'; check --weights."),
     ("adapt source target --source-model nowhere", "nowhere' has no finished stage 1"),
     ("check source nowhere", "'nowhere' does not exist: check the path."),
     ("check source target --crop 64 --resize 32", "Images resized to 32 cannot be cropped to 64"),
@@ -146,7 +146,7 @@ def test_and_imports_it_when_python_is_started_for_it(here: Path) -> None:
 
 
 def test_a_whole_run_with_its_report_needs_neither_scikit_learn_nor_matplotlib(here: Path) -> None:
-    """Their import takes as long as several epochs on a GPU, and would hold up training if it were done meanwhile."""
+    """Their import takes longer than an epoch of Office-31 on a GPU, and would hold up training if done meanwhile."""
     command = "adapt source target --config tiny.yaml --out new --device cpu --no-guard --force --report"
     ended = forked(here, command)
     assert ended.code == 0, ended.err

@@ -234,7 +234,7 @@ class TestWithBackbone:
         assert result.skipped == f"The weights of '{TINY['backbone']}' could not be downloaded"
 
     def test_a_file_or_a_name_that_is_wrong_is_an_error(self, task: Task, tmp_path: Path) -> None:
-        with pytest.raises(CdtransError, match="does not exist; check --weights"):
+        with pytest.raises(CdtransError, match="There is no weights file"):
             checked(task, weights=tmp_path / "nothing.pth")
         plain = yaml.safe_load(task.config.read_text()) | {"backbone_args": {}}
         task.config.write_text(yaml.safe_dump(plain))

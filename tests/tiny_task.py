@@ -242,7 +242,6 @@ def _serve(temperature: str) -> None:
 
 def _import_all() -> None:
     """Every module that a command may need, also those that it imports late, so that no child need do it again."""
-    import sklearn.metrics  # noqa: F401
     import torch
 
     import cdtrans

@@ -52,9 +52,9 @@ def conclude(
     }
     run.write_json(RESULT, result)
     if config.report and run.writes:
-        from cdtrans.report.page import write_report
-
         with run.timed("report"):
+            from cdtrans.report.page import write_report
+
             screen.say(f"report: {write_report(run.folder, screen)}")
     show(result, screen)
 

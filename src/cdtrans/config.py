@@ -203,7 +203,7 @@ def require_no_key(config: Config) -> None:
 def require_weights(file: str | Path | None) -> None:
     """That it is there, if one was named."""
     if file and not os.path.isfile(file):
-        raise CdtransError(f"The weights file '{file}' does not exist; check --weights.")
+        raise CdtransError(f"There is no weights file '{file}'; check --weights.")
 
 
 def settle(config: Config) -> Config:

@@ -62,9 +62,9 @@ def run_session(
     source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
     target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
     check_classes_left(source)
-    checked = time.monotonic()
+    check_started = time.monotonic()
     findings = check_data(source, source_pixels, target, target_pixels, force=force, screen=screen)
-    checked = time.monotonic() - checked
+    check_seconds = round(time.monotonic() - check_started, 3)
     source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config)
     if min(len(source), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
@@ -98,7 +98,7 @@ def run_session(
                 },
             )
             begin_log(run, {"source": source_bad, "target": target_bad}, findings)
-            run.log_timing(stage="check", seconds=round(checked, 3))
+            run.log_timing(stage="check", seconds=check_seconds)
             train_source(run, model, source_images, labels, config, card, screen)
             adaptation = adapt_to_target(
                 run, model, source_images, labels, target_images, holdout, config, screen, rearranged

@@ -67,6 +67,25 @@ def test_every_picture_is_visible_and_nothing_sticks_out(opened: Any, width: int
     assert dark == (scheme == "dark")
 
 
+def test_every_image_of_the_sample_is_a_point_on_its_planes(opened: Any) -> None:
+    planes = opened().evaluate("""[...document.querySelectorAll('.planes svg')].map(plane => {
+        const frame = plane.getBoundingClientRect();
+        return [...plane.querySelectorAll('circle')].map(circle => {
+            const box = circle.getBoundingClientRect(), style = getComputedStyle(circle);
+            const inside = box.left >= frame.left && box.right <= frame.right
+                && box.top >= frame.top && box.bottom <= frame.bottom;
+            const ring = circle.closest('.rings') !== null;
+            return [inside && box.width > 2, ring, ring ? style.stroke : style.fill];
+        });
+    })""")
+    assert [len(plane) for plane in planes] == [24 + 21] * 4
+    assert all(visible for plane in planes for visible, _, _ in plane)
+    assert [sum(ring for _, ring, _ in plane) for plane in planes] == [24] * 4
+    colours = [[{c for _, ring, c in plane if ring == kind} for kind in (True, False)] for plane in planes]
+    assert colours[0] == colours[1] == [{"rgb(59, 130, 196)"}, {"rgb(224, 118, 47)"}], "the two domains"
+    assert all(len(rings) == 3 and len(dots) > 1 for rings, dots in colours[2:]), "the three classes"
+
+
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_words_can_be_read_on_their_ground(opened: Any, width: int) -> None:
     """No text is cut off or smaller than what a person reads."""

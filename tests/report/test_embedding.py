@@ -54,7 +54,19 @@ def test_before_and_after(full: Path) -> None:
     before, after = shown.planes
     assert [(len(p.rings), len(p.dots)) for p in shown.planes] == [(24, 21)] * 2
     assert before.dots != after.dots
-    assert [m.colour for m in before.rings] == [m.colour for m in after.rings], "the source has its labels"
+    labels, *predicted = record.seen("source_labels", "target_before", "target_after")
+    assert len(set(labels.tolist())) > 1
+    for plane, classes in zip(shown.planes, predicted, strict=True):
+        assert [m.colour for m in plane.rings] == labels.tolist(), "the source has its labels"
+        assert [m.colour for m in plane.dots] == classes.tolist(), "the target what was predicted"
+
+
+def test_the_second_plane_is_turned(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = read_record(full)
+    first = on_planes(np.random.default_rng(0).normal(size=(1, 45, 8)), CPU)[0]
+    monkeypatch.setattr("cdtrans.report.embedding.on_planes", lambda *_: np.stack([first, -first]))
+    before, after = embedding(record).planes
+    assert [m[:2] for m in before.rings + before.dots] == [m[:2] for m in after.rings + after.dots]
 
 
 def test_marks_fill_the_square_at_one_scale() -> None:

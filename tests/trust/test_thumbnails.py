@@ -25,7 +25,8 @@ def test_any_size_of_store_will_do() -> None:
 
 
 def test_streamed_images_give_the_same_in_their_order(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(thumbnails, "BLOCK_IMAGES", 4)
+    monkeypatch.setattr(thumbnails, "STREAMED_IMAGES", 4)
+    monkeypatch.setattr(thumbnails, "BLOCK_BYTES", 3 * 40 * 40 * 3)
     files = make_images(tmp_path / "images", 10)
     stored = np.stack([resized(decode(file), 40) for file in files])
     rows = np.array([9, 3, 4, 0, 1, 8, 2])

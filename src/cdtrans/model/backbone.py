@@ -24,6 +24,7 @@ EXAMPLES = (
 )
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs
 DEFAULT_CROP = 224
+VIT_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
 HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
 
 State = dict[str, Tensor]
@@ -45,18 +46,18 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
     """The architecture with random weights. A distilled DeiT gives its plain sibling: the authors drop the
     distillation token (FACTS 1.1)."""
     plain = _known(name).replace("_distilled", "")
-    other = f"The backbone '{name}' is not a timm VisionTransformer; use one such as {EXAMPLES}."
+    other = CdtransError(f"The backbone '{name}' is not a timm VisionTransformer; use one such as {EXAMPLES}.")
+    if not _may_be_vision_transformer(plain):
+        raise other
     kwargs: dict[str, Any] = {"img_size": crop, "drop_path_rate": drop_path, "num_classes": 0, **args}
     try:
         vit: Any = timm.create_model(plain, pretrained=False, **kwargs)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        if not _is_vision_transformer(plain):
-            raise CdtransError(other) from error
+    except (TypeError, ValueError, KeyError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise CdtransError(
             f"timm cannot build the backbone '{name}' with {kwargs}: {error}; check --crop and backbone_args."
         ) from error
     if type(vit) is not VisionTransformer:
-        raise CdtransError(other)
+        raise other
     plain_blocks = all(
         type(b) is Block and type(b.attn) is Attention and getattr(b.attn, "gate", None) is None for b in vit.blocks
     )
@@ -175,9 +176,11 @@ def _known(name: str) -> str:
     return name
 
 
-def _is_vision_transformer(name: str) -> bool:
-    """Whether it is one without our settings, which others do not know: only the object tells, so it is built, on the
-    meta device."""
+def _may_be_vision_transformer(name: str) -> bool:
+    """Most are told by the file of timm that they are from. Of the others only the object tells, so it is built, on the
+    meta device, where a model of any size takes no memory."""
+    if timm.models.model_entrypoint(name).__module__ in VIT_MODULES:
+        return True
     try:
         with torch.device("meta"):
             return type(timm.create_model(name, pretrained=False)) is VisionTransformer

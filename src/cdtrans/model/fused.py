@@ -53,7 +53,7 @@ def build(device: torch.device) -> tuple[Any, str]:
             weight_gradient(*torch.ones(2, 16, 16, device=device).half())
         return (kernels, "") if bool((out == 2).all()) else (None, "they compute wrong sums")
     except Exception as error:  # whatever it is, the run goes on without them, and says so
-        return None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
 
 
 def usable(x: Tensor) -> bool:

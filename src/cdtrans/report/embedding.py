@@ -1,7 +1,7 @@
 """Both domains on a plane, before and after adaptation."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class Mark(NamedTuple):
 class Plane:
     """One model's view of both domains: rings for source images, dots for target images."""
 
+    SIDE: ClassVar[int] = SIDE
     name: str
     rings: tuple[Mark, ...]
     dots: tuple[Mark, ...]
@@ -37,6 +38,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Embedding:
+    COLOURS: ClassVar[int] = COLOURS
     planes: tuple[Plane, ...]
     sources: int
     targets: int

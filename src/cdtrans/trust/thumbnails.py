@@ -3,25 +3,31 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
 from cdtrans.data.stream import StreamedPixels
 
 SIDE = 16  # small enough to forget compression, large enough to tell two mugs apart
-BLOCK_IMAGES = 64  # summed up at a time: 12 MB, and long enough in numpy that threads do not wait for the GIL
+BLOCK_BYTES = 2**23  # of a store, summed up at a time: long enough in numpy that threads do not wait for the GIL
+STREAMED_IMAGES = 256  # decoded at a time, so that memory stays flat
 
 
 def make_thumbnails(pixels: np.ndarray | StreamedPixels, rows: np.ndarray) -> np.ndarray:
     """uint8 [N, SIDE, SIDE, 3]: each pixel the mean of what it stands for. About 0.1 ms an image and thread from a
     store; streamed pixels are decoded once more."""
-    blocks = [rows[begin : begin + BLOCK_IMAGES] for begin in range(0, len(rows), BLOCK_IMAGES)]
     if isinstance(pixels, StreamedPixels):
-        small = [_shrink(pixels.fetch(block.tolist())) for block in blocks]
+        small = [_shrink(pixels.fetch(block.tolist())) for block in _blocks(rows, STREAMED_IMAGES)]
     else:
+        blocks = _blocks(rows, max(1, BLOCK_BYTES // prod(pixels.shape[1:])))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             small = list(pool.map(lambda block: _shrink(pixels[block]), blocks))
     return np.concatenate(small) if small else np.empty((0, SIDE, SIDE, 3), np.uint8)
+
+
+def _blocks(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
 def _shrink(images: np.ndarray) -> np.ndarray:
