@@ -156,10 +156,15 @@ def test_a_target_made_of_source_images_is_a_stop(task: Task) -> None:
 
 
 def test_sizes_greyscale_and_transparency(task: Task) -> None:
-    """Every target is a greyscale PNG with alpha, two of them thin."""
+    """Every target is a greyscale PNG with transparent parts, two of them thin; the source has alpha, and is opaque."""
     for file in task.target.iterdir():
         with Image.open(file) as image:
-            image.convert("LA").resize((20, 20)).save(file)
+            grey = image.convert("LA").resize((20, 20))
+            grey.putpixel((3, 3), (200, 100))
+            grey.save(file)
+    for file in task.source.rglob("*.png"):
+        with Image.open(file) as image:
+            image.convert("RGBA").save(file)
     for name in ("00.png", "01.png"):
         with Image.open(task.target / name) as image:
             image.resize((10, 60)).save(task.target / name)

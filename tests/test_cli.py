@@ -351,7 +351,7 @@ class TestEval:
         values = json.loads(run("eval", finished.run, finished.answers, "--json").out)
         assert "21 labelled images" in ended.out
         for name, value in (
-            ("chosen model", values["accuracy"]),
+            ("chosen model (adapted, epoch ", values["accuracy"]),
             ("source-only (before adaptation)", values["source_only_accuracy"]),
             ("last epoch", values["last_epoch_accuracy"]),
             (f"best epoch by these labels ({values['best_by_labels_epoch']})", values["best_by_labels_accuracy"]),
@@ -383,7 +383,7 @@ class TestEval:
         assert ended.err == ""
 
     def test_another_model_is_named(self, run: Run, finished) -> None:
-        assert "source model" in run("eval", finished.run, finished.answers, "--model", "source").out
+        assert "source model (source-only)" in run("eval", finished.run, finished.answers, "--model", "source").out
 
     def test_class_names_are_not_markup(self, run: Run, finished, tmp_path: Path) -> None:
         copy = shutil.copytree(finished.run, tmp_path / "run")

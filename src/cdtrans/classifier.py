@@ -58,6 +58,11 @@ class Classifier:
     def classes(self) -> tuple[str, ...]:
         return self.card.classes
 
+    @property
+    def name(self) -> str:
+        """Which model of a run this is, in words."""
+        return "source-only" if self.card.stage == "source" else f"adapted, epoch {self.card.epoch}"
+
     def predict(
         self, images: str | Path | Image.Image | Iterable[str | Path | Image.Image], *, top: int = 1
     ) -> list[Prediction]:

@@ -182,6 +182,8 @@ def evaluate(
         screen.result(confusion_table(result))
     else:
         screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
+    if result.history is not None and model == "chosen" and (run / "report.html").exists():
+        screen.say(f"'cdtrans report {run}' puts this into report.html.")
 
 
 @app.command()
@@ -214,6 +216,7 @@ def predict(
     classifier = load(run, model=model, device=device)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
+    screen.say(f"model: {classifier.name}")
     counts = predict_to_csv(
         classifier, images, csv, root=root, top=top, abstain=abstain, max_bad=max_bad, screen=screen
     )

@@ -29,8 +29,9 @@ def conclude(
     screen: Screen,
 ) -> None:
     """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json."""
-    verdict = decide(adaptation.objections, guard=config.guard, warning=adaptation.warning)
     before, after = adaptation.before, adaptation.after
+    adapted = after is not None
+    verdict = decide(adaptation.objections, guard=config.guard, adapted=adapted, warning=adaptation.warning)
     epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
     chosen = before if epoch == 0 or after is None else after
     write_predictions(run, target, card.classes, chosen.probabilities)
@@ -45,6 +46,7 @@ def conclude(
     result = {
         "chosen_epoch": epoch,
         "chosen_model": "adapted" if epoch else "source",
+        "judged_epoch": 0 if after is None else adaptation.chosen_epoch,  # compared with the source-only model
         "selection": config.select,
         "guard": verdict.summary(),
         "trained_with_key": config.pairing in PAIRINGS_WITH_KEY,

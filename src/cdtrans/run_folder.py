@@ -20,8 +20,10 @@ def check_folder(folder: Path, config: Config) -> None:
     recorded = folder / "config.yaml"
     if recorded.exists():
         before, now = Config().to_dict() | read_yaml(recorded), config.to_dict()  # an older run lacks newer settings
-        open_yet = [k for k in DECIDED_LATE if now[k] == "auto"]
-        changed = [k for k in now if k not in RESUME_MAY_CHANGE and k not in open_yet and before[k] != now[k]]
+        free = {*RESUME_MAY_CHANGE, *(k for k in DECIDED_LATE if now[k] == "auto")}
+        if (folder / RESULT).exists():
+            free.remove("guard")  # it has judged
+        changed = [k for k in now if k not in free and before[k] != now[k]]
         if changed:
             what = ", ".join(f"{k}: {before[k]} there, {now[k]} now" for k in changed)
             raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")
@@ -55,6 +57,6 @@ def find_model(run: Path, model: str) -> tuple[str, bool]:
         raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODELS))}")
     result = read_result(run)
     if model in ("adapted", "last") and not (run / model).exists():
-        raise CdtransError(f"The run in '{run}' has no {model} model: stage 2 broke off; use --model source.")
+        raise CdtransError(f"The run in '{run}' has no {model} model: it ended before that; use --model source.")
     name = result["chosen_model"] if model == "chosen" else model
     return name, result.get("trained_with_key", False) and name != "source"

@@ -28,9 +28,11 @@ def finding_table(result: Any) -> Table:
 def score_table(result: Any, model: str) -> Table:
     """The model that was asked for, and below it what the run was before, at its end and at its best."""
     table = Table("model", "accuracy", "class-mean accuracy", title=f"{result.scores.images} labelled images")
-    table.add_row(f"{model} model", f"{result.scores.accuracy:.1%}", f"{result.scores.class_mean_accuracy:.1%}")
+    table.add_row(
+        f"{model} model ({result.model})", f"{result.scores.accuracy:.1%}", f"{result.scores.class_mean_accuracy:.1%}"
+    )
     history = result.history
-    if history is not None:
+    if history is not None and len(history.accuracy) > 1:
         table.add_section()
         best = f"best epoch by these labels ({history.best_epoch})"
         for name, epoch in (("source-only (before adaptation)", 0), ("last epoch", -1), (best, history.best_epoch)):

@@ -130,7 +130,7 @@ def test_places_that_are_wrong_are_one_sentence_and_nothing_is_written(
     [
         (["--backbone", "resnet18"], "not a timm VisionTransformer"),
         (["--backbone", "vit_tiny"], "timm knows no model 'vit_tiny'"),
-        (["--weights", "nothing.pth"], "nothing.pth' does not exist"),
+        (["--weights", "nothing.pth"], "nothing.pth'; check --weights"),
         (["--crop", "64"], "cannot be cropped"),
         (["--device", "tpu"], "tpu"),
         (["--precision", "fp16"], "needs a GPU"),

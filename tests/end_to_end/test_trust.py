@@ -123,6 +123,10 @@ def test_harm_ends_with_the_source_only_model_and_exit_code_3(task: Task) -> Non
     rows = [row.split(",") for row in (out / "images.csv").read_text().splitlines() if row.startswith("target,")]
     table = dict(line.split(",")[:2] for line in (out / "predictions.csv").read_text().splitlines()[1:])
     assert [table[row[2]] for row in rows] == [classifier.classes[k] for k in predicted]
+    assert found["judged_epoch"] == json.loads((out / "adapted" / "model.json").read_text())["epoch"] > 0
+    kept = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3", "--no-guard"))
+    assert kept.code == 2
+    assert "(guard: True there, False now); choose another --out" in kept.err
     again = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3"))
     assert again.code == 3, "a finished run ends as it ended"
     assert "The guard judges that adaptation did harm" in again.err
@@ -143,6 +147,8 @@ def test_a_loss_that_is_not_finite_is_harm(task: Task) -> None:
     assert ended.code == 3
     assert result(out)["guard"]["findings"][0]["name"] == "training broke off"
     assert "not finite" in ended.err
+    assert "The guard stopped the run before there was an adapted model" in ended.err
+    assert result(out)["judged_epoch"] == 0
     assert not (out / "adapted").exists()
     assert not (out / "state").exists()
     assert "has no adapted model" in cdtrans("predict", str(out), str(task.target), "--model", "adapted").err

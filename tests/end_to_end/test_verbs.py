@@ -105,7 +105,7 @@ def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
 
     predicted = run(CDTRANS, "predict", "runs/adapt", "target", "--csv", "p.csv", cwd=empty)
     assert predicted.code == 0, predicted.err
-    assert predicted.out == "Wrote p.csv: 21 images.\n"
+    assert predicted.out == "model: adapted, epoch 1\nWrote p.csv: 21 images.\n"
     rows = list(csv.DictReader((empty / "p.csv").open(newline="")))
     assert [row["path"] for row in rows] == [f"target/{n:02}.png" for n in range(21)]
     right = [row["label"] == ("blue", "green", "red")[n % 3] for n, row in enumerate(rows)]

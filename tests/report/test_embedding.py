@@ -77,10 +77,12 @@ def test_marks_fill_the_square_at_one_scale() -> None:
     assert marks(np.zeros((2, 2)), np.zeros(2, int))[0][:2] == ("180.0", "180.0")
 
 
-def test_a_run_that_went_back_has_one_model(run: Path) -> None:
+@pytest.mark.parametrize(("judged", "names"), [(0, []), (3, ["After, epoch 3 (not used)"])])
+def test_a_run_that_went_back_shows_what_was_refused_if_there_is_any(run: Path, judged: int, names: list[str]) -> None:
     result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
-    assert len(embedding(read_record(run)).planes) == 1
+    back = {"chosen_model": "source", "chosen_epoch": 0, "judged_epoch": judged}
+    (run / "result.json").write_text(json.dumps(result | back))
+    assert [p.name for p in embedding(read_record(run)).planes] == ["Before, source-only", *names]
 
 
 def test_without_features_or_with_hardly_any(run: Path) -> None:

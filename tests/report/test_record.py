@@ -75,9 +75,13 @@ def test_without_an_adapted_model_the_classes_are_the_source_model_s(run: Path) 
     assert read_record(run).classes == ()
 
 
-def test_a_run_that_went_back_shows_the_last_epoch_beside_it(run: Path) -> None:
+def test_a_run_that_went_back_shows_the_epoch_that_was_refused(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
+    assert result.pop("judged_epoch") == result["chosen_epoch"]
+    refused = result | {"chosen_model": "source", "chosen_epoch": 0}
+    (run / "result.json").write_text(json.dumps(refused | {"judged_epoch": 3}))
+    assert read_record(run).shown_epoch == 3
+    (run / "result.json").write_text(json.dumps(refused))  # as runs of the first version did
     record = read_record(run)
     assert record.used_source
     assert record.shown_epoch == 4

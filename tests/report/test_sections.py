@@ -32,7 +32,7 @@ class TestVerdict:
     @pytest.mark.parametrize(
         ("guard", "chosen", "tone", "part"),
         [
-            ({"verdict": "kept", "paragraph": "Fine.", "findings": []}, "adapted", "good", "Nothing speaks against"),
+            ({"verdict": "kept", "paragraph": "Fine.", "findings": []}, "adapted", "good", "No sign of harm"),
             ({"verdict": "kept", "paragraph": "But.", "warning": "Oh."}, "adapted", "warned", "an earlier one"),
             (GUARD | {"verdict": "harm"}, "source", "bad", "the source-only model"),
             (GUARD | {"verdict": "off"}, "adapted", "bad", "the guard was off"),
@@ -60,8 +60,17 @@ class TestVerdict:
     def test_the_estimate_is_a_range_or_missing(self) -> None:
         told = {"low": 0.6, "high": 0.8, "sentence": "So."}
         result = {"chosen_epoch": 2, "chosen_model": "adapted", "estimate": told}
-        assert sections.estimate(record(result=result)) == sections.Estimate(0.6, 0.8, "So.")
+        assert sections.estimate(record(result=result)) == sections.Estimate(0.6, 0.8, "So.", harm=False)
         assert isinstance(sections.estimate(record()), Missing)
+        result["estimate"]["harm"] = True
+        assert sections.estimate(record(result=result)).harm
+
+    def test_a_run_that_was_stopped_did_no_harm(self) -> None:
+        guard = {"verdict": "harm", "paragraph": "Stopped.", "findings": []}
+        result = {"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 0, "guard": guard}
+        verdict = sections.verdict(record(result=result))
+        assert (verdict.tone, verdict.badge) == ("bad", "stopped")
+        assert "harm" not in verdict.sentence
 
 
 class TestScores:

@@ -54,4 +54,7 @@ def test_where_harm_was_found_nothing_is_promised_from_below() -> None:
     labels = torch.arange(90) % 3
     found = estimate(impression_of(labels), labels.clone(), harm=True)
     assert (found.low, found.high) == (0.0, 1.0)
-    assert "anything up to" in str(found.summary()["sentence"])
+    told = found.summary()
+    assert told["harm"] is True
+    assert "cannot be estimated" in str(told["sentence"])
+    assert "anything up to" in str(told["sentence"])

@@ -103,4 +103,8 @@ def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
     for verdict in (harm, off):
         assert "only 30% of the source images" in verdict.paragraph
     assert "nothing against" in Verdict("kept", []).paragraph
+    stopped = decide(objections, guard=True, adapted=False)
+    assert stopped.verdict == "harm"
+    assert "stopped the run before there was an adapted model" in stopped.paragraph
+    assert "did harm" not in stopped.paragraph
     assert harm.summary()["findings"][0].keys() == {"name", "found", "limit", "sentence"}

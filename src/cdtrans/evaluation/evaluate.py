@@ -40,6 +40,7 @@ class Evaluation:
     skipped: tuple[Unreadable, ...]
     history: History | None  # None when the answer key is not of the run's own target images
     calibration: tuple[CalibrationBin, ...] = ()
+    model: str = ""  # which one, in words
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `eval --json`."""
@@ -114,7 +115,7 @@ def evaluate(
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
     history = read_history(run, digests, true[kept], classes)
-    evaluation = Evaluation(scores, classifier.classes, tuple(skipped), history, bins)
+    evaluation = Evaluation(scores, classifier.classes, tuple(skipped), history, bins, classifier.name)
     if history is not None and model == "chosen":
         keep_for_report(run, evaluation, screen)
     return evaluation

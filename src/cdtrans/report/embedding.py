@@ -55,8 +55,9 @@ def embedding(record: Record) -> Embedding | Missing:
     if min(len(rows_s), len(rows_t)) < FEWEST:
         return Missing("There are too few images for a picture of the features.")
     labels = source_labels[sampled_source[rows_s]]
-    views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}", after)]
-    if record.used_source:
+    refused = " (not used)" if record.used_source else ""
+    views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}{refused}", after)]
+    if record.shown_epoch == 0:
         views = views[:1]  # both would be the same model
     features = [np.concatenate([seen[0][rows_s], seen[1][rows_t]]) for _, seen in views]
     laid_out = on_planes(np.stack(features), device_for(record))

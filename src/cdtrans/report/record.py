@@ -67,8 +67,10 @@ class Record:
 
     @property
     def shown_epoch(self) -> int:
-        """The epoch of adaptation that the page compares with the source-only model: the chosen one, or the last if
-        the run went back to the source-only model."""
+        """The epoch of adaptation that the page compares with the source-only model: the chosen one, also if the guard
+        then refused it. Runs of the first version do not say which that was; of them it is the last."""
+        if "judged_epoch" in self.result:
+            return int(self.result["judged_epoch"])
         chosen = int(self.result["chosen_epoch"])
         if chosen > 0 and not self.used_source:
             return chosen

@@ -54,6 +54,7 @@ class Estimate:
     low: float
     high: float
     sentence: str
+    harm: bool
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,9 @@ def verdict(record: Record) -> Verdict:
     if record.trained_with_key:
         tone, badge = "warned", "trained with the answer key"
         sentence = "This run was trained on pairs made with the answer key: it measures something and adapts nothing."
+    elif record.used_source and record.shown_epoch == 0:
+        tone, badge = "bad", "stopped"
+        sentence = "There is no adapted model: the run was stopped, and hands over the source-only model."
     elif record.used_source:
         tone, badge = "bad", "harm found"
         sentence = "Adaptation was judged to do harm, so this run hands over the source-only model."
@@ -173,7 +177,7 @@ def verdict(record: Record) -> Verdict:
         sentence = f"Training went wrong later on, so this run hands over {model}, an earlier one."
     elif judged == "kept":
         tone, badge = "good", "no sign of harm"
-        sentence = f"Nothing speaks against adaptation, so this run hands over {model}."
+        sentence = f"No sign of harm was found, so this run hands over {model}."
     elif judged == "off":
         tone, badge = "bad", "harm found"
         sentence = f"This run hands over {model} against the evidence, because the guard was off."
@@ -188,7 +192,7 @@ def estimate(record: Record) -> Estimate | Missing:
     found = record.result.get("estimate")
     if not found:
         return Missing("This run made no estimate of its accuracy.")
-    return Estimate(float(found["low"]), float(found["high"]), str(found["sentence"]))
+    return Estimate(float(found["low"]), float(found["high"]), str(found["sentence"]), bool(found.get("harm")))
 
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:

@@ -26,14 +26,17 @@ class Estimate(NamedTuple):
     supported: float  # share on which one of them is
     harm: bool = False  # the opinions cannot be trusted themselves: nothing can be said from below
 
-    def summary(self) -> dict[str, float | str]:
-        doubt = (
-            "The guard found harm, so it may be anything up to that."
-            if self.harm
-            else "On some data the truth lies outside."
+    def summary(self) -> dict[str, float | str | bool]:
+        sentence = (
+            f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. On some data the "
+            "truth lies outside."
         )
-        sentence = f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. {doubt}"
-        return {"low": round(self.low, 4), "high": round(self.high, 4), "sentence": sentence}
+        if self.harm:
+            sentence = (
+                "The accuracy on the target cannot be estimated, because the guard found harm: it may be anything up "
+                f"to {self.high:.0%}."
+            )
+        return {"low": round(self.low, 4), "high": round(self.high, 4), "harm": self.harm, "sentence": sentence}
 
 
 def estimate(before: Impression, predicted: Tensor, *, harm: bool = False) -> Estimate:

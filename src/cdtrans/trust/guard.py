@@ -137,17 +137,25 @@ class Verdict(NamedTuple):
     verdict: str  # kept, harm, or off: harm was found but --no-guard keeps the adapted model
     objections: list[Objection]
     warning: str = ""  # of what speaks against the training, though not against the model that is handed over
+    adapted: bool = True  # whether there is an adapted model
 
     @property
     def paragraph(self) -> str:
         if not self.objections:
             return f"The guard found nothing against the adapted model. {self.warning}".rstrip()
         evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.objections)
+        if self.verdict == "harm" and not self.adapted:
+            return (
+                "The guard stopped the run before there was an adapted model, and the source-only model is the chosen "
+                f"one. Evidence, all without labels: {evidence}. If labels and classes are right, train the source "
+                "longer (--source-epochs) or take a stronger --backbone; --no-guard goes on all the same, in another "
+                "--out."
+            )
         if self.verdict == "harm":
             return (
                 "The guard judges that adaptation did harm, and the source-only model is the chosen one. "
-                f"Evidence, all without labels: {evidence}. The adapted model is kept beside it where there is one "
-                "(--model adapted); --no-guard would choose it."
+                f"Evidence, all without labels: {evidence}. The adapted model is kept beside it (--model adapted); "
+                "--no-guard would choose it, in another --out."
             )
         return (
             "The guard was switched off and the adapted model is kept, but it would have judged that adaptation did "
@@ -163,9 +171,9 @@ class Verdict(NamedTuple):
         }
 
 
-def decide(objections: list[Objection], *, guard: bool, warning: str = "") -> Verdict:
-    if objections and guard:
-        return Verdict("harm", objections)  # the source-only model is handed over, whatever the later epochs did
+def decide(objections: list[Objection], *, guard: bool, adapted: bool = True, warning: str = "") -> Verdict:
+    if objections and guard:  # the source-only model is handed over, whatever the later epochs did
+        return Verdict("harm", objections, adapted=adapted)
     return Verdict("off" if objections else "kept", objections, warning)
 
 
