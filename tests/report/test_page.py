@@ -174,7 +174,8 @@ def test_harm_is_told_first(run: Path) -> None:
     text = write_report(run, QUIET).read_text(encoding="utf-8")
     assert "judged to do harm, so this run hands over the source-only model." in text
     assert "harm found" in text
-    assert "of 3 classes 1 is left" in Parsed(text).sections["scores"]
+    before_the_sections = text[: text.index("<section")]
+    assert "<li>vanished classes: of 3 classes 1 is left</li>" in before_the_sections
     assert "(not used)" in Parsed(text).sections["scores"]
     assert "The guard judges harm." in text
 

@@ -48,8 +48,8 @@ class TestVerdict:
         assert verdict.sentence.count(".") == 1
         assert ("epoch 2" in verdict.sentence) == (chosen == "adapted")
         assert "accura" not in verdict.sentence  # nobody knows that here
-        assert verdict.paragraph == (guard["paragraph"] if guard else "")
-        assert verdict.findings == (("classes vanished",) if tone == "bad" else ())
+        assert verdict.opening == (guard["paragraph"] if guard else ""), "as an older run has it"
+        assert verdict.findings == (("n: classes vanished",) if tone == "bad" else ())
 
     def test_a_run_of_an_ablation_that_had_the_key_is_called_so(self) -> None:
         result = {"chosen_epoch": 2, "chosen_model": "adapted", "guard": {"verdict": "kept"}}
@@ -66,10 +66,11 @@ class TestVerdict:
         assert sections.estimate(record(result=result)).harm
 
     def test_a_run_that_was_stopped_did_no_harm(self) -> None:
-        guard = {"verdict": "harm", "paragraph": "Stopped.", "findings": []}
+        guard = {"verdict": "harm", "opening": "Stopped.", "advice": "Go on.", "findings": []}
         result = {"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 0, "guard": guard}
         verdict = sections.verdict(record(result=result))
         assert (verdict.tone, verdict.badge) == ("bad", "stopped")
+        assert (verdict.opening, verdict.advice) == ("Stopped.", "Go on.")
         assert "harm" not in verdict.sentence
 
 

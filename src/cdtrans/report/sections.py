@@ -14,7 +14,7 @@ SHOWN_CLASSES = 40  # a longer list of classes is not read; those that stand out
 
 # What the scores of log.jsonl are called on the page, and what each asks for, in the order of the page.
 SCORES = {
-    "consensus": ("Consensus", "the mean of four scores; by default it picks the epoch"),
+    "consensus": ("Consensus", "the geometric mean of four scores; by default it picks the epoch"),
     "information": ("Information", "each prediction certain, all of them varied"),
     "nuclear_norm": ("Nuclear norm", "certain and varied predictions, in another measure"),
     "clusters": ("Clusters", "the features fall into the predicted groups by themselves"),
@@ -45,8 +45,9 @@ class Verdict:
     tone: str  # good, warned, bad or unknown
     badge: str  # the tone in a few words
     sentence: str
-    paragraph: str
+    opening: str
     findings: tuple[str, ...]
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,9 @@ def verdict(record: Record) -> Verdict:
     else:
         tone, badge = "unknown", "not checked"
         sentence = f"This run hands over {model}, and did not check whether adaptation did harm."
-    findings = tuple(str(finding["sentence"]) for finding in guard.get("findings", ()))
-    return Verdict(tone, badge, sentence, str(guard.get("paragraph", "")), findings)
+    findings = tuple(f"{finding['name']}: {finding['sentence']}" for finding in guard.get("findings", ()))
+    opening = guard.get("opening", guard.get("paragraph", ""))  # runs of the first version have one text
+    return Verdict(tone, badge, sentence, str(opening), findings, str(guard.get("advice", "")))
 
 
 def estimate(record: Record) -> Estimate | Missing:

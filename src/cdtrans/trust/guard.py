@@ -140,32 +140,44 @@ class Verdict(NamedTuple):
     adapted: bool = True  # whether there is an adapted model
 
     @property
-    def paragraph(self) -> str:
+    def opening(self) -> str:
         if not self.objections:
-            return f"The guard found nothing against the adapted model. {self.warning}".rstrip()
-        evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.objections)
-        if self.verdict == "harm" and not self.adapted:
+            return "The guard found nothing against the adapted model."
+        if self.verdict != "harm":
             return (
-                "The guard stopped the run before there was an adapted model, and the source-only model is the chosen "
-                f"one. Evidence, all without labels: {evidence}. If labels and classes are right, train the source "
-                "longer (--source-epochs) or take a stronger --backbone; --no-guard goes on all the same, in another "
-                "--out."
+                "The guard was switched off and the adapted model is kept, but it would have judged that adaptation "
+                "did harm."
             )
-        if self.verdict == "harm":
+        if self.adapted:
+            return "The guard judges that adaptation did harm, and the source-only model is the chosen one."
+        return "The guard stopped the run before there was an adapted model; the source-only model is the chosen one."
+
+    @property
+    def advice(self) -> str:
+        if self.verdict != "harm":
+            return self.warning
+        if self.adapted:
             return (
-                "The guard judges that adaptation did harm, and the source-only model is the chosen one. "
-                f"Evidence, all without labels: {evidence}. The adapted model is kept beside it (--model adapted); "
-                "--no-guard would choose it, in another --out."
+                "The adapted model is kept beside it (--model adapted); --no-guard would choose it, in another --out."
             )
         return (
-            "The guard was switched off and the adapted model is kept, but it would have judged that adaptation did "
-            f"harm. Evidence, all without labels: {evidence}. {self.warning}".rstrip()
+            "If labels and classes are right, train the source longer (--source-epochs) or take a stronger --backbone; "
+            "--no-guard goes on all the same, in another --out."
         )
+
+    @property
+    def paragraph(self) -> str:
+        """All of it, for the screen."""
+        evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.objections)
+        told = f"Evidence, all without labels: {evidence}." if evidence else ""
+        return " ".join(part for part in (self.opening, told, self.advice) if part)
 
     def summary(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict,
             "paragraph": self.paragraph,
+            "opening": self.opening,
+            "advice": self.advice,
             "findings": [f._asdict() for f in self.objections],
             "warning": self.warning,
         }
