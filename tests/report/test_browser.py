@@ -1,11 +1,15 @@
 """The page in a real browser, opened from the disk."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cdtrans.report.page import write_report
+from cdtrans.screen import Screen
 
 CHROMIUM = shutil.which("chromium")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -170,3 +174,14 @@ def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
     assert not page.locator("#filter").is_visible()
     assert not page.locator("nav").is_visible()
     assert all(page.evaluate(VISIBLE))
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_very_long_class_names_stay_on_the_page(browser: Any, run: Path, width: int) -> None:
+    names = [f"{word}_" * 20 for word in ("blue", "Donaudampfschifffahrt")] + ["x" * 120]
+    for file in (run / "adapted" / "model.json", run / "source" / "model.json", run / "evaluation.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"classes": names}))
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto(write_report(run, Screen(quiet=True)).as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.close()
