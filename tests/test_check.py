@@ -229,14 +229,17 @@ class TestWithBackbone:
         assert len(sample) == check_model.PROBED
         assert max(sample) > 2 * check_model.PROBED
 
-    def test_weights_out_of_reach_are_said_and_no_error(self, task: Task, monkeypatch) -> None:
+    def test_weights_out_of_reach_are_a_warning_and_no_error(self, task: Task, monkeypatch) -> None:
         def out_of_reach(vit: object, name: str) -> None:
-            raise CdtransError(f"The weights of '{name}' could not be downloaded.")
+            raise CdtransError(f"The weights of '{name}' could not be downloaded; connect.")
 
         monkeypatch.setattr("cdtrans.session.load_pretrained", out_of_reach)
         result = checked(task, pretrained=True)
-        assert [f.subject for f in result.findings] == MODEL_FREE
-        assert result.skipped == f"The weights of '{TINY['backbone']}' could not be downloaded"
+        *others, weights = result.findings
+        assert [f.subject for f in others] == MODEL_FREE
+        assert (weights.state, weights.subject) == ("warning", "weights")
+        assert weights.found == f"The weights of '{TINY['backbone']}' could not be downloaded"
+        assert (result.backbone, result.skipped) == (None, "there are no weights")
 
     def test_a_file_or_a_name_that_is_wrong_is_an_error(self, task: Task, tmp_path: Path) -> None:
         with pytest.raises(CdtransError, match="There is no weights file"):

@@ -80,10 +80,8 @@ def check(
         return Check(tuple(findings), None, "there is a reason to stop without it")
     if not model:
         return Check(tuple(findings), None, "--no-model was given")
-    seen = look(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
-    if isinstance(seen, str):
-        return Check(tuple(findings), None, seen)
-    return Check((*findings, *seen), resolved.backbone, "")
+    seen, skipped = look(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
+    return Check((*findings, *seen), None if skipped else resolved.backbone, skipped)
 
 
 def without_model(

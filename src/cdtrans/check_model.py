@@ -25,14 +25,19 @@ def look(
     target_pixels: DomainPixels,
     config: Config,
     screen: Screen,
-) -> list[Finding] | str:
-    """What it sees with its weights as they are before any training, or why nothing."""
-    if not enough(np.array(source.labels), len(target)):
-        return "there are too few images for it"
+) -> tuple[list[Finding], str]:
+    """What it sees with its weights as they are before any training, and why nothing if so."""
+    if not config.weights and not config.pretrained:
+        return [], "a backbone without pretrained weights sees nothing"
     card = make_card(config, source.classes, stage="source", epoch=0)
-    model = pretrained_model(config, card)
-    if isinstance(model, str):
-        return model
+    try:
+        model = pretrained_model(config, card)
+    except NoWeights as error:
+        found = str(error).split(";")[0].removesuffix(".")
+        advice = "Connect to the network, or give --weights FILE or --no-pretrained: a run cannot begin otherwise."
+        return [Finding("warning", "weights", found, advice)], "there are no weights"
+    if not enough(np.array(source.labels), len(target)):
+        return [], "there are too few images for it"
     device = torch.device(config.device)
     model.to(device)
     seen, samples = [], []
@@ -44,20 +49,22 @@ def look(
         seen.append(Seen(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
         samples.append(sample)
     labels = np.array(source.labels)[samples[0]]
-    return probe(seen[0], labels, source.classes, seen[1], config.seed)
+    return probe(seen[0], labels, source.classes, seen[1], config.seed), ""
 
 
-def pretrained_model(config: Config, card: Card) -> CDTrans | str:
-    """The model, or why there is none that has learnt anything. A file that was asked for must be there and fit."""
-    if not config.weights and not config.pretrained:
-        return "a backbone without pretrained weights sees nothing"
+class NoWeights(CdtransError):
+    """The hub does not answer."""
+
+
+def pretrained_model(config: Config, card: Card) -> CDTrans:
+    """The model with its weights. A file that was asked for must be there and fit."""
     if config.weights:
         return initial_model(config, card)
     build_model(card)  # so that a wrong name is an error, and only missing weights a reason to skip
     try:
         return initial_model(config, card)
     except CdtransError as error:
-        return str(error).removesuffix(".")
+        raise NoWeights(str(error)) from error
 
 
 def draw_sample(count: int, seed: int) -> list[int]:
