@@ -93,7 +93,7 @@ def test_a_rank_that_dies_ends_the_run_and_any_number_of_ranks_goes_on(task: Tas
     out = task.folder / "killed"
     process = torchrun(task, out, 2)
     while not (out / "source").exists():  # stage 2 begins
-        assert process.poll() is None
+        assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     victim = next(pid for pid in children(process.pid) if rank_of(pid) == "1")
     os.kill(victim, signal.SIGKILL)

@@ -432,7 +432,7 @@ class TestBadInput:
             ({"seeds": "1,1"}, "names a seed twice"),
             ({"allow_incomplete": False}, "is not as it was published: amazon lacks the classes"),
             ({"lr": -1}, "The setting 'lr' must be from 0"),
-            ({"weights": "gone.pth"}, "The weights file 'gone.pth' does not exist"),
+            ({"weights": "gone.pth"}, "There is no weights file 'gone.pth'"),
             ({"device": "tpu"}, "Unknown device 'tpu'"),
             ({"pairing": "ground_truth"}, "'--pairing ground_truth' needs an answer key"),
             ({"backbone": "deit_smal"}, "deit_smal"),
