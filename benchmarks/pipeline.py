@@ -3,6 +3,7 @@
 usage: python benchmarks/pipeline.py [--source DIR --target DIR] [--json FILE] [-- flags of cdtrans adapt]
 Without folders: two epochs of the built-in task."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -73,18 +74,27 @@ def trust_seconds(timings: list[dict[str, Any]]) -> dict[str, float]:
     return {f"{stage} s": sum(t["seconds"] for t in timings if t["stage"] == stage) for stage in stages}
 
 
-def main() -> None:
-    parser = measure.parser(__doc__ or "")
+def task_parser(about: str) -> argparse.ArgumentParser:
+    parser = measure.parser(about)
     parser.add_argument("--source", type=Path)
     parser.add_argument("--target", type=Path)
     parser.add_argument("flags", nargs="*")
-    arguments = parser.parse_args()
+    return parser
+
+
+def task(arguments: Any, place: Path) -> tuple[Path, Path, list[str]]:
+    """Source, target and flags: those given, or two epochs of the built-in task."""
+    if arguments.source is not None:
+        return arguments.source, arguments.target, arguments.flags
+    digits = write_digits(place / "digits", seed=0, images=500)
+    few = ["--preset", "digits", "--source-epochs", "2", "--epochs", "2", "--no-guard"]
+    return digits.source, digits.target, [*few, *arguments.flags]
+
+
+def main() -> None:
+    arguments = task_parser(__doc__ or "").parse_args()
     with tempfile.TemporaryDirectory() as place:
-        source, target, flags = arguments.source, arguments.target, arguments.flags
-        if source is None:
-            digits = write_digits(Path(place) / "digits", seed=0, images=500)
-            source, target = digits.source, digits.target
-            flags = ["--preset", "digits", "--source-epochs", "2", "--epochs", "2", "--no-guard", *flags]
+        source, target, flags = task(arguments, Path(place))
         row = run(source, target, flags, arguments, Path(place))
     measure.report("pipeline, cold cache", [row], arguments)
 

@@ -12,9 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import measure
-from pipeline import adapt, read_timings, trust_seconds
-
-from cdtrans.data.digits import write_digits
+from pipeline import adapt, read_timings, task, task_parser, trust_seconds
 
 REPEATS = 3
 HERE = Path(__file__).parent
@@ -50,19 +48,11 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = measure.parser(__doc__ or "")
-    parser.add_argument("--source", type=Path)
-    parser.add_argument("--target", type=Path)
+    parser = task_parser(__doc__ or "")
     parser.add_argument("--cold", action="store_true")
-    parser.add_argument("flags", nargs="*")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        source, target, flags = arguments.source, arguments.target, arguments.flags
-        if source is None:
-            digits = write_digits(Path(place) / "digits", seed=0, images=500)
-            source, target = digits.source, digits.target
-            flags = ["--preset", "digits", "--source-epochs", "2", "--epochs", "2", "--no-guard", *flags]
-        rows = compare(source, target, flags, arguments, Path(place))
+        rows = compare(*task(arguments, Path(place)), arguments, Path(place))
     measure.report("what trust adds", rows + summary(rows), arguments)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import cdtrans
 from cdtrans.config import Config
 from tiny_task import TINY, Ended, cold, draw, make_source, make_target, warm
 
@@ -152,3 +153,8 @@ def test_a_whole_run_with_its_report_needs_neither_scikit_learn_nor_matplotlib(h
     assert ended.code == 0, ended.err
     assert (here / "new" / "report.html").exists()
     assert ended.out.splitlines()[-1] == "['torch', 'timm', 'torchvision']"
+
+
+def test_completion_finds_the_public_names_and_they_are_there() -> None:
+    assert dir(cdtrans) == sorted(cdtrans.__all__)
+    assert all(getattr(cdtrans, name).__name__ == name for name in dir(cdtrans))

@@ -20,6 +20,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `cdtrans --help` does not wait for torch."""
     if name not in _HOMES:
