@@ -170,7 +170,14 @@ def test_harm_is_told_first(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     finding = {"name": "vanished classes", "found": 0.3, "limit": 0.7, "sentence": "of 3 classes 1 is left"}
     guard = {"verdict": "harm", "paragraph": "The guard judges harm.", "findings": [finding]}
-    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0, "guard": guard}))
+    assert 'class="band"' in write_report(run, QUIET).read_text(encoding="utf-8")
+    result |= {
+        "chosen_model": "source",
+        "chosen_epoch": 0,
+        "guard": guard,
+        "estimate": result["estimate"] | {"harm": True},
+    }
+    (run / "result.json").write_text(json.dumps(result))
     text = write_report(run, QUIET).read_text(encoding="utf-8")
     assert "judged to do harm, so this run hands over the source-only model." in text
     assert "harm found" in text
@@ -178,6 +185,7 @@ def test_harm_is_told_first(run: Path) -> None:
     assert "<li>vanished classes: of 3 classes 1 is left</li>" in before_the_sections
     assert "(not used)" in Parsed(text).sections["scores"]
     assert "The guard judges harm." in text
+    assert 'class="band"' not in text, "no range after harm"
 
 
 def test_names_are_text_and_not_markup(run: Path) -> None:
