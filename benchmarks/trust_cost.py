@@ -30,6 +30,7 @@ def compare(source: Path, target: Path, flags: list[str], arguments: Any, place:
         all_flags = ["--cache", str(caches / "pixels"), "--device", arguments.device, *flags, *EXTRA[kind]]
         out = place / f"{kind}-{n}"
         seconds = adapt(PROGRAMS[kind], source, target, out, all_flags)
+        print(f"{kind} trust: {seconds:.2f} s" + (", not counted" if n < 0 else ""), flush=True)
         if n >= 0:
             rows.append({"trust": kind, "s": seconds, **trust_seconds(read_timings(out))})
     return rows

@@ -8,6 +8,7 @@ from torchvision.transforms import Resize
 
 from cdtrans.data import pixels
 from cdtrans.data.pixels import open_pixels
+from cdtrans.data.thumbnails import thumbnail
 from cdtrans.screen import Screen
 
 SIZE = 12
@@ -48,6 +49,7 @@ def assert_right(opened: pixels.Pixels, files: list[Path]) -> None:
     assert not opened.bad
     for row, file in zip(opened.rows, files, strict=True):
         np.testing.assert_array_equal(opened.array[row], expected(file), err_msg=file.name)
+        np.testing.assert_array_equal(opened.thumbnails[row], thumbnail(expected(file)), err_msg=file.name)
 
 
 def store_file(cache: Path, name: str) -> Path:

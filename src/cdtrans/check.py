@@ -98,9 +98,9 @@ def without_model(
     target_headers = read_headers(target.files(), screen, "target")
     return [
         *preflight.examine(
-            pictures(source, source_pixels, stream=True),
+            pictures(source, source_pixels),
             Labels(np.array(source.labels), source.classes),
-            pictures(target, target_pixels, stream=True),
+            pictures(target, target_pixels),
         ),
         preflight.image_sizes("source", source.paths, source_headers, config.crop),
         preflight.image_sizes("target", target.paths, target_headers, config.crop),

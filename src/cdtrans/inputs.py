@@ -14,7 +14,6 @@ from cdtrans.errors import CdtransError, DiskFull
 from cdtrans.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
 from cdtrans.trust.preflight import Labels, Pictures, examine
-from cdtrans.trust.thumbnails import make_thumbnails
 
 Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
 Skipped = dict[str, str]  # path -> why it could not be read
@@ -26,9 +25,10 @@ class DomainPixels(NamedTuple):
     pixels: np.ndarray | StreamedPixels  # where they are
     rows: np.ndarray  # [N] the row of each there
     digests: list[str]  # [N]
+    thumbnails: np.ndarray  # uint8 [rows, SIDE, SIDE, 3], in the order of the pixels
 
     def keep(self, positions: list[int]) -> "DomainPixels":
-        return DomainPixels(self.pixels, self.rows[positions], [self.digests[i] for i in positions])
+        return self._replace(rows=self.rows[positions], digests=[self.digests[i] for i in positions])
 
 
 def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, UnlabelledDomain]:
@@ -75,14 +75,14 @@ def find_pixels(
         cache = Path(config.cache) if config.cache else default_cache()
         try:
             stored = open_pixels(files, root=root, size=config.resize, cache=cache, screen=screen, name=name)
-            return DomainPixels(stored.array, stored.rows, stored.digests), stored.bad
+            return DomainPixels(stored.array, stored.rows, stored.digests, stored.thumbnails), stored.bad
         except DiskFull:
             if config.pixels == "store":
                 raise
             screen.say(f"The disk has no room for the decoded {name} images: they are decoded every time (slower).")
     streamed = StreamedPixels(files, config.resize)
-    digests, bad = streamed.look(screen, name)
-    return DomainPixels(streamed, np.arange(len(files)), digests), bad
+    digests, thumbnails, bad = streamed.look(screen, name)
+    return DomainPixels(streamed, np.arange(len(files)), digests, thumbnails), bad
 
 
 def check_classes_left(source: LabelledDomain) -> None:
@@ -113,9 +113,6 @@ def check_data(
     return findings
 
 
-def pictures(domain: LabelledDomain | UnlabelledDomain, found: DomainPixels, *, stream: bool = False) -> Pictures:
-    """What a check looks at; with `stream` even if every image must be decoded once more for it."""
-    thumbnails = None
-    if stream or not isinstance(found.pixels, StreamedPixels):
-        thumbnails = make_thumbnails(found.pixels, found.rows)
-    return Pictures(domain.paths, found.digests, thumbnails)
+def pictures(domain: LabelledDomain | UnlabelledDomain, found: DomainPixels) -> Pictures:
+    """What a check looks at."""
+    return Pictures(domain.paths, found.digests, found.thumbnails[found.rows])

@@ -15,6 +15,7 @@ from cdtrans.data import pixels, store, stream
 from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.pixels import default_cache
 from cdtrans.data.stream import StreamedPixels
+from cdtrans.data.thumbnails import SIDE
 from cdtrans.errors import CdtransError
 from stores import SIZE, Notes, assert_right, draw, expected, make_images, open_store, store_file
 
@@ -44,22 +45,25 @@ def test_looking_at_every_file_gives_what_a_store_would(files, cache):
     files[1].write_bytes(b"")
     files[4].write_bytes(files[4].read_bytes()[:100])
     opened = open_store(files, cache)
-    assert StreamedPixels(files, SIZE).look(Notes(), "source") == (opened.digests, opened.bad)
+    digests, thumbnails, bad = StreamedPixels(files, SIZE).look(Notes(), "source")
+    assert (digests, bad) == (opened.digests, opened.bad)
+    good = opened.rows >= 0
+    np.testing.assert_array_equal(thumbnails[good], opened.thumbnails[opened.rows[good]])
 
 
 def test_a_store_of_the_format_before_is_built_anew(files, cache, decoded):
-    """It knows no digests."""
+    """It has no thumbnails."""
     open_store(files, cache)
     index = store_file(cache, "index.jsonl")
     header, *lines = [json.loads(line) for line in index.read_text().splitlines()]
-    assert header["format"] == store.FORMAT == 2
-    older = [header | {"format": 1}, *[{k: v for k, v in line.items() if k != "digest"} for line in lines]]
+    assert header["format"] == store.FORMAT == 3
+    older = [header | {"format": 2}, *lines]
     index.write_text("".join(json.dumps(line) + "\n" for line in older))
+    store_file(cache, "thumbnails.u8").unlink()
     decoded.clear()
     again = open_store(files, cache)
     assert_right(again, files)
     assert len(decoded) == 10
-    assert all(again.digests)
 
 
 def test_second_open_decodes_nothing(files, cache, decoded):
@@ -222,9 +226,10 @@ def test_a_damaged_line_ends_the_index(files, cache, decoded):
     assert sorted(decoded) == [file.name for file in files[5:9]]
 
 
-def test_lost_pixels_are_decoded_again(files, cache, decoded):
+@pytest.mark.parametrize(("name", "side"), [("pixels.u8", SIZE), ("thumbnails.u8", SIDE)])
+def test_lost_rows_are_decoded_again(files, cache, decoded, name, side):
     open_store(files, cache)
-    os.truncate(store_file(cache, "pixels.u8"), 7 * SIZE * SIZE * 3 + 5)
+    os.truncate(store_file(cache, name), 7 * side * side * 3 + 5)
     decoded.clear()
     assert_right(open_store(files, cache), files)
     assert sorted(decoded) == [file.name for file in files[7:]]
@@ -237,6 +242,7 @@ def test_a_broken_or_foreign_header_begins_anew(files, cache, header):
     index.write_bytes(header + index.read_bytes().split(b"\n", 1)[1])
     assert_right(open_store(files[5:], cache), files[5:])
     assert store_file(cache, "pixels.u8").stat().st_size == 5 * SIZE * SIZE * 3
+    assert store_file(cache, "thumbnails.u8").stat().st_size == 5 * SIDE * SIDE * 3
     assert_right(mapped, files)  # a map made before is not disturbed
 
 
@@ -342,7 +348,7 @@ def test_a_disk_that_fills_up_leaves_the_store_whole(files, cache, decoded, monk
 
     def fsync(file: int) -> None:
         calls.append(file)
-        if len(calls) == 3:
+        if len(calls) == 5:  # two files for each chunk
             raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(pixels, "CHUNK_IMAGES", 2)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from cdtrans.data.store import clear_stores, list_stores
+from cdtrans.data.thumbnails import SIDE
 from stores import SIZE, assert_right, make_images, open_store, store_file
 
 
@@ -63,7 +64,7 @@ def test_clear_removes_a_store_that_cannot_be_read(cache, files):
     open_store(files, cache)
     store_file(cache, "index.jsonl").write_bytes(b"damage")
     assert list_stores(cache) == []
-    assert clear_stores(cache) == 10 * SIZE * SIZE * 3 + len("damage")
+    assert clear_stores(cache) == 10 * (SIZE * SIZE + SIDE * SIDE) * 3 + len("damage")
 
 
 def test_a_store_cleared_while_waiting_is_begun_anew(cache, files, monkeypatch):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from cdtrans.data.images import pixel_digest, resized
+from cdtrans.data.thumbnails import SIDE, thumbnail
 from cdtrans.trust import duplicates
 from cdtrans.trust.duplicates import LIKENESS, PLAIN, Looks, exact_groups, near_groups, near_pairs
-from cdtrans.trust.thumbnails import SIDE, make_thumbnails
 
 STORED = 128  # pixels of a stored image here
 
@@ -35,7 +35,7 @@ def product(seed: int) -> Image.Image:
 
 def thumbnails(images: list[Image.Image]) -> np.ndarray:
     stored = np.stack([resized(image, STORED) for image in images])
-    return make_thumbnails(stored, np.arange(len(stored)))
+    return np.stack([thumbnail(pixels) for pixels in stored])
 
 
 def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
@@ -77,7 +77,7 @@ def test_different_things_behind_one_mask_are_not_the_same() -> None:
     y, x = np.mgrid[:64, :64] - 31.5
     inside = (x**2 + y**2 < 28**2)[..., None]
     seen = [np.where(inside, 150 + (np.asarray(texture(n, (64, 64))) / 3), 5).astype(np.uint8) for n in range(150)]
-    small = make_thumbnails(np.stack([*seen, seen[3]]), np.arange(151))
+    small = np.stack([thumbnail(pixels) for pixels in [*seen, seen[3]]])
     assert near_pairs(small).tolist() == [[3, 150]]
     assert len(near_pairs(small[:50])) > 100  # too few to know what they share: then the mask is the picture
 
@@ -87,7 +87,7 @@ def test_white_pages_are_not_copies_of_each_other() -> None:
     rng = np.random.default_rng(0)
     pages = np.clip(250 + rng.normal(0, 2, (40, STORED, STORED, 3)), 0, 255).astype(np.uint8)
     pages[7] = pages[3]
-    small = make_thumbnails(pages, np.arange(40))
+    small = np.stack([thumbnail(page) for page in pages])
     assert len(near_pairs(small)) == 0
     groups = near_groups([pixel_digest(page) for page in pages], small)
     assert np.flatnonzero(groups != np.arange(40)).tolist() == [7]

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdtrans.data.images import Header
+from cdtrans.data.thumbnails import SIDE
 from cdtrans.errors import CdtransError
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, graded, gravest, refuse
 from cdtrans.trust.preflight import Labels, Pictures, examine
-from cdtrans.trust.thumbnails import SIDE
 
 
 def noise(count: int, seed: int = 0) -> np.ndarray:
@@ -51,14 +51,6 @@ def test_nothing_is_wrong_with_two_sets_of_different_pictures() -> None:
         "blank images, target",
         "greyscale",
     ]
-
-
-def test_without_thumbnails_exact_copies_are_still_found() -> None:
-    source = SOURCE._replace(thumbnails=None)
-    target = TARGET._replace(thumbnails=None, digests=["s-3", *TARGET.digests[1:]])
-    findings = examine(source, TWO, target)
-    assert subject(findings, "copies across domains").state == "warning"
-    assert "greyscale" not in [f.subject for f in findings]
 
 
 BAD = {f"{n}.png": "truncated" for n in range(7)}

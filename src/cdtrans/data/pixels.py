@@ -14,14 +14,16 @@ from cdtrans.data.store import (
     Entry,
     ImageFile,
     Result,
+    Row,
     Store,
     check_space,
     explained,
+    image_bytes,
     lock_store,
-    row_bytes,
     store_folder,
 )
-from cdtrans.data.stream import decode_in_order
+from cdtrans.data.stream import make_in_order
+from cdtrans.data.thumbnails import trace
 from cdtrans.screen import Screen
 
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
@@ -33,6 +35,7 @@ class Pixels:
     """Decoded images: `array[rows[n]]` is the n-th file asked for, unless `bad[n]` says why there is none."""
 
     array: np.ndarray  # uint8 [rows of the store, size, size, 3], a read-only map
+    thumbnails: np.ndarray  # uint8 [rows of the store, SIDE, SIDE, 3], another
     rows: np.ndarray  # int64 [N], -1 where the file could not be read
     digests: list[str]  # [N] of the pixels, '' where there are none
     bad: dict[int, str]  # position -> cause
@@ -56,13 +59,13 @@ def open_pixels(
     """Open the store of `root` at `size`, once it holds all of `files`: only new and changed ones are decoded."""
     keys = _keys(files, root)
     images, gone = _look_at(dict(zip(keys, files, strict=True)))
-    folder, need = store_folder(cache, root, size), len(images) * row_bytes(size)
+    folder, need = store_folder(cache, root, size), len(images) * image_bytes(size)
     disk = partial(explained, cache, need)
     with lock_store(folder, disk, waiting=lambda: screen.say(f"Waiting for another run to decode the {name} images.")):
         with disk():
             store = Store.open(folder, root, size)
             todo = [image for image in images if not store.holds(image)]
-            check_space(cache, len(todo) * row_bytes(size))
+            check_space(cache, len(todo) * image_bytes(size))
         if todo:
             with screen.track(f"decode {name}", total=len(images), done=len(images) - len(todo)) as task:
                 began, done = time.monotonic(), 0
@@ -72,11 +75,11 @@ def open_pixels(
                     done += len(chunk)
                     task.advance(len(chunk), f"{done / (time.monotonic() - began):.0f} images/s")
         with disk():
-            array = store.map()
+            array, thumbnails = store.pixels(), store.thumbnails()
     found = store.entries | gone
     bad = {n: found[key].cause for n, key in enumerate(keys) if found[key].row < 0}
     rows = np.array([found[key].row for key in keys], dtype=np.int64)
-    return Pixels(array, rows, [found[key].digest for key in keys], bad)
+    return Pixels(array, thumbnails, rows, [found[key].digest for key in keys], bad)
 
 
 def _keys(files: Sequence[Path], root: Path) -> list[str]:
@@ -99,7 +102,11 @@ def _look_at(paths: dict[str, Path]) -> tuple[list[ImageFile], dict[str, Entry]]
 
 def _decoded(todo: list[ImageFile], size: int, workers: int | None) -> Iterator[list[Result]]:
     """Chunks in the order of `todo`; the next one is under way while the caller writes."""
-    pixels = (result for _, result in decode_in_order((image.path for image in todo), size, workers))
-    results = zip(todo, pixels, strict=True)
+    rows = (result for _, result in make_in_order((image.path for image in todo), size, _row, workers))
+    results = zip(todo, rows, strict=True)
     while chunk := list(islice(results, CHUNK_IMAGES)):
         yield chunk
+
+
+def _row(pixels: np.ndarray) -> Row:
+    return Row(pixels, trace(pixels))

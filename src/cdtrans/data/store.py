@@ -1,10 +1,11 @@
 """A folder of decoded images on the disk: rows of pixels, an index that vouches for them, and a lock.
 
-A store is a folder `CACHE/pixels/<hash of root and size>/` with three files:
+A store is a folder `CACHE/pixels/<hash of root and size>/` with four files:
 
-    pixels.u8     rows of size x size x 3 bytes, only ever appended to, so that maps of other processes stay valid
-    index.jsonl   a header, then a line per image: its path, its bytes and mtime, and its row or why it has none
-    lock          held by the one process that reads or extends the store; its mtime is the time of last use
+    pixels.u8       rows of size x size x 3 bytes, only ever appended to, so that maps of other processes stay valid
+    thumbnails.u8   rows of 16 x 16 x 3 bytes, likewise
+    index.jsonl     a header, then a line per image: its path, its bytes and mtime, and its row or why it has none
+    lock            held by the one process that reads or extends the store; its mtime is the time of last use
 
 An index line is written after its pixels have reached the disk. So a process may be killed at any moment: whatever
 the index does not vouch for is overwritten by the next one.
@@ -26,11 +27,13 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from cdtrans.data.images import UnreadableImage, pixel_digest
+from cdtrans.data.images import UnreadableImage
+from cdtrans.data.thumbnails import SIDE, Trace
 from cdtrans.errors import CdtransError, DiskFull
 
-FORMAT = 2  # raise it when the same file would give other pixels: stores of another format are built anew
-PIXELS, INDEX, LOCK = "pixels.u8", "index.jsonl", "lock"
+FORMAT = 3  # raise it when the same file would give another row: stores of another format are built anew
+PIXELS, THUMBNAILS, INDEX, LOCK = "pixels.u8", "thumbnails.u8", "index.jsonl", "lock"
+CONTENT = (PIXELS, THUMBNAILS, INDEX)
 POLL_SECONDS = 0.1  # how often to try for a lock that another process holds
 
 
@@ -82,7 +85,14 @@ class Entry(NamedTuple):
     digest: str = ""  # of the pixels
 
 
-Result = tuple[ImageFile, np.ndarray | UnreadableImage]
+class Row(NamedTuple):
+    """What is stored of an image."""
+
+    pixels: np.ndarray  # uint8 [size, size, 3]
+    trace: Trace
+
+
+Result = tuple[ImageFile, Row | UnreadableImage]
 
 
 @dataclass
@@ -101,9 +111,10 @@ class Store:
         """What is there and whole; begun anew if there is no header of this format."""
         if store := cls.read(folder):
             return store
-        for name in (PIXELS, INDEX):  # unlinked, not truncated: another process may have the old file mapped
+        for name in CONTENT:  # unlinked, not truncated: another process may have the old file mapped
             (folder / name).unlink(missing_ok=True)
-        (folder / PIXELS).touch()
+        for name in (PIXELS, THUMBNAILS):
+            (folder / name).touch()
         header = _line({"root": str(_real(root)), "size": size, "format": FORMAT})
         (folder / INDEX).write_bytes(header)
         return cls(folder, _real(root), size, index_end=len(header))
@@ -116,7 +127,8 @@ class Store:
         if header.get("format") != FORMAT:
             return None
         store = cls(folder, Path(header["root"]), header["size"], index_end=end)
-        rows_on_disk = _bytes(folder / PIXELS) // row_bytes(store.size)
+        sides = {PIXELS: store.size, THUMBNAILS: SIDE}
+        rows_on_disk = min(_bytes(folder / name) // row_bytes(side) for name, side in sides.items())
         for record, end in records:
             key, entry = record.pop("path"), Entry(**record)
             if entry.row >= 0 and not entry.row == store.rows < rows_on_disk:
@@ -131,14 +143,16 @@ class Store:
         return entry is not None and (entry.nbytes, entry.mtime_ns) == (image.nbytes, image.mtime_ns)
 
     def append(self, results: list[Result]) -> None:
-        """Pixels first, to the disk; then the lines that vouch for them."""
+        """Pixels and thumbnails first, to the disk; then the lines that vouch for them."""
         lines = []
-        with (self.folder / PIXELS).open("r+b") as pixels:
+        with (self.folder / PIXELS).open("r+b") as pixels, (self.folder / THUMBNAILS).open("r+b") as thumbnails:
             pixels.seek(self.rows * row_bytes(self.size))
+            thumbnails.seek(self.rows * row_bytes(SIDE))
             for image, result in results:
-                if isinstance(result, np.ndarray):
-                    pixels.write(result.data)
-                    entry = Entry(image.nbytes, image.mtime_ns, self.rows, digest=pixel_digest(result))
+                if isinstance(result, Row):
+                    pixels.write(result.pixels.data)
+                    thumbnails.write(result.trace.thumbnail.data)
+                    entry = Entry(image.nbytes, image.mtime_ns, self.rows, digest=result.trace.digest)
                     lasting = True
                     self.rows += 1
                 else:
@@ -147,19 +161,28 @@ class Store:
                 self.entries[image.key] = entry
                 if lasting:
                     lines.append(_line({"path": image.key, **entry._asdict()}))
-            pixels.flush()
-            os.fsync(pixels.fileno())
+            for file in (pixels, thumbnails):
+                file.flush()
+                os.fsync(file.fileno())
         with (self.folder / INDEX).open("r+b") as index:
             index.truncate(self.index_end)
             index.seek(self.index_end)
             index.write(b"".join(lines))
             self.index_end = index.tell()
 
-    def map(self) -> np.ndarray:
-        shape = (self.rows, self.size, self.size, 3)
+    def pixels(self) -> np.ndarray:
+        """uint8 [rows, size, size, 3]"""
+        return self._map(PIXELS, self.size)
+
+    def thumbnails(self) -> np.ndarray:
+        """uint8 [rows, SIDE, SIDE, 3]"""
+        return self._map(THUMBNAILS, SIDE)
+
+    def _map(self, name: str, side: int) -> np.ndarray:
+        shape = (self.rows, side, side, 3)
         if not self.rows:  # an empty file cannot be mapped
             return np.empty(shape, np.uint8)
-        return np.memmap(self.folder / PIXELS, np.uint8, mode="r", shape=shape)
+        return np.memmap(self.folder / name, np.uint8, mode="r", shape=shape)
 
 
 def _lies_in_the_file(error: UnreadableImage) -> bool:
@@ -235,8 +258,13 @@ def _bytes(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def row_bytes(size: int) -> int:
-    return size * size * 3
+def row_bytes(side: int) -> int:
+    return side * side * 3
+
+
+def image_bytes(size: int) -> int:
+    """What an image takes, its thumbnail included."""
+    return row_bytes(size) + row_bytes(SIDE)
 
 
 def _real(root: Path) -> Path:
@@ -258,7 +286,7 @@ def _info(folder: Path) -> StoreInfo | None:
         return None
     images = sum(entry.row >= 0 for entry in store.entries.values())
     last_used = datetime.fromtimestamp((folder / LOCK).stat().st_mtime)
-    return StoreInfo(store.root, store.size, images, _bytes(folder / PIXELS) + _bytes(folder / INDEX), last_used)
+    return StoreInfo(store.root, store.size, images, sum(_bytes(folder / name) for name in CONTENT), last_used)
 
 
 def _clear(folder: Path) -> int:
@@ -267,8 +295,8 @@ def _clear(folder: Path) -> int:
     if lock is None:
         return 0
     with lock:
-        freed = _bytes(folder / PIXELS) + _bytes(folder / INDEX)
-        for name in (PIXELS, INDEX, LOCK):  # the lock last: until then nobody else begins anew
+        freed = sum(_bytes(folder / name) for name in CONTENT)
+        for name in (*CONTENT, LOCK):  # the lock last: until then nobody else begins anew
             (folder / name).unlink(missing_ok=True)
     with suppress(OSError):  # not empty: something of the user's, or already a new store
         folder.rmdir()

@@ -2,33 +2,44 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
-from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized, upright_rgb
+from cdtrans.data.images import UnreadableImage, decode, resized, upright_rgb
+from cdtrans.data.thumbnails import SIDE, Trace, trace
 from cdtrans.errors import CdtransError
 from cdtrans.screen import Screen
 
 IN_FLIGHT_PER_WORKER = 16
 
+Made = TypeVar("Made")
+Source = str | Path | Image.Image
+
 # The file, if it was one, and its pixels, uint8 [size, size, 3], or the reason why there are none.
 Decoded = tuple[Path | None, np.ndarray | UnreadableImage]
 
 
-def decode_in_order(
-    images: Iterable[str | Path | Image.Image], size: int, workers: int | None = None
-) -> Iterator[Decoded]:
-    """Decode and resize, keeping the order. Threads, because PIL does both without the GIL."""
+def decode_in_order(images: Iterable[Source], size: int, workers: int | None = None) -> Iterator[Decoded]:
+    """Decode and resize, keeping the order."""
+    return make_in_order(images, size, lambda pixels: pixels, workers)
+
+
+def make_in_order(
+    images: Iterable[Source], size: int, make: Callable[[np.ndarray], Made], workers: int | None = None
+) -> Iterator[tuple[Path | None, Made | UnreadableImage]]:
+    """Decode, resize, and make something of the pixels, keeping the order. Threads, because PIL, numpy and hashlib work
+    without the GIL."""
     workers = workers or len(os.sched_getaffinity(0))
-    waiting: deque[Future[Decoded]] = deque()
+    waiting: deque[Future[tuple[Path | None, Made | UnreadableImage]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
         for image in images:
-            waiting.append(pool.submit(_decode, image, size))
+            waiting.append(pool.submit(_decode, image, size, make))
             if len(waiting) >= workers * IN_FLIGHT_PER_WORKER:
                 yield waiting.popleft().result()
         while waiting:
@@ -43,19 +54,19 @@ class StreamedPixels:
     def __init__(self, files: list[Path], size: int) -> None:
         self.files, self.size = files, size
 
-    def look(self, screen: Screen, name: str) -> tuple[list[str], dict[int, str]]:
-        """One pass over all files, so that training meets no surprise: the digest of each, and position -> cause of
-        those that cannot be read."""
-        digests, bad = [], {}
+    def look(self, screen: Screen, name: str) -> tuple[list[str], np.ndarray, dict[int, str]]:
+        """One pass over all files, so that training meets no surprise: the digest and the thumbnail of each, [N, SIDE,
+        SIDE, 3], and position -> cause of those that cannot be read."""
+        digests, bad = [""] * len(self.files), {}
+        thumbnails = np.zeros((len(self.files), SIDE, SIDE, 3), np.uint8)
         with screen.track(f"check {name}", len(self.files)) as task:
-            for n, (_, pixels) in enumerate(decode_in_order(self.files, self.size)):
-                if isinstance(pixels, UnreadableImage):
-                    bad[n] = str(pixels)
-                    digests.append("")
+            for n, (_, found) in enumerate(make_in_order(self.files, self.size, trace)):
+                if isinstance(found, Trace):
+                    digests[n], thumbnails[n] = found
                 else:
-                    digests.append(pixel_digest(pixels))
+                    bad[n] = str(found)
                 task.advance(1)
-        return digests, bad
+        return digests, thumbnails, bad
 
     def fetch(self, positions: list[int]) -> np.ndarray:
         """uint8 [B, size, size, 3]"""
@@ -67,11 +78,11 @@ class StreamedPixels:
         return np.stack(decoded)
 
 
-def _decode(image: str | Path | Image.Image, size: int) -> Decoded:
+def _decode(image: Source, size: int, make: Callable[[np.ndarray], Made]) -> tuple[Path | None, Made | UnreadableImage]:
     path = None if isinstance(image, Image.Image) else Path(image)
     try:
         rgb = upright_rgb(image) if isinstance(image, Image.Image) else decode(Path(image))
-        return path, resized(rgb, size)
+        return path, make(resized(rgb, size))
     except UnreadableImage as error:
         return path, error
     except OSError as error:  # a PIL image is read from its file only now

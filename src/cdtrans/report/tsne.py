@@ -3,6 +3,7 @@ a report that is a few small matrices a step, which a GPU does in no time, and a
 Several views of the points (V) are laid out side by side: a GPU then takes no longer than for one."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,18 +20,38 @@ TINY = 1e-12
 
 def tsne(x: Tensor, perplexity: float) -> Tensor:
     """[V, N, D] -> [V, N, 2]. The start is the data's two main directions, so that nothing is drawn by lot."""
-    p = affinities(x, perplexity)
+    affinity = affinities(x, perplexity)
     y = START * main_directions(x)
-    exaggerated = p * EXAGGERATION
     update, gain = torch.zeros_like(y), torch.ones_like(y)
     rate = max(x.shape[1] / EXAGGERATION / 4, SMALLEST_RATE)
-    for step in range(EARLY_STEPS + LATER_STEPS):
-        early = step < EARLY_STEPS
-        slope = gradient(exaggerated if early else p, y)
-        gain = torch.where(update * slope < 0, gain + 0.2, gain * 0.8).clamp_(min=SMALLEST_GAIN)
-        update = (EARLY_MOMENTUM if early else LATER_MOMENTUM) * update - rate * gain * slope
-        y = y + update
+    p, momentum = EXAGGERATION * affinity, y.new_tensor(EARLY_MOMENTUM)
+
+    def step() -> None:
+        slope = gradient(p, y)
+        gain.copy_(torch.where(update * slope < 0, gain + 0.2, gain * 0.8).clamp_(min=SMALLEST_GAIN))
+        update.mul_(momentum).addcmul_(gain, slope, value=-rate)
+        y.add_(update)
+
+    again = step
+    for n in range(EARLY_STEPS + LATER_STEPS):
+        if n == 1:  # the first one has loaded its kernels, which cannot be done while recording
+            again = recorded(step, x.device)
+        if n == EARLY_STEPS:
+            p.copy_(affinity)
+            momentum.fill_(LATER_MOMENTUM)
+        again()
     return y
+
+
+def recorded(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The same step, which changes tensors in place. On a GPU its launches take several times as long as its work, so
+    they are recorded as a CUDA graph."""
+    if device.type != "cuda":
+        return step
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    return graph.replay
 
 
 def gradient(p: Tensor, y: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What is wrong with these two sets of images, before an hour is spent: everything that needs no model.
 
-`examine` works on what decoding leaves behind (digests, and thumbnails of the stored pixels), so that `adapt` can
-afford it every time. The target is looked at as pictures alone: nothing here can ask for a label of it.
+`examine` works on what decoding leaves behind (digests and thumbnails), so that `adapt` can afford it every time. The
+target is looked at as pictures alone: nothing here can ask for a label of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Pictures(NamedTuple):
 
     paths: Sequence[str]
     digests: Sequence[str]
-    thumbnails: np.ndarray | None  # uint8 [N, side, side, 3]; None where that would decode every image again
+    thumbnails: np.ndarray  # uint8 [N, side, side, 3]
 
 
 class Labels(NamedTuple):
@@ -48,19 +48,15 @@ class Labels(NamedTuple):
 
 def examine(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]:
     """The findings on readable images that `check` and `adapt` share."""
-    findings = [
+    return [
         class_sizes(labels),
         class_balance(labels),
         target_size(labels, target),
         *copies(source, labels, target),
+        blank_images("source", source.paths, source.thumbnails),
+        blank_images("target", target.paths, target.thumbnails),
+        colour(source.thumbnails, target.thumbnails),
     ]
-    if source.thumbnails is not None and target.thumbnails is not None:
-        findings += [
-            blank_images("source", source.paths, source.thumbnails),
-            blank_images("target", target.paths, target.thumbnails),
-            colour(source.thumbnails, target.thumbnails),
-        ]
-    return findings
 
 
 def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) -> Finding:
@@ -120,9 +116,7 @@ def copies(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]:
     """The same picture more than once: in the source, under two labels, on both sides."""
     digests = [*source.digests, *target.digests]
     exact = exact_groups(digests)
-    near = exact
-    if source.thumbnails is not None and target.thumbnails is not None:
-        near = near_groups(digests, np.concatenate([source.thumbnails, target.thumbnails]))
+    near = near_groups(digests, np.concatenate([source.thumbnails, target.thumbnails]))
     return [
         copies_in_source(source.paths, exact, near),
         contradictions(source.paths, labels, exact, near),
