@@ -31,7 +31,7 @@ def conclude(
     """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json."""
     before, after = adaptation.before, adaptation.after
     adapted = after is not None
-    verdict = decide(adaptation.objections, guard=config.guard, adapted=adapted, warning=adaptation.warning)
+    verdict = decide(adaptation.measures, guard=config.guard, adapted=adapted, warning=adaptation.warning)
     epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
     chosen = before if epoch == 0 or after is None else after
     write_predictions(run, target, card.classes, chosen.probabilities)

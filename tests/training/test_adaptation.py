@@ -231,7 +231,7 @@ def test_training_that_breaks_off_late_leaves_the_best_epoch_so_far(
     _, adapted = adapt(run, guard=guard)
     assert (adapted.chosen_epoch, adapted.last) == (2, {})
     assert adapted.after is not None
-    assert adapted.objections[0].name == "training broke off"
+    assert adapted.measures[0].name == "training broke off"
 
 
 def test_training_that_breaks_off_at_once_is_an_error_without_the_guard(
@@ -245,7 +245,7 @@ def test_training_that_breaks_off_at_once_is_an_error_without_the_guard(
         adapt(run, guard=False)
     _, adapted = adapt(run, guard=True)
     assert (adapted.after, adapted.chosen_epoch) == (None, 0)
-    assert [objection.name for objection in adapted.objections] == ["training broke off"]
+    assert [measure.name for measure in adapted.measures] == ["training broke off"]
 
 
 def test_no_label_of_the_target_has_a_way_in() -> None:

@@ -11,8 +11,9 @@ TARGET = torch.arange(600) % 6
 LOW, HIGH = {"consensus": 0.5}, {"consensus": 0.9}
 
 
-def names(objections: list[guard.Objection]) -> list[str]:
-    return [f.name for f in objections]
+def names(measures: list[guard.Measure]) -> list[str]:
+    """Of the harm that was found."""
+    return [f.name for f in guard.objections(measures)]
 
 
 def healthy(**changes: object):
@@ -20,8 +21,8 @@ def healthy(**changes: object):
 
 
 def test_a_healthy_run_is_left_alone() -> None:
-    assert judge_source(healthy()) == []
-    assert judge_adapted(healthy(), healthy(), LOW, HIGH) == []
+    assert names(judge_source(healthy())) == []
+    assert names(judge_adapted(healthy(), healthy(), LOW, HIGH)) == []
 
 
 @pytest.mark.parametrize(("share", "found"), [(guard.LEARNT - 0.01, ["source not learnt"]), (guard.LEARNT + 0.01, [])])
@@ -65,7 +66,7 @@ def test_predictions_that_shift_or_leave_the_centres() -> None:
 
 def test_a_consensus_below_the_source_only_models() -> None:
     assert names(judge_adapted(healthy(), healthy(), HIGH, LOW)) == ["consensus fell"]
-    assert judge_adapted(healthy(), healthy(), HIGH, HIGH) == []
+    assert names(judge_adapted(healthy(), healthy(), HIGH, HIGH)) == []
 
 
 def test_what_speaks_against_the_start_speaks_against_the_end() -> None:
@@ -95,16 +96,46 @@ def test_shifted_is_total_variation() -> None:
 
 
 def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
-    objections = judge_adapted(healthy(), healthy(source_agrees=0.3), LOW, HIGH)
-    harm, off = decide(objections, guard=True), decide(objections, guard=False)
+    measures = judge_adapted(healthy(), healthy(source_agrees=0.3), LOW, HIGH)
+    harm, off = decide(measures, guard=True), decide(measures, guard=False)
     assert (harm.verdict, off.verdict, decide([], guard=True).verdict) == ("harm", "off", "kept")
     assert "source-only model is the chosen one" in harm.paragraph
     assert "adapted model is kept" in off.paragraph
     for verdict in (harm, off):
         assert "only 30% of the source images" in verdict.paragraph
     assert "nothing against" in Verdict("kept", []).paragraph
-    stopped = decide(objections, guard=True, adapted=False)
+    stopped = decide(measures, guard=True, adapted=False)
     assert stopped.verdict == "harm"
     assert "stopped the run before there was an adapted model" in stopped.paragraph
     assert "did harm" not in stopped.paragraph
-    assert harm.summary()["findings"][0].keys() == {"name", "found", "limit", "sentence"}
+    (finding,) = harm.summary()["findings"]
+    assert finding.keys() == {"name", "what", "found", "limit", "healthy", "sentence"}
+
+
+def test_everything_measured_is_told_harm_or_not() -> None:
+    """So that people see how near to a limit their run came."""
+    measures = decide(judge_adapted(healthy(), healthy(source_right=0.75), LOW, HIGH), guard=True).summary()["measures"]
+    assert {m["name"]: m["harm"] for m in measures} == {
+        "source not learnt": False,
+        "domains apart": False,
+        "domains drifted apart": False,
+        "source forgotten": True,
+        "vanished classes": False,
+        "predictions shifted": False,
+        "centres abandoned": False,
+        "consensus fell": False,
+    }
+    found = {m["name"]: (m["found"], m["limit"], m["healthy"]) for m in measures}
+    assert found["source forgotten"] == (pytest.approx(0.75, abs=0.01), guard.FORGOTTEN, "above")
+    assert found["predictions shifted"] == (0.0, guard.SHIFTED, "below")
+    assert found["consensus fell"] == (0.9, pytest.approx(0.49), "above")
+
+
+def test_a_weak_source_model_is_named_as_the_cause() -> None:
+    """Not the target's classes: nobody knows them before the source has been learnt."""
+    weak = judge_source(healthy(source_right=0.6, source_agrees=0.3))
+    assert names(weak) == ["domains apart"]
+    assert "right on only 60% of the images it was trained on" in weak[1].sentence
+    assert "--source-epochs" in weak[1].sentence
+    assert "fewer classes" not in weak[1].sentence
+    assert "fewer classes" in judge_source(healthy(source_agrees=0.3))[1].sentence

@@ -21,7 +21,7 @@ from cdtrans.training.reporting import StageReport
 from cdtrans.training.self_training import self_trained, self_training_losses
 from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Losses, Step
-from cdtrans.trust.guard import Objection, fell_later, gave_up, judge_adapted, judge_source
+from cdtrans.trust.guard import Measure, fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
 
@@ -35,7 +35,7 @@ class Adaptation(NamedTuple):
     after: Impression | None  # the chosen epoch; None if there is none
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
-    objections: list[Objection]  # what speaks against the adapted model
+    measures: list[Measure]  # what speaks for or against the adapted model
     warning: str = ""  # what speaks against the training after the chosen epoch
 
 
@@ -56,16 +56,17 @@ def adapt_to_target(
     encode = Encoder(model, config, screen)
     watch = Watch(run, model, encode, holdout, config.select, loop.extras)
     last: dict[str, Tensor] = {}
-    objections: list[Objection] = []
+    measures: list[Measure] = []
     try:
         encoded = train_on_pairs(run, loop, optimisation, watch, source, labels, target, config, screen, rearranged)
         last = {name: x.clone() for name, x in model.state_dict().items()}
     except Hopeless as error:
-        before, objections = watch.before, [gave_up(str(error))]
+        before, measures = watch.before, [gave_up(str(error))]
         if before is None or not (config.guard or watch.selection.kept):
             raise
         if not watch.selection.kept:
-            return Adaptation(before, None, 0, last, judge_source(before) or objections)
+            at_start = judge_source(before)
+            return Adaptation(before, None, 0, last, at_start if objections(at_start) else measures)
     chosen = watch.selection.epoch
     with run.timed("verdict"):
         if chosen != config.epochs or not last:
@@ -75,10 +76,10 @@ def adapt_to_target(
         before = watch.before
         after = impression(encoded_source, encoded, search(encoded_source, labels, encoded, config))
         assert before is not None, "the first round makes it"
-        objections += judge_adapted(before, after, watch.scores(0), watch.scores(chosen))
+        measures += judge_adapted(before, after, watch.scores(0), watch.scores(chosen))
     reached = config.epochs if last else chosen
     warning = fell_later(chosen, [watch.scores(epoch)["consensus"] for epoch in range(chosen, reached + 1)])
-    return Adaptation(before, after, chosen, last, objections, warning)
+    return Adaptation(before, after, chosen, last, measures, warning)
 
 
 def train_on_pairs(
@@ -150,9 +151,9 @@ def stage_losses(model: CDTrans, config: Config) -> tuple[Losses, tuple[str, ...
 def start_from(watch: Watch, before: Impression, config: Config) -> None:
     """Remember the source-only model; if adaptation from it is hopeless, say so before time is spent on it."""
     watch.remember(before)
-    objections = judge_source(before)
-    if objections and config.guard:
-        raise Hopeless(objections[0].sentence)
+    against = objections(judge_source(before))
+    if against and config.guard:
+        raise Hopeless(against[0].sentence)
 
 
 def find_pairs(

@@ -4,7 +4,7 @@ The limits lie between what healthy runs and spoilt ones showed on Office-31 and
 in docs/results/guard.md.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from cdtrans.trust.impression import Impression
 
 # What healthy runs showed, and what spoilt ones did where that is the evidence against them:
 LEARNT = 0.5  # accuracy on the source-only model's own training images: 91 % and more; shuffled labels 28 % and less
+WELL_LEARNT = 0.8  # the same; no limit, but below it this is the first thing to mend
 SOURCE_AGREEMENT = 0.5  # 80 % and more; a target of noise or of few classes, or training gone wrong, 28 % and less
 FORGOTTEN = 0.8  # share of the accuracy on the source that is kept: 95 % and more; a rate 100 times too high 15 to 75 %
 VANISHED = 0.75  # share of the predicted classes that are left: 96 % and more; a rate 100 times too high 30 %
@@ -24,98 +25,103 @@ CONSENSUS_FALL = 0.01  # of the consensus, against its own noise; it rose by 0.2
 FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later ones have: 99 %; rate x 100 62 to 66 %
 
 
-class Objection(NamedTuple):
-    """Something that speaks against a model."""
+class Measure(NamedTuple):
+    """Something that the guard looks at."""
 
-    name: str
+    name: str  # of the harm
+    what: str  # is measured
     found: float
     limit: float
-    sentence: str
+    healthy: Literal["above", "below"]  # the side of the limit
+    sentence: str  # what is said if it is on the other side
+
+    @property
+    def harm(self) -> bool:
+        return self.found < self.limit if self.healthy == "above" else self.found > self.limit
 
 
-def judge_source(before: Impression) -> list[Objection]:
-    """What can be seen before stage 2 has cost anything: adaptation from such a start is hopeless."""
-    objections = []
-    if before.source_accuracy < LEARNT:
-        objections.append(
-            Objection(
-                "source not learnt",
-                before.source_accuracy,
-                LEARNT,
-                f"the source-only model is right on only {before.source_accuracy:.0%} of the images it was trained on "
-                f"(healthy runs: over {LEARNT:.0%}): are the source's labels right?",
-            )
-        )
-    if before.source_agreement < SOURCE_AGREEMENT:
-        objections.append(_disagreement("domains apart", before, "before adaptation"))
-    return objections
+def objections(measures: list[Measure]) -> list[Measure]:
+    return [measure for measure in measures if measure.harm]
+
+
+def judge_source(before: Impression) -> list[Measure]:
+    """What can be seen before stage 2 has cost anything: adaptation from a start that does harm here is hopeless."""
+    right = before.source_accuracy
+    return [
+        Measure(
+            "source not learnt",
+            "accuracy of the source-only model on its own training images",
+            right,
+            LEARNT,
+            "above",
+            f"the source-only model is right on only {right:.0%} of the images it was trained on (healthy runs: over "
+            f"{LEARNT:.0%}): are the source's labels right, and was it trained long enough (--source-epochs)?",
+        ),
+        _agreement("domains apart", before, "before adaptation", right),
+    ]
 
 
 def judge_adapted(
     before: Impression, after: Impression, scores_before: dict[str, float], scores_after: dict[str, float]
-) -> list[Objection]:
+) -> list[Measure]:
     """The adapted model against the source-only one."""
-    objections = judge_source(before)
-    if after.source_agreement < SOURCE_AGREEMENT:
-        objections.append(_disagreement("domains drifted apart", after, "after adaptation"))
     kept = after.source_accuracy / max(before.source_accuracy, 1e-9)
-    if kept < FORGOTTEN:
-        objections.append(
-            Objection(
-                "source forgotten",
-                kept,
-                FORGOTTEN,
-                f"accuracy on the source fell from {before.source_accuracy:.0%} to {after.source_accuracy:.0%}",
-            )
-        )
     classes_before, classes_after = (len(x.predicted.unique()) for x in (before, after))
-    if classes_after < VANISHED * classes_before:
-        objections.append(
-            Objection(
-                "vanished classes",
-                classes_after / classes_before,
-                VANISHED,
-                f"of {classes_before} predicted classes {classes_after} are left",
-            )
-        )
     shift = shifted(after.predicted, before.centers, after.target_logits.shape[1])
-    if shift > SHIFTED:
-        objections.append(
-            Objection(
-                "predictions shifted",
-                shift,
-                SHIFTED,
-                f"{shift:.0%} of the predictions would have to change class to have the frequencies that the class "
-                f"centres had at the start (healthy runs: under {SHIFTED:.0%})",
-            )
-        )
     same = float((after.predicted == before.centers).double().mean())
-    if same < CENTERS_KEPT:
-        objections.append(
-            Objection(
-                "centres abandoned",
-                same,
-                CENTERS_KEPT,
-                f"only {same:.0%} of the predictions are what the class centres said at the start "
-                f"(healthy runs: over {CENTERS_KEPT:.0%})",
-            )
-        )
-    if scores_after["consensus"] < scores_before["consensus"] - CONSENSUS_FALL:
-        objections.append(
-            Objection(
-                "consensus fell",
-                scores_after["consensus"],
-                scores_before["consensus"],
-                f"the consensus of the label-free scores fell from {scores_before['consensus']:.3f} to "
-                f"{scores_after['consensus']:.3f}",
-            )
-        )
-    return objections
+    sure, sure_before = scores_after["consensus"], scores_before["consensus"]
+    return [
+        *judge_source(before),
+        _agreement("domains drifted apart", after, "after adaptation", before.source_accuracy),
+        Measure(
+            "source forgotten",
+            "share of the accuracy on the source that is kept",
+            kept,
+            FORGOTTEN,
+            "above",
+            f"accuracy on the source fell from {before.source_accuracy:.0%} to {after.source_accuracy:.0%}",
+        ),
+        Measure(
+            "vanished classes",
+            "share of the predicted classes that are left",
+            classes_after / classes_before,
+            VANISHED,
+            "above",
+            f"of {classes_before} predicted classes {classes_after} are left",
+        ),
+        Measure(
+            "predictions shifted",
+            "predictions that would have to change class to have the frequencies of the first centres",
+            shift,
+            SHIFTED,
+            "below",
+            f"{shift:.0%} of the predictions would have to change class to have the frequencies that the class "
+            f"centres had at the start (healthy runs: under {SHIFTED:.0%})",
+        ),
+        Measure(
+            "centres abandoned",
+            "predictions that are what the class centres said at the start",
+            same,
+            CENTERS_KEPT,
+            "above",
+            f"only {same:.0%} of the predictions are what the class centres said at the start "
+            f"(healthy runs: over {CENTERS_KEPT:.0%})",
+        ),
+        Measure(
+            "consensus fell",
+            "consensus of the label-free scores; the limit is the source-only model's",
+            sure,
+            sure_before - CONSENSUS_FALL,
+            "above",
+            f"the consensus of the label-free scores fell from {sure_before:.3f} to {sure:.3f}",
+        ),
+    ]
 
 
-def gave_up(message: str) -> Objection:
+def gave_up(message: str) -> Measure:
     """Training that could not go on: numbers that are not finite, or no pairs left."""
-    return Objection("training broke off", 0.0, 0.0, message.split(";")[0].split(": training")[0].rstrip("."))
+    said = message.split(";")[0].split(": training")[0].rstrip(".")
+    return Measure("training broke off", "share of the training that was possible", 0.0, 1.0, "above", said)
 
 
 def fell_later(epoch: int, consensus: list[float]) -> str:
@@ -132,12 +138,16 @@ def fell_later(epoch: int, consensus: list[float]) -> str:
 
 
 class Verdict(NamedTuple):
-    """What the guard makes of its objections."""
+    """What the guard makes of its measures."""
 
     verdict: str  # kept, harm, or off: harm was found but --no-guard keeps the adapted model
-    objections: list[Objection]
+    measures: list[Measure]
     warning: str = ""  # of what speaks against the training, though not against the model that is handed over
     adapted: bool = True  # whether there is an adapted model
+
+    @property
+    def objections(self) -> list[Measure]:
+        return objections(self.measures)
 
     @property
     def opening(self) -> str:
@@ -179,14 +189,17 @@ class Verdict(NamedTuple):
             "opening": self.opening,
             "advice": self.advice,
             "findings": [f._asdict() for f in self.objections],
+            "measures": [m._asdict() | {"harm": m.harm} for m in self.measures],
             "warning": self.warning,
         }
 
 
-def decide(objections: list[Objection], *, guard: bool, adapted: bool = True, warning: str = "") -> Verdict:
-    if objections and guard:  # the source-only model is handed over, whatever the later epochs did
-        return Verdict("harm", objections, adapted=adapted)
-    return Verdict("off" if objections else "kept", objections, warning)
+def decide(measures: list[Measure], *, guard: bool, adapted: bool = True, warning: str = "") -> Verdict:
+    if not objections(measures):
+        return Verdict("kept", measures, warning)
+    if guard:  # the source-only model is handed over, whatever the later epochs did
+        return Verdict("harm", measures, adapted=adapted)
+    return Verdict("off", measures, warning)
 
 
 def shifted(predicted: Tensor, centers: Tensor, classes: int) -> float:
@@ -195,11 +208,21 @@ def shifted(predicted: Tensor, centers: Tensor, classes: int) -> float:
     return float((a - b).abs().sum() / 2)
 
 
-def _disagreement(name: str, seen: Impression, when: str) -> Objection:
-    return Objection(
+def _agreement(name: str, seen: Impression, when: str, learnt: float) -> Measure:
+    """A model that is often wrong on the source itself cannot find its classes in the target either, so then that is
+    told, and not asked whether the classes differ."""
+    cause = "has the target other or fewer classes than the source?"
+    if learnt < WELL_LEARNT:
+        cause = (
+            f"the source-only model is right on only {learnt:.0%} of the images it was trained on, so first of all "
+            "train it longer (--source-epochs)"
+        )
+    return Measure(
         name,
+        f"source images whose nearest target image is in their own class, {when}",
         seen.source_agreement,
         SOURCE_AGREEMENT,
+        "above",
         f"{when} only {seen.source_agreement:.0%} of the source images have a nearest target image in their own class "
-        f"(healthy runs: over {SOURCE_AGREEMENT:.0%}): has the target other or fewer classes than the source?",
+        f"(healthy runs: over {SOURCE_AGREEMENT:.0%}): {cause}",
     )
