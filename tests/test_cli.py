@@ -72,7 +72,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def adapt(**given: Any) -> Result:
         values.update(given)
-        return Result(Path("runs/x"), 7)
+        return Result(Path("runs/x"), 7, explanation="Fine.", estimate=(0.6, 0.9))
 
     monkeypatch.setattr(cdtrans.pipeline, "adapt", adapt)
     return values
@@ -249,20 +249,33 @@ class TestAdapt:
 
     def test_the_promised_json(self, run: Run, called: dict[str, Any]) -> None:
         ended = run("adapt", "a", "b", "--json")
-        assert json.loads(ended.out) == {"run": "runs/x", "chosen_epoch": 7, "harm": False}
+        assert json.loads(ended.out) == {
+            "run": "runs/x",
+            "chosen_epoch": 7,
+            "harm": False,
+            "explanation": "Fine.",
+            "estimate": [0.6, 0.9],
+        }
         assert ended.out.count("\n") == 1
 
     def test_what_to_do_next_is_said_unless_quiet(self, run: Run, called: dict[str, Any]) -> None:
         loud, quiet = run("adapt", "a", "b"), run("adapt", "a", "b", "--quiet")
         assert "Next: cdtrans predict runs/x IMAGES --csv predictions.csv" in loud.out
-        assert quiet.out == "Done: runs/x (chosen: epoch 7)\n"
+        assert "Done: runs/x (chosen: epoch 7)\n" in loud.out
+        assert quiet.out == "Done: runs/x (chosen: epoch 7, estimated accuracy 60% to 90%)\n"
         assert quiet.err == loud.err == ""
 
     def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:
         ended = run(*finished.task.adapt(finished.run), "--json")
         assert ended.code == 0, ended.err
-        chosen = json.loads((finished.run / "result.json").read_text())["chosen_epoch"]
-        assert json.loads(ended.out) == {"run": str(finished.run), "chosen_epoch": chosen, "harm": False}
+        result = json.loads((finished.run / "result.json").read_text())
+        assert json.loads(ended.out) == {
+            "run": str(finished.run),
+            "chosen_epoch": result["chosen_epoch"],
+            "harm": False,
+            "explanation": result["guard"]["paragraph"],
+            "estimate": [result["estimate"]["low"], result["estimate"]["high"]],
+        }
         assert "already finished" in ended.err
 
 

@@ -15,6 +15,7 @@ from cdtrans.config import (
     read_yaml,
 )
 from cdtrans.errors import CdtransError
+from cdtrans.options import NOT_FLAGS, help_line
 from cdtrans.session import resolve
 
 # FACTS 2 and 3: what the authors' scripts say.
@@ -322,3 +323,21 @@ def test_only_what_does_not_change_the_result_may_change_on_resume() -> None:
     where = {"device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels"}
     assert set(RESUME_MAY_CHANGE) <= where | {"guard", "report"}, "which look at what has been computed"
     assert set(RESUME_MAY_CHANGE) <= set(HINTS)
+
+
+def test_the_guide_has_every_setting_as_the_help_says_it() -> None:
+    """On a change: paste what this expects into the last section of docs/guide.md."""
+    guide = Path(__file__).parents[1] / "docs" / "guide.md"
+    told = guide.read_text(encoding="utf-8").partition("## Every setting\n")[2]
+    table = [line for line in told.splitlines() if line.startswith("| ")]
+    assert "\n".join(table[1:]) == "\n".join(setting_rows())
+
+
+def setting_rows() -> list[str]:
+    rows = []
+    for name, spec in FIELDS.items():
+        if name not in NOT_FLAGS:
+            dashed = name.replace("_", "-")
+            flag = f"`--{dashed}`, `--no-{dashed}`" if isinstance(spec.default, bool) else f"`--{dashed}`"
+            rows.append(f"| {flag} | {spec.metadata['group']} | {help_line(name)} |")
+    return rows

@@ -108,10 +108,12 @@ def adapt(
         source=source, target=target, out=out, preset=preset, config=config, force=force, screen=screen, **settings
     )
     if json:
-        print_json({"run": str(result.run), "chosen_epoch": result.chosen_epoch, "harm": result.harm})
+        print_json(result.summary())
     else:
-        chosen = f"epoch {result.chosen_epoch}" if result.chosen_epoch else "the source-only model"
-        screen.result(f"Done: {result.run} (chosen: {chosen})")
+        about = f"epoch {result.chosen_epoch}" if result.chosen_epoch else "the source-only model"
+        if quiet and result.estimate and not result.harm:  # else it has been said
+            about += ", estimated accuracy {:.0%} to {:.0%}".format(*result.estimate)
+        screen.result(f"Done: {result.run} (chosen: {about})")
         screen.say(f"Next: cdtrans predict {result.run} IMAGES --csv predictions.csv")
     if result.harm:
         raise typer.Exit(HARM)

@@ -45,10 +45,7 @@ def with_settings(verb: Callable[..., None], names: Collection[str] = FIELDS.key
             kind = HINTS[name] if HINTS[name] in (bool, int, float) else str
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-            told = spec.default in (None, "auto")  # the help line says what that means
-            notes = [", ".join(offered(name)), "" if told else f"default: {_shown(spec.default)}"]
-            note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
-            option = typer.Option(flag, help=spec.metadata["help"] + note, rich_help_panel=spec.metadata["group"])
+            option = typer.Option(flag, help=help_line(name), rich_help_panel=spec.metadata["group"])
             annotation: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
             parameters.append(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -63,8 +60,15 @@ def with_settings(verb: Callable[..., None], names: Collection[str] = FIELDS.key
     return run
 
 
-def _shown(default: Any) -> str:
-    return str(default).lower() if isinstance(default, bool) else str(default)
+def help_line(name: str) -> str:
+    """What a setting does, what it may be and what it is if nothing is said, unless the first says so."""
+    spec = FIELDS[name]
+    told = spec.default in (None, "auto")
+    default = str(spec.default).lower() if isinstance(spec.default, bool) else str(spec.default)
+    notes = [", ".join(offered(name)), "" if told else f"default: {default}"]
+    note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
+    text: str = spec.metadata["help"]
+    return text + note
 
 
 def print_json(values: dict[str, Any]) -> None:

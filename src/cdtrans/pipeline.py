@@ -2,7 +2,7 @@
 takes seconds, come afterwards, and meanwhile the images are decoded."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,15 @@ class Result:
     run: Path
     chosen_epoch: int  # 0: the source-only model
     harm: bool = False  # whether the guard found that adaptation did harm
+    explanation: str = ""  # what the guard has to say, in a paragraph
+    estimate: tuple[float, float] | None = None  # a range for the accuracy on the target; None in runs of old
 
     def classifier(self) -> Classifier:
         return load(self.run)
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `adapt --json`."""
+        return asdict(self) | {"run": str(self.run)}
 
 
 def adapt(
@@ -81,5 +87,12 @@ def run_pipeline(
 
     with joined():
         run_session(config, source, target, out, screen, force=force, rearranged=rearranged, started=started)
-    result = read_result(out)
-    return Result(out, result["chosen_epoch"], result.get("guard", {}).get("verdict") == "harm")
+    return finished_result(out)
+
+
+def finished_result(run: Path) -> Result:
+    """Of a finished run; those of the first version have no verdict and no estimate."""
+    result = read_result(run)
+    guard, estimate = result.get("guard", {}), result.get("estimate")
+    band = (estimate["low"], estimate["high"]) if estimate else None
+    return Result(run, result["chosen_epoch"], guard.get("verdict") == "harm", guard.get("paragraph", ""), band)

@@ -18,7 +18,7 @@ from cdtrans.environment import environment
 from cdtrans.errors import CdtransError
 from cdtrans.files import atomic, disk_full, is_disk_full
 from cdtrans.ranks import barrier, is_main
-from cdtrans.run_folder import check_folder
+from cdtrans.run_folder import CONFIG, check_folder
 
 
 class Run:
@@ -63,7 +63,7 @@ class Run:
                 f"The images have changed since the run in '{folder}' began; choose another --out, or put them back."
             )
         # config.yaml first: it is what makes the folder a run's, whatever a kill then leaves undone
-        run.write("config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
+        run.write(CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
         run.write_json("data.json", data)
         run.write_json("environment.json", environment(config))
         barrier()

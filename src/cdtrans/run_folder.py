@@ -9,6 +9,7 @@ from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, read_yaml
 from cdtrans.errors import CdtransError, nearest
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
+CONFIG = "config.yaml"  # the resolved settings; its presence means that the run has begun
 RESULT = "result.json"  # what a finished run came to
 EVALUATION = "evaluation.json"  # the last time `eval` scored it on its own target
 MODELS = ("chosen", "adapted", "last", "source")
@@ -17,7 +18,7 @@ MODELS = ("chosen", "adapted", "last", "source")
 def check_folder(folder: Path, config: Config) -> None:
     """Refuse a folder that holds something else, or a run of another configuration. Writes nothing. An 'auto' that is
     not decided yet agrees with everything."""
-    recorded = folder / "config.yaml"
+    recorded = folder / CONFIG
     if recorded.exists():
         before, now = Config().to_dict() | read_yaml(recorded), config.to_dict()  # an older run lacks newer settings
         free = {*RESUME_MAY_CHANGE, *(k for k in DECIDED_LATE if now[k] == "auto")}

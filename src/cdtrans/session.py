@@ -24,7 +24,7 @@ from cdtrans.model.card import Card, build_model, load_model, make_card, save_mo
 from cdtrans.model.fused import build
 from cdtrans.ranks import barrier, is_main, world
 from cdtrans.run import Run, fingerprint
-from cdtrans.run_folder import RESULT, check_folder, read_result
+from cdtrans.run_folder import CONFIG, RESULT, check_folder, read_result
 from cdtrans.screen import Screen
 from cdtrans.source_model import SOURCE, check_same_images, stage_1_for, take_source
 from cdtrans.training.adaptation import Rearranged, adapt_to_target
@@ -58,7 +58,10 @@ def run_session(
         return
 
     model, card = before_training(config, source.classes, out)
-    screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
+    if (out / CONFIG).exists():
+        screen.say(f"Going on with the unfinished run in '{out}'; its settings are in {CONFIG} there.")
+    else:
+        screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
     source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
     target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
     check_classes_left(source)

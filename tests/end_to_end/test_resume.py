@@ -198,6 +198,11 @@ def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert tree(out) == tree(whole)
+    going_on = f"Going on with the unfinished run in '{out}'"
+    assert going_on not in printed
+    assert going_on in done.stdout
+    assert "source_epochs:" in printed  # the settings, once
+    assert "source_epochs:" not in done.stdout
 
 
 def test_a_second_interrupt_ends_it_at_once(task: Task) -> None:

@@ -13,6 +13,7 @@ from cdtrans.data.domains import LabelledDomain
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import Evaluation, History, evaluate, match_classes
 from cdtrans.screen import Screen
+from stores import Notes
 from tiny_task import CLASSES, draw
 
 HISTORY = {"source_only_accuracy", "last_epoch_accuracy", "best_by_labels_accuracy", "best_by_labels_epoch"}
@@ -139,6 +140,20 @@ def test_a_key_of_some_of_the_target_has_a_history_too(finished, tmp_path: Path,
     assert result.history is not None
     assert result.history.accuracy == pytest.approx(accuracy_by_epoch(finished, chosen))
     assert result.history.accuracy[-1] == pytest.approx(result.scores.accuracy)
+
+
+def test_a_smaller_key_takes_the_place_of_a_larger_one_with_a_word(finished, tmp_path: Path) -> None:
+    lines = finished.answers.read_text().splitlines(keepends=True)
+    key = tmp_path / "key.txt"
+    key.write_text("".join(lines[:5]))
+    said = []
+    for where in (finished.answers, finished.answers, key, key, finished.answers):
+        notes = Notes()
+        scored(finished.run, where, root=finished.task.folder, screen=notes)
+        said.append(notes.said)
+    told = f"in place of an earlier evaluation, which was of {len(lines)} images, not 5."
+    assert [any(told in text for text in texts) for texts in said] == [False, False, True, False, False]
+    assert sum(map(len, said)) == 1
 
 
 @pytest.mark.parametrize("case", ["other images", "the target and one more"])

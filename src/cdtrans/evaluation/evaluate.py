@@ -124,11 +124,22 @@ def evaluate(
 def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
     """evaluation.json: the report shows it, marked as made with an answer key. A run folder that cannot be written is
     evaluated all the same."""
+    before, now = kept_images(run), evaluation.scores.images
+    if before is not None and before > now:
+        screen.say(f"Kept for the report in place of an earlier evaluation, which was of {before} images, not {now}.")
     try:
         with atomic(run / EVALUATION) as file:
             file.write((json.dumps(evaluation.summary(), indent=2) + "\n").encode())
     except OSError as error:
         screen.warn(f"The evaluation could not be kept in '{run}' for the report: {error.strerror}.")
+
+
+def kept_images(run: Path) -> int | None:
+    """How many images the evaluation that is kept so far was of, if there is one."""
+    try:
+        return int(json.loads((run / EVALUATION).read_text(encoding="utf-8"))["images"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def scan_key(where: Path, root: Path | None) -> LabelledDomain:

@@ -19,10 +19,10 @@ from typing import IO
 
 from cdtrans.config import read_yaml
 from cdtrans.errors import HARM, Interrupted
-from cdtrans.evaluation.results import CONFIG, SCORED, read_sessions, sessions_file
+from cdtrans.evaluation.results import SCORED, read_sessions, sessions_file
 from cdtrans.files import atomic
 from cdtrans.interrupt import StopSignals, die_with_parent
-from cdtrans.run_folder import RESULT
+from cdtrans.run_folder import CONFIG, RESULT
 from cdtrans.screen import Screen
 from cdtrans.source_model import SOURCE
 

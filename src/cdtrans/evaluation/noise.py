@@ -17,8 +17,9 @@ from cdtrans.evaluation.ablations import Outcome, Plan, carry_out, make_plan, re
 from cdtrans.evaluation.bench import parse_seeds
 from cdtrans.evaluation.noise_figure import write_figure
 from cdtrans.evaluation.paper_ablations import LEFT_OUT, Ablation, Variant
-from cdtrans.evaluation.results import CONFIG, SCORED, Spread, shared_stage_1, spread
+from cdtrans.evaluation.results import SCORED, Spread, shared_stage_1, spread
 from cdtrans.evaluation.with_key import SETTINGS as OF_KEY
+from cdtrans.run_folder import CONFIG
 from cdtrans.screen import Screen
 
 SHOWN = ("last_epoch", "label_free", "best_by_labels")  # a table for each; the picture has the first

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from cdtrans.config import read_yaml
 from cdtrans.data.benchmarks import Benchmark, Task
-from cdtrans.run_folder import read_result
+from cdtrans.run_folder import CONFIG, read_result
 
 SCORED = "eval.json"  # what `cdtrans eval` said of a run; its presence means that there is nothing left to do
-CONFIG = "config.yaml"  # a run's settings; its presence means that the run has begun
 
 # What is reported of every run, in the order of the table's rows.
 KINDS = {

@@ -14,7 +14,7 @@ import numpy as np
 from cdtrans.config import PAIRINGS_WITH_KEY, read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.model.card import CARD
-from cdtrans.run_folder import EVALUATION, read_result
+from cdtrans.run_folder import CONFIG, EVALUATION, read_result
 
 Arrays = dict[str, np.ndarray]
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what a damaged file raises
@@ -99,7 +99,7 @@ def read_record(run: Path) -> Record:
     """All of a finished run; one that is not finished is an error that says so."""
     result = read_result(run)
     try:
-        config = read_yaml(run / "config.yaml")
+        config = read_yaml(run / CONFIG)
     except CdtransError:
         config = {}
     log = read_lines(run / "log.jsonl")
