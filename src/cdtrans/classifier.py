@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from cdtrans.config import require_device
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.stream import Decoded, decode_in_order
@@ -123,6 +124,7 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Cla
     """The classifier of a finished run: the chosen one, or by name the 'source' (not adapted), the 'adapted' (the epoch
     that was selected) or the 'last' (epoch) one."""
     name, with_key = find_model(Path(run), model)
+    require_device(device)
     with importing():
         from cdtrans.device import pick_device
         from cdtrans.model.card import load_model

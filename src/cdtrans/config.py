@@ -5,6 +5,7 @@ is the code's, because the published numbers come from it, and the help names th
 """
 
 import os
+import re
 import types
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
@@ -206,8 +207,15 @@ def require_weights(file: str | Path | None) -> None:
         raise CdtransError(f"There is no weights file '{file}'; check --weights.")
 
 
+def require_device(name: str) -> None:
+    """That it is the name of one; whether it is here is known once torch is."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
+        raise CdtransError(f"Unknown device '{name}'; use cpu, cuda or cuda:N.")
+
+
 def settle(config: Config) -> Config:
     """Places made absolute; settings that do not go together are refused."""
+    require_device(config.device)
     crop, resize = config.crop, config.resize
     if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")

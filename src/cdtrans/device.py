@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from cdtrans.config import require_device
 from cdtrans.errors import CdtransError
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -11,16 +12,12 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def pick_device(name: str) -> torch.device:
     """'auto' is a GPU if there is one; a GPU always comes with its number, so that equal devices compare equal."""
+    require_device(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise CdtransError(f"Unknown device '{name}'; use cpu, cuda or cuda:N.") from error
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise CdtransError(f"There is no device '{name}' here (GPUs: {torch.cuda.device_count()}); use --device cpu.")
-    if device.type not in ("cpu", "cuda"):
-        raise CdtransError(f"The device '{name}' is not supported; use cpu, cuda or cuda:N.")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
