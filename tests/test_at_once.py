@@ -94,6 +94,10 @@ WRONG = [
     ("predict finished target --model last", "The run in 'finished' has no last model"),
     ("predict finished target --csv other", "'other' is not a file that the predictions could replace"),
     ("predict finished target --csv one.png/p.csv", "'one.png' is not a writable folder"),
+    ("export nowhere", "The run folder 'nowhere' does not exist"),
+    ("export finished --out model.pt", "'model.pt' should end in .onnx, or in .safetensors"),
+    ("export finished --out one.png/m.onnx", "'one.png' is not a writable folder; choose another --out."),
+    ("export finished --model last", "The run in 'finished' has no last model"),
     ("report nowhere", "The run folder 'nowhere' does not exist"),
     ("report begun", "'begun' holds no finished run"),
 ]

@@ -106,7 +106,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        assert verbs == ["adapt", "check", "eval", "predict", "report", "demo", "cache", "bench", "ablate"]
+        assert verbs == ["adapt", "check", "eval", "predict", "export", "report", "demo", "cache", "bench", "ablate"]
         assert run("-h").out == ended.out
 
     def test_the_version_and_those_it_runs_with(self, run: Run) -> None:
@@ -137,6 +137,7 @@ class TestHelp:
 
     def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
         assert flags_of(run, "eval") == COMMON | SCORING
+        assert flags_of(run, "export") == COMMON | {"--out", "--model"}
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
         assert flags_of(run, "report") == COMMON
         settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in NOT_FLAGS}

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cdtrans.classifier import Classifier, Prediction, load
     from cdtrans.errors import CdtransError
+    from cdtrans.exports import Exported, export
     from cdtrans.pipeline import Result, adapt
 
-__all__ = ["CdtransError", "Classifier", "Prediction", "Result", "adapt", "load"]
+__all__ = ["CdtransError", "Classifier", "Exported", "Prediction", "Result", "adapt", "export", "load"]
 
 _HOMES = {
     "CdtransError": "cdtrans.errors",
     "Classifier": "cdtrans.classifier",
+    "Exported": "cdtrans.exports",
+    "export": "cdtrans.exports",
     "Prediction": "cdtrans.classifier",
     "load": "cdtrans.classifier",
     "Result": "cdtrans.pipeline",

@@ -103,6 +103,17 @@ class Classifier:
         """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities."""
         import torch
 
+        probabilities = torch.from_numpy(self.logits(pixels)).softmax(dim=1)  # [B, K]
+        values, classes = probabilities.topk(top, dim=1)
+        return [
+            tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True))
+            for cs, vs in zip(classes.tolist(), values.tolist(), strict=True)
+        ]
+
+    def logits(self, pixels: np.ndarray) -> np.ndarray:
+        """uint8 [B, resize, resize, 3] -> float32 [B, K]"""
+        import torch
+
         from cdtrans.data.batches import Images
         from cdtrans.device import autocast
 
@@ -112,12 +123,8 @@ class Classifier:
         precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training: the same labels
         with torch.inference_mode(), autocast(self.device, precision):
             logits = self.model.encode(next(images.in_order(len(pixels)))).logits
-        probabilities = logits.float().softmax(dim=1)  # [B, K]
-        values, classes = probabilities.topk(top, dim=1)
-        return [
-            tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True))
-            for cs, vs in zip(classes.tolist(), values.tolist(), strict=True)
-        ]
+        found: np.ndarray = logits.float().cpu().numpy()
+        return found
 
 
 def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Classifier:

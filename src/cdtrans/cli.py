@@ -227,6 +227,30 @@ def predict(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="FILE.onnx, or FILE.safetensors for timm (default: RUN/model.onnx)."),
+    ] = None,
+    model: Model = "chosen",
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a run's classifier as one file for other programs, and check that it says the same."""
+    from cdtrans.exports import export as export_model
+
+    screen = Screen(quiet=quiet, machine=json)
+    exported = export_model(run, out, model=model, screen=screen)
+    if json:
+        print_json(exported.summary())
+        return
+    screen.result(f"Exported: {exported.file} ({exported.model}; {exported.nbytes / 1e6:.1f} MB)")
+    screen.say(f"Checked on {exported.checked} pictures: logits differ by {exported.difference:.0e} of the largest.")
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     json: Json = False,

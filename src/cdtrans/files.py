@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cdtrans.errors import DiskFull
+from cdtrans.errors import CdtransError, DiskFull
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -31,6 +31,15 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
         if is_disk_full(error):
             raise disk_full(path) from error
         raise
+
+
+def require_writable(file: Path, what: str, flag: str) -> None:
+    """Now rather than after the work. What is made replaces what lies there, so that must be a file."""
+    if file.exists() and not file.is_file():
+        raise CdtransError(f"'{file}' is not a file that the {what} could replace; choose another {flag}.")
+    folder = next(above for above in file.absolute().parents if above.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise CdtransError(f"'{file}' cannot be written: '{folder}' is not a writable folder; choose another {flag}.")
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -1,6 +1,5 @@
 """Labels for any number of images, as a CSV that is written row by row and takes its place only when it is whole."""
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,8 +9,7 @@ from pathlib import Path
 from cdtrans.classifier import Classifier, Prediction, Unreadable
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import judge_unreadable
-from cdtrans.errors import CdtransError
-from cdtrans.files import atomic, csv_line
+from cdtrans.files import atomic, csv_line, require_writable
 from cdtrans.screen import Screen
 
 
@@ -48,7 +46,7 @@ def predict_to_csv(
         sys.stdout.buffer.flush()
         check_skipped(counts, max_bad, screen)
     else:
-        check_writable(file)
+        require_writable(file, "predictions", "--csv")
         header = next(lines)  # the images have been found by now, so that a wrong path leaves nothing behind
         with atomic(file) as out:
             for line in chain([header], lines):
@@ -62,17 +60,8 @@ def predict_to_csv(
 def check_places(images: Path, root: Path | None, file: Path | None) -> None:
     """That there is an image, and a place for the table."""
     if file is not None:
-        check_writable(file)
+        require_writable(file, "predictions", "--csv")
     next(stream_images(images, root))
-
-
-def check_writable(file: Path) -> None:
-    """Now rather than after a million images. The finished table replaces what lies there, so that must be a file."""
-    if file.exists() and not file.is_file():
-        raise CdtransError(f"'{file}' is not a file that the predictions could replace; choose another --csv.")
-    folder = next(above for above in file.absolute().parents if above.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise CdtransError(f"'{file}' cannot be written: '{folder}' is not a writable folder; choose another --csv.")
 
 
 def csv_lines(

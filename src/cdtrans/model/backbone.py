@@ -42,10 +42,15 @@ def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(cfg.mean), tuple(cfg.std)
 
 
+def plain_name(name: str) -> str:
+    """The sibling without a distillation token."""
+    return name.replace("_distilled", "")
+
+
 def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, Any]) -> VisionTransformer:
     """The architecture with random weights. A distilled DeiT gives its plain sibling: the authors drop the
     distillation token (FACTS 1.1)."""
-    plain = _known(name).replace("_distilled", "")
+    plain = plain_name(_known(name))
     other = CdtransError(f"The backbone '{name}' is not a timm VisionTransformer; use one such as {EXAMPLES}.")
     if not _may_be_vision_transformer(plain):
         raise other
