@@ -74,9 +74,9 @@ def run_pipeline(
         screen.warn(warning)
     config = settle(config)
     check_folder(out, config)
-    finished = (out / RESULT).exists()
-    if config.source_model:
-        require_stage_1(stage_1_for(out, config.source_model))
+    finished, stage_1 = (out / RESULT).exists(), stage_1_for(out, config.source_model)
+    if stage_1 is not None:
+        require_stage_1(stage_1)
     elif not finished:
         require_weights(config.weights)
 

@@ -136,12 +136,11 @@ def resolve(config: Config) -> Config:
 
 
 def before_training(config: Config, classes: tuple[str, ...], out: Path) -> tuple[CDTrans, Card]:
-    """The model as this run gets it, and its card: with `--source-model` after another run's stage 1, of which a
-    continuation has a copy, so that the other may be gone by then."""
+    """The model as this session gets it, and its card: after stage 1, if that is finished or was another run's
+    (`--source-model`). Neither the weights it began with nor the other run need still be there for a continuation."""
     card = make_card(config, classes, stage="source", epoch=config.source_epochs)
-    if config.source_model is None:
-        return initial_model(config, card), card
-    return take_source(stage_1_for(out, config.source_model), card, config.drop_path)
+    done = stage_1_for(out, config.source_model)
+    return (initial_model(config, card), card) if done is None else take_source(done, card, config.drop_path)
 
 
 def initial_model(config: Config, card: Card) -> CDTrans:

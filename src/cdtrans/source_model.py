@@ -24,9 +24,12 @@ SAME = ("backbone", "backbone_args", "neck", "resize", "crop", "mean", "std")
 OR_TRAIN = "or leave --source-model out to train stage 1 here"
 
 
-def stage_1_for(out: Path, source_model: str) -> Path:
-    """The run that has stage 1: the one named, or once it has been copied the run itself, so that the other may go."""
-    return out if (out / SOURCE).exists() else Path(source_model)
+def stage_1_for(out: Path, source_model: str | None) -> Path | None:
+    """The run that has stage 1: this one once it is finished or copied here, or the one named; None if it must still be
+    trained."""
+    if (out / SOURCE).exists():
+        return out
+    return Path(source_model) if source_model else None
 
 
 def take_source(run: Path, card: "Card", drop_path: float) -> "tuple[CDTrans, Card]":

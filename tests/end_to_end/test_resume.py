@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import cdtrans
-from cdtrans import inputs
+from cdtrans import inputs, session
 from cdtrans.data import stream
 from cdtrans.data.store import store_folder
+from cdtrans.errors import CdtransError
+from cdtrans.model.backbone import create_backbone
 from cdtrans.training.state import Loop
 from tiny_task import TINY, Process, Task, log_lines, make_task, tree, warm
 
@@ -309,6 +312,29 @@ def test_a_damaged_state_is_named(task: Task) -> None:
     ended = start(task, out).wait()
     assert ended.code == 2
     assert f"'{state}' is damaged" in ended.err
+
+
+def test_after_stage_1_the_weights_it_began_with_are_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, weights = make_task(tmp_path / "task"), tmp_path / "weights.safetensors"
+    vit = create_backbone(TINY["backbone"], crop=TINY["crop"], drop_path=0.0, args=TINY["backbone_args"])
+    save_file(vit.state_dict(), weights)
+    places = {"source": task.source, "target": task.target, "config": task.config, "weights": weights, "quiet": True}
+    cdtrans.adapt(**places, out=tmp_path / "whole")
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "adapt_to_target", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            cdtrans.adapt(**places, out=tmp_path / "run")
+    weights.unlink()
+    cdtrans.adapt(**places, out=tmp_path / "run")
+    assert tree(tmp_path / "run") == tree(tmp_path / "whole")
+    with pytest.raises(CdtransError, match="There is no weights file"):
+        cdtrans.adapt(**places, out=tmp_path / "new")
 
 
 @pytest.mark.gpu
