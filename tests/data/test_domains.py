@@ -84,7 +84,7 @@ def public() -> Iterator[Path]:
 
 
 def test_the_target_type_has_no_place_for_labels():
-    assert {field.name for field in dataclasses.fields(UnlabelledDomain)} == {"root", "paths"}
+    assert {field.name for field in dataclasses.fields(UnlabelledDomain)} == {"root", "paths", "ignored"}
     assert LabelledDomain.__bases__ == UnlabelledDomain.__bases__ == (object,)
 
 
@@ -167,6 +167,30 @@ def test_undecodable_names(tmp_path):
     assert decode(domain.files()[0]).size == (1, 1)
     listed = scan_unlabelled(text(tmp_path / "list.txt", f"t/{name}"))
     assert listed.paths == (f"t/{name}",)
+
+
+def test_files_that_may_be_images_are_named_and_what_cannot_be_is_not(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "b/1.png")
+    expected = ("a/2.HEIC", "b/deep/x.avif", "b/scan", "c.dat")
+    harmless = (
+        "a/Thumbs.db",
+        "a/.DS_Store",
+        "README",
+        "b/LICENSE",
+        "a/notes.TXT",
+        "classes.csv",
+        "b/1.json",
+        "a/1.xmp",
+    )
+    for name in (*expected, *harmless):
+        (top / name).parent.mkdir(exist_ok=True)
+        (top / name).touch()
+    os.mkfifo(top / "b" / "pipe")
+    (top / "b" / "gone").symlink_to(top / "nowhere")
+    source, target = scan_labelled(top), scan_unlabelled(top)
+    assert source.paths == target.paths == ("a/1.png", "b/1.png")
+    assert source.ignored == target.ignored == source.keep([0]).ignored == target.keep([0]).ignored == expected
+    assert list(stream_images(top)) == source.files()
 
 
 # Links
@@ -396,6 +420,9 @@ def test_no_image_in_a_folder(tmp_path, scan):
     message = sentence(scan, tmp_path / "s")
     assert str(tmp_path / "s") in message
     assert ".webp" in message
+    assert "only files" not in message
+    (tmp_path / "s" / "class" / "b.heic").touch()
+    assert "only files that are not known as images, such as 'class/b.heic': " in sentence(scan, tmp_path / "s")
 
 
 @SCANS

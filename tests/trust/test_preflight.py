@@ -74,6 +74,26 @@ class TestUnreadable:
         assert preflight.unreadable("source", {}, 7, 0.05).found == "All 7 can be read"
 
 
+class TestIgnored:
+    def test_endings_are_counted_and_the_first_files_named(self) -> None:
+        paths = [*(f"{n}.heic" for n in range(5)), "x.HEIC", "scan", "odd.a b\nc"]
+        finding = preflight.ignored("target", paths)
+        assert finding.state == "warning"
+        assert finding.found == (
+            "Ignored because of the ending: 8 target files (6 '.heic', 1 without, 1 '.a b\\nc'), "
+            "'0.heic', '1.heic', '2.heic', '3.heic', '4.heic' and 3 more"
+        )
+        assert "JPEG" in finding.advice
+        assert finding.details == {"files": paths}
+        many = preflight.ignored("source", [f"x.{n}" for n in range(6)])
+        assert "6 source files (1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)" in many.found
+        assert "1 source file (1 '.dat'), 'a.dat'" in preflight.ignored("source", ["a.dat"]).found
+
+    def test_none(self) -> None:
+        finding = preflight.ignored("source", ())
+        assert (finding.state, finding.advice, finding.details) == ("ok", "", {"files": []})
+
+
 class TestClasses:
     def test_few_classes_are_counted_one_by_one_and_many_in_short(self) -> None:
         assert preflight.class_sizes(labels(5, 9)).found == "2 classes: 'class-0' 5, 'class-1' 9"

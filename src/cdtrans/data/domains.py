@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from cdtrans.data.images import IMAGE_SUFFIXES, is_image_name
 from cdtrans.errors import CdtransError, named
@@ -19,6 +19,17 @@ from cdtrans.errors import CdtransError, named
 ARCHIVE_LEFTOVERS = "__MACOSX"  # macOS packs metadata twins of every file into this folder of a zip
 _INTEGER = re.compile(r"-?[0-9]+")
 _Label = TypeVar("_Label", int, str)
+_Kind = Literal["folder", "image", "ignored"]
+
+# What lies beside images in any data set, and that nobody takes for one.
+_TEXT_SUFFIXES = {
+    *(".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
+    *(".log", ".html", ".htm", ".xmp", ".aae", ".py", ".ipynb", ".sh"),
+}
+_PLAIN_NAMES = {
+    *("readme", "license", "licence", "copying", "notice", "changelog", "citation"),
+    *("thumbs.db", "ehthumbs.db"),
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,7 @@ class LabelledDomain:
     classes: tuple[str, ...]
     loose: int = 0  # images found beside the class folders: they belong to no class and are not in paths
     empty: tuple[str, ...] = ()  # class folders without an image
+    ignored: tuple[str, ...] = ()  # files that may be images, but whose names do not end like one's
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -55,6 +67,7 @@ class UnlabelledDomain:
 
     root: Path
     paths: tuple[str, ...]  # relative to root, with '/'
+    ignored: tuple[str, ...] = ()  # files that may be images, but whose names do not end like one's
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -98,7 +111,8 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
     whole, any other ('my cat.jpg 3') first without its last word; the first reading that is an existing file counts.
     """
     if _is_folder(where):
-        return UnlabelledDomain(where, tuple(_images_below(where)))
+        found, ignored = _files_below(where)
+        return UnlabelledDomain(where, tuple(found), tuple(ignored))
     base = _list_base(where, root)
     return UnlabelledDomain(base, _existing(where, base, [(i, *_readings(line)) for i, line in _list_lines(where)]))
 
@@ -129,7 +143,7 @@ def warnings_for(source: LabelledDomain) -> list[str]:
 
 
 def _labelled_folder(where: Path) -> LabelledDomain:
-    found = _images_below(where)
+    found, ignored = _files_below(where)
     paths = tuple(path for path in found if "/" in path)
     if not paths:
         raise CdtransError(
@@ -139,7 +153,7 @@ def _labelled_folder(where: Path) -> LabelledDomain:
     classes, labels = _indexed([path.split("/")[0] for path in paths])
     folders = [entry.name for entry in _listing(where)[1] if _is_subfolder(entry)]
     empty = tuple(name for name in folders if name not in classes)
-    return LabelledDomain(where, paths, labels, classes, loose=len(found) - len(paths), empty=empty)
+    return LabelledDomain(where, paths, labels, classes, len(found) - len(paths), empty, tuple(ignored))
 
 
 def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:
@@ -263,10 +277,12 @@ def stream_images(where: Path, root: Path | None = None) -> Iterator[Path]:
     if where.is_file() and is_image_name(where.name):
         yield where
     elif _is_folder(where):
-        first = None
-        for first in _walk(where):
-            yield where / first
-        if first is None:
+        empty = True
+        for path, is_image in _walk(where):
+            if is_image:
+                empty = False
+                yield where / path
+        if empty:
             raise _no_image(where)
     else:
         base = _list_base(where, root)
@@ -274,32 +290,39 @@ def stream_images(where: Path, root: Path | None = None) -> Iterator[Path]:
             yield base / _existing(where, base, [(number, *_readings(line))])[0]
 
 
-def _images_below(top: Path) -> list[str]:
-    found = list(_walk(top))
-    if not found:
-        raise _no_image(top)
-    return found
+def _files_below(top: Path) -> tuple[list[str], list[str]]:
+    """The images of a folder, and what is ignored although it may be one."""
+    images: list[str] = []
+    ignored: list[str] = []
+    for path, is_image in _walk(top):
+        (images if is_image else ignored).append(path)
+    if not images:
+        raise _no_image(top, ignored)
+    return images, ignored
 
 
-def _no_image(top: Path) -> CdtransError:
+def _no_image(top: Path, ignored: Sequence[str] = ()) -> CdtransError:
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-    return CdtransError(f"No image lies in {_quoted(top)} or below it: check the path ({suffixes} are read).")
+    others = f", only files that are not known as images, such as {named(ignored[:1])}" if ignored else ""
+    return CdtransError(f"No image lies in {_quoted(top)} or below it{others}: check the path ({suffixes} are read).")
 
 
-def _walk(top: Path) -> Iterator[str]:
-    """The image files of a folder and all below it, ordered by name level by level, whatever the file system's order.
+def _walk(top: Path) -> Iterator[tuple[str, bool]]:
+    """The files of a folder and all below it that are images (True) or may be some (False), ordered by name level by
+    level, whatever the file system's order.
 
-    Hidden entries are left out. Links to folders are followed if they lead out of `top`, and no folder is entered twice
-    through them; a link to a folder inside `top` is another name for what is found there anyway. A link to nothing
-    counts as an image if it is named like one: it is better reported as unreadable than passed over.
+    Hidden entries, text and what systems leave in folders are left out. Links to folders are followed if they lead out
+    of `top`, and no folder is entered twice through them; a link to a folder inside `top` is another name for what is
+    found there anyway. A link to nothing counts as an image if it is named like one: it is better reported as
+    unreadable than passed over.
     """
     real_top = os.path.realpath(top) + os.sep
     entered: set[tuple[int, int]] = set()
-    pending: list[tuple[str, bool]] = [("", True)]  # path, and whether it is a folder
+    pending: list[tuple[str, _Kind]] = [("", "folder")]
     while pending:
-        path, is_folder = pending.pop()
-        if not is_folder:
-            yield path
+        path, kind = pending.pop()
+        if kind != "folder":
+            yield path, kind == "image"
             continue
         identity, entries = _listing(top / path)
         if identity in entered:
@@ -309,9 +332,11 @@ def _walk(top: Path) -> Iterator[str]:
             below = f"{path}/{entry.name}" if path else entry.name
             if _is_subfolder(entry):
                 if not (entry.is_symlink() and (os.path.realpath(entry.path) + os.sep).startswith(real_top)):
-                    pending.append((below, True))
+                    pending.append((below, "folder"))
             elif _is_image(entry):
-                pending.append((below, False))
+                pending.append((below, "image"))
+            elif _may_be_image(entry):
+                pending.append((below, "ignored"))
 
 
 def _listing(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry]]:
@@ -334,6 +359,14 @@ def _is_image(entry: os.DirEntry) -> bool:
         return False
     if entry.is_symlink():
         return os.path.isfile(entry.path) or not os.path.exists(entry.path)
+    return entry.is_file()
+
+
+def _may_be_image(entry: os.DirEntry) -> bool:
+    """Whether somebody may expect it to be read: an image of another format, or one whose ending has been lost."""
+    name = entry.name.lower()
+    if is_image_name(name) or name in _PLAIN_NAMES or os.path.splitext(name)[1] in _TEXT_SUFFIXES:
+        return False
     return entry.is_file()
 
 

@@ -4,6 +4,8 @@
 target is looked at as pictures alone: nothing here can ask for a label of it.
 """
 
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,6 +71,20 @@ def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) ->
     found = f"{len(bad)} of {total} {name} files cannot be read: {first}{more}"
     state = "stop" if len(bad) == total else graded(len(bad) / total, warning=0.0, stop=max_bad)
     return Finding(state, subject, found, "Repair or remove them; a run skips them.", details)
+
+
+def ignored(name: str, paths: Sequence[str]) -> Finding:
+    """Files that are left out for their endings, which nobody would miss until an hour later."""
+    subject, details = f"ignored files, {name}", {"files": list(paths)}
+    if not paths:
+        return Finding("ok", subject, f"No {name} file is left out for its ending", details=details)
+    endings = Counter(os.path.splitext(path)[1].lower() for path in paths).most_common()
+    listed = ", ".join(f"{count} {repr(ending) if ending else 'without'}" for ending, count in endings[:NAMED])
+    more = ", ..." if len(endings) > NAMED else ""
+    files = "file" if len(paths) == 1 else "files"
+    found = f"Ignored because of the ending: {len(paths)} {name} {files} ({listed}{more}), {named(paths)}"
+    advice = "If they are images, convert them (HEIC and AVIF too) to JPEG or PNG, or rename those that already are."
+    return Finding("warning", subject, found, advice, details)
 
 
 def class_sizes(labels: Labels) -> Finding:
