@@ -1,5 +1,6 @@
 """`check` on real files, broken in the ways in which files break."""
 
+import dataclasses
 import io
 import json
 import shutil
@@ -133,6 +134,20 @@ def test_folders_and_images_that_are_of_no_class(task: Task) -> None:
     result = checked(task, screen)
     assert states(result) == {"source layout": "warning"}
     assert result.findings[0].found.endswith("beside the class folders and will not be used")
+
+
+def test_splits_that_are_taken_for_classes_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:
+    parts = task.folder / "parts"
+    for part in ("train", "val"):
+        shutil.copytree(task.source, parts / part)
+    for file in (parts / "val").rglob("*.png"):  # other pictures, else one picture has two labels
+        with Image.open(file) as image:
+            image.transpose(Image.Transpose.ROTATE_180).save(file)
+    task = dataclasses.replace(task, source=parts)
+    assert states(checked(task)) == {"source layout": "warning"}
+    adapt(source=parts, target=task.target, out=task.folder / "run", config=task.config, quiet=True)
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "look like splits" in line]
+    assert warning.endswith(f": 'train', 'val'. If the classes lie in them, give '{parts}/train' as the source.")
 
 
 def test_files_that_are_ignored_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:

@@ -64,8 +64,8 @@ def run_pipeline(
     if rearranged is None:
         require_no_key(config)
     source, target = scan_domains(config, screen)
-    for warning in warnings_for(source):
-        screen.warn(warning)
+    for found, advice in warnings_for(source):
+        screen.warn(f"{found}. {advice}")
     config = settle(config)
     check_folder(out, config)
     finished = (out / RESULT).exists()

@@ -540,11 +540,13 @@ def test_warning_about_class_folders_without_an_image(tmp_path):
     domain = scan_labelled(top)
     assert domain.classes == ("a", "b")
     assert domain.empty == ("zebra",)
-    assert warnings_for(domain) == ["Folders of the source without an image are not classes: 'zebra'."]
+    ((found, advice),) = warnings_for(domain)
+    assert found == "Folders of the source without an image are not classes: 'zebra'"
+    assert advice == "Put images into these folders, or move them away."
     for n in range(6):
         (top / f"c{n}").mkdir()
-    (warning,) = warnings_for(scan_labelled(top))
-    assert warning.endswith(": 'c0', 'c1', 'c2', 'c3', 'c4' and 2 more.")
+    ((found, _),) = warnings_for(scan_labelled(top))
+    assert found.endswith(": 'c0', 'c1', 'c2', 'c3', 'c4' and 2 more")
 
 
 def test_warning_about_images_beside_the_class_folders(tmp_path):
@@ -552,4 +554,39 @@ def test_warning_about_images_beside_the_class_folders(tmp_path):
     domain = scan_labelled(top)
     assert len(domain) == 4
     (warning,) = warnings_for(domain.keep([0, 1, 2, 3]))
-    assert warning == f"3 images lie in '{top}' beside the class folders and will not be used."
+    found = f"3 images lie in '{top}' beside the class folders and will not be used"
+    assert warning == (found, "Move them into class folders.")
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train/cat/1", "train/cat/2", "train/dog/1", "val/cat/1", "val/dog/1"], ("train", "val")),
+        (["Test/1", "Test/2", "Test/3", "Train/cat/1", "Train/dog/1"], ("Train", "Test")),  # a test set without labels
+        (["test/cat/1", "test/dog/1", "train/cat/1", "train/cat/2", "train/dog/1"], ("train", "test")),
+        ([f"{top}/{c}/1" for top in ("amazon", "dslr") for c in ("mug", "pen", "pad")], ("amazon", "dslr")),
+        (["train/1", "val/1"], ()),  # nowhere a class
+        (["train/images/1", "val/images/1"], ()),
+        (["car/1", "train/steam/1", "train/diesel/1"], ()),  # a class of that name
+        (["mug/red/1", "mug/blue/1", "mug/old/1", "pen/thin/1", "pen/long/1", "pen/old/1"], ()),  # unlike names
+        ([f"{c}/{view}/1" for c in ("mug", "pen", "pad") for view in ("front", "side")], ()),  # views of each class
+        ([f"{c}/{part}/1" for c in ("mug", "pen") for part in ("train", "val", "test")], ()),  # splits of each class
+        ([f"{c}/images/1" for c in ("mug", "pen")], ()),
+        ([f"{c}/{n}/1" for c in ("mug", "pen") for n in ("a", "b", "d", *(c + x for x in "efgh"))], ()),  # most unlike
+        (["mug/a/1", "mug/b/1", "mug/c/1", "pen/1"], ()),
+    ],
+)
+def test_warning_about_splits_that_are_taken_for_classes(tmp_path, names, splits):
+    top = folder(tmp_path / "s", *(f"{name}.png" for name in names))
+    domain = scan_labelled(top)
+    assert domain.splits == splits
+    assert [advice for _, advice in warnings_for(domain)] == [
+        f"If the classes lie in them, give '{top}/{split}' as the source." for split in splits[:1]
+    ]
+    assert not splits or warnings_for(domain)[0][0].endswith(f": '{splits[0]}', '{splits[1]}'")
+
+
+def test_a_list_names_its_classes_whatever_folders_its_images_lie_in(tmp_path):
+    folder(tmp_path, "train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/dog/1.png")
+    lines = ("train/cat/1.png cat", "train/dog/1.png dog", "val/cat/1.png cat", "val/dog/1.png dog")
+    assert warnings_for(scan_labelled(text(tmp_path / "list.txt", *lines))) == []

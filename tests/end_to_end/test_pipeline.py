@@ -249,7 +249,8 @@ def test_a_class_folder_without_an_image_is_a_warning(task: Task, out: Path) -> 
     (task.source / "zebra").mkdir()
     ended = adapt(task, out)
     assert ended.code == 0
-    assert ended.err == "warning: Folders of the source without an image are not classes: 'zebra'.\n"
+    said = "Folders of the source without an image are not classes: 'zebra'"
+    assert ended.err == f"warning: {said}. Put images into these folders, or move them away.\n"
 
 
 def test_a_class_whose_name_is_no_text_goes_the_whole_way(task: Task, out: Path) -> None:

@@ -214,8 +214,8 @@ class TestHeaders:
 
 def test_the_layout_of_the_source() -> None:
     assert preflight.layout([]).state == "ok"
-    finding = preflight.layout(["One thing.", "Another."])
-    assert (finding.state, finding.found) == ("warning", "One thing. Another")
+    finding = preflight.layout([("One thing", "Do this."), ("Another", "Do that.")])
+    assert (finding.state, finding.found, finding.advice) == ("warning", "One thing. Another", "Do this. Do that.")
 
 
 class TestFindings:

@@ -17,6 +17,7 @@ from cdtrans.data.images import IMAGE_SUFFIXES, is_image_name
 from cdtrans.errors import CdtransError, named
 
 ARCHIVE_LEFTOVERS = "__MACOSX"  # macOS packs metadata twins of every file into this folder of a zip
+SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
 _INTEGER = re.compile(r"-?[0-9]+")
 _Label = TypeVar("_Label", int, str)
 _Kind = Literal["folder", "image", "ignored"]
@@ -42,6 +43,7 @@ class LabelledDomain:
     classes: tuple[str, ...]
     loose: int = 0  # images found beside the class folders: they belong to no class and are not in paths
     empty: tuple[str, ...] = ()  # class folders without an image
+    splits: tuple[str, ...] = ()  # class folders that look like train, val and test, the fullest first
     ignored: tuple[str, ...] = ()  # files that may be images, but whose names do not end like one's
 
     def __len__(self) -> int:
@@ -131,14 +133,20 @@ def check_distinct(source: Path, target: Path) -> None:
         )
 
 
-def warnings_for(source: LabelledDomain) -> list[str]:
-    """What is odd about the layout of a source, yet no reason to stop."""
+def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
+    """What is odd about the layout of a source, yet no reason to stop: what was found, and what to do."""
     warnings = []
+    if source.splits:
+        found = f"Source folders that look like splits of a data set are taken for classes: {named(source.splits)}"
+        better = _quoted(source.root / source.splits[0])
+        warnings.append((found, f"If the classes lie in them, give {better} as the source."))
     if source.empty:
-        warnings.append(f"Folders of the source without an image are not classes: {named(source.empty)}.")
+        found = f"Folders of the source without an image are not classes: {named(source.empty)}"
+        warnings.append((found, "Put images into these folders, or move them away."))
     if source.loose:
         images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
-        warnings.append(f"{images} in {_quoted(source.root)} beside the class folders and will not be used.")
+        found = f"{images} in {_quoted(source.root)} beside the class folders and will not be used"
+        warnings.append((found, "Move them into class folders."))
     return warnings
 
 
@@ -150,10 +158,31 @@ def _labelled_folder(where: Path) -> LabelledDomain:
             f"{_quoted(where)} holds images but no class folders: put the images of each class into a folder named"
             f" after the class, like {_quoted(where / 'CLASS' / found[0])}."
         )
-    classes, labels = _indexed([path.split("/")[0] for path in paths])
+    parts = [path.split("/", 2) for path in paths]
+    classes, labels = _indexed([names[0] for names in parts])
     folders = [entry.name for entry in _listing(where)[1] if _is_subfolder(entry)]
     empty = tuple(name for name in folders if name not in classes)
-    return LabelledDomain(where, paths, labels, classes, len(found) - len(paths), empty, tuple(ignored))
+    loose = len(found) - len(paths)
+    return LabelledDomain(where, paths, labels, classes, loose, empty, _splits(parts), tuple(ignored))
+
+
+def _splits(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Folders that look like `train` and `val` in `train/CLASS`, `val/CLASS`, of paths that are cut at their first two
+    slashes.
+
+    Those that are called so, if one of them holds several folders. Else all of them, if the same folders lie in each
+    and are more: folders in a class, such as `mug/front`, `mug/side`, are usually fewer than the classes.
+    """
+    images = Counter(names[0] for names in parts)
+    inside: dict[str, set[str]] = {top: set() for top in images}
+    for top, folder in {(names[0], names[1]) for names in parts if len(names) > 2}:
+        inside[top].add(folder)
+    splits = [top for top in inside if top.lower() in SPLIT_NAMES]
+    if len(splits) < 2 or max(len(inside[top]) for top in splits) < 2:
+        shared, together = set.intersection(*inside.values()), set.union(*inside.values())
+        alike = len(shared) > max(len(inside), len(together) / 2) and not any(s.lower() in SPLIT_NAMES for s in shared)
+        splits = list(inside) if alike else []
+    return tuple(sorted(splits, key=lambda top: (-len(inside[top]), -images[top])))
 
 
 def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:

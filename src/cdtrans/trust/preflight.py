@@ -246,12 +246,12 @@ def image_sizes(name: str, paths: Sequence[str], headers: Sequence[Header], crop
     return Finding(state, f"image sizes, {name}", found, advice, details)
 
 
-def layout(warnings: Sequence[str]) -> Finding:
-    """What the scan of the source has to say."""
+def layout(warnings: Sequence[tuple[str, str]]) -> Finding:
+    """What the scan of the source has to say: what was found, and what to do."""
     if not warnings:
         return Finding("ok", "source layout", "Every image found is of a class")
-    found = " ".join(warnings).removesuffix(".")
-    return Finding("warning", "source layout", found, "Move the images into class folders, or the folders away.")
+    found, advice = zip(*warnings, strict=True)
+    return Finding("warning", "source layout", ". ".join(found), " ".join(advice))
 
 
 def _gap(subject: str, shares: Sequence[float], advice: str) -> Finding:
