@@ -27,6 +27,7 @@ from cdtrans.data.images import decode
 from cdtrans.errors import CdtransError
 
 NOBODY = 65534
+SCANS = pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled])
 
 
 def image(path: Path) -> Path:
@@ -311,6 +312,26 @@ def test_comments_blank_lines_windows_ends_byte_order_mark_and_tabs(tmp_path):
     assert scan_unlabelled(where).paths == ("a b.png", "2.png")
 
 
+def test_behind_a_tab_a_label_may_hold_spaces(tmp_path):
+    """As may the path before it; a tab within a path is still a part of it."""
+    folder(tmp_path, "my seal.png", "2.png", "a\tb.png", "3.png")
+    lines = ("my seal.png\tsea lion", "2.png \t  great white shark \r", "a\tb.png seal", "3.png\tseal")
+    where = text(tmp_path / "list.txt", *lines)
+    domain = scan_labelled(where)
+    assert domain.paths == scan_unlabelled(where).paths == ("my seal.png", "2.png", "a\tb.png", "3.png")
+    assert [domain.classes[label] for label in domain.labels] == ["sea lion", "great white shark", "seal", "seal"]
+
+
+@SCANS
+def test_a_label_with_spaces_is_told_to_need_a_tab(tmp_path, scan):
+    folder(tmp_path, "my seal.png", "b.png")
+    where = text(tmp_path / "list.txt", "b.png 0", "my seal.png great white shark")
+    assert "'my seal.png great white' in line 2: put a tab before a label that has spaces, correct" in sentence(
+        scan, where
+    )
+    assert ": correct the list" in sentence(scan, text(tmp_path / "list.txt", "your seal.png 0"))
+
+
 def test_root_of_a_list(tmp_path):
     root = folder(tmp_path / "images", "a/1.png", "b/1.png")
     where = text(tmp_path / "list.txt", "a/1.png 0", f"{root}/b/1.png 1")
@@ -384,8 +405,6 @@ def test_lists_round_trip(tmp_path_factory, names, labels, gap, end):
 
 
 # Bad input
-
-SCANS = pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled])
 
 
 @SCANS

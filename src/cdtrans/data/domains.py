@@ -84,10 +84,11 @@ class UnlabelledDomain:
 def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: bool = False) -> LabelledDomain:
     """A folder `where/class/**/image`, or a list of lines 'path label'.
 
-    A list line is split at its last space or tab, so that paths may hold spaces; blank lines and lines that start
-    with '#' are skipped. Listed paths start from `root`, or from the list's own folder; for a folder `root` means
-    nothing. Labels that are all integers are put in numeric order and become 0..K-1, the way the authors count
-    classes; any others are class names in alphabetical order. One class is an error unless only for evaluation.
+    A list line is split at its last space or tab, so that paths may hold spaces; but first at a tab that follows an
+    image's name, so that labels may hold spaces too. Blank lines and lines that start with '#' are skipped. Listed
+    paths start from `root`, or from the list's own folder; for a folder `root` means nothing. Labels that are all
+    integers are put in numeric order and become 0..K-1, the way the authors count classes; any others are class names
+    in alphabetical order. One class is an error unless only for evaluation.
     """
     domain = _labelled_folder(where) if _is_folder(where) else _labelled_list(where, root)
     if len(domain.classes) == 1 and not allow_one_class:
@@ -109,8 +110,8 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
     """A folder of any nesting, whose folder names mean nothing, or a list of lines 'path' or 'path label'.
 
     A label in a list is dropped as its line is read. Since paths may hold spaces, a line has two readings: all of it
-    is a path, or all but its last word is. A line that ends like an image file ('my cat.jpg') is first taken as a
-    whole, any other ('my cat.jpg 3') first without its last word; the first reading that is an existing file counts.
+    is a path, or all but its label is. A line that ends like an image file ('my cat.jpg') is first taken as a whole,
+    any other ('my cat.jpg 3') first without its label; the first reading that is an existing file counts.
     """
     if _is_folder(where):
         found, ignored = _files_below(where)
@@ -229,10 +230,12 @@ def _folder_names(paths: Sequence[str], labels: Sequence[int], classes: int) -> 
 
 
 def _split_label(line: str) -> tuple[str, str]:
-    """'path label' -> path, label, split at the last space or tab; without a label the second is empty."""
-    cut = max(line.rfind(" "), line.rfind("\t"))
+    """'path label' -> path, label, see `scan_labelled`; without a label the second is empty."""
+    cut = line.rfind("\t")
+    if not is_image_name(line[: max(cut, 0)].rstrip(" \t")):
+        cut = max(line.rfind(" "), cut)
     path = line[: max(cut, 0)].rstrip(" \t")
-    return (path, line[cut + 1 :]) if path else (line, "")
+    return (path, line[cut + 1 :].lstrip(" ")) if path else (line, "")
 
 
 def _readings(line: str) -> tuple[str, ...]:
@@ -279,9 +282,11 @@ def _existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ..
             paths.append(path)
     if missing:
         number, path = missing[0]
+        ends = (i for i, character in enumerate(path) if character == " ")
+        tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
         raise CdtransError(
             f"{len(missing)} of the {len(listed)} files in {_quoted(where)} cannot be found below {_quoted(base)},"
-            f" the first is {path!r} in line {number}: correct the list, or say with --root where its paths start."
+            f" the first is {path!r} in line {number}: {tab}correct the list, or say with --root where its paths start."
         )
     return tuple(paths)
 
