@@ -476,7 +476,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(task: Task, out: P
     assert (written["crop"], written["flip"]) == (28, 0)  # of the preset
     assert (written["resize"], written["batch_size"]) == (30, 8)  # of the file
     assert (written["epochs"], written["source_epochs"]) == (1, 1)  # of the flags
-    printed = yaml.safe_load(ended.out[ended.out.index("\nsource: /") : ended.out.index("\nsource 1/1")])
+    printed = yaml.safe_load(ended.out[ended.out.index("\nsource: /") : ended.out.index("\nNo source image is held")])
     assert printed == written
 
 
