@@ -179,6 +179,12 @@ def test_copies_of_every_kind(task: Task) -> None:
     }
 
 
+def test_what_adapt_takes_from_the_check_says_where_the_whole_list_is(task: Task, capsys) -> None:
+    shutil.copy(task.source / "blue" / "00.png", task.source / "red" / "copy.png")
+    adapt(source=task.source, target=task.target, out=task.folder / "run", config=task.config, quiet=True)
+    assert "Give each picture one label ('cdtrans check --json' lists them)." in capsys.readouterr().err
+
+
 def test_a_target_made_of_source_images_is_a_stop(task: Task) -> None:
     for n, name in enumerate(CLASSES):
         for file in (task.source / name).iterdir():

@@ -134,6 +134,7 @@ class TestCopies:
         finding = subject(examine(doubled._replace(thumbnails=thumbnails), TWO, TARGET), "copies in the source")
         assert finding.state == "warning"
         assert finding.found == "Copies of another source image: 2 of 20 exactly, 1 nearly"
+        assert "('cdtrans check --json' lists them)" in finding.advice
 
     def test_under_two_labels(self) -> None:
         thumbnails = SOURCE.thumbnails.copy()
@@ -146,6 +147,7 @@ class TestCopies:
             "exact": [{"s-0.png": "class-0", "s-19.png": "class-1"}],
             "near": [{"s-2.png": "class-0", "s-12.png": "class-1"}],
         }
+        assert "('cdtrans check --json' lists them)" in finding.advice
 
     def test_a_quarter_of_contradicted_labels_is_a_stop(self) -> None:
         for copied, state in ((2, "warning"), (3, "stop")):

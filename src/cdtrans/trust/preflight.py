@@ -14,7 +14,7 @@ import numpy as np
 from cdtrans.data.images import Header
 from cdtrans.errors import NAMED, named
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
-from cdtrans.trust.findings import Finding, State, graded
+from cdtrans.trust.findings import LISTED, Finding, State, graded
 
 FEW = 5  # images of a class; below it there is not one for each part of a five-fold check, and little to learn from
 BALANCE = 10.0  # largest class to smallest; Office-31 has 4.4 at most, and the losses do not make up for it
@@ -147,9 +147,9 @@ def copies_in_source(paths: Sequence[str], exact: np.ndarray, near: np.ndarray) 
     groups = [[paths[n] for n in group] for group in _groups(near[:total])]
     found = f"Copies of another source image: {same} of {total} exactly, {alike - same} nearly"
     state = graded(alike / total, warning=COPIES)
-    advice = "Remove the copies (--json lists them): they count as often as they are there." if state != "ok" else ""
+    advice = f"Remove the copies ({LISTED}): they count as often as they are there."
     details = {"exact": same, "near": alike - same, "groups": groups}
-    return Finding(state, "copies in the source", found, advice, details)
+    return Finding(state, "copies in the source", found, advice if state != "ok" else "", details)
 
 
 def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near: np.ndarray) -> Finding:
@@ -170,7 +170,7 @@ def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near
         f"such as {named(list(contradicted[0]))}"
     )
     state: State = "stop" if images["exact"] > CONTRADICTED * total else "warning"
-    return Finding(state, "labels of copies", found, "Give each picture one label (--json lists them).", details)
+    return Finding(state, "labels of copies", found, f"Give each picture one label ({LISTED}).", details)
 
 
 def leak(source: Sequence[str], target: Sequence[str], exact: np.ndarray, near: np.ndarray) -> Finding:
