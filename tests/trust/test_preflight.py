@@ -197,12 +197,27 @@ class TestHeaders:
         plain = [Header(300, 200, False), Header(56, 56, False), Header(200, 800, False)]
         paths = [str(n) for n in range(40)]
         finding = preflight.image_sizes("source", paths, [*odd, *plain, *plain[:1] * 35], crop=224)
-        assert finding.state == "ok"  # a twentieth
+        assert (finding.state, finding.advice) == ("ok", "")  # a twentieth
         assert finding.details == {"median": [300, 200], "tiny": ["0"], "thin": ["0", "1"]}
         finding = preflight.image_sizes("source", paths, [*odd, *plain, *odd[:1] * 35], crop=224)
         assert finding.state == "warning"
         assert "with a side below 56: 36; with one side over 4 times the other: 37" in finding.found
-        assert finding.advice
+
+    @pytest.mark.parametrize(
+        ("odd", "advice"),
+        [
+            ([Header(55, 60, False)], "Take larger originals of the small ones."),
+            ([Header(300, 1201, False)], "Cut the long ones to what they show."),
+            (
+                [Header(55, 60, False), Header(300, 1201, False)],
+                "Take larger originals of the small ones. Cut the long ones to what they show.",
+            ),
+        ],
+    )
+    def test_sizes_have_the_advice_that_applies(self, odd: list[Header], advice: str) -> None:
+        headers = [Header(300, 200, False), *odd]
+        finding = preflight.image_sizes("source", [str(n) for n in range(len(headers))], headers, crop=224)
+        assert (finding.state, finding.advice) == ("warning", advice)
 
     def test_transparency_in_one_domain(self) -> None:
         clear, solid = [Header(9, 9, True)] * 4, [Header(9, 9, False)] * 4

@@ -242,7 +242,8 @@ def image_sizes(name: str, paths: Sequence[str], headers: Sequence[Header], crop
         f"below {crop / ENLARGED:.3g}: {tiny.sum()}; with one side over {STRETCHED:.3g} times the other: {thin.sum()}"
     )
     state = graded(float((tiny | thin).mean()), warning=ODD)
-    advice = "Take larger originals, and cut the long ones to what they show." if state != "ok" else ""
+    cures = ((tiny, "Take larger originals of the small ones."), (thin, "Cut the long ones to what they show."))
+    advice = " ".join(cure for odd, cure in cures if odd.any()) if state != "ok" else ""
     return Finding(state, f"image sizes, {name}", found, advice, details)
 
 
