@@ -431,7 +431,7 @@ def test_neither_folder_nor_list(tmp_path, scan):
     assert "neither a folder" in sentence(scan, image(tmp_path / "1.png"))
 
 
-@SCANS
+@pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled, lambda where: list(stream_images(where))])
 def test_no_image_in_a_folder(tmp_path, scan):
     (tmp_path / "s" / "class").mkdir(parents=True)
     assert "No image" in sentence(scan, tmp_path / "s")
@@ -441,7 +441,8 @@ def test_no_image_in_a_folder(tmp_path, scan):
     assert ".webp" in message
     assert "only files" not in message
     (tmp_path / "s" / "class" / "b.heic").touch()
-    assert "only files that are not known as images, such as 'class/b.heic': " in sentence(scan, tmp_path / "s")
+    (tmp_path / "s" / "class" / "c.heic").touch()
+    assert "below it, only files such as 'class/b.heic': convert them, or check" in sentence(scan, tmp_path / "s")
 
 
 @SCANS

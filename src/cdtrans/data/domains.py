@@ -311,13 +311,15 @@ def stream_images(where: Path, root: Path | None = None) -> Iterator[Path]:
     if where.is_file() and is_image_name(where.name):
         yield where
     elif _is_folder(where):
-        empty = True
+        empty, ignored = True, ""
         for path, is_image in _walk(where):
             if is_image:
                 empty = False
                 yield where / path
+            else:
+                ignored = ignored or path
         if empty:
-            raise _no_image(where)
+            raise _no_image(where, ignored)
     else:
         base = _list_base(where, root)
         for number, line in _list_lines(where):
@@ -331,14 +333,17 @@ def _files_below(top: Path) -> tuple[list[str], list[str]]:
     for path, is_image in _walk(top):
         (images if is_image else ignored).append(path)
     if not images:
-        raise _no_image(top, ignored)
+        raise _no_image(top, next(iter(ignored), ""))
     return images, ignored
 
 
-def _no_image(top: Path, ignored: Sequence[str] = ()) -> CdtransError:
+def _no_image(top: Path, ignored: str) -> CdtransError:
+    """`ignored` is the first file that may be one, if there is any."""
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-    others = f", only files that are not known as images, such as {named(ignored[:1])}" if ignored else ""
-    return CdtransError(f"No image lies in {_quoted(top)} or below it{others}: check the path ({suffixes} are read).")
+    others, convert = (f", only files such as {ignored!r}", "convert them, or ") if ignored else ("", "")
+    return CdtransError(
+        f"No image lies in {_quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read)."
+    )
 
 
 def _walk(top: Path) -> Iterator[tuple[str, bool]]:
