@@ -1,5 +1,6 @@
 """`check` on real files, broken in the ways in which files break."""
 
+import dataclasses
 import io
 import json
 import shutil
@@ -21,12 +22,14 @@ from cdtrans.model.backbone import create_backbone
 from cdtrans.pipeline import adapt
 from cdtrans.screen import Screen
 from stores import Notes
-from tiny_task import CLASSES, TINY, Task, draw, make_task, tree
+from tiny_task import CLASSES, TINY, Task, draw, log_lines, make_task, tree
 
 MODEL_FREE = [
     "source layout",
     "source files",
     "target files",
+    "ignored files, source",
+    "ignored files, target",
     "classes",
     "balance",
     "target size",
@@ -121,7 +124,7 @@ def test_a_class_and_a_domain_without_a_readable_image(task: Task) -> None:
         file.write_bytes(b"")
     result = checked(task, max_bad=1.0)
     assert states(result) == {"source files": "warning", "target files": "stop"}
-    assert [f.subject for f in result.findings] == MODEL_FREE[:3]
+    assert [f.subject for f in result.findings] == MODEL_FREE[:5]
 
 
 def test_folders_and_images_that_are_of_no_class(task: Task) -> None:
@@ -131,6 +134,34 @@ def test_folders_and_images_that_are_of_no_class(task: Task) -> None:
     result = checked(task, screen)
     assert states(result) == {"source layout": "warning"}
     assert result.findings[0].found.endswith("beside the class folders and will not be used")
+
+
+def test_splits_that_are_taken_for_classes_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:
+    parts = task.folder / "parts"
+    for part in ("train", "val"):
+        shutil.copytree(task.source, parts / part)
+    for file in (parts / "val").rglob("*.png"):  # other pictures, else one picture has two labels
+        with Image.open(file) as image:
+            image.transpose(Image.Transpose.ROTATE_180).save(file)
+    task = dataclasses.replace(task, source=parts)
+    assert states(checked(task)) == {"source layout": "warning"}
+    adapt(source=parts, target=task.target, out=task.folder / "run", config=task.config, quiet=True)
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "look like splits" in line]
+    assert warning.endswith(f": 'train', 'val'. If the classes lie in them, give '{parts}/train' as the source.")
+
+
+def test_files_that_are_ignored_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:
+    (task.source / "red" / "20.heic").touch()
+    (task.target / "scan").touch()
+    result = checked(task)
+    assert states(result) == {"ignored files, source": "warning", "ignored files, target": "warning"}
+    assert details(result, "ignored files, source") == {"files": ["red/20.heic"]}
+    assert details(result, "ignored files, target") == {"files": ["scan"]}
+    adapt(source=task.source, target=task.target, out=task.folder / "run", config=task.config, quiet=True)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "Ignored because of the ending" in line]
+    assert ["1 source file (1 '.heic'), 'red/20.heic'" in warnings[0], "'scan'" in warnings[1]] == [True, True]
+    logged = [line["subject"] for line in log_lines(task.folder / "run") if line["event"] == "check"]
+    assert logged == ["ignored files, source", "ignored files, target"]
 
 
 def test_copies_of_every_kind(task: Task) -> None:
@@ -146,6 +177,12 @@ def test_copies_of_every_kind(task: Task) -> None:
         "exact": [{"target": "leak.png", "source": "blue/01.png"}],
         "near": [{"target": "again.png", "source": "green/02.png"}],
     }
+
+
+def test_what_adapt_takes_from_the_check_says_where_the_whole_list_is(task: Task, capsys) -> None:
+    shutil.copy(task.source / "blue" / "00.png", task.source / "red" / "copy.png")
+    adapt(source=task.source, target=task.target, out=task.folder / "run", config=task.config, quiet=True)
+    assert "Give each picture one label ('cdtrans check --json' lists them)." in capsys.readouterr().err
 
 
 def test_a_target_made_of_source_images_is_a_stop(task: Task) -> None:

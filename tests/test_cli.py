@@ -540,6 +540,26 @@ class TestCache:
         assert cleared["freed"] == store["bytes"]
         assert "Nothing is cached" in run("cache", "--cache", str(place)).out
 
+    def test_stores_below_a_folder_are_named_and_not_cleared(self, run: Run, tmp_path: Path) -> None:
+        place, top = tmp_path / "own", tmp_path / "office"
+        for name in ("office/amazon", "office/dslr", "office-home"):
+            file = draw(tmp_path / name / "a.png", kind=0, seed=1)
+            for size in (8, 9):
+                open_pixels([file], root=file.parent, size=size, cache=place, screen=Screen(quiet=True), name="source")
+        asked = ("cache", "--cache", str(place), "--root", str(top))
+        below = [str(top / "amazon"), str(top / "dslr")]
+        for flags in ((), ("--clear",)):
+            said = run(*asked, *flags).out.splitlines()
+            assert said[:2] == [
+                f"Nothing is cached in {place} for {top} itself.",
+                f"Folders below it have stores of their own, which --root {top} leaves alone:"
+                f" '{below[0]}', '{below[1]}'.",
+            ]
+            found = json.loads(run(*asked, *flags, "--json").out)
+            assert (found["stores"], found["below"], found["freed"]) == ([], below, 0)
+        assert len(json.loads(run("cache", "--cache", str(place), "--json").out)["stores"]) == 6
+        assert "leaves alone" not in run("cache", "--cache", str(place)).out
+
 
 class TestBench:
     def test_what_is_asked_for_reaches_the_benchmark(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

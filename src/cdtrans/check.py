@@ -73,6 +73,8 @@ def check(
         preflight.layout(warnings_for(found_source)),
         preflight.unreadable("source", source_bad, len(found_source), resolved.max_bad),
         preflight.unreadable("target", target_bad, len(found_target), resolved.max_bad),
+        preflight.ignored("source", found_source.ignored),
+        preflight.ignored("target", found_target.ignored),
     ]
     if len(labelled) and len(unlabelled):
         findings += without_model(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)

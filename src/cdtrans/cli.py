@@ -18,7 +18,7 @@ from rich.table import Table
 from cdtrans.cli_ablate import ablate
 from cdtrans.config import FIELDS, preset_names
 from cdtrans.environment import package_version
-from cdtrans.errors import HARM, CdtransError, Interrupted
+from cdtrans.errors import HARM, CdtransError, Interrupted, named
 from cdtrans.options import (
     Debug,
     Device,
@@ -309,7 +309,9 @@ def demo(
 def cache(
     folder: Annotated[Path | None, typer.Option("--cache", help="The cache folder.")] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Delete what is listed; later runs decode again.")] = False,
-    root: Annotated[Path | None, typer.Option(help="Only the images of this folder.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Only what was decoded for exactly this folder, as it was given to a run.")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -320,17 +322,21 @@ def cache(
 
     screen = Screen(quiet=quiet, machine=json)
     place = folder or default_cache()
-    stores = [s for s in list_stores(place) if root is None or s.root == root.resolve()]
+    every = list_stores(place)
+    stores = [s for s in every if root is None or s.root == root.resolve()]
+    below = sorted({str(s.root) for s in every if root is not None and root.resolve() in s.root.parents})
     freed = clear_stores(place, root) if clear else 0
     if json:
         listed = [{"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes} for s in stores]
-        print_json({"cache": str(place), "stores": listed, "freed": freed})
+        print_json({"cache": str(place), "stores": listed, "below": below, "freed": freed})
         return
     table = Table("images of", "size", "images", "MB", "last used", title=str(place))
     for s in stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
         table.add_row(escape(str(s.root)), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
-    screen.result(table if stores else f"Nothing is cached in {place}.")
+    screen.result(table if stores else f"Nothing is cached in {place}{f' for {root} itself' if root else ''}.")
+    if below:
+        screen.result(f"Folders below it have stores of their own, which --root {root} leaves alone: {named(below)}.")
     if clear:
         screen.result(f"Freed {freed / 1e6:,.1f} MB.")
 

@@ -13,7 +13,7 @@ from cdtrans.data.stream import StreamedPixels
 from cdtrans.errors import CdtransError, DiskFull
 from cdtrans.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
-from cdtrans.trust.preflight import Labels, Pictures, examine
+from cdtrans.trust.preflight import Labels, Pictures, examine, ignored
 
 Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
 Skipped = dict[str, str]  # path -> why it could not be read
@@ -104,7 +104,11 @@ def check_data(
     """The part of `cdtrans check` that needs no model and no second look at the files. Refuses what makes a run
     pointless, unless forced; what else is found becomes a warning."""
     labels = Labels(np.array(source.labels), source.classes)
-    found = examine(pictures(source, source_pixels), labels, pictures(target, target_pixels))
+    found = [
+        ignored("source", source.ignored),
+        ignored("target", target.ignored),
+        *examine(pictures(source, source_pixels), labels, pictures(target, target_pixels)),
+    ]
     findings = [f for f in found if f.state != "ok"]
     if not force:
         refuse(findings)

@@ -70,8 +70,8 @@ def run_pipeline(
     if rearranged is None:
         require_no_key(config)
     source, target = scan_domains(config, screen)
-    for warning in warnings_for(source):
-        screen.warn(warning)
+    for found, advice in warnings_for(source):
+        screen.warn(f"{found}. {advice}")
     config = settle(config)
     check_folder(out, config)
     finished, stage_1 = (out / RESULT).exists(), stage_1_for(out, config.source_model)

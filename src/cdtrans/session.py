@@ -31,7 +31,7 @@ from cdtrans.training.adaptation import Rearranged, adapt_to_target
 from cdtrans.training.source import fit_source
 from cdtrans.training.state import load_state, step_seed
 from cdtrans.trust.findings import Finding
-from cdtrans.trust.holdout import holdout_share, split
+from cdtrans.trust.holdout import holdout_share, split, why_none
 
 
 def run_session(
@@ -68,7 +68,7 @@ def run_session(
     check_started = time.monotonic()
     findings = check_data(source, source_pixels, target, target_pixels, force=force, screen=screen)
     check_seconds = round(time.monotonic() - check_started, 3)
-    source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config)
+    source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config, screen)
     if min(len(source), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
 
@@ -115,13 +115,16 @@ def run_session(
 
 
 def hold_out(
-    source: LabelledDomain, pixels: DomainPixels, config: Config
+    source: LabelledDomain, pixels: DomainPixels, config: Config, screen: Screen
 ) -> tuple[LabelledDomain, DomainPixels, LabelledDomain, DomainPixels]:
     """The source to train on and the part that is only watched."""
     share = holdout_share(config.holdout, len(source), len(source.classes))
     train, held = split(source.labels, share, config.seed)
     if config.select == "holdout" and not held:
         raise CdtransError("'--select holdout' needs held-out source images; give --holdout 0.1 or another --select.")
+    if config.holdout and not held:
+        tell = screen.say if config.holdout == "auto" else screen.warn  # the one is as documented, the other a mistake
+        tell(why_none(config.holdout, max(source.counts())))
     return source.keep(train), pixels.keep(train), source.keep(held), pixels.keep(held)
 
 

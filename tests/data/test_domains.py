@@ -27,6 +27,7 @@ from cdtrans.data.images import decode
 from cdtrans.errors import CdtransError
 
 NOBODY = 65534
+SCANS = pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled])
 
 
 def image(path: Path) -> Path:
@@ -84,7 +85,7 @@ def public() -> Iterator[Path]:
 
 
 def test_the_target_type_has_no_place_for_labels():
-    assert {field.name for field in dataclasses.fields(UnlabelledDomain)} == {"root", "paths"}
+    assert {field.name for field in dataclasses.fields(UnlabelledDomain)} == {"root", "paths", "ignored"}
     assert LabelledDomain.__bases__ == UnlabelledDomain.__bases__ == (object,)
 
 
@@ -167,6 +168,30 @@ def test_undecodable_names(tmp_path):
     assert decode(domain.files()[0]).size == (1, 1)
     listed = scan_unlabelled(text(tmp_path / "list.txt", f"t/{name}"))
     assert listed.paths == (f"t/{name}",)
+
+
+def test_files_that_may_be_images_are_named_and_what_cannot_be_is_not(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "b/1.png")
+    expected = ("a/2.HEIC", "b/deep/x.avif", "b/scan", "c.dat")
+    harmless = (
+        "a/Thumbs.db",
+        "a/.DS_Store",
+        "README",
+        "b/LICENSE",
+        "a/notes.TXT",
+        "classes.csv",
+        "b/1.json",
+        "a/1.xmp",
+    )
+    for name in (*expected, *harmless):
+        (top / name).parent.mkdir(exist_ok=True)
+        (top / name).touch()
+    os.mkfifo(top / "b" / "pipe")
+    (top / "b" / "gone").symlink_to(top / "nowhere")
+    source, target = scan_labelled(top), scan_unlabelled(top)
+    assert source.paths == target.paths == ("a/1.png", "b/1.png")
+    assert source.ignored == target.ignored == source.keep([0]).ignored == target.keep([0]).ignored == expected
+    assert list(stream_images(top)) == source.files()
 
 
 # Links
@@ -287,6 +312,26 @@ def test_comments_blank_lines_windows_ends_byte_order_mark_and_tabs(tmp_path):
     assert scan_unlabelled(where).paths == ("a b.png", "2.png")
 
 
+def test_behind_a_tab_a_label_may_hold_spaces(tmp_path):
+    """As may the path before it; a tab within a path is still a part of it."""
+    folder(tmp_path, "my seal.png", "2.png", "a\tb.png", "3.png")
+    lines = ("my seal.png\tsea lion", "2.png \t  great white shark \r", "a\tb.png seal", "3.png\tseal")
+    where = text(tmp_path / "list.txt", *lines)
+    domain = scan_labelled(where)
+    assert domain.paths == scan_unlabelled(where).paths == ("my seal.png", "2.png", "a\tb.png", "3.png")
+    assert [domain.classes[label] for label in domain.labels] == ["sea lion", "great white shark", "seal", "seal"]
+
+
+@SCANS
+def test_a_label_with_spaces_is_told_to_need_a_tab(tmp_path, scan):
+    folder(tmp_path, "my seal.png", "b.png")
+    where = text(tmp_path / "list.txt", "b.png 0", "my seal.png great white shark")
+    assert "'my seal.png great white' in line 2: put a tab before a label that has spaces, correct" in sentence(
+        scan, where
+    )
+    assert ": correct the list" in sentence(scan, text(tmp_path / "list.txt", "your seal.png 0"))
+
+
 def test_root_of_a_list(tmp_path):
     root = folder(tmp_path / "images", "a/1.png", "b/1.png")
     where = text(tmp_path / "list.txt", "a/1.png 0", f"{root}/b/1.png 1")
@@ -361,8 +406,6 @@ def test_lists_round_trip(tmp_path_factory, names, labels, gap, end):
 
 # Bad input
 
-SCANS = pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled])
-
 
 @SCANS
 def test_path_that_does_not_exist(tmp_path, scan):
@@ -388,7 +431,7 @@ def test_neither_folder_nor_list(tmp_path, scan):
     assert "neither a folder" in sentence(scan, image(tmp_path / "1.png"))
 
 
-@SCANS
+@pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled, lambda where: list(stream_images(where))])
 def test_no_image_in_a_folder(tmp_path, scan):
     (tmp_path / "s" / "class").mkdir(parents=True)
     assert "No image" in sentence(scan, tmp_path / "s")
@@ -396,6 +439,10 @@ def test_no_image_in_a_folder(tmp_path, scan):
     message = sentence(scan, tmp_path / "s")
     assert str(tmp_path / "s") in message
     assert ".webp" in message
+    assert "only files" not in message
+    (tmp_path / "s" / "class" / "b.heic").touch()
+    (tmp_path / "s" / "class" / "c.heic").touch()
+    assert "below it, only files such as 'class/b.heic': convert them, or check" in sentence(scan, tmp_path / "s")
 
 
 @SCANS
@@ -513,11 +560,13 @@ def test_warning_about_class_folders_without_an_image(tmp_path):
     domain = scan_labelled(top)
     assert domain.classes == ("a", "b")
     assert domain.empty == ("zebra",)
-    assert warnings_for(domain) == ["Folders of the source without an image are not classes: 'zebra'."]
+    ((found, advice),) = warnings_for(domain)
+    assert found == "Folders of the source without an image are not classes: 'zebra'"
+    assert advice == "Put images into these folders, or move them away."
     for n in range(6):
         (top / f"c{n}").mkdir()
-    (warning,) = warnings_for(scan_labelled(top))
-    assert warning.endswith(": 'c0', 'c1', 'c2', 'c3', 'c4' and 2 more.")
+    ((found, _),) = warnings_for(scan_labelled(top))
+    assert found.endswith(": 'c0', 'c1', 'c2', 'c3', 'c4' and 2 more")
 
 
 def test_warning_about_images_beside_the_class_folders(tmp_path):
@@ -525,4 +574,39 @@ def test_warning_about_images_beside_the_class_folders(tmp_path):
     domain = scan_labelled(top)
     assert len(domain) == 4
     (warning,) = warnings_for(domain.keep([0, 1, 2, 3]))
-    assert warning == f"3 images lie in '{top}' beside the class folders and will not be used."
+    found = f"3 images lie in '{top}' beside the class folders and will not be used"
+    assert warning == (found, "Move them into class folders.")
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train/cat/1", "train/cat/2", "train/dog/1", "val/cat/1", "val/dog/1"], ("train", "val")),
+        (["Test/1", "Test/2", "Test/3", "Train/cat/1", "Train/dog/1"], ("Train", "Test")),  # a test set without labels
+        (["test/cat/1", "test/dog/1", "train/cat/1", "train/cat/2", "train/dog/1"], ("train", "test")),
+        ([f"{top}/{c}/1" for top in ("amazon", "dslr") for c in ("mug", "pen", "pad")], ("amazon", "dslr")),
+        (["train/1", "val/1"], ()),  # nowhere a class
+        (["train/images/1", "val/images/1"], ()),
+        (["car/1", "train/steam/1", "train/diesel/1"], ()),  # a class of that name
+        (["mug/red/1", "mug/blue/1", "mug/old/1", "pen/thin/1", "pen/long/1", "pen/old/1"], ()),  # unlike names
+        ([f"{c}/{view}/1" for c in ("mug", "pen", "pad") for view in ("front", "side")], ()),  # views of each class
+        ([f"{c}/{part}/1" for c in ("mug", "pen") for part in ("train", "val", "test")], ()),  # splits of each class
+        ([f"{c}/images/1" for c in ("mug", "pen")], ()),
+        ([f"{c}/{n}/1" for c in ("mug", "pen") for n in ("a", "b", "d", *(c + x for x in "efgh"))], ()),  # most unlike
+        (["mug/a/1", "mug/b/1", "mug/c/1", "pen/1"], ()),
+    ],
+)
+def test_warning_about_splits_that_are_taken_for_classes(tmp_path, names, splits):
+    top = folder(tmp_path / "s", *(f"{name}.png" for name in names))
+    domain = scan_labelled(top)
+    assert domain.splits == splits
+    assert [advice for _, advice in warnings_for(domain)] == [
+        f"If the classes lie in them, give '{top}/{split}' as the source." for split in splits[:1]
+    ]
+    assert not splits or warnings_for(domain)[0][0].endswith(f": '{splits[0]}', '{splits[1]}'")
+
+
+def test_a_list_names_its_classes_whatever_folders_its_images_lie_in(tmp_path):
+    folder(tmp_path, "train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/dog/1.png")
+    lines = ("train/cat/1.png cat", "train/dog/1.png dog", "val/cat/1.png cat", "val/dog/1.png dog")
+    assert warnings_for(scan_labelled(text(tmp_path / "list.txt", *lines))) == []

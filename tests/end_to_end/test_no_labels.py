@@ -118,7 +118,7 @@ def test_names_and_class_folders_of_the_target_decide_nothing(task: Task) -> Non
 
 
 def test_the_type_of_the_target_has_no_room_for_a_label() -> None:
-    assert [field.name for field in dataclasses.fields(UnlabelledDomain)] == ["root", "paths"]
+    assert [field.name for field in dataclasses.fields(UnlabelledDomain)] == ["root", "paths", "ignored"]
     assert not issubclass(UnlabelledDomain, LabelledDomain)
     assert not issubclass(LabelledDomain, UnlabelledDomain)
     assert not any("label" in name or "class" in name for name in vars(UnlabelledDomain) if not name.startswith("__"))

@@ -186,3 +186,24 @@ class TestHoldout:
         assert ended.code == 2
         assert "give --holdout 0.1" in ended.err
         assert not (task.folder / "none").exists()
+
+    @pytest.mark.parametrize(
+        ("flags", "said", "warned"),
+        [
+            ([], "to be watched: there are fewer than 50 a class on average (--holdout 0.1 does it all the same).", ""),
+            (
+                ["--holdout", "0.0001"],
+                "",
+                "--holdout 0.0001 is less than one image of the largest class, which has 8; give a larger share, or 0.",
+            ),
+            (["--holdout", "0"], "", ""),
+        ],
+    )
+    def test_it_is_said_that_there_is_none(
+        self, task: Task, tmp_path: Path, flags: list[str], said: str, warned: str
+    ) -> None:
+        ended = cdtrans(*task.adapt(tmp_path / "run", "--epochs", "1", "--source-epochs", "1", "--no-guard", *flags))
+        assert ended.code == 0, ended.err
+        for text, expected in ((ended.out, said), (ended.err, warned)):
+            found = [line for line in text.splitlines() if "No source image is held out" in line]
+            assert [line.endswith(expected) for line in found] == [True] * bool(expected)

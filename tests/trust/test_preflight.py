@@ -74,6 +74,26 @@ class TestUnreadable:
         assert preflight.unreadable("source", {}, 7, 0.05).found == "All 7 can be read"
 
 
+class TestIgnored:
+    def test_endings_are_counted_and_the_first_files_named(self) -> None:
+        paths = [*(f"{n}.heic" for n in range(5)), "x.HEIC", "scan", "odd.a b\nc"]
+        finding = preflight.ignored("target", paths)
+        assert finding.state == "warning"
+        assert finding.found == (
+            "Ignored because of the ending: 8 target files (6 '.heic', 1 without, 1 '.a b\\nc'), "
+            "'0.heic', '1.heic', '2.heic', '3.heic', '4.heic' and 3 more"
+        )
+        assert "JPEG" in finding.advice
+        assert finding.details == {"files": paths}
+        many = preflight.ignored("source", [f"x.{n}" for n in range(6)])
+        assert "6 source files (1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)" in many.found
+        assert "1 source file (1 '.dat'), 'a.dat'" in preflight.ignored("source", ["a.dat"]).found
+
+    def test_none(self) -> None:
+        finding = preflight.ignored("source", ())
+        assert (finding.state, finding.advice, finding.details) == ("ok", "", {"files": []})
+
+
 class TestClasses:
     def test_few_classes_are_counted_one_by_one_and_many_in_short(self) -> None:
         assert preflight.class_sizes(labels(5, 9)).found == "2 classes: 'class-0' 5, 'class-1' 9"
@@ -114,6 +134,7 @@ class TestCopies:
         finding = subject(examine(doubled._replace(thumbnails=thumbnails), TWO, TARGET), "copies in the source")
         assert finding.state == "warning"
         assert finding.found == "Copies of another source image: 2 of 20 exactly, 1 nearly"
+        assert "('cdtrans check --json' lists them)" in finding.advice
 
     def test_under_two_labels(self) -> None:
         thumbnails = SOURCE.thumbnails.copy()
@@ -126,6 +147,7 @@ class TestCopies:
             "exact": [{"s-0.png": "class-0", "s-19.png": "class-1"}],
             "near": [{"s-2.png": "class-0", "s-12.png": "class-1"}],
         }
+        assert "('cdtrans check --json' lists them)" in finding.advice
 
     def test_a_quarter_of_contradicted_labels_is_a_stop(self) -> None:
         for copied, state in ((2, "warning"), (3, "stop")):
@@ -175,12 +197,27 @@ class TestHeaders:
         plain = [Header(300, 200, False), Header(56, 56, False), Header(200, 800, False)]
         paths = [str(n) for n in range(40)]
         finding = preflight.image_sizes("source", paths, [*odd, *plain, *plain[:1] * 35], crop=224)
-        assert finding.state == "ok"  # a twentieth
+        assert (finding.state, finding.advice) == ("ok", "")  # a twentieth
         assert finding.details == {"median": [300, 200], "tiny": ["0"], "thin": ["0", "1"]}
         finding = preflight.image_sizes("source", paths, [*odd, *plain, *odd[:1] * 35], crop=224)
         assert finding.state == "warning"
         assert "with a side below 56: 36; with one side over 4 times the other: 37" in finding.found
-        assert finding.advice
+
+    @pytest.mark.parametrize(
+        ("odd", "advice"),
+        [
+            ([Header(55, 60, False)], "Take larger originals of the small ones."),
+            ([Header(300, 1201, False)], "Cut the long ones to what they show."),
+            (
+                [Header(55, 60, False), Header(300, 1201, False)],
+                "Take larger originals of the small ones. Cut the long ones to what they show.",
+            ),
+        ],
+    )
+    def test_sizes_have_the_advice_that_applies(self, odd: list[Header], advice: str) -> None:
+        headers = [Header(300, 200, False), *odd]
+        finding = preflight.image_sizes("source", [str(n) for n in range(len(headers))], headers, crop=224)
+        assert (finding.state, finding.advice) == ("warning", advice)
 
     def test_transparency_in_one_domain(self) -> None:
         clear, solid = [Header(9, 9, True)] * 4, [Header(9, 9, False)] * 4
@@ -194,8 +231,8 @@ class TestHeaders:
 
 def test_the_layout_of_the_source() -> None:
     assert preflight.layout([]).state == "ok"
-    finding = preflight.layout(["One thing.", "Another."])
-    assert (finding.state, finding.found) == ("warning", "One thing. Another")
+    finding = preflight.layout([("One thing", "Do this."), ("Another", "Do that.")])
+    assert (finding.state, finding.found, finding.advice) == ("warning", "One thing. Another", "Do this. Do that.")
 
 
 class TestFindings:

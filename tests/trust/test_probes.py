@@ -60,6 +60,7 @@ def test_wrong_labels_are_listed_the_surest_first() -> None:
     assert {i["path"]: (i["label"], i["looks_like"]) for i in listed} == {"s-3": ("cow", "ant"), "s-70": ("ant", "bee")}
     assert [i["probability"] for i in listed] == sorted((i["probability"] for i in listed), reverse=True)
     assert listed[0]["path"] in finding.found
+    assert "('cdtrans check --json' lists them)" in finding.advice
 
 
 def test_the_distance_of_the_domains() -> None:
@@ -89,6 +90,7 @@ def test_targets_that_no_class_claims() -> None:
     assert finding.details["share"] > 0.4
     strangers = [int(path[2:]) >= 40 for path in finding.details["images"]]
     assert np.mean(strangers) > 0.8
+    assert "('cdtrans check --json' lists them)" in finding.advice
 
 
 def test_a_class_of_one_image_and_a_class_without() -> None:

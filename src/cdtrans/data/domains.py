@@ -11,14 +11,26 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from cdtrans.data.images import IMAGE_SUFFIXES, is_image_name
 from cdtrans.errors import CdtransError, named
 
 ARCHIVE_LEFTOVERS = "__MACOSX"  # macOS packs metadata twins of every file into this folder of a zip
+SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
 _INTEGER = re.compile(r"-?[0-9]+")
 _Label = TypeVar("_Label", int, str)
+_Kind = Literal["folder", "image", "ignored"]
+
+# What lies beside images in any data set, and that nobody takes for one.
+_TEXT_SUFFIXES = {
+    *(".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
+    *(".log", ".html", ".htm", ".xmp", ".aae", ".py", ".ipynb", ".sh"),
+}
+_PLAIN_NAMES = {
+    *("readme", "license", "licence", "copying", "notice", "changelog", "citation"),
+    *("thumbs.db", "ehthumbs.db"),
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,8 @@ class LabelledDomain:
     classes: tuple[str, ...]
     loose: int = 0  # images found beside the class folders: they belong to no class and are not in paths
     empty: tuple[str, ...] = ()  # class folders without an image
+    splits: tuple[str, ...] = ()  # class folders that look like train, val and test, the fullest first
+    ignored: tuple[str, ...] = ()  # files that may be images, but whose names do not end like one's
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -55,6 +69,7 @@ class UnlabelledDomain:
 
     root: Path
     paths: tuple[str, ...]  # relative to root, with '/'
+    ignored: tuple[str, ...] = ()  # files that may be images, but whose names do not end like one's
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -69,10 +84,11 @@ class UnlabelledDomain:
 def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: bool = False) -> LabelledDomain:
     """A folder `where/class/**/image`, or a list of lines 'path label'.
 
-    A list line is split at its last space or tab, so that paths may hold spaces; blank lines and lines that start
-    with '#' are skipped. Listed paths start from `root`, or from the list's own folder; for a folder `root` means
-    nothing. Labels that are all integers are put in numeric order and become 0..K-1, the way the authors count
-    classes; any others are class names in alphabetical order. One class is an error unless only for evaluation.
+    A list line is split at its last space or tab, so that paths may hold spaces; but first at a tab that follows an
+    image's name, so that labels may hold spaces too. Blank lines and lines that start with '#' are skipped. Listed
+    paths start from `root`, or from the list's own folder; for a folder `root` means nothing. Labels that are all
+    integers are put in numeric order and become 0..K-1, the way the authors count classes; any others are class names
+    in alphabetical order. One class is an error unless only for evaluation.
     """
     domain = _labelled_folder(where) if _is_folder(where) else _labelled_list(where, root)
     if len(domain.classes) == 1 and not allow_one_class:
@@ -94,11 +110,12 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
     """A folder of any nesting, whose folder names mean nothing, or a list of lines 'path' or 'path label'.
 
     A label in a list is dropped as its line is read. Since paths may hold spaces, a line has two readings: all of it
-    is a path, or all but its last word is. A line that ends like an image file ('my cat.jpg') is first taken as a
-    whole, any other ('my cat.jpg 3') first without its last word; the first reading that is an existing file counts.
+    is a path, or all but its label is. A line that ends like an image file ('my cat.jpg') is first taken as a whole,
+    any other ('my cat.jpg 3') first without its label; the first reading that is an existing file counts.
     """
     if _is_folder(where):
-        return UnlabelledDomain(where, tuple(_images_below(where)))
+        found, ignored = _files_below(where)
+        return UnlabelledDomain(where, tuple(found), tuple(ignored))
     base = _list_base(where, root)
     return UnlabelledDomain(base, _existing(where, base, [(i, *_readings(line)) for i, line in _list_lines(where)]))
 
@@ -117,29 +134,56 @@ def check_distinct(source: Path, target: Path) -> None:
         )
 
 
-def warnings_for(source: LabelledDomain) -> list[str]:
-    """What is odd about the layout of a source, yet no reason to stop."""
+def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
+    """What is odd about the layout of a source, yet no reason to stop: what was found, and what to do."""
     warnings = []
+    if source.splits:
+        found = f"Source folders that look like splits of a data set are taken for classes: {named(source.splits)}"
+        better = _quoted(source.root / source.splits[0])
+        warnings.append((found, f"If the classes lie in them, give {better} as the source."))
     if source.empty:
-        warnings.append(f"Folders of the source without an image are not classes: {named(source.empty)}.")
+        found = f"Folders of the source without an image are not classes: {named(source.empty)}"
+        warnings.append((found, "Put images into these folders, or move them away."))
     if source.loose:
         images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
-        warnings.append(f"{images} in {_quoted(source.root)} beside the class folders and will not be used.")
+        found = f"{images} in {_quoted(source.root)} beside the class folders and will not be used"
+        warnings.append((found, "Move them into class folders."))
     return warnings
 
 
 def _labelled_folder(where: Path) -> LabelledDomain:
-    found = _images_below(where)
+    found, ignored = _files_below(where)
     paths = tuple(path for path in found if "/" in path)
     if not paths:
         raise CdtransError(
             f"{_quoted(where)} holds images but no class folders: put the images of each class into a folder named"
             f" after the class, like {_quoted(where / 'CLASS' / found[0])}."
         )
-    classes, labels = _indexed([path.split("/")[0] for path in paths])
+    parts = [path.split("/", 2) for path in paths]
+    classes, labels = _indexed([names[0] for names in parts])
     folders = [entry.name for entry in _listing(where)[1] if _is_subfolder(entry)]
     empty = tuple(name for name in folders if name not in classes)
-    return LabelledDomain(where, paths, labels, classes, loose=len(found) - len(paths), empty=empty)
+    loose = len(found) - len(paths)
+    return LabelledDomain(where, paths, labels, classes, loose, empty, _splits(parts), tuple(ignored))
+
+
+def _splits(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Folders that look like `train` and `val` in `train/CLASS`, `val/CLASS`, of paths that are cut at their first two
+    slashes.
+
+    Those that are called so, if one of them holds several folders. Else all of them, if the same folders lie in each
+    and are more: folders in a class, such as `mug/front`, `mug/side`, are usually fewer than the classes.
+    """
+    images = Counter(names[0] for names in parts)
+    inside: dict[str, set[str]] = {top: set() for top in images}
+    for top, folder in {(names[0], names[1]) for names in parts if len(names) > 2}:
+        inside[top].add(folder)
+    splits = [top for top in inside if top.lower() in SPLIT_NAMES]
+    if len(splits) < 2 or max(len(inside[top]) for top in splits) < 2:
+        shared, together = set.intersection(*inside.values()), set.union(*inside.values())
+        alike = len(shared) > max(len(inside), len(together) / 2) and not any(s.lower() in SPLIT_NAMES for s in shared)
+        splits = list(inside) if alike else []
+    return tuple(sorted(splits, key=lambda top: (-len(inside[top]), -images[top])))
 
 
 def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:
@@ -186,10 +230,12 @@ def _folder_names(paths: Sequence[str], labels: Sequence[int], classes: int) -> 
 
 
 def _split_label(line: str) -> tuple[str, str]:
-    """'path label' -> path, label, split at the last space or tab; without a label the second is empty."""
-    cut = max(line.rfind(" "), line.rfind("\t"))
+    """'path label' -> path, label, see `scan_labelled`; without a label the second is empty."""
+    cut = line.rfind("\t")
+    if not is_image_name(line[: max(cut, 0)].rstrip(" \t")):
+        cut = max(line.rfind(" "), cut)
     path = line[: max(cut, 0)].rstrip(" \t")
-    return (path, line[cut + 1 :]) if path else (line, "")
+    return (path, line[cut + 1 :].lstrip(" ")) if path else (line, "")
 
 
 def _readings(line: str) -> tuple[str, ...]:
@@ -236,9 +282,11 @@ def _existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ..
             paths.append(path)
     if missing:
         number, path = missing[0]
+        ends = (i for i, character in enumerate(path) if character == " ")
+        tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
         raise CdtransError(
             f"{len(missing)} of the {len(listed)} files in {_quoted(where)} cannot be found below {_quoted(base)},"
-            f" the first is {path!r} in line {number}: correct the list, or say with --root where its paths start."
+            f" the first is {path!r} in line {number}: {tab}correct the list, or say with --root where its paths start."
         )
     return tuple(paths)
 
@@ -263,43 +311,57 @@ def stream_images(where: Path, root: Path | None = None) -> Iterator[Path]:
     if where.is_file() and is_image_name(where.name):
         yield where
     elif _is_folder(where):
-        first = None
-        for first in _walk(where):
-            yield where / first
-        if first is None:
-            raise _no_image(where)
+        empty, ignored = True, ""
+        for path, is_image in _walk(where):
+            if is_image:
+                empty = False
+                yield where / path
+            else:
+                ignored = ignored or path
+        if empty:
+            raise _no_image(where, ignored)
     else:
         base = _list_base(where, root)
         for number, line in _list_lines(where):
             yield base / _existing(where, base, [(number, *_readings(line))])[0]
 
 
-def _images_below(top: Path) -> list[str]:
-    found = list(_walk(top))
-    if not found:
-        raise _no_image(top)
-    return found
+def _files_below(top: Path) -> tuple[list[str], list[str]]:
+    """The images of a folder, and what is ignored although it may be one."""
+    images: list[str] = []
+    ignored: list[str] = []
+    for path, is_image in _walk(top):
+        (images if is_image else ignored).append(path)
+    if not images:
+        raise _no_image(top, next(iter(ignored), ""))
+    return images, ignored
 
 
-def _no_image(top: Path) -> CdtransError:
+def _no_image(top: Path, ignored: str) -> CdtransError:
+    """`ignored` is the first file that may be one, if there is any."""
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-    return CdtransError(f"No image lies in {_quoted(top)} or below it: check the path ({suffixes} are read).")
+    others, convert = (f", only files such as {ignored!r}", "convert them, or ") if ignored else ("", "")
+    return CdtransError(
+        f"No image lies in {_quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read)."
+    )
 
 
-def _walk(top: Path) -> Iterator[str]:
-    """The image files of a folder and all below it, ordered by name level by level, whatever the file system's order.
+def _walk(top: Path) -> Iterator[tuple[str, bool]]:
+    """The files of a folder and all below it that are images (True) or may be some (False), ordered by name level by
+    level, whatever the file system's order.
 
-    Hidden entries are left out. Links to folders are followed if they lead out of `top`, and no folder is entered twice
-    through them; a link to a folder inside `top` is another name for what is found there anyway. A link to nothing
-    counts as an image if it is named like one: it is better reported as unreadable than passed over.
+    Hidden entries, text and what systems leave in folders are left out. Links to folders are followed if they lead out
+    of `top`, and no folder is entered twice through them; a link to a folder inside `top` is another name for what is
+    found there anyway. A link to nothing counts as an image if it is named like one: it is better reported as
+    unreadable than passed over.
     """
     real_top = os.path.realpath(top) + os.sep
     entered: set[tuple[int, int]] = set()
-    pending: list[tuple[str, bool]] = [("", True)]  # path, and whether it is a folder
+    pending: list[tuple[str, _Kind]] = [("", "folder")]
     while pending:
-        path, is_folder = pending.pop()
-        if not is_folder:
-            yield path
+        path, kind = pending.pop()
+        if kind != "folder":
+            yield path, kind == "image"
             continue
         identity, entries = _listing(top / path)
         if identity in entered:
@@ -309,9 +371,11 @@ def _walk(top: Path) -> Iterator[str]:
             below = f"{path}/{entry.name}" if path else entry.name
             if _is_subfolder(entry):
                 if not (entry.is_symlink() and (os.path.realpath(entry.path) + os.sep).startswith(real_top)):
-                    pending.append((below, True))
+                    pending.append((below, "folder"))
             elif _is_image(entry):
-                pending.append((below, False))
+                pending.append((below, "image"))
+            elif _may_be_image(entry):
+                pending.append((below, "ignored"))
 
 
 def _listing(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry]]:
@@ -334,6 +398,14 @@ def _is_image(entry: os.DirEntry) -> bool:
         return False
     if entry.is_symlink():
         return os.path.isfile(entry.path) or not os.path.exists(entry.path)
+    return entry.is_file()
+
+
+def _may_be_image(entry: os.DirEntry) -> bool:
+    """Whether somebody may expect it to be read: an image of another format, or one whose ending has been lost."""
+    name = entry.name.lower()
+    if is_image_name(name) or name in _PLAIN_NAMES or os.path.splitext(name)[1] in _TEXT_SUFFIXES:
+        return False
     return entry.is_file()
 
 

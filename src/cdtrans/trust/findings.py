@@ -7,6 +7,7 @@ from typing import Any, Literal
 from cdtrans.errors import CdtransError
 
 State = Literal["ok", "warning", "stop"]
+LISTED = "'cdtrans check --json' lists them"  # for an advice, which `adapt` may print too
 GRAVITY: tuple[State, ...] = ("ok", "warning", "stop")
 
 

@@ -13,6 +13,19 @@ def holdout_share(setting: float | str, images: int, classes: int) -> float:
     return float(setting)
 
 
+def why_none(setting: float | str, largest: int) -> str:
+    """Why nothing of a source, whose largest class has so many images, is held out, although the setting is not 0."""
+    if setting == "auto":
+        return (
+            f"No source image is held out to be watched: there are fewer than {IMAGES_PER_CLASS} a class on average "
+            f"(--holdout {SHARE:g} does it all the same)."
+        )
+    return (
+        f"No source image is held out: --holdout {setting:g} is less than one image of the largest class, which has "
+        f"{largest}; give a larger share, or 0."
+    )
+
+
 def split(labels: tuple[int, ...], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Positions to train on and to hold out: the share of each class, rounded down, so that no class is left empty."""
     generator = np.random.default_rng([seed, len(labels)])

@@ -4,6 +4,8 @@
 target is looked at as pictures alone: nothing here can ask for a label of it.
 """
 
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ import numpy as np
 from cdtrans.data.images import Header
 from cdtrans.errors import NAMED, named
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
-from cdtrans.trust.findings import Finding, State, graded
+from cdtrans.trust.findings import LISTED, Finding, State, graded
 
 FEW = 5  # images of a class; below it there is not one for each part of a five-fold check, and little to learn from
 BALANCE = 10.0  # largest class to smallest; Office-31 has 4.4 at most, and the losses do not make up for it
@@ -69,6 +71,20 @@ def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) ->
     found = f"{len(bad)} of {total} {name} files cannot be read: {first}{more}"
     state = "stop" if len(bad) == total else graded(len(bad) / total, warning=0.0, stop=max_bad)
     return Finding(state, subject, found, "Repair or remove them; a run skips them.", details)
+
+
+def ignored(name: str, paths: Sequence[str]) -> Finding:
+    """Files that are left out for their endings, which nobody would miss until an hour later."""
+    subject, details = f"ignored files, {name}", {"files": list(paths)}
+    if not paths:
+        return Finding("ok", subject, f"No {name} file is left out for its ending", details=details)
+    endings = Counter(os.path.splitext(path)[1].lower() for path in paths).most_common()
+    listed = ", ".join(f"{count} {repr(ending) if ending else 'without'}" for ending, count in endings[:NAMED])
+    more = ", ..." if len(endings) > NAMED else ""
+    files = "file" if len(paths) == 1 else "files"
+    found = f"Ignored because of the ending: {len(paths)} {name} {files} ({listed}{more}), {named(paths)}"
+    advice = "If they are images, convert them (HEIC and AVIF too) to JPEG or PNG, or rename those that already are."
+    return Finding("warning", subject, found, advice, details)
 
 
 def class_sizes(labels: Labels) -> Finding:
@@ -131,9 +147,9 @@ def copies_in_source(paths: Sequence[str], exact: np.ndarray, near: np.ndarray) 
     groups = [[paths[n] for n in group] for group in _groups(near[:total])]
     found = f"Copies of another source image: {same} of {total} exactly, {alike - same} nearly"
     state = graded(alike / total, warning=COPIES)
-    advice = "Remove the copies (--json lists them): they count as often as they are there." if state != "ok" else ""
+    advice = f"Remove the copies ({LISTED}): they count as often as they are there."
     details = {"exact": same, "near": alike - same, "groups": groups}
-    return Finding(state, "copies in the source", found, advice, details)
+    return Finding(state, "copies in the source", found, advice if state != "ok" else "", details)
 
 
 def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near: np.ndarray) -> Finding:
@@ -154,7 +170,7 @@ def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near
         f"such as {named(list(contradicted[0]))}"
     )
     state: State = "stop" if images["exact"] > CONTRADICTED * total else "warning"
-    return Finding(state, "labels of copies", found, "Give each picture one label (--json lists them).", details)
+    return Finding(state, "labels of copies", found, f"Give each picture one label ({LISTED}).", details)
 
 
 def leak(source: Sequence[str], target: Sequence[str], exact: np.ndarray, near: np.ndarray) -> Finding:
@@ -226,16 +242,17 @@ def image_sizes(name: str, paths: Sequence[str], headers: Sequence[Header], crop
         f"below {crop / ENLARGED:.3g}: {tiny.sum()}; with one side over {STRETCHED:.3g} times the other: {thin.sum()}"
     )
     state = graded(float((tiny | thin).mean()), warning=ODD)
-    advice = "Take larger originals, and cut the long ones to what they show." if state != "ok" else ""
+    cures = ((tiny, "Take larger originals of the small ones."), (thin, "Cut the long ones to what they show."))
+    advice = " ".join(cure for odd, cure in cures if odd.any()) if state != "ok" else ""
     return Finding(state, f"image sizes, {name}", found, advice, details)
 
 
-def layout(warnings: Sequence[str]) -> Finding:
-    """What the scan of the source has to say."""
+def layout(warnings: Sequence[tuple[str, str]]) -> Finding:
+    """What the scan of the source has to say: what was found, and what to do."""
     if not warnings:
         return Finding("ok", "source layout", "Every image found is of a class")
-    found = " ".join(warnings).removesuffix(".")
-    return Finding("warning", "source layout", found, "Move the images into class folders, or the folders away.")
+    found, advice = zip(*warnings, strict=True)
+    return Finding("warning", "source layout", ". ".join(found), " ".join(advice))
 
 
 def _gap(subject: str, shares: Sequence[float], advice: str) -> Finding:

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from cdtrans.errors import named
-from cdtrans.trust.findings import Finding, State
+from cdtrans.trust.findings import LISTED, Finding, State
 
 FOLDS = 5
 STRENGTH = 0.01  # the inverse of the penalty on standardised features: best of 1, 0.1, 0.01, 0.003 on Office-31
@@ -92,7 +92,7 @@ def mislabelled(held_out: np.ndarray, labels: np.ndarray, classes: Sequence[str]
         f"{first['looks_like']!r}"
     )
     state: State = "warning" if len(listed) > MISLABELLED * len(labels) else "ok"
-    return Finding(state, "mislabelled images", found, "Look at them, the surest first (--json lists them).", details)
+    return Finding(state, "mislabelled images", found, f"Look at them, the surest first ({LISTED}).", details)
 
 
 def domain_distance(accuracy: float) -> Finding:
@@ -130,7 +130,7 @@ def unclaimed(held_out: np.ndarray, on_target: np.ndarray, paths: Sequence[str])
     details = {"share": share, "images": [paths[n] for n in unsure.tolist()]}
     found = f"No class claims {share:.0%} of the target images"
     if share > UNCLAIMED:
-        advice = "Look at them (--json lists them): the target may hold other classes, or lie very far from the source."
+        advice = f"Look at them ({LISTED}): the target may hold other classes, or lie very far from the source."
         return Finding("warning", "unclaimed targets", found, advice, details)
     return Finding("ok", "unclaimed targets", found, details=details)
 
