@@ -188,6 +188,33 @@ def test_harm_is_told_first(run: Path) -> None:
     assert 'class="band"' not in text, "no range after harm"
 
 
+def test_a_stopped_run_shows_what_there_is(stopped_run: Path) -> None:
+    page = written(stopped_run)
+    texts = page.sections
+    assert "scores of the source-only model alone" in texts["scores"]
+    assert "Consensus" in texts["scores"]
+    assert "change" not in texts["scores"]
+    assert "before the first epoch of adaptation" in texts["epochs"]
+    assert "by the source-only model" in texts["classes"]
+    assert "after" not in texts["classes"]
+    assert "no prediction has changed" in texts["changed"]
+    assert "sure" in texts["uncertain"]
+    assert "last block of the source-only model (there is no adapted one)" in texts["gallery"]
+    assert "the model that the run hands over" in texts["answers"]
+    assert "by adaptation" not in texts["answers"]
+    charts = [a["aria-label"] for tag, a in page.elements if tag == "svg"]
+    assert not [words for words in charts if "over the epochs" in words], "no curve of a single dot"
+
+
+def test_no_points_by_adaptation_where_it_was_refused(run: Path) -> None:
+    assert "points by adaptation" in written(run).sections["answers"]
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
+    texts = written(run).sections
+    assert "by adaptation" not in texts["answers"]
+    assert "last block of the adapted model," in texts["gallery"], "what was refused can be looked at"
+
+
 def test_names_are_text_and_not_markup(run: Path) -> None:
     names = ["<script>alert(1)</script>", '"quoted" & more', "caf\udce9"]
     for file in (run / "adapted" / "model.json", run / "source" / "model.json", run / "evaluation.json"):

@@ -84,7 +84,21 @@ class TestScores:
 
     def test_a_run_that_ended_before_adaptation_has_nothing_to_compare(self) -> None:
         hopeless = record(log=SCORED[:1], result={"chosen_epoch": 0, "chosen_model": "source"})
-        assert "ended before adaptation" in sections.scores(hopeless).why
+        assert [(s.name, s.before, s.after) for s in sections.scores(hopeless)[:2]] == [
+            ("Consensus", 0.3, None),
+            ("Confidence", 0.5, None),
+        ]
+        assert "before the first epoch" in sections.score_curves(hopeless).why
+
+    def test_a_single_epoch_makes_no_curve(self) -> None:
+        """Nor does one whose other values are not finite."""
+        log = [
+            {"event": "epoch", "stage": "adaptation", "epoch": 1, "loss_source": 3.0, "loss_target": 3.0},
+            {"event": "epoch", "stage": "adaptation", "epoch": 2, "loss_source": 2.0, "loss_target": float("nan")},
+        ]
+        assert [c.name for c in sections.loss_curves(record(log=log))] == ["Loss, source branch"]
+        assert "one epoch" in sections.loss_curves(record(log=log[:1])).why
+        assert "one epoch" in sections.score_curves(record(log=SCORED[2:3])).why
 
     def test_curves_mark_the_chosen_epoch(self) -> None:
         curves = sections.score_curves(record(log=SCORED))

@@ -57,7 +57,7 @@ def embedding(record: Record) -> Embedding | Missing:
     labels = source_labels[sampled_source[rows_s]]
     refused = " (not used)" if record.used_source else ""
     views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}{refused}", after)]
-    if record.shown_epoch == 0:
+    if not record.adapted:
         views = views[:1]  # both would be the same model
     features = [np.concatenate([seen[0][rows_s], seen[1][rows_t]]) for _, seen in views]
     laid_out = on_planes(np.stack(features), device_for(record))

@@ -1,6 +1,7 @@
 """The sections of the page that are numbers. Each is made from a record of the run, or says in one line why it is not
 there."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -60,12 +61,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Score:
-    """One label-free score before and after adaptation."""
+    """One label-free score before and after adaptation, if there was any."""
 
     name: str
     meaning: str
     before: float
-    after: float
+    after: float | None
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class ClassShare:
-    """How often a class is, as shares of the images: labelled in the source, predicted in the target."""
+    """How often a class is, as shares of the images: labelled in the source, predicted in the target. Without an
+    adapted model, after is before."""
 
     name: str
     source: float
@@ -167,7 +169,7 @@ def verdict(record: Record) -> Verdict:
     if record.trained_with_key:
         tone, badge = "warned", "trained with the answer key"
         sentence = "This run was trained on pairs made with the answer key: it measures something and adapts nothing."
-    elif record.used_source and record.shown_epoch == 0:
+    elif record.used_source and not record.adapted:
         tone, badge = "bad", "stopped"
         sentence = "There is no adapted model: the run was stopped, and hands over the source-only model."
     elif record.used_source:
@@ -199,20 +201,23 @@ def estimate(record: Record) -> Estimate | Missing:
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:
     by_epoch = {int(line["epoch"]): line for line in record.events("scores")}
-    if record.shown_epoch == 0:
-        return Missing("The run ended before adaptation, so there is nothing to compare with the source-only model.")
     before, after = by_epoch.get(0), by_epoch.get(record.shown_epoch)
     if before is None or after is None:
         return Missing("This run scored no model without labels.")
     shared = [name for name in _score_names(by_epoch) if name in before and name in after]
-    return tuple(Score(*_words(name), float(before[name]), float(after[name])) for name in shared)
+    return tuple(
+        Score(*_words(name), float(before[name]), float(after[name]) if record.adapted else None) for name in shared
+    )
 
 
 def score_curves(record: Record) -> tuple[Curve, ...] | Missing:
     lines = {int(line["epoch"]): line for line in record.events("scores")}
     if not lines:
         return Missing("This run scored no epoch without labels.")
-    return tuple(curve(lines, name, _words(name), record) for name in _score_names(lines))
+    if not record.adapted:
+        return Missing("The run ended before the first epoch of adaptation, so there is nothing to draw over epochs.")
+    curves = _drawn(curve(lines, name, _words(name), record) for name in _score_names(lines))
+    return curves or Missing("Only one epoch has scores, which makes no curve; they are in log.jsonl.")
 
 
 def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
@@ -220,7 +225,13 @@ def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
     names = [name for name in LOSSES if any(name in line for line in lines.values())]
     if not names:
         return Missing("The log holds no epoch of adaptation.")
-    return tuple(curve(lines, name, LOSSES[name], record) for name in names)
+    curves = _drawn(curve(lines, name, LOSSES[name], record) for name in names)
+    return curves or Missing("Only one epoch has losses, which makes no curve; they are in log.jsonl.")
+
+
+def _drawn(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+    """Those that are more than a dot."""
+    return tuple(c for c in curves if len(c.epochs) > 1)
 
 
 def curve(lines: dict[int, dict[str, Any]], name: str, words: tuple[str, str], record: Record) -> Curve:
