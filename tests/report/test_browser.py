@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cdtrans.report.page import write_report
+from cdtrans.report.record import read_record
 from cdtrans.screen import Screen
 
 CHROMIUM = shutil.which("chromium")
@@ -174,6 +175,18 @@ def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
     assert not page.locator("#filter").is_visible()
     assert not page.locator("nav").is_visible()
     assert all(page.evaluate(VISIBLE))
+
+
+def test_a_click_takes_the_whole_path_of_a_picture(opened: Any, full: Path) -> None:
+    page, record = opened(PHONE), read_record(full)
+    files = page.locator(".file")
+    told = [file.inner_text() for file in files.all()]
+    assert set(told) <= {*record.source, *record.target}
+    pictures = page.locator(".pair").count() * 2 + page.locator(".look").count()
+    assert len(told) == pictures > 50
+    for n in (0, 1, len(told) - 1):
+        files.nth(n).click()
+        assert page.evaluate("getSelection().toString()") == told[n]
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])

@@ -257,7 +257,7 @@ def test_settings_are_written_as_in_yaml() -> None:
     ]
     assert page.signed(-0.25, 1) == "−0.2"
     assert page.percent(0.255, 1) == "25.5%"
-    assert page.breakable("a_b<c") == "a_<wbr>b&lt;c"
+    assert page.breakable("a_b/c<d") == "a_<wbr>b/<wbr>c&lt;d"
 
 
 def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
