@@ -101,6 +101,17 @@ def test_every_image_of_the_sample_is_a_point_on_its_planes(opened: Any) -> None
     assert all(len(rings) == 3 and len(dots) > 1 for rings, dots in colours[2:]), "the three classes"
 
 
+def test_the_legend_names_the_colours_of_the_points(opened: Any) -> None:
+    page = opened(java_script_enabled=False)
+    colour = "[...document.querySelectorAll('.planes')][1].querySelectorAll('.rings circle')"
+    drawn = page.evaluate(f"[...new Set([...{colour}].map(c => getComputedStyle(c).stroke))]")
+    legend = page.evaluate("""Object.fromEntries([...document.querySelectorAll('.legend li')].map(item =>
+        [item.checkVisibility() && item.textContent, getComputedStyle(item.firstElementChild).backgroundColor]))""")
+    assert list(legend) == ["blue", "green", "red"]
+    assert sorted(legend.values()) == sorted(drawn)
+    assert legend["blue"] == "rgb(31, 119, 180)", "the first class has the first colour, as .k0"
+
+
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_words_can_be_read_on_their_ground(opened: Any, width: int) -> None:
     """No text is cut off or smaller than what a person reads."""

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from cdtrans.errors import CdtransError
-from cdtrans.report import answers, gallery, page, sections
+from cdtrans.report import answers, embedding, gallery, page, sections
 from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
 from cdtrans.screen import Screen
@@ -261,10 +261,19 @@ def test_settings_are_written_as_in_yaml() -> None:
 
 
 def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists are cut, a matrix becomes a picture, and the page says so."""
+    """Lists are cut, a matrix becomes a picture, colours repeat and are listed on demand, and the page says so."""
+    assert ("details", {"class": "legend", "open": None}) in written(run).elements
+    monkeypatch.setattr(embedding.Embedding, "LISTED", 2)
+    monkeypatch.setattr(embedding.Embedding, "COLOURS", 2)
     monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
     monkeypatch.setattr(answers, "SHOWN_CONFUSION", 2)
-    texts = written(run).sections
+    page = written(run)
+    texts = page.sections
+    assert ("details", {"class": "legend"}) in page.elements
+    assert [a["class"] for tag, a in page.elements if "swatch dot k" in str(a.get("class"))] == [
+        f"swatch dot k{n}" for n in (0, 1, 0)
+    ]
+    assert "The 2 colours repeat: there are 3 classes." in texts["features"]
     assert "The 2 of 3 classes that differ most" in texts["classes"]
     assert "The 2 of 3 classes that lose the largest share" in texts["pairs"]
     assert "Accuracy by class" in texts["answers"]
