@@ -42,7 +42,7 @@ class Page:
     mislabelled: Looks | Missing
     embedding: Embedding | Missing
     answers: Answers | Missing
-    costs: tuple[sections.Cost, ...] | Missing
+    costs: sections.Costs | Missing
     gone: int  # image files that have vanished since the run
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from cdtrans.report.record import Record, Round
 from cdtrans.training.reporting import clock
 
+MINUTE = 60  # seconds
 SHOWN_CLASSES = 40  # a longer list of classes is not read; those that stand out are shown
 
 # What the scores of log.jsonl are called on the page, and what each asks for, in the order of the page.
@@ -154,10 +155,24 @@ class PairCounts:
 
 @dataclass(frozen=True)
 class Cost:
+    """A row of the table of costs."""
+
     stage: str
-    epochs: int
-    seconds: str
-    rate: float | None  # images per second, mean of the epochs
+    seconds: float
+    epochs: int = 0
+    rate: float | None = None  # images per second of its epochs
+
+    @property
+    def time(self) -> str:
+        return clock(self.seconds) if self.seconds >= MINUTE else f"{self.seconds:.1f} s"
+
+
+@dataclass(frozen=True)
+class Costs:
+    stages: tuple[Cost, ...]
+    rest: Cost | None  # what lies between the stages
+    total: Cost | None  # of all of them; an older run may not know
+    page: bool  # whether writing the page is among them
 
 
 def verdict(record: Record) -> Verdict:
@@ -295,25 +310,46 @@ def _round_count(r: Round) -> RoundCount:
     return RoundCount(r.number, int(r.facts.get("proposed", len(r.kept))), kept, r.facts)
 
 
-def costs(record: Record) -> tuple[Cost, ...] | Missing:
-    """Seconds by stage; a session's line is its whole time, which holds the stages and all between them."""
+STAGES = {  # what the stages of timings.jsonl are called on the page
+    "source": "Stage 1, source",
+    "adaptation": "Stage 2, adaptation",
+    "check": "Check of the data",
+    "scores": "Label-free scores",
+    "report": "This page",
+}
+
+
+def costs(record: Record) -> Costs | Missing:
+    """Seconds by stage, what lies between them, and their sum."""
     stages: dict[str, list[dict[str, Any]]] = {}
     for line in record.timings:
         stages.setdefault(str(line.get("stage", "other")), []).append(line)
+    sessions = stages.pop("session", [])
     if not stages:
         return Missing("The run folder holds no timings.")
-    return tuple(_cost(stage, lines) for stage, lines in stages.items())
+    rows = tuple(_cost(stage, lines) for stage, lines in stages.items())
+    if not sessions:
+        return Costs(rows, None, None, "report" in stages)
+    timed = sum(row.seconds for row in rows)
+    total = _seconds(sessions) + _seconds(_outside(record.timings, sessions))
+    return Costs(rows, Cost("All between them", max(total - timed, 0.0)), Cost("Together", total), "report" in stages)
+
+
+def _outside(timings: list[dict[str, Any]], sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines that no session's time includes: the report, which is written after its session's line, and what a
+    session timed that was killed, and so has no line of its own."""
+    spans = [(float(line.get("at", 0)) - float(line.get("seconds", 0)), float(line.get("at", 0))) for line in sessions]
+    return [line for line in timings if not any(a <= float(line.get("at", 0)) <= b for a, b in spans)]
 
 
 def _cost(stage: str, lines: list[dict[str, Any]]) -> Cost:
-    rates = [float(line["images_per_second"]) for line in lines if "images_per_second" in line]
-    seconds = sum(float(line.get("seconds", 0)) for line in lines)
-    names = {
-        "source": "Stage 1, source",
-        "adaptation": "Stage 2, adaptation",
-        "check": "Check of the data",
-        "scores": "Label-free scores",
-        "session": "Whole session",
-    }
-    mean = float(np.mean(rates)) if rates else None
-    return Cost(names.get(stage, stage.capitalize()), sum("epoch" in line for line in lines), clock(seconds), mean)
+    """The rate is that of all its epochs together, so that a slow one counts for as long as it took."""
+    rated = [line for line in lines if "images_per_second" in line]
+    images = sum(float(line["images_per_second"]) * float(line.get("seconds", 0)) for line in rated)
+    rate = images / max(_seconds(rated), 1e-9) if rated else None
+    epochs = sum("epoch" in line for line in lines)
+    return Cost(STAGES.get(stage, stage.capitalize()), _seconds(lines), epochs, rate)
+
+
+def _seconds(lines: list[dict[str, Any]]) -> float:
+    return sum(float(line.get("seconds", 0)) for line in lines)
