@@ -14,6 +14,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.report import answers, embedding, gallery, page, sections
 from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
+from cdtrans.report.record import read_record
 from cdtrans.screen import Screen
 
 QUIET = Screen(quiet=True)
@@ -213,6 +214,22 @@ def test_no_points_by_adaptation_where_it_was_refused(run: Path) -> None:
     texts = written(run).sections
     assert "by adaptation" not in texts["answers"]
     assert "last block of the adapted model," in texts["gallery"], "what was refused can be looked at"
+
+
+def test_shares_have_their_unit(parsed: Parsed, full: Path) -> None:
+    rows = sections.histogram(read_record(full)).rows
+    for row in rows:
+        for share in (row.source, row.before, row.after):
+            assert f"{share:.1%}" in parsed.sections["classes"]
+
+
+@pytest.mark.parametrize(("held", "words"), [(0, "3 classes</small>"), (1200, "3 classes; 1,200 more of the source")])
+def test_held_out_images_are_counted_at_the_top(run: Path, held: int, words: str) -> None:
+    data = json.loads((run / "data.json").read_text())
+    data["source"]["held_out"] = held
+    (run / "data.json").write_text(json.dumps(data))
+    text = write_report(run, QUIET).read_text(encoding="utf-8")
+    assert words in text[: text.index("<section")]
 
 
 def test_names_are_text_and_not_markup(run: Path) -> None:
