@@ -1,6 +1,8 @@
-"""Run folders for the report's tests: with everything it can show, as the first version left them, and bare records."""
+"""Run folders for the report's tests: with everything it can show, stopped before stage 2, as the first version left
+them, and bare records."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,27 @@ def complete(run: Path, answers: Path) -> Path:
     """A finished run and what an answer key said of it."""
     evaluate(run, answers, screen=Screen(quiet=True), device="cpu")
     assert (run / EVALUATION).exists()
+    return run
+
+
+def stopped(run: Path) -> Path:
+    """A finished run made into one that the guard stopped before stage 2, after its first search for pairs."""
+    for model in ("adapted", "last"):
+        shutil.rmtree(run / model)
+    for file in [*run.glob("predictions/epoch-*.npz"), *run.glob("pairs/round-*.npz")]:
+        if file.name not in ("epoch-000.npz", "round-01.npz"):
+            file.unlink()
+    result = json.loads((run / "result.json").read_text())
+    guard = {"verdict": "harm", "opening": "The guard stopped the run.", "findings": [], "advice": "", "warning": ""}
+    result |= {"chosen_model": "source", "chosen_epoch": 0, "judged_epoch": 0, "guard": guard}
+    (run / "result.json").write_text(json.dumps(result | {"estimate": result["estimate"] | {"harm": True}}))
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    lines = [x for x in lines if not (x["event"] == "scores" and x["epoch"]) and x.get("stage") != "adaptation"]
+    (run / "log.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines if x.get("round", 1) == 1))
+    with np.load(run / "views.npz") as arrays:
+        views = {name: arrays[name] for name in arrays.files}
+    before = {name: views[name.replace("after", "before")] for name in views if "after" in name}
+    np.savez(run / "views.npz", **views | before | {"changed": np.zeros_like(views["changed"])})
     return run
 
 

@@ -1,4 +1,4 @@
-"""The end of a run: the guard's verdict, the models, the chosen one's predictions, the report."""
+"""The end of a run: the guard's verdict, the models, the chosen one's predictions, and what people are told."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,9 +26,9 @@ def conclude(
     target: UnlabelledDomain,
     adaptation: Adaptation,
     config: Config,
-    screen: Screen,
-) -> None:
-    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json."""
+) -> dict[str, Any]:
+    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json, which is
+    returned."""
     before, after = adaptation.before, adaptation.after
     adapted = after is not None
     verdict = decide(adaptation.measures, guard=config.guard, adapted=adapted, warning=adaptation.warning)
@@ -53,12 +53,7 @@ def conclude(
         "estimate": estimated,
     }
     run.write_json(RESULT, result)
-    if config.report and run.writes:
-        with run.timed("report"):
-            from cdtrans.report.page import write_report
-
-            screen.say(f"report: {write_report(run.folder, screen)}")
-    show(result, screen)
+    return result
 
 
 def show(result: dict[str, Any], screen: Screen) -> None:

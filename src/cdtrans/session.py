@@ -14,7 +14,7 @@ from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.data.pixels import resize_for
 from cdtrans.device import pick_device, pick_precision
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.files import csv_line
 from cdtrans.inputs import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
 from cdtrans.interrupt import StopSignals
@@ -106,12 +106,26 @@ def run_session(
             adaptation = adapt_to_target(
                 run, model, source_images, labels, target_images, holdout, config, screen, rearranged
             )
-        conclude(run, model, card, target, adaptation, config, screen)
-        run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
+        result = conclude(run, model, card, target, adaptation, config)
+        log_session(run, started)  # before the report, which tells it
+        if config.report and run.writes:
+            with run.timed("report"):
+                from cdtrans.report.page import write_report
+
+                screen.say(f"report: {write_report(out, screen)}")
+        show(result, screen)
         remove_state(out)
         barrier()  # the others read the result that the main rank has written
+    except Interrupted:
+        log_session(run, started)
+        raise
     finally:
         run.close()
+
+
+def log_session(run: Run, started: float) -> None:
+    """How long this session took, with all that no other line of timings.jsonl tells: imports, decoding, saving, ..."""
+    run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
 
 
 def hold_out(

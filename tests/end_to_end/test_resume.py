@@ -1,6 +1,7 @@
 """A run that is killed, stopped or starved of disk goes on with the same command to the same bytes."""
 
 import fcntl
+import json
 import os
 import random
 import shutil
@@ -180,6 +181,8 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bytes(
         # without the save on the signal the state would be that of the stage's beginning
         assert watched.where()[0] == stage
         assert watched.where()[1:] > (1, 0)
+        timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
+        assert timings[-1]["stage"] == "session", "the cost of an interrupted session is known"
     finish(task, out, whole)
 
 

@@ -1,6 +1,7 @@
 """Choosing, guarding and estimating in real runs: what is written, what is restored, and how the command ends."""
 
 import json
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -103,7 +104,13 @@ def test_the_report_is_written_at_the_end_if_wanted(task: Task, healthy: Path) -
     ended = cdtrans(*task.adapt(out, "--report"))
     assert ended.code == 0, ended.err
     assert f"report: {out / 'report.html'}" in ended.out.replace("\n", "")
-    assert "<html" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "<html" in page
+    timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
+    assert [line["stage"] for line in timings][-2:] == ["session", "report"]
+    (total,) = re.findall(r"<tfoot>.*>([\d.]+) s</td></tr></tfoot>", page)
+    assert float(total) == round(timings[-2]["seconds"], 1), "known when the page is written the first time"
+    assert "The time to write this page is not in the table." in page
 
 
 def test_harm_ends_with_the_source_only_model_and_exit_code_3(task: Task) -> None:

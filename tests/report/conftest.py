@@ -7,7 +7,7 @@ import pytest
 
 from cdtrans.report.page import write_report
 from cdtrans.screen import Screen
-from run_folders import complete, older
+from run_folders import complete, older, stopped
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +22,12 @@ def full(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(full: Path, tmp_path: Path) -> Path:
     """A copy of it to spoil."""
     return shutil.copytree(full, tmp_path / "run")
+
+
+@pytest.fixture
+def stopped_run(finished, tmp_path: Path) -> Path:
+    """A run that was stopped before there was an adapted model, and what an answer key said of it; without a report."""
+    return complete(stopped(shutil.copytree(finished.run, tmp_path / "stopped")), finished.answers)
 
 
 @pytest.fixture

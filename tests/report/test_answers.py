@@ -43,3 +43,6 @@ class TestAnswers:
 
     def test_no_key_says_how_to_give_one(self) -> None:
         assert "cdtrans eval" in answers(record()).why
+
+    def test_a_single_epoch_makes_no_curve(self) -> None:
+        assert answers(record(evaluation=ANSWERS | {"accuracy_by_epoch": [0.5]})).curve is None

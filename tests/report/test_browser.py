@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cdtrans.report.page import write_report
+from cdtrans.report.record import read_record
 from cdtrans.screen import Screen
 
 CHROMIUM = shutil.which("chromium")
@@ -54,6 +55,12 @@ def opened(browser: Any, full: Path) -> Iterator[Any]:
     assert {url for url in asked if not url.startswith("data:")} == {(full / "report.html").as_uri()}
 
 
+def unfold(page: Any) -> None:
+    """What a person does on a phone who wants to see everything."""
+    while (folds := page.locator(".fold:not([open]) summary:visible")).count():
+        folds.first.click()
+
+
 def shown(page: Any) -> list[dict[str, str]]:
     visible = "[...document.querySelectorAll('.pair')].filter(pair => pair.checkVisibility())"
     return page.evaluate(f"{visible}.map(pair => ({{...pair.dataset}}))")
@@ -63,6 +70,7 @@ def shown(page: Any) -> list[dict[str, str]]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_picture_is_visible_and_nothing_sticks_out(opened: Any, width: int, scheme: str) -> None:
     page = opened(width, color_scheme=scheme)
+    unfold(page)
     visible = page.evaluate(VISIBLE)
     assert len(visible) > 50
     assert all(visible)
@@ -98,6 +106,17 @@ def test_every_image_of_the_sample_is_a_point_on_its_planes(opened: Any) -> None
     colours = [[{c for _, ring, c in plane if ring == kind} for kind in (True, False)] for plane in planes]
     assert colours[0] == colours[1] == [{"rgb(59, 130, 196)"}, {"rgb(224, 118, 47)"}], "the two domains"
     assert all(len(rings) == 3 and len(dots) > 1 for rings, dots in colours[2:]), "the three classes"
+
+
+def test_the_legend_names_the_colours_of_the_points(opened: Any) -> None:
+    page = opened(java_script_enabled=False)
+    colour = "[...document.querySelectorAll('.planes')][1].querySelectorAll('.rings circle')"
+    drawn = page.evaluate(f"[...new Set([...{colour}].map(c => getComputedStyle(c).stroke))]")
+    legend = page.evaluate("""Object.fromEntries([...document.querySelectorAll('.legend li')].map(item =>
+        [item.checkVisibility() && item.textContent, getComputedStyle(item.firstElementChild).backgroundColor]))""")
+    assert list(legend) == ["blue", "green", "red"]
+    assert sorted(legend.values()) == sorted(drawn)
+    assert legend["blue"] == "rgb(31, 119, 180)", "the first class has the first colour, as .k0"
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
@@ -167,6 +186,39 @@ def test_without_scripts_everything_is_there_but_the_filter(opened: Any) -> None
     assert not page.locator("#filter").is_visible()
 
 
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_phone_shows_the_first_of_long_lists_until_asked_for_all(opened: Any, scripts: bool) -> None:
+    page = opened(PHONE, java_script_enabled=scripts)
+    lists = [".pairs > .pair", "#uncertain .look", "#settings dl:nth-of-type(1) > div"]
+    seen = [[item.is_visible() for item in page.locator(name).all()] for name in lists]
+    assert seen == [[True] * 6 + [False] * (len(items) - 6) for items in seen]
+    assert min(map(len, seen)) > 20
+    page.locator("#gallery summary").focus()
+    page.keyboard.press("Enter")
+    assert all(pair.is_visible() for pair in page.locator(".pair").all())
+    unfold(page)
+    assert all(item.is_visible() for name in lists for item in page.locator(name).all())
+
+
+def test_what_the_filter_leaves_is_folded_anew(opened: Any) -> None:
+    page = opened(PHONE)
+    everything = page.locator(".pair").all()
+    page.get_by_role("combobox", name="Round").select_option("round 1")  # which comes after round 2
+    first = [pair for pair in everything if pair.get_attribute("data-round") == "1"]
+    assert [pair.is_visible() for pair in first] == [n < 6 for n in range(len(first))]
+    assert len(shown(page)) == 6 < len(first)
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_nothing_is_folded_on_paper_or_on_a_desk(opened: Any, width: int) -> None:
+    page = opened(width)
+    if width == PHONE:
+        assert not all(page.evaluate("[...document.images].map(image => image.checkVisibility())"))
+        page.emulate_media(media="print")
+    assert all(page.evaluate("[...document.images].map(image => image.checkVisibility())"))
+    assert not any(fold.is_visible() for fold in page.locator(".fold").all())
+
+
 def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
     page = opened(color_scheme="dark")
     page.emulate_media(media="print")
@@ -174,6 +226,19 @@ def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
     assert not page.locator("#filter").is_visible()
     assert not page.locator("nav").is_visible()
     assert all(page.evaluate(VISIBLE))
+
+
+def test_a_click_takes_the_whole_path_of_a_picture(opened: Any, full: Path) -> None:
+    page, record = opened(PHONE), read_record(full)
+    unfold(page)
+    files = page.locator(".file")
+    told = [file.inner_text() for file in files.all()]
+    assert set(told) <= {*record.source, *record.target}
+    pictures = page.locator(".pair").count() * 2 + page.locator(".look").count()
+    assert len(told) == pictures > 50
+    for n in (0, 1, len(told) - 1):
+        files.nth(n).click()
+        assert page.evaluate("getSelection().toString()") == told[n]
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])

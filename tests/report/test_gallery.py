@@ -122,11 +122,25 @@ class TestPairs:
             assert p.source is not None
         assert task.done == sum(p.heat is not None for p in found.pairs) > 0
 
-    def test_without_an_adapted_model_there_are_pairs_and_a_reason(self, run: Path) -> None:
-        shutil.rmtree(run / "adapted")
+    def test_without_an_adapted_model_the_source_only_model_looks(self, run: Path) -> None:
+        with_both = shown(run)
+        assert (with_both.model, with_both.why) == ("adapted", "")
+        (run / "adapted" / "model.safetensors").unlink()
         found = shown(run)
-        assert "no heat maps" in found.heat
+        assert (found.model, found.why) == ("source", "")
+        assert all(p.heat for p in found.pairs)
+        assert {p.heat for p in found.pairs}.isdisjoint(p.heat for p in with_both.pairs)
+
+    def test_without_any_model_there_are_pairs_and_a_reason(self, run: Path) -> None:
+        for model in ("adapted", "source"):
+            (run / model / "model.safetensors").unlink()
+        found = shown(run)
+        assert found.why == "There are no heat maps, because the run folder holds no model."
         assert all(p.source and p.target and p.heat is None for p in found.pairs)
+
+    def test_a_damaged_model_is_the_reason(self, run: Path) -> None:
+        (run / "adapted" / "model.safetensors").write_bytes(b"")
+        assert "is damaged" in shown(run).why
 
     @pytest.mark.parametrize("tidied", ["pairs", "images.csv"])
     def test_a_tidied_run(self, run: Path, tidied: str) -> None:
@@ -162,6 +176,14 @@ class TestLooks:
         sure = record.views["confidence_after"]
         assert [look.path for look in looks.images] == [record.target[i] for i in np.argsort(sure, kind="stable")[:5]]
         assert looks.of == 21
+        assert looks.images[0].detail == f"{sure.min():.0%} sure"
+
+    def test_least_certain_are_those_of_the_model_handed_over(self, run: Path) -> None:
+        record = read_record(run)
+        record.result["chosen_model"] = "source"
+        looks = gallery.uncertain(record, pictures(record)[1])
+        sure = record.views["confidence_before"]
+        assert looks.images[0].path == record.target[sure.argmin()]
         assert looks.images[0].detail == f"{sure.min():.0%} sure"
 
     def test_mislabelled_are_those_that_the_model_contradicts(self, run: Path) -> None:

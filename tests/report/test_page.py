@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from cdtrans.errors import CdtransError
-from cdtrans.report import answers, gallery, page, sections
+from cdtrans.report import answers, embedding, gallery, page, sections
 from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
+from cdtrans.report.record import read_record
 from cdtrans.screen import Screen
 
 QUIET = Screen(quiet=True)
@@ -188,6 +189,49 @@ def test_harm_is_told_first(run: Path) -> None:
     assert 'class="band"' not in text, "no range after harm"
 
 
+def test_a_stopped_run_shows_what_there_is(stopped_run: Path) -> None:
+    page = written(stopped_run)
+    texts = page.sections
+    assert "scores of the source-only model alone" in texts["scores"]
+    assert "Consensus" in texts["scores"]
+    assert "change" not in texts["scores"]
+    assert "before the first epoch of adaptation" in texts["epochs"]
+    assert "by the source-only model" in texts["classes"]
+    assert "after" not in texts["classes"]
+    assert "no prediction has changed" in texts["changed"]
+    assert "sure" in texts["uncertain"]
+    assert "last block of the source-only model (there is no adapted one)" in texts["gallery"]
+    assert "the model that the run hands over" in texts["answers"]
+    assert "by adaptation" not in texts["answers"]
+    charts = [a["aria-label"] for tag, a in page.elements if tag == "svg"]
+    assert not [words for words in charts if "over the epochs" in words], "no curve of a single dot"
+
+
+def test_no_points_by_adaptation_where_it_was_refused(run: Path) -> None:
+    assert "points by adaptation" in written(run).sections["answers"]
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
+    texts = written(run).sections
+    assert "by adaptation" not in texts["answers"]
+    assert "last block of the adapted model," in texts["gallery"], "what was refused can be looked at"
+
+
+def test_shares_have_their_unit(parsed: Parsed, full: Path) -> None:
+    rows = sections.histogram(read_record(full)).rows
+    for row in rows:
+        for share in (row.source, row.before, row.after):
+            assert f"{share:.1%}" in parsed.sections["classes"]
+
+
+@pytest.mark.parametrize(("held", "words"), [(0, "3 classes</small>"), (1200, "3 classes; 1,200 more of the source")])
+def test_held_out_images_are_counted_at_the_top(run: Path, held: int, words: str) -> None:
+    data = json.loads((run / "data.json").read_text())
+    data["source"]["held_out"] = held
+    (run / "data.json").write_text(json.dumps(data))
+    text = write_report(run, QUIET).read_text(encoding="utf-8")
+    assert words in text[: text.index("<section")]
+
+
 def test_names_are_text_and_not_markup(run: Path) -> None:
     names = ["<script>alert(1)</script>", '"quoted" & more', "caf\udce9"]
     for file in (run / "adapted" / "model.json", run / "source" / "model.json", run / "evaluation.json"):
@@ -230,14 +274,23 @@ def test_settings_are_written_as_in_yaml() -> None:
     ]
     assert page.signed(-0.25, 1) == "−0.2"
     assert page.percent(0.255, 1) == "25.5%"
-    assert page.breakable("a_b<c") == "a_<wbr>b&lt;c"
+    assert page.breakable("a_b/c<d") == "a_<wbr>b/<wbr>c&lt;d"
 
 
 def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists are cut, a matrix becomes a picture, and the page says so."""
+    """Lists are cut, a matrix becomes a picture, colours repeat and are listed on demand, and the page says so."""
+    assert ("details", {"class": "legend", "open": None}) in written(run).elements
+    monkeypatch.setattr(embedding.Embedding, "LISTED", 2)
+    monkeypatch.setattr(embedding.Embedding, "COLOURS", 2)
     monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
     monkeypatch.setattr(answers, "SHOWN_CONFUSION", 2)
-    texts = written(run).sections
+    page = written(run)
+    texts = page.sections
+    assert ("details", {"class": "legend"}) in page.elements
+    assert [a["class"] for tag, a in page.elements if "swatch dot k" in str(a.get("class"))] == [
+        f"swatch dot k{n}" for n in (0, 1, 0)
+    ]
+    assert "The 2 colours repeat: there are 3 classes." in texts["features"]
     assert "The 2 of 3 classes that differ most" in texts["classes"]
     assert "The 2 of 3 classes that lose the largest share" in texts["pairs"]
     assert "Accuracy by class" in texts["answers"]

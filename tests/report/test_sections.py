@@ -84,7 +84,21 @@ class TestScores:
 
     def test_a_run_that_ended_before_adaptation_has_nothing_to_compare(self) -> None:
         hopeless = record(log=SCORED[:1], result={"chosen_epoch": 0, "chosen_model": "source"})
-        assert "ended before adaptation" in sections.scores(hopeless).why
+        assert [(s.name, s.before, s.after) for s in sections.scores(hopeless)[:2]] == [
+            ("Consensus", 0.3, None),
+            ("Confidence", 0.5, None),
+        ]
+        assert "before the first epoch" in sections.score_curves(hopeless).why
+
+    def test_a_single_epoch_makes_no_curve(self) -> None:
+        """Nor does one whose other values are not finite."""
+        log = [
+            {"event": "epoch", "stage": "adaptation", "epoch": 1, "loss_source": 3.0, "loss_target": 3.0},
+            {"event": "epoch", "stage": "adaptation", "epoch": 2, "loss_source": 2.0, "loss_target": float("nan")},
+        ]
+        assert [c.name for c in sections.loss_curves(record(log=log))] == ["Loss, source branch"]
+        assert "one epoch" in sections.loss_curves(record(log=log[:1])).why
+        assert "one epoch" in sections.score_curves(record(log=SCORED[2:3])).why
 
     def test_curves_mark_the_chosen_epoch(self) -> None:
         curves = sections.score_curves(record(log=SCORED))
@@ -180,12 +194,47 @@ class TestPairs:
         assert isinstance(sections.pair_counts(record()), Missing)
 
 
-def test_costs_by_stage() -> None:
-    lines = [
-        {"stage": "source", "epoch": 1, "seconds": 10.0, "images_per_second": 100.0},
-        {"stage": "source", "epoch": 2, "seconds": 20.0, "images_per_second": 300.0},
-        {"stage": "session", "seconds": 95.0},
-    ]
-    source, session = sections.costs(record(timings=lines))
-    assert (source.stage, source.epochs, source.seconds, source.rate) == ("Stage 1, source", 2, "0:30", 200.0)
-    assert (session.stage, session.epochs, session.seconds, session.rate) == ("Whole session", 0, "1:35", None)
+class TestCosts:
+    LINES = (
+        {"stage": "source", "epoch": 1, "seconds": 10.0, "images_per_second": 100.0, "at": 1020.0},
+        {"stage": "source", "epoch": 2, "seconds": 20.2, "images_per_second": 300.0, "at": 1045.0},
+        {"stage": "verdict", "seconds": 0.4, "at": 1089.0},
+        {"stage": "session", "seconds": 95.0, "at": 1095.0},
+    )
+
+    def test_stages_rest_and_total(self) -> None:
+        found = sections.costs(record(timings=list(self.LINES)))
+        assert [(c.stage, c.epochs, c.time) for c in found.stages] == [
+            ("Stage 1, source", 2, "30.2 s"),
+            ("Verdict", 0, "0.4 s"),
+        ]
+        assert found.stages[0].rate == pytest.approx((10 * 100 + 20.2 * 300) / 30.2)
+        assert found.stages[1].rate is None
+        assert (found.rest.time, found.total.time) == ("1:04", "1:35")
+        assert sum(c.seconds for c in (*found.stages, found.rest)) == pytest.approx(found.total.seconds)
+        assert not found.page, "the page is written before its own line is"
+
+    def test_a_page_written_after_its_session_is_added(self) -> None:
+        report = {"stage": "report", "seconds": 4.0, "at": 1099.1}
+        found = sections.costs(record(timings=[*self.LINES, report]))
+        assert (found.stages[-1].stage, found.rest.time, found.total.time) == ("This page", "1:04", "1:39")
+        assert found.page
+
+    def test_a_page_that_was_part_of_its_session_is_not_added_twice(self) -> None:
+        """As the first versions did it."""
+        report = {"stage": "report", "seconds": 4.0, "at": 1094.9}
+        found = sections.costs(record(timings=[*self.LINES[:-1], report, self.LINES[-1]]))
+        assert (found.rest.time, found.total.time) == ("1:00", "1:35")
+
+    def test_sessions_that_were_interrupted_or_killed_count(self) -> None:
+        first = [{"stage": "source", "epoch": 1, "seconds": 7.0, "at": 510.0}]
+        killed = sections.costs(record(timings=[*first, *self.LINES]))
+        assert (killed.total.time, killed.rest.time) == ("1:42", "1:04")
+        interrupted = sections.costs(
+            record(timings=[*first, {"stage": "session", "seconds": 20.0, "at": 515.0}, *self.LINES])
+        )
+        assert (interrupted.total.time, interrupted.rest.time) == ("1:55", "1:17")
+
+    def test_without_a_session_s_line_no_total_is_claimed(self) -> None:
+        found = sections.costs(record(timings=list(self.LINES[:2])))
+        assert (found.rest, found.total) == (None, None)

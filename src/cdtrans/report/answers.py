@@ -47,7 +47,7 @@ def answers(record: Record) -> Answers | Missing:
         accuracy=float(found["accuracy"]),
         class_mean_accuracy=float(found.get("class_mean_accuracy", float("nan"))),
         source_only=found.get("source_only_accuracy"),
-        curve=_accuracy_curve(by_epoch, record) if by_epoch else None,
+        curve=_accuracy_curve(by_epoch, record) if by_epoch and len(by_epoch) > 1 else None,
         classes=tuple((name, int(n), per_class.get(name)) for name, n in zip(names, counts, strict=True)),
         matrix=tuple(map(tuple, confusion.tolist())) if small else None,
         picture=None if small else matrix(confusion / np.maximum(counts, 1)[:, None]),

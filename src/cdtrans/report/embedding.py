@@ -15,6 +15,7 @@ SAMPLE = 500  # images of each domain: t-SNE then takes seconds at most, and mor
 PERPLEXITY = 30.0  # the usual one; fewer images need a smaller
 SIDE, MARGIN = 360, 8  # of a picture, in its own units
 COLOURS = 20  # that can be told apart, as .k0 to .k19 in style.css
+LISTED = 40  # classes whose colours are listed at once; more are listed on demand
 FEWEST = 5  # images of a domain below which there is nothing to see
 
 
@@ -39,6 +40,7 @@ class Plane:
 @dataclass(frozen=True)
 class Embedding:
     COLOURS: ClassVar[int] = COLOURS
+    LISTED: ClassVar[int] = LISTED
     planes: tuple[Plane, ...]
     sources: int
     targets: int
@@ -57,7 +59,7 @@ def embedding(record: Record) -> Embedding | Missing:
     labels = source_labels[sampled_source[rows_s]]
     refused = " (not used)" if record.used_source else ""
     views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}{refused}", after)]
-    if record.shown_epoch == 0:
+    if not record.adapted:
         views = views[:1]  # both would be the same model
     features = [np.concatenate([seen[0][rows_s], seen[1][rows_t]]) for _, seen in views]
     laid_out = on_planes(np.stack(features), device_for(record))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from cdtrans.data.batches import Images
 from cdtrans.device import pick_device
 from cdtrans.errors import CdtransError
 from cdtrans.model.branches import CDTrans
-from cdtrans.model.card import Card, load_model
+from cdtrans.model.card import WEIGHTS, Card, load_model
 from cdtrans.report.attention import cross_attention
 from cdtrans.report.pictures import Pictures, heated, in_parallel, jpeg
 from cdtrans.report.record import Record, Round
@@ -41,7 +42,8 @@ class Pair:
 class Gallery:
     pairs: tuple[Pair, ...]
     of: int  # proposed pairs of all rounds that these are a sample of
-    heat: str  # why there are no heat maps, or nothing
+    model: str | None  # whose heat maps these are, "adapted" or "source"
+    why: str  # there are no heat maps, or nothing
 
     @property
     def class_names(self) -> set[str]:
@@ -65,13 +67,15 @@ class Looks:
 
 
 def gallery(record: Record, source: Pictures, target: Pictures, task: Task) -> Gallery | Missing:
-    """A sample of pairs with the attention of the source image over the target image."""
+    """A sample of pairs with the attention of the source image over the target image, in the adapted model; a run that
+    was stopped before it has the source-only model's, which found the pairs."""
     if not record.rounds or not record.classes or not record.target:
         return Missing("The run folder holds no pairs, or not what says which images they are (images.csv).")
     chosen = sample_pairs(record.rounds)
     sources = source.thumbnails(r.source[i] for r, i in chosen)
     targets = target.thumbnails(r.target[i] for r, i in chosen)
-    heat, why = heat_maps(record, [(source[r.source[i]], target[r.target[i]]) for r, i in chosen], task)
+    model = looking_model(record.run)
+    heat, why = heat_maps(record, model, [(source[r.source[i]], target[r.target[i]]) for r, i in chosen], task)
     pairs = tuple(
         Pair(
             round=r.number,
@@ -86,7 +90,7 @@ def gallery(record: Record, source: Pictures, target: Pictures, task: Task) -> G
         )
         for (r, i), source_picture, target_picture, heat_map in zip(chosen, sources, targets, heat, strict=True)
     )
-    return Gallery(pairs, sum(len(r.kept) for r in record.rounds), why)
+    return Gallery(pairs, sum(len(r.kept) for r in record.rounds), model, why)
 
 
 def sample_pairs(rounds: list[Round]) -> list[tuple[Round, int]]:
@@ -126,11 +130,20 @@ def turn(kinds: np.ndarray) -> np.ndarray:
 Pixels = np.ndarray | None
 
 
-def heat_maps(record: Record, pairs: list[tuple[Pixels, Pixels]], task: Task) -> tuple[list[str | None], str]:
-    """A picture for every pair whose files are still there, by the adapted model; and why there are none."""
+def looking_model(run: Path) -> str | None:
+    """The folder of the model that the heat maps are made with."""
+    return next((name for name in ("adapted", "source") if (run / name / WEIGHTS).exists()), None)
+
+
+def heat_maps(
+    record: Record, name: str | None, pairs: list[tuple[Pixels, Pixels]], task: Task
+) -> tuple[list[str | None], str]:
+    """A picture for every pair whose files are still there; and why there are none."""
     maps: list[str | None] = [None] * len(pairs)
+    if name is None:
+        return maps, "There are no heat maps, because the run folder holds no model."
     try:
-        model, card = load_model(record.run / "adapted")
+        model, card = load_model(record.run / name)
     except CdtransError as error:
         return maps, f"There are no heat maps: {error}"
     device = device_for(record)
@@ -171,13 +184,15 @@ def device_for(record: Record) -> torch.device:
 def changed(record: Record, target: Pictures) -> Looks | Missing:
     """The target images whose predicted distribution moved furthest."""
     seen = record.seen("target_before", "target_after", "confidence_before", "confidence_after", "changed")
+    if not record.adapted:
+        return Missing("There is no adapted model, so no prediction has changed.")
     if seen is None or not record.target:
         return Missing("This run did not keep how each prediction changed (views.npz).")
     before, after, sure_before, sure_after, distance = seen
     order = np.argsort(-distance, kind="stable")
     order = order[before[order] != after[order]]
     if not len(order):
-        return Missing("The model handed over predicts what the source-only model does, for every target image.")
+        return Missing("The adapted model predicts what the source-only model does, for every target image.")
 
     def words(i: int) -> tuple[str, str]:
         return (
@@ -189,8 +204,9 @@ def changed(record: Record, target: Pictures) -> Looks | Missing:
 
 
 def uncertain(record: Record, target: Pictures) -> Looks | Missing:
-    """The target images that the final model is least sure of."""
-    seen = record.seen("target_after", "confidence_after")
+    """The target images that the model handed over is least sure of."""
+    when = "before" if record.used_source else "after"
+    seen = record.seen(f"target_{when}", f"confidence_{when}")
     if seen is None or not record.target:
         return Missing("This run did not keep how sure it was of each image (views.npz).")
     predicted, sure = seen

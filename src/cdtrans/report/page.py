@@ -42,7 +42,7 @@ class Page:
     mislabelled: Looks | Missing
     embedding: Embedding | Missing
     answers: Answers | Missing
-    costs: tuple[sections.Cost, ...] | Missing
+    costs: sections.Costs | Missing
     gone: int  # image files that have vanished since the run
 
 
@@ -128,5 +128,5 @@ def plain(value: Any) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A name that may go on in the next line after an underscore, as class names have them."""
-    return escape(name).replace("_", Markup("_<wbr>"))
+    """A name or path that may go on in the next line after an underscore or a slash."""
+    return escape(name).replace("_", Markup("_<wbr>")).replace("/", Markup("/<wbr>"))

@@ -77,6 +77,16 @@ class Record:
         epochs = [int(e["epoch"]) for e in self.events("scores") + self.events("epoch") if e.get("stage") != "source"]
         return max([chosen, *epochs])
 
+    @property
+    def adapted(self) -> bool:
+        """Whether there was a model after adaptation, to compare with the one before; it may have been refused."""
+        return self.shown_epoch > 0
+
+    @property
+    def held_out(self) -> int:
+        """How many labelled source images were only watched."""
+        return int(((self.data or {}).get("source") or {}).get("held_out", 0))
+
     def seen(self, *names: str) -> list[np.ndarray] | None:
         """These arrays of views.npz, or None if one of them is not there."""
         views = self.views or {}

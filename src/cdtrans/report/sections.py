@@ -1,6 +1,7 @@
 """The sections of the page that are numbers. Each is made from a record of the run, or says in one line why it is not
 there."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from cdtrans.report.record import Record, Round
 from cdtrans.training.reporting import clock
 
+MINUTE = 60  # seconds
 SHOWN_CLASSES = 40  # a longer list of classes is not read; those that stand out are shown
 
 # What the scores of log.jsonl are called on the page, and what each asks for, in the order of the page.
@@ -60,12 +62,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Score:
-    """One label-free score before and after adaptation."""
+    """One label-free score before and after adaptation, if there was any."""
 
     name: str
     meaning: str
     before: float
-    after: float
+    after: float | None
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class ClassShare:
-    """How often a class is, as shares of the images: labelled in the source, predicted in the target."""
+    """How often a class is, as shares of the images: labelled in the source, predicted in the target. Without an
+    adapted model, after is before."""
 
     name: str
     source: float
@@ -152,10 +155,24 @@ class PairCounts:
 
 @dataclass(frozen=True)
 class Cost:
+    """A row of the table of costs."""
+
     stage: str
-    epochs: int
-    seconds: str
-    rate: float | None  # images per second, mean of the epochs
+    seconds: float
+    epochs: int = 0
+    rate: float | None = None  # images per second of its epochs
+
+    @property
+    def time(self) -> str:
+        return clock(self.seconds) if self.seconds >= MINUTE else f"{self.seconds:.1f} s"
+
+
+@dataclass(frozen=True)
+class Costs:
+    stages: tuple[Cost, ...]
+    rest: Cost | None  # what lies between the stages
+    total: Cost | None  # of all of them; an older run may not know
+    page: bool  # whether writing the page is among them
 
 
 def verdict(record: Record) -> Verdict:
@@ -167,7 +184,7 @@ def verdict(record: Record) -> Verdict:
     if record.trained_with_key:
         tone, badge = "warned", "trained with the answer key"
         sentence = "This run was trained on pairs made with the answer key: it measures something and adapts nothing."
-    elif record.used_source and record.shown_epoch == 0:
+    elif record.used_source and not record.adapted:
         tone, badge = "bad", "stopped"
         sentence = "There is no adapted model: the run was stopped, and hands over the source-only model."
     elif record.used_source:
@@ -199,20 +216,23 @@ def estimate(record: Record) -> Estimate | Missing:
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:
     by_epoch = {int(line["epoch"]): line for line in record.events("scores")}
-    if record.shown_epoch == 0:
-        return Missing("The run ended before adaptation, so there is nothing to compare with the source-only model.")
     before, after = by_epoch.get(0), by_epoch.get(record.shown_epoch)
     if before is None or after is None:
         return Missing("This run scored no model without labels.")
     shared = [name for name in _score_names(by_epoch) if name in before and name in after]
-    return tuple(Score(*_words(name), float(before[name]), float(after[name])) for name in shared)
+    return tuple(
+        Score(*_words(name), float(before[name]), float(after[name]) if record.adapted else None) for name in shared
+    )
 
 
 def score_curves(record: Record) -> tuple[Curve, ...] | Missing:
     lines = {int(line["epoch"]): line for line in record.events("scores")}
     if not lines:
         return Missing("This run scored no epoch without labels.")
-    return tuple(curve(lines, name, _words(name), record) for name in _score_names(lines))
+    if not record.adapted:
+        return Missing("The run ended before the first epoch of adaptation, so there is nothing to draw over epochs.")
+    curves = _drawn(curve(lines, name, _words(name), record) for name in _score_names(lines))
+    return curves or Missing("Only one epoch has scores, which makes no curve; they are in log.jsonl.")
 
 
 def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
@@ -220,7 +240,13 @@ def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
     names = [name for name in LOSSES if any(name in line for line in lines.values())]
     if not names:
         return Missing("The log holds no epoch of adaptation.")
-    return tuple(curve(lines, name, LOSSES[name], record) for name in names)
+    curves = _drawn(curve(lines, name, LOSSES[name], record) for name in names)
+    return curves or Missing("Only one epoch has losses, which makes no curve; they are in log.jsonl.")
+
+
+def _drawn(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+    """Those that are more than a dot."""
+    return tuple(c for c in curves if len(c.epochs) > 1)
 
 
 def curve(lines: dict[int, dict[str, Any]], name: str, words: tuple[str, str], record: Record) -> Curve:
@@ -284,25 +310,46 @@ def _round_count(r: Round) -> RoundCount:
     return RoundCount(r.number, int(r.facts.get("proposed", len(r.kept))), kept, r.facts)
 
 
-def costs(record: Record) -> tuple[Cost, ...] | Missing:
-    """Seconds by stage; a session's line is its whole time, which holds the stages and all between them."""
+STAGES = {  # what the stages of timings.jsonl are called on the page
+    "source": "Stage 1, source",
+    "adaptation": "Stage 2, adaptation",
+    "check": "Check of the data",
+    "scores": "Label-free scores",
+    "report": "This page",
+}
+
+
+def costs(record: Record) -> Costs | Missing:
+    """Seconds by stage, what lies between them, and their sum."""
     stages: dict[str, list[dict[str, Any]]] = {}
     for line in record.timings:
         stages.setdefault(str(line.get("stage", "other")), []).append(line)
+    sessions = stages.pop("session", [])
     if not stages:
         return Missing("The run folder holds no timings.")
-    return tuple(_cost(stage, lines) for stage, lines in stages.items())
+    rows = tuple(_cost(stage, lines) for stage, lines in stages.items())
+    if not sessions:
+        return Costs(rows, None, None, "report" in stages)
+    timed = sum(row.seconds for row in rows)
+    total = _seconds(sessions) + _seconds(_outside(record.timings, sessions))
+    return Costs(rows, Cost("All between them", max(total - timed, 0.0)), Cost("Together", total), "report" in stages)
+
+
+def _outside(timings: list[dict[str, Any]], sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines that no session's time includes: the report, which is written after its session's line, and what a
+    session timed that was killed, and so has no line of its own."""
+    spans = [(float(line.get("at", 0)) - float(line.get("seconds", 0)), float(line.get("at", 0))) for line in sessions]
+    return [line for line in timings if not any(a <= float(line.get("at", 0)) <= b for a, b in spans)]
 
 
 def _cost(stage: str, lines: list[dict[str, Any]]) -> Cost:
-    rates = [float(line["images_per_second"]) for line in lines if "images_per_second" in line]
-    seconds = sum(float(line.get("seconds", 0)) for line in lines)
-    names = {
-        "source": "Stage 1, source",
-        "adaptation": "Stage 2, adaptation",
-        "check": "Check of the data",
-        "scores": "Label-free scores",
-        "session": "Whole session",
-    }
-    mean = float(np.mean(rates)) if rates else None
-    return Cost(names.get(stage, stage.capitalize()), sum("epoch" in line for line in lines), clock(seconds), mean)
+    """The rate is that of all its epochs together, so that a slow one counts for as long as it took."""
+    rated = [line for line in lines if "images_per_second" in line]
+    images = sum(float(line["images_per_second"]) * float(line.get("seconds", 0)) for line in rated)
+    rate = images / max(_seconds(rated), 1e-9) if rated else None
+    epochs = sum("epoch" in line for line in lines)
+    return Cost(STAGES.get(stage, stage.capitalize()), _seconds(lines), epochs, rate)
+
+
+def _seconds(lines: list[dict[str, Any]]) -> float:
+    return sum(float(line.get("seconds", 0)) for line in lines)
