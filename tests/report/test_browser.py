@@ -170,6 +170,11 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(opened: Any) -> N
     assert page.evaluate("document.activeElement.textContent") == "Skip to the sections"
     assert page.locator(".skip").bounding_box()["x"] > 0
     page.keyboard.press("Tab")
+    measured = page.locator(".measures table")
+    assert not measured.is_visible()
+    page.keyboard.press("Enter")
+    assert measured.is_visible()
+    page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('href')") == "#scores"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")

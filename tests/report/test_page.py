@@ -170,7 +170,10 @@ def test_a_folder_that_does_not_fit_itself_spoils_one_section(run: Path) -> None
 def test_harm_is_told_first(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     finding = {"name": "vanished classes", "found": 0.3, "limit": 0.7, "sentence": "of 3 classes 1 is left"}
+    measured = finding | {"what": "share of the predicted classes that are left", "healthy": "above", "harm": True}
+    fine = measured | {"what": "<share> kept", "found": 0.95, "harm": False}
     guard = {"verdict": "harm", "paragraph": "The guard judges harm.", "findings": [finding]}
+    guard["measures"] = [measured, fine]
     assert 'class="band"' in write_report(run, QUIET).read_text(encoding="utf-8")
     result |= {
         "chosen_model": "source",
@@ -184,6 +187,11 @@ def test_harm_is_told_first(run: Path) -> None:
     assert "harm found" in text
     before_the_sections = text[: text.index("<section")]
     assert "<li>vanished classes: of 3 classes 1 is left</li>" in before_the_sections
+    assert "What the guard measured: 1 of 2 on the healthy side" in before_the_sections
+    bad, good = re.findall(r'<td class="(value[^"]*)">(.*?)</td><td class="value">(.*?)</td>', before_the_sections)
+    assert bad == ("value bad", "30.0%", "above 70.0%")
+    assert good == ("value", "95.0%", "above 70.0%")
+    assert "&lt;share&gt; kept" in before_the_sections
     assert "(not used)" in Parsed(text).sections["scores"]
     assert "The guard judges harm." in text
     assert 'class="band"' not in text, "no range after harm"

@@ -10,6 +10,7 @@ import pytest
 from cdtrans.report import sections
 from cdtrans.report.record import Round, read_record
 from cdtrans.report.sections import Curve, Missing
+from cdtrans.trust.guard import Measure, decide
 from run_folders import record
 
 GUARD = {"paragraph": "Evidence.", "findings": [{"name": "n", "found": 1, "limit": 2, "sentence": "classes vanished"}]}
@@ -50,6 +51,15 @@ class TestVerdict:
         assert "accura" not in verdict.sentence  # nobody knows that here
         assert verdict.opening == (guard["paragraph"] if guard else ""), "as an older run has it"
         assert verdict.findings == (("n: classes vanished",) if tone == "bad" else ())
+
+    def test_all_that_the_guard_measured_is_there(self) -> None:
+        measured = Measure("accuracy", "share kept", 0.75, 0.8, "above", "it fell")
+        guard = decide([measured, measured._replace(found=0.9)], guard=True).summary()
+        result = {"chosen_epoch": 0, "chosen_model": "source", "guard": json.loads(json.dumps(guard))}
+        assert sections.verdict(record(result=result)).measures == (
+            sections.Measure("share kept", 0.75, 0.8, "above", harm=True),
+            sections.Measure("share kept", 0.9, 0.8, "above", harm=False),
+        )
 
     def test_a_run_of_an_ablation_that_had_the_key_is_called_so(self) -> None:
         result = {"chosen_epoch": 2, "chosen_model": "adapted", "guard": {"verdict": "kept"}}

@@ -43,6 +43,17 @@ class Missing:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """Something that the guard looked at, and the limit to its healthy side."""
+
+    what: str
+    found: float
+    limit: float
+    healthy: str  # above or below
+    harm: bool
+
+
+@dataclass(frozen=True)
 class Verdict:
     tone: str  # good, warned, bad or unknown
     badge: str  # the tone in a few words
@@ -50,6 +61,7 @@ class Verdict:
     opening: str
     findings: tuple[str, ...]
     advice: str
+    measures: tuple[Measure, ...]  # none in an older run
 
 
 @dataclass(frozen=True)
@@ -204,7 +216,11 @@ def verdict(record: Record) -> Verdict:
         sentence = f"This run hands over {model}, and did not check whether adaptation did harm."
     findings = tuple(f"{finding['name']}: {finding['sentence']}" for finding in guard.get("findings", ()))
     opening = guard.get("opening", guard.get("paragraph", ""))  # runs of the first version have one text
-    return Verdict(tone, badge, sentence, str(opening), findings, str(guard.get("advice", "")))
+    measures = tuple(
+        Measure(m["what"], float(m["found"]), float(m["limit"]), m["healthy"], m["harm"])
+        for m in guard.get("measures", ())
+    )
+    return Verdict(tone, badge, sentence, str(opening), findings, str(guard.get("advice", "")), measures)
 
 
 def estimate(record: Record) -> Estimate | Missing:

@@ -33,8 +33,8 @@ class Estimate(NamedTuple):
         )
         if self.harm:
             sentence = (
-                "The accuracy on the target cannot be estimated, because the guard found harm: it may be anything up "
-                f"to {self.high:.0%}."
+                "The accuracy on the target cannot be estimated after what the guard found: it may be anything up to "
+                f"{self.high:.0%}."
             )
         return {"low": round(self.low, 4), "high": round(self.high, 4), "harm": self.harm, "sentence": sentence}
 

@@ -109,7 +109,7 @@ def judge_adapted(
         ),
         Measure(
             "consensus fell",
-            "consensus of the label-free scores; the limit is the source-only model's",
+            f"consensus of the label-free scores; the limit is the source-only model's less {CONSENSUS_FALL}",
             sure,
             sure_before - CONSENSUS_FALL,
             "above",
