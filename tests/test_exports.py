@@ -4,12 +4,14 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 
 import cdtrans
@@ -29,18 +31,26 @@ def block(beginning: str) -> str:
     return found
 
 
+def turned(file: Path, folder: Path) -> Path:
+    """The same picture as a phone stores it: lying on its side, with a note that says so."""
+    image, exif = Image.open(file).convert("RGB"), Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    image.transpose(Image.Transpose.ROTATE_90).save(folder / file.name, exif=exif)
+    return folder / file.name
+
+
 @needs_onnx
 def test_the_guides_example_says_what_predict_says(finished, tmp_path: Path) -> None:
     exported = cdtrans.export(finished.run, tmp_path / "flowers.onnx")
-    assert exported.file.stat().st_size == exported.nbytes
+    assert exported.file.stat().st_size == exported.bytes
     assert (exported.format, exported.classes, exported.checked) == ("onnx", 3, 8)
-    assert 0 < exported.difference < 1e-5
+    assert 0 <= exported.difference < 1e-5
     with open(finished.run / "predictions.csv", newline="") as lines:
         rows = list(csv.DictReader(lines))
     example = block("flowers.onnx").replace('"new.jpg"', "path")
     one = "\n".join(f"    {line}" for line in example.splitlines())
     program = f"import sys\nfor path in sys.argv[1:]:\n{one}\n"
-    files = [finished.task.target / row["path"] for row in rows]
+    files = [turned(finished.task.target / row["path"], tmp_path) for row in rows]
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, files)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -72,8 +82,32 @@ def test_the_model_asked_for_is_the_one_exported(finished, tmp_path: Path) -> No
     heads = {name: load_file(file)["head.weight"] for name, file in files.items()}
     assert heads["chosen"].equal(heads["adapted"])
     assert not heads["chosen"].equal(heads["source"])
-    metadata = portable.metadata(files["source"].read_bytes())
-    assert metadata["model"].startswith("source, epoch")
+    assert portable.metadata(files["source"].read_bytes())["model"] == "source-only"
+    assert portable.metadata(files["adapted"].read_bytes())["model"] == told["adapted"]
+
+
+def test_a_model_of_the_run_is_not_overwritten(finished) -> None:
+    before = (finished.run / "source" / "model.safetensors").read_bytes()
+    with pytest.raises(CdtransError, match="is a model's own folder"):
+        cdtrans.export(finished.run, finished.run / "source" / "model.safetensors")
+    assert (finished.run / "source" / "model.safetensors").read_bytes() == before
+
+
+def test_a_model_too_large_for_onnx_is_told(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: object())
+    monkeypatch.setattr(module, "LARGEST_ONNX", 1000)
+    with pytest.raises(CdtransError, match=r"too large for one ONNX file \(2 GiB\); export it as .safetensors"):
+        cdtrans.export(finished.run, tmp_path / "model.onnx")
+
+
+@needs_onnx
+def test_by_default_another_model_does_not_replace_the_chosen_one(finished, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished.run, run)
+    assert [cdtrans.export(run).file, cdtrans.export(run, model="source").file] == [
+        run / "model.onnx",
+        run / "source.onnx",
+    ]
 
 
 def test_a_file_that_differs_is_not_handed_over(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,5 +139,5 @@ def test_the_promised_json(finished, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told.keys() == {"file", "format", "model", "classes", "nbytes", "checked", "difference"}
-    assert (told["file"], told["nbytes"]) == (str(file), file.stat().st_size)
+    assert told.keys() == {"file", "format", "model", "classes", "bytes", "checked", "difference"}
+    assert (told["file"], told["bytes"]) == (str(file), file.stat().st_size)

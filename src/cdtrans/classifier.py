@@ -61,8 +61,7 @@ class Classifier:
 
     @property
     def name(self) -> str:
-        """Which model of a run this is, in words."""
-        return "source-only" if self.card.stage == "source" else f"adapted, epoch {self.card.epoch}"
+        return self.card.name
 
     def predict(
         self, images: str | Path | Image.Image | Iterable[str | Path | Image.Image], *, top: int = 1

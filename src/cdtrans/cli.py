@@ -111,7 +111,7 @@ def adapt(
         print_json(result.summary())
     else:
         about = f"epoch {result.chosen_epoch}" if result.chosen_epoch else "the source-only model"
-        if quiet and result.estimate and not result.harm:  # else it has been said
+        if quiet and result.estimate:  # else it has been said
             about += ", estimated accuracy {:.0%} to {:.0%}".format(*result.estimate)
         screen.result(f"Done: {result.run} (chosen: {about})")
         screen.say(f"Next: cdtrans predict {result.run} IMAGES --csv predictions.csv")
@@ -246,7 +246,7 @@ def export(
     if json:
         print_json(exported.summary())
         return
-    screen.result(f"Exported: {exported.file} ({exported.model}; {exported.nbytes / 1e6:.1f} MB)")
+    screen.result(f"Exported: {exported.file} ({exported.model}; {exported.bytes / 1e6:.1f} MB)")
     screen.say(f"Checked on {exported.checked} pictures: logits differ by {exported.difference:.0e} of the largest.")
 
 
@@ -327,13 +327,17 @@ def cache(
     below = sorted({str(s.root) for s in every if root is not None and root.resolve() in s.root.parents})
     freed = clear_stores(place, root) if clear else 0
     if json:
-        listed = [{"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes} for s in stores]
+        listed = [
+            {"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes, "outdated": s.outdated}
+            for s in stores
+        ]
         print_json({"cache": str(place), "stores": listed, "below": below, "freed": freed})
         return
     table = Table("images of", "size", "images", "MB", "last used", title=str(place))
     for s in stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
-        table.add_row(escape(str(s.root)), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
+        place_of = f"{s.root}{' (of an older version, built anew when used)' if s.outdated else ''}"
+        table.add_row(escape(place_of), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
     screen.result(table if stores else f"Nothing is cached in {place}{f' for {root} itself' if root else ''}.")
     if below:
         screen.result(f"Folders below it have stores of their own, which --root {root} leaves alone: {named(below)}.")

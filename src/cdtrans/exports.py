@@ -12,15 +12,15 @@ import numpy as np
 from cdtrans.errors import CdtransError
 from cdtrans.files import atomic, require_writable
 from cdtrans.imports import importing
-from cdtrans.run_folder import find_model
+from cdtrans.run_folder import CARD, find_model
 from cdtrans.screen import Screen
 
 if TYPE_CHECKING:
     from cdtrans.classifier import Classifier
 
-DEFAULT = "model.onnx"  # in the run folder
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CHECKED = 8  # pictures of noise, which bring every part of a model to work
+LARGEST_ONNX = 2**31 - 2**24  # bytes of weights: protobuf writes no file over 2 GiB
 TOLERANCE = 1e-3  # of the largest logit; float32 in another order of additions differs by about a millionth
 
 
@@ -32,7 +32,7 @@ class Exported:
     format: str  # onnx or timm
     model: str  # which one of the run, in words
     classes: int
-    nbytes: int
+    bytes: int
     checked: int  # pictures
     difference: float  # of the logits, at most, as a share of the largest
 
@@ -43,13 +43,15 @@ class Exported:
 def export(
     run: str | Path, out: str | Path | None = None, *, model: str = "chosen", screen: Screen | None = None
 ) -> Exported:
-    """Write a finished run's classifier to `out` (default: RUN/model.onnx): `.onnx`, pictures in and probabilities out,
-    or `.safetensors`, the weights of a plain timm model with its head."""
+    """Write a finished run's classifier to `out`: `.onnx`, pictures in and probabilities out, or `.safetensors`, the
+    weights of a plain timm model with its head. By default it is RUN/model.onnx, or RUN/source.onnx and the like."""
     screen = screen or Screen(quiet=True)
     find_model(Path(run), model)
-    file = Path(out) if out else Path(run) / DEFAULT
+    file = Path(out) if out else Path(run) / f"{'model' if model == 'chosen' else model}.onnx"
     kind = format_of(file)
     require_writable(file, "export", "--out")
+    if (file.parent / CARD).exists():
+        raise CdtransError(f"'{file.parent}' is a model's own folder, which must stay as it is; choose another --out.")
     with importing():
         from cdtrans.classifier import key_warning, load
         from cdtrans.model.portable import onnx_file, read_onnx, read_timm, timm_file
@@ -59,6 +61,8 @@ def export(
         classifier = load(run, model=model, device="cpu")
         if warning := key_warning(run, classifier):
             screen.warn(warning)
+        if kind == "onnx" and sum(x.numel() for x in classifier.model.parameters()) * 4 > LARGEST_ONNX:
+            raise CdtransError("The model is too large for one ONNX file (2 GiB); export it as .safetensors.")
         task.advance(1)
         content = make(classifier.model, classifier.card)
         task.advance(1)

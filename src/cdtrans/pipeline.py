@@ -30,7 +30,7 @@ class Result:
     chosen_epoch: int  # 0: the source-only model
     harm: bool = False  # whether the guard found that adaptation did harm
     explanation: str = ""  # what the guard has to say, in a paragraph
-    estimate: tuple[float, float] | None = None  # a range for the accuracy on the target; None in runs of old
+    estimate: tuple[float, float] | None = None  # a range for the accuracy on the target; None if none can be given
 
     def classifier(self) -> Classifier:
         return load(self.run)
@@ -94,5 +94,5 @@ def finished_result(run: Path) -> Result:
     """Of a finished run; those of the first version have no verdict and no estimate."""
     result = read_result(run)
     guard, estimate = result.get("guard", {}), result.get("estimate")
-    band = (estimate["low"], estimate["high"]) if estimate else None
+    band = (estimate["low"], estimate["high"]) if estimate and not estimate.get("harm") else None
     return Result(run, result["chosen_epoch"], guard.get("verdict") == "harm", guard.get("paragraph", ""), band)

@@ -11,6 +11,7 @@ from cdtrans.errors import CdtransError, nearest
 FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
 CONFIG = "config.yaml"  # the resolved settings; its presence means that the run has begun
 RESULT = "result.json"  # what a finished run came to
+CARD = "model.json"  # beside a model's weights
 EVALUATION = "evaluation.json"  # the last time `eval` scored it on its own target
 MODELS = ("chosen", "adapted", "last", "source")
 

@@ -153,20 +153,22 @@ def resolve(config: Config) -> Config:
 
 
 def before_training(config: Config, classes: tuple[str, ...], out: Path) -> tuple[CDTrans, Card]:
-    """The model as this session gets it, and its card: after stage 1, if that is finished or was another run's
-    (`--source-model`). Neither the weights it began with nor the other run need still be there for a continuation."""
+    """The model as this run gets it, and its card: with `--source-model` after another run's stage 1. A continuation
+    has a copy of that, and of its own stage 1 once it is finished, so that the other run or the weights may go."""
     card = make_card(config, classes, stage="source", epoch=config.source_epochs)
     done = stage_1_for(out, config.source_model)
-    return (initial_model(config, card), card) if done is None else take_source(done, card, config.drop_path)
+    if config.source_model and done:
+        return take_source(done, card, config.drop_path)
+    return initial_model(config, card, with_weights=done is None), card
 
 
-def initial_model(config: Config, card: Card) -> CDTrans:
+def initial_model(config: Config, card: Card, *, with_weights: bool = True) -> CDTrans:
     """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
     torch.manual_seed(step_seed(config.seed, "init", 0, 0))
     model = build_model(card, drop_path=config.drop_path)
-    if config.weights:
+    if with_weights and config.weights:
         load_weights(model.backbone, Path(config.weights))
-    elif config.pretrained:
+    elif with_weights and config.pretrained:
         load_pretrained(model.backbone, config.backbone)
     return model
 

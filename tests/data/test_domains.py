@@ -314,12 +314,20 @@ def test_comments_blank_lines_windows_ends_byte_order_mark_and_tabs(tmp_path):
 
 def test_behind_a_tab_a_label_may_hold_spaces(tmp_path):
     """As may the path before it; a tab within a path is still a part of it."""
-    folder(tmp_path, "my seal.png", "2.png", "a\tb.png", "3.png")
-    lines = ("my seal.png\tsea lion", "2.png \t  great white shark \r", "a\tb.png seal", "3.png\tseal")
+    names = ("my seal.png", "2.png", "a\tb.png", "3.png", "4.png")
+    folder(tmp_path, *names)
+    lines = (
+        "my seal.png\tsea lion",
+        "2.png \t  great white shark \r",
+        "a\tb.png seal",
+        "3.png\tseal",
+        "4.png\tseal\t1",
+    )
     where = text(tmp_path / "list.txt", *lines)
     domain = scan_labelled(where)
-    assert domain.paths == scan_unlabelled(where).paths == ("my seal.png", "2.png", "a\tb.png", "3.png")
-    assert [domain.classes[label] for label in domain.labels] == ["sea lion", "great white shark", "seal", "seal"]
+    assert domain.paths == scan_unlabelled(where).paths == names
+    labels = ["sea lion", "great white shark", "seal", "seal", "seal\t1"]
+    assert [domain.classes[label] for label in domain.labels] == labels
 
 
 @SCANS

@@ -235,6 +235,15 @@ def test_lost_rows_are_decoded_again(files, cache, decoded, name, side):
     assert sorted(decoded) == [file.name for file in files[7:]]
 
 
+@pytest.mark.parametrize("name", ["pixels.u8", "thumbnails.u8"])
+def test_a_deleted_file_of_rows_is_made_anew(files, cache, decoded, name):
+    open_store(files, cache)
+    store_file(cache, name).unlink()
+    decoded.clear()
+    assert_right(open_store(files, cache), files)
+    assert sorted(decoded) == [file.name for file in files]
+
+
 @pytest.mark.parametrize("header", [b"", b"{}\n", b"[]\n", b"\x00\xff\n", b'{"root": "/', b'{"format": 0}\n'])
 def test_a_broken_or_foreign_header_begins_anew(files, cache, header):
     mapped = open_store(files, cache)

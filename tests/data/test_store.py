@@ -60,6 +60,19 @@ def test_clear_spares_what_is_not_ours_or_in_use(tmp_path, cache, files):
     assert all(file.read_text() == "mine" for file in mine)
 
 
+def test_a_store_of_an_older_version_is_listed_and_cleared(tmp_path, cache, files):
+    """It lies on the disk, whether or not this version can read it."""
+    open_store(files, cache)
+    index = store_file(cache, "index.jsonl")
+    assert [store.outdated for store in list_stores(cache)] == [False]
+    index.write_bytes(index.read_bytes().replace(b'"format": 3', b'"format": 2', 1))
+    (store,) = list_stores(cache)
+    assert (store.root, store.size, store.images, store.outdated) == (files[0].parent, SIZE, 10, True)
+    assert clear_stores(cache, tmp_path / "elsewhere") == 0
+    assert clear_stores(cache, files[0].parent) == store.nbytes > 0
+    assert list_stores(cache) == []
+
+
 def test_clear_removes_a_store_that_cannot_be_read(cache, files):
     open_store(files, cache)
     store_file(cache, "index.jsonl").write_bytes(b"damage")

@@ -23,7 +23,7 @@ from cdtrans.data.store import store_folder
 from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone
 from cdtrans.training.state import Loop
-from tiny_task import TINY, Process, Task, log_lines, make_task, tree, warm
+from tiny_task import TINY, Process, Task, draw, log_lines, make_task, tree, warm
 
 KILLS = 14
 WRITES = (
@@ -305,6 +305,19 @@ def test_changed_images_for_an_unfinished_run_are_refused(tmp_path: Path) -> Non
     ended = start(task, out).wait()
     assert ended.code == 2
     assert "images have changed" in ended.err
+
+
+def test_a_new_class_after_stage_1_is_a_change_of_the_images(tmp_path: Path) -> None:
+    """And no matter of --source-model, which nobody has given."""
+    task, out = make_task(tmp_path), tmp_path / "run"
+    start(task, out, crash={"name": "round-02.npz", "when": "after"}).wait()
+    assert (out / "source").exists()
+    for n in range(4):
+        draw(task.source / "new" / f"{n}.png", 0, seed=900 + n)
+    ended = start(task, out).wait()
+    assert ended.code == 2
+    assert "images have changed" in ended.err
+    assert "--source-model" not in ended.err
 
 
 def test_a_damaged_state_is_named(task: Task) -> None:

@@ -146,6 +146,10 @@ def test_without_the_guard_the_adapted_model_is_kept_and_that_is_said(task: Task
     assert "switched off and the adapted model is kept" in ended.err
     assert result(out)["chosen_model"] == "adapted"
     assert result(out)["guard"]["verdict"] == "off"
+    quiet = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3", "--no-guard", "--quiet"))
+    assert "estimated" not in quiet.out, "no range can be given after harm, also where it is kept"
+    told = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3", "--no-guard", "--json"))
+    assert json.loads(told.out)["estimate"] is None
 
 
 def test_a_loss_that_is_not_finite_is_harm(task: Task) -> None:

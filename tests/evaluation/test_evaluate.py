@@ -151,7 +151,7 @@ def test_a_smaller_key_takes_the_place_of_a_larger_one_with_a_word(finished, tmp
         notes = Notes()
         scored(finished.run, where, root=finished.task.folder, screen=notes)
         said.append(notes.said)
-    told = f"in place of an earlier evaluation, which was of {len(lines)} images, not 5."
+    told = f"in place of an earlier evaluation, of {len(lines)} images instead of 5."
     assert [any(told in text for text in texts) for texts in said] == [False, False, True, False, False]
     assert sum(map(len, said)) == 1
 

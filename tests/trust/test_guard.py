@@ -135,7 +135,16 @@ def test_a_weak_source_model_is_named_as_the_cause() -> None:
     """Not the target's classes: nobody knows them before the source has been learnt."""
     weak = judge_source(healthy(source_right=0.6, source_agrees=0.3))
     assert names(weak) == ["domains apart"]
-    assert "right on only 60% of the images it was trained on" in weak[1].sentence
-    assert "--source-epochs" in weak[1].sentence
+    assert "right on only 60% of the images it was trained on, so first train it longer" in weak[1].sentence
     assert "fewer classes" not in weak[1].sentence
     assert "fewer classes" in judge_source(healthy(source_agrees=0.3))[1].sentence
+
+
+@pytest.mark.parametrize("right", [0.2, 0.6])
+def test_a_weak_source_model_is_told_once(right: float) -> None:
+    weak = healthy(source_right=right, source_agrees=0.2)
+    paragraph = decide(judge_adapted(weak, weak, LOW, HIGH), guard=True).paragraph
+    assert "domains apart" in paragraph
+    assert "domains drifted apart" in paragraph
+    assert paragraph.count(f"right on only {right:.0%}") == 1
+    assert "fewer classes" not in paragraph

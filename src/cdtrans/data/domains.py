@@ -231,9 +231,8 @@ def _folder_names(paths: Sequence[str], labels: Sequence[int], classes: int) -> 
 
 def _split_label(line: str) -> tuple[str, str]:
     """'path label' -> path, label, see `scan_labelled`; without a label the second is empty."""
-    cut = line.rfind("\t")
-    if not is_image_name(line[: max(cut, 0)].rstrip(" \t")):
-        cut = max(line.rfind(" "), cut)
+    tabs = (i for i, character in enumerate(line) if character == "\t" and is_image_name(line[:i].rstrip(" \t")))
+    cut = next(tabs, max(line.rfind(" "), line.rfind("\t")))
     path = line[: max(cut, 0)].rstrip(" \t")
     return (path, line[cut + 1 :].lstrip(" ")) if path else (line, "")
 

@@ -46,6 +46,7 @@ class StoreInfo:
     images: int
     nbytes: int  # on disk
     last_used: datetime
+    outdated: bool = False  # of an older version, to be built anew when it is next used
 
 
 def list_stores(cache: Path) -> list[StoreInfo]:
@@ -110,6 +111,8 @@ class Store:
     def open(cls, folder: Path, root: Path, size: int) -> "Store":
         """What is there and whole; begun anew if there is no header of this format."""
         if store := cls.read(folder):
+            for name in (PIXELS, THUMBNAILS):  # one that somebody has deleted is as good as empty
+                (folder / name).touch()
             return store
         for name in CONTENT:  # unlinked, not truncated: another process may have the old file mapped
             (folder / name).unlink(missing_ok=True)
@@ -281,12 +284,20 @@ def _folders(cache: Path) -> list[Path]:
 
 
 def _info(folder: Path) -> StoreInfo | None:
-    store = Store.read(folder)
-    if store is None:
+    """Of a store of any version: its header says whose it is."""
+    records = _records(folder / INDEX)
+    header, _ = next(records, ({}, 0))
+    if not {"root", "size", "format"} <= header.keys():
         return None
-    images = sum(entry.row >= 0 for entry in store.entries.values())
-    last_used = datetime.fromtimestamp((folder / LOCK).stat().st_mtime)
-    return StoreInfo(store.root, store.size, images, sum(_bytes(folder / name) for name in CONTENT), last_used)
+    rows = {record["path"]: record["row"] for record, _ in records if {"path", "row"} <= record.keys()}
+    return StoreInfo(
+        root=Path(header["root"]),
+        size=header["size"],
+        images=sum(row >= 0 for row in rows.values()),
+        nbytes=sum(_bytes(folder / name) for name in CONTENT),
+        last_used=datetime.fromtimestamp((folder / LOCK).stat().st_mtime),
+        outdated=header["format"] != FORMAT,
+    )
 
 
 def _clear(folder: Path) -> int:

@@ -125,13 +125,14 @@ def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
     """evaluation.json: the report shows it, marked as made with an answer key. A run folder that cannot be written is
     evaluated all the same."""
     before, now = kept_images(run), evaluation.scores.images
-    if before is not None and before > now:
-        screen.say(f"Kept for the report in place of an earlier evaluation, which was of {before} images, not {now}.")
     try:
         with atomic(run / EVALUATION) as file:
             file.write((json.dumps(evaluation.summary(), indent=2) + "\n").encode())
     except OSError as error:
         screen.warn(f"The evaluation could not be kept in '{run}' for the report: {error.strerror}.")
+    else:
+        if before is not None and before > now:
+            screen.say(f"Kept for the report in place of an earlier evaluation, of {before} images instead of {now}.")
 
 
 def kept_images(run: Path) -> int | None:

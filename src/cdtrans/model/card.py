@@ -16,8 +16,9 @@ from cdtrans.files import atomic, replace_folder
 from cdtrans.model.backbone import create_backbone, normalisation
 from cdtrans.model.branches import CDTrans
 from cdtrans.model.head import Head
+from cdtrans.run_folder import CARD
 
-WEIGHTS, CARD = "model.safetensors", "model.json"
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Card:
     stage: str  # "source" or "adaptation"
     epoch: int  # of that stage
     versions: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """Which model of a run this is, in words."""
+        return "source-only" if self.stage == "source" else f"adapted, epoch {self.epoch}"
 
 
 def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: int) -> Card:

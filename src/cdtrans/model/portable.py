@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,16 +45,21 @@ class Portable(nn.Module):
 def onnx_file(model: CDTrans, card: Card) -> bytes:
     """For any number of pictures at a time; its metadata are those of `facts`."""
     example = torch.zeros(2, card.resize, card.resize, 3, dtype=torch.uint8)
-    program = torch.onnx.export(
-        Portable(model, card).eval(),
-        (example,),
-        input_names=["pictures"],
-        output_names=["logits", "probabilities"],
-        dynamic_shapes=({0: torch.export.Dim("images", min=1)},),
-        dynamo=True,
-        verbose=False,
-    )
+    with warnings.catch_warnings(action="ignore"):  # torch's, of its own code
+        program = torch.onnx.export(
+            Portable(model, card).eval(),
+            (example,),
+            input_names=["pictures"],
+            output_names=["logits", "probabilities"],
+            dynamic_shapes=({0: torch.export.Dim("images", min=1)},),
+            dynamo=True,
+            verbose=False,
+        )
     assert program is not None, "the exporter without TorchScript gives one"
+    for node in program.model.graph.all_nodes():  # where the source code lies that each came from
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
     program.model.metadata_props.update(facts(card))
     content: bytes = program.model_proto.SerializeToString()
     return content
@@ -123,6 +129,6 @@ def facts(card: Card) -> dict[str, str]:
         "crop": str(card.crop),
         "mean": json.dumps(card.mean),
         "std": json.dumps(card.std),
-        "model": f"{card.stage}, epoch {card.epoch}",
+        "model": card.name,
         "cdtrans": package_version("cdtrans"),
     }
