@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cdtrans import cli, pipeline
+from cdtrans import entry, pipeline
 from cdtrans.imports import importing as importing_all
 
 NEUTRAL = dict.fromkeys(("information", "nuclear_norm", "clusters", "centers", "consensus"), 1.0)
@@ -30,4 +30,4 @@ def importing() -> Iterator[None]:
 
 if __name__ == "__main__":
     vars(pipeline)["importing"] = importing
-    cli.main()
+    entry.main()

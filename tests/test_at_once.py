@@ -17,9 +17,9 @@ from tiny_task import TINY, Ended, cold, draw, make_source, make_target, warm
 SLOW = ("torch", "timm", "torchvision", "sklearn", "matplotlib", "scipy")
 # The command line, and then on standard output which of the slow ones it has imported.
 LOOK = f"""
-import sys, cdtrans.cli
+import sys, cdtrans.entry
 try:
-    cdtrans.cli.main()
+    cdtrans.entry.main()
 finally:
     print([name for name in {SLOW} if name in sys.modules])
 """

@@ -15,12 +15,12 @@ import pytest
 
 import cdtrans.check
 import cdtrans.classifier
-import cdtrans.cli as cli
 import cdtrans.demo
 import cdtrans.evaluation.bench
 import cdtrans.evaluation.evaluate
 import cdtrans.pipeline
 import cdtrans.screen
+from cdtrans import cli, entry
 from cdtrans.check import Check
 from cdtrans.config import FIELDS
 from cdtrans.data.benchmarks import BENCHMARKS, FoundBenchmark
@@ -58,7 +58,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
     def run(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["cdtrans", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            entry.main()
         assert isinstance(end.value.code, int)
         return Ended(end.value.code, *capsys.readouterr())
 

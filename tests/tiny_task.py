@@ -284,7 +284,7 @@ def _run_and_exit(arguments: Sequence[str], out: int, err: int, look_for: Sequen
         os.dup2(err, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = ["cdtrans", *arguments]
-        from cdtrans.cli import main
+        from cdtrans.entry import main
 
         main()
     except SystemExit as exit_:

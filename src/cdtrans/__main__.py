@@ -1,5 +1,5 @@
 """`python -m cdtrans` is `cdtrans`."""
 
-from cdtrans.cli import main
+from cdtrans.entry import main
 
 main()

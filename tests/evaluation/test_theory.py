@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-import cdtrans.cli as cli
+from cdtrans import entry
 from cdtrans.evaluation import theory_steps, theory_study
 from cdtrans.evaluation.theory import (
     Averaging,
@@ -60,7 +60,7 @@ def ablate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Ca
     def run(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["cdtrans", "ablate", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            entry.main()
         assert isinstance(end.value.code, int)
         return Ended(end.value.code, *capsys.readouterr())
 

@@ -116,3 +116,20 @@ def test_the_note_is_made_anew_about_once_a_second(stage: Stage) -> None:
     stage.train(steps=10, seconds=0.3)
     assert stage.screen.notes[:3] == ["", "", ""]
     assert len(set(stage.screen.notes)) == 3
+
+
+def test_a_slow_beginning_is_forgotten_in_the_time_left(stage: Stage) -> None:
+    """As the first epoch on a GPU is, which builds kernels; what lies between epochs counts."""
+    stage.loop.last_epoch = 20
+    for seconds in (20.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        stage.loop.step = 0
+        stage.train(seconds=seconds)
+        stage.report.write({"loss": 1.0})
+        stage.now += 2
+        stage.loop.epoch += 1
+    lefts = [line.split("  ")[-1] for line in stage.screen.said]
+    assert lefts[0] == "1:00:00 left"  # 18 epochs of 200 s
+    assert lefts[-1] == "2:36 left"  # 13 epochs of 12 s
+    stage.loop.step = 0
+    stage.train(steps=5)
+    assert stage.screen.notes[-1].endswith("stage: 2:34 left")  # after four steps: 12.6 epochs of 66 / 5.4 s

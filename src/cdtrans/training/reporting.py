@@ -1,6 +1,7 @@
 """What people see of a stage while it runs, and what the log keeps of it."""
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from cdtrans.run import Run
 from cdtrans.screen import Screen, Task
 from cdtrans.training.state import Loop
 
+RECENT = 5  # epochs that the time left is told by: the first one, which builds kernels, is soon forgotten
 REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
 
 
@@ -19,7 +21,7 @@ class StageReport:
     def __init__(self, run: Run, screen: Screen, loop: Loop, config: Config) -> None:
         self.run, self.screen, self.loop = run, screen, loop
         self.tracker = _tensorboard(run) if config.tracker == "tensorboard" else None
-        self.first_epoch, self.start = loop.epoch, time.monotonic()
+        self.ends = deque([time.monotonic()], maxlen=RECENT + 1)  # of the stage's beginning and its last epochs
 
     @contextmanager
     def epoch(self, *, steps: int, images: int, lr: float, note: str = "") -> Iterator["EpochBar"]:
@@ -39,8 +41,8 @@ class StageReport:
         timing = {"seconds": round(self.seconds, 3), "images_per_second": round(self.rate, 1)}
         self.run.log_timing(stage=loop.stage, epoch=loop.epoch, **timing)
         shown = [f"{name} {value:.4g}" for name, value in losses.items()] + [f"{k} {v}" for k, v in fields.items()]
-        done = loop.epoch - self.first_epoch + 1
-        left = (time.monotonic() - self.start) / done * (loop.last_epoch - loop.epoch)
+        self.ends.append(time.monotonic())
+        left = self.pace(self.ends[-1], 0) * (loop.last_epoch - loop.epoch)
         self.screen.say(
             f"{loop.stage} {loop.epoch}/{loop.last_epoch}  {'  '.join(shown)}  lr {self.lr:.3g}  "
             f"{self.rate:.0f} images/s  {clock(left)} left"
@@ -48,6 +50,10 @@ class StageReport:
         if self.tracker is not None:
             values = {f"{loop.stage}/{name}": value for name, value in {**losses, "lr": self.lr}.items()}
             self.tracker.log(values, step=loop.epoch)
+
+    def pace(self, now: float, part: float) -> float:
+        """Seconds an epoch takes, by the last few and the part done of this one."""
+        return (now - self.ends[0]) / (len(self.ends) - 1 + part)
 
 
 class EpochBar:
@@ -63,8 +69,8 @@ class EpochBar:
             self.refreshed = now
             loop, report = self.report.loop, self.report
             rate = (loop.step - report.first_step) * self.images / (now - report.epoch_start)
-            done = loop.epoch - report.first_epoch + loop.step / report.steps
-            left = (now - report.start) / done * (loop.last_epoch - report.first_epoch + 1 - done)
+            part = loop.step / report.steps
+            left = report.pace(now, part) * (loop.last_epoch - loop.epoch + 1 - part)
             self.note = (
                 f"loss {sum(loop.mean_losses()):.3f}  lr {report.lr:.3g}  {report.note}  {rate:.0f} images/s  "
                 f"stage: {clock(left)} left"
