@@ -224,3 +224,18 @@ def test_many_images_need_no_more_memory_than_few(finished, tmp_path: Path) -> N
     few, many = found["peaks"]
     assert many - few < 30, f"peak memory grew from {few:.0f} to {many:.0f} MB"
     assert len(rows(tmp_path / "many.csv")) == 3000
+
+
+def test_what_is_left_out_for_its_ending_is_told(classifier: Classifier, screen: Heard, tmp_path: Path) -> None:
+    draw(tmp_path / "images" / "a.png", 0, seed=1)
+    (tmp_path / "images" / "b.heic").write_bytes(b"ftypheic")
+    (tmp_path / "images" / "notes.txt").write_text("nothing to see")
+    how = {"root": None, "top": 1, "abstain": 0.0, "max_bad": 0.05, "screen": screen}
+    assert predict_to_csv(classifier, tmp_path / "images", tmp_path / "p.csv", **how).images == 1
+    (warning,) = [text for text in screen.heard if "Ignored" in text]
+    assert warning.startswith(
+        "Ignored because of the ending: 1 file (1 '.heic'), 'b.heic'. If they are images, convert"
+    )
+    screen.heard.clear()
+    assert predict_to_csv(classifier, tmp_path / "images" / "a.png", tmp_path / "p.csv", **how).images == 1
+    assert not [text for text in screen.heard if "Ignored" in text]

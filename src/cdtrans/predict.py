@@ -11,6 +11,7 @@ from cdtrans.data.domains import stream_images
 from cdtrans.data.images import judge_unreadable
 from cdtrans.files import atomic, csv_line, require_writable
 from cdtrans.screen import Screen
+from cdtrans.trust.preflight import ignored
 
 
 @dataclass
@@ -69,10 +70,14 @@ def csv_lines(
 ) -> Iterator[bytes]:
     """The CSV line by line; `counts` is kept up to date."""
     top = min(top, len(classifier.classes))
-    total = sum(1 for _ in stream_images(images, root))  # names alone, so that the bar can tell the time left
+    others: list[str] = []
+    total = sum(1 for _ in stream_images(images, root, others))  # names alone, so that the bar can tell the time left
+    if others:
+        finding = ignored("", others)
+        screen.warn(f"{finding.found}. {finding.advice}")
     ranks = range(1, top + 1) if top > 1 else ()
-    others = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
-    yield csv_line(["path", "label", "probability", *others])
+    columns = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
+    yield csv_line(["path", "label", "probability", *columns])
     with screen.track("predicting", total) as task:
         for result in classifier.stream(stream_images(images, root), top=top):
             task.advance(1)

@@ -305,20 +305,21 @@ def _is_folder(where: Path) -> bool:
     return False
 
 
-def stream_images(where: Path, root: Path | None = None) -> Iterator[Path]:
-    """The images of a folder, of a list, or a single image file, one after the other and never all at once."""
+def stream_images(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[Path]:
+    """The images of a folder, of a list, or a single image file, one after the other and never all at once. What is
+    ignored although it may be an image is added to `ignored`."""
     if where.is_file() and is_image_name(where.name):
         yield where
     elif _is_folder(where):
-        empty, ignored = True, ""
+        empty, ignored = True, [] if ignored is None else ignored
         for path, is_image in _walk(where):
             if is_image:
                 empty = False
                 yield where / path
             else:
-                ignored = ignored or path
+                ignored.append(path)
         if empty:
-            raise _no_image(where, ignored)
+            raise _no_image(where, next(iter(ignored), ""))
     else:
         base = _list_base(where, root)
         for number, line in _list_lines(where):

@@ -74,15 +74,16 @@ def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) ->
 
 
 def ignored(name: str, paths: Sequence[str]) -> Finding:
-    """Files that are left out for their endings, which nobody would miss until an hour later."""
+    """Files that are left out for their endings, which nobody would miss until an hour later. `name` is the domain's,
+    if they are of one."""
     subject, details = f"ignored files, {name}", {"files": list(paths)}
     if not paths:
         return Finding("ok", subject, f"No {name} file is left out for its ending", details=details)
     endings = Counter(os.path.splitext(path)[1].lower() for path in paths).most_common()
     listed = ", ".join(f"{count} {repr(ending) if ending else 'without'}" for ending, count in endings[:NAMED])
     more = ", ..." if len(endings) > NAMED else ""
-    files = "file" if len(paths) == 1 else "files"
-    found = f"Ignored because of the ending: {len(paths)} {name} {files} ({listed}{more}), {named(paths)}"
+    files = f"{name} file{'s' if len(paths) > 1 else ''}".lstrip()
+    found = f"Ignored because of the ending: {len(paths)} {files} ({listed}{more}), {named(paths)}"
     advice = "If they are images, convert them (HEIC and AVIF too) to JPEG or PNG, or rename those that already are."
     return Finding("warning", subject, found, advice, details)
 
