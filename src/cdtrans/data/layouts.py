@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdtrans.data.domains import LabelledDomain, labelled, labelled_lines, scan_labelled
+from cdtrans.data.domains import LabelledDomain, labelled, scan_labelled
+from cdtrans.data.lists import labelled_lines
 from cdtrans.errors import CdtransError
 
 INNER_FOLDER = "images"  # Office-31 has it between the domain and its classes

@@ -1,0 +1,79 @@
+"""Lists of images: a line for each, 'path' or 'path label'."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cdtrans.data.folders import cannot_read, quoted
+from cdtrans.data.images import is_image_name
+from cdtrans.errors import CdtransError
+
+
+def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
+    """(line number, path, label) of each line of a list."""
+    for number, line in list_lines(where):
+        path, label = _split_label(line)
+        if not label or is_image_name(label):
+            raise CdtransError(f"Line {number} of {quoted(where)} has no label: write it as 'path label'.")
+        yield number, path, label
+
+
+def _split_label(line: str) -> tuple[str, str]:
+    """'path label' -> path, label, see `scan_labelled`; without a label the second is empty."""
+    tabs = (i for i, character in enumerate(line) if character == "\t" and is_image_name(line[:i].rstrip(" \t")))
+    cut = next(tabs, max(line.rfind(" "), line.rfind("\t")))
+    path = line[: max(cut, 0)].rstrip(" \t")
+    return (path, line[cut + 1 :].lstrip(" ")) if path else (line, "")
+
+
+def readings(line: str) -> tuple[str, ...]:
+    """The paths that a line with or without a label may mean, the likelier first."""
+    path, label = _split_label(line)
+    if not label:
+        return (line,)
+    return (line, path) if is_image_name(line) else (path, line)
+
+
+def list_lines(where: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a list that say something. Undecodable bytes pass through, as they do in file names."""
+    empty = True
+    try:
+        with where.open("rb") as file:
+            for number, raw in enumerate(file, 1):  # at b"\n" alone: names may hold the rarer line ends of text files
+                if b"\0" in raw or (number == 1 and b"\0" in file.peek()):  # a picture's first line may look like text
+                    raise CdtransError(f"{quoted(where)} is not a text file: give a folder, or a list of images.")
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
+                if line and not line.startswith("#"):
+                    empty = False
+                    yield number, line
+    except OSError as error:
+        raise cannot_read(where, error) from error
+    if empty:
+        raise CdtransError(f"The list {quoted(where)} is empty: write a line for every image.")
+
+
+def list_base(where: Path, root: Path | None) -> Path:
+    base = where.parent if root is None else root
+    if not os.path.isdir(base):
+        raise CdtransError(f"The root {quoted(base)} is not a folder: say with --root where the listed paths start.")
+    return base
+
+
+def existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ...]:
+    """The first reading of each (line number, reading, ...) that is a file; one that has none is the user's error."""
+    paths, missing = [], []
+    for number, *readings in listed:
+        path = next((reading for reading in readings if os.path.isfile(os.path.join(base, reading))), None)
+        if path is None:
+            missing.append((number, readings[0]))
+        else:
+            paths.append(path)
+    if missing:
+        number, path = missing[0]
+        ends = (i for i, character in enumerate(path) if character == " ")
+        tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
+        raise CdtransError(
+            f"{len(missing)} of the {len(listed)} files in {quoted(where)} cannot be found below {quoted(base)},"
+            f" the first is {path!r} in line {number}: {tab}correct the list, or say with --root where its paths start."
+        )
+    return tuple(paths)
