@@ -10,14 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from cdtrans.cli_ablate import ablate
-from cdtrans.config import FIELDS, preset_names
+from cdtrans.cli_bench import bench
+from cdtrans.config import preset_names
 from cdtrans.environment import package_version
 from cdtrans.errors import HARM, CdtransError, named
 from cdtrans.options import (
     Debug,
     Device,
     Force,
-    Jobs,
     Json,
     MaxBad,
     Model,
@@ -38,7 +38,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(ablate, name="ablate")
 
 SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
 CHECK_FLAGS = (  # what decides which images a run would see, and through which backbone
@@ -336,52 +335,5 @@ def cache(
         screen.result(f"Freed {freed / 1e6:,.1f} MB.")
 
 
-@app.command()
-@partial(with_settings, names=FIELDS.keys() - {"root", "seed", "source_model"})  # each run gets its own
-def bench(
-    benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
-    data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],
-    backbone: Annotated[
-        str,
-        typer.Option(help="deit_small or deit_base (with their presets), or any timm VisionTransformer."),
-    ] = "deit_small",
-    seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "3",
-    tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
-    jobs: Jobs = 1,
-    out: Annotated[
-        Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE); it is continued.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
-    force: Force = False,
-    allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Accept data that differ from the published; the table says so.")
-    ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-    **settings: Any,
-) -> None:
-    """Rerun a table of the paper: every task with every seed, scored with the target's labels afterwards."""
-    from cdtrans.evaluation.bench import bench as run_bench
-
-    screen = Screen(quiet=quiet, machine=json)
-    outcome = run_bench(
-        benchmark,
-        data,
-        backbone=backbone,
-        seeds=seeds,
-        tasks=tasks,
-        jobs=jobs,
-        out=out,
-        config=config,
-        force=force,
-        allow_incomplete=allow_incomplete,
-        screen=screen,
-        **settings,
-    )
-    if json:
-        print_json(outcome.summary())
-    else:
-        screen.result(f"{outcome.finished} of {outcome.asked} runs are finished: {outcome.out / 'table.md'}")
-    if outcome.failed:
-        raise typer.Exit(1)
+app.command()(bench)
+app.add_typer(ablate, name="ablate")

@@ -13,6 +13,7 @@ from cdtrans.files import atomic
 from cdtrans.report import gallery as galleries
 from cdtrans.report import sections
 from cdtrans.report.answers import Answers, answers
+from cdtrans.report.costs import Costs, costs
 from cdtrans.report.embedding import Embedding, embedding
 from cdtrans.report.gallery import Gallery, Looks
 from cdtrans.report.pictures import SIDE, Pictures
@@ -42,7 +43,7 @@ class Page:
     mislabelled: Looks | Missing
     embedding: Embedding | Missing
     answers: Answers | Missing
-    costs: sections.Costs | Missing
+    costs: Costs | Missing
     gone: int  # image files that have vanished since the run
 
 
@@ -79,7 +80,7 @@ def collect(record: Record, screen: Screen) -> Page:
         mislabelled=mislabelled,
         embedding=attempt(embedding, record),
         answers=attempt(answers, record),
-        costs=attempt(sections.costs, record),
+        costs=attempt(costs, record),
         gone=source.gone + target.gone,
     )
 
