@@ -55,12 +55,6 @@ def opened(browser: Any, full: Path) -> Iterator[Any]:
     assert {url for url in asked if not url.startswith("data:")} == {(full / "report.html").as_uri()}
 
 
-def unfold(page: Any) -> None:
-    """What a person does on a phone who wants to see everything."""
-    while (folds := page.locator(".fold:not([open]) summary:visible")).count():
-        folds.first.click()
-
-
 def shown(page: Any) -> list[dict[str, str]]:
     visible = "[...document.querySelectorAll('.pair')].filter(pair => pair.checkVisibility())"
     return page.evaluate(f"{visible}.map(pair => ({{...pair.dataset}}))")
@@ -70,7 +64,6 @@ def shown(page: Any) -> list[dict[str, str]]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_picture_is_visible_and_nothing_sticks_out(opened: Any, width: int, scheme: str) -> None:
     page = opened(width, color_scheme=scheme)
-    unfold(page)
     visible = page.evaluate(VISIBLE)
     assert len(visible) > 50
     assert all(visible)
@@ -192,35 +185,25 @@ def test_without_scripts_everything_is_there_but_the_filter(opened: Any) -> None
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_a_phone_shows_the_first_of_long_lists_until_asked_for_all(opened: Any, scripts: bool) -> None:
+def test_a_phone_shows_the_first_of_long_lists_of_words_until_asked_for_all(opened: Any, scripts: bool) -> None:
+    """Pictures are never folded away."""
     page = opened(PHONE, java_script_enabled=scripts)
-    lists = [".pairs > .pair", "#uncertain .look", "#settings dl:nth-of-type(1) > div"]
-    seen = [[item.is_visible() for item in page.locator(name).all()] for name in lists]
-    assert seen == [[True] * 6 + [False] * (len(items) - 6) for items in seen]
-    assert min(map(len, seen)) > 20
-    page.locator("#gallery summary").focus()
+    settings = page.locator("#settings dl:nth-of-type(1) > div").all()
+    assert [item.is_visible() for item in settings] == [n < 6 for n in range(len(settings))]
+    assert len(settings) > 20
+    page.locator("#settings .fold summary").first.focus()
     page.keyboard.press("Enter")
-    assert all(pair.is_visible() for pair in page.locator(".pair").all())
-    unfold(page)
-    assert all(item.is_visible() for name in lists for item in page.locator(name).all())
-
-
-def test_what_the_filter_leaves_is_folded_anew(opened: Any) -> None:
-    page = opened(PHONE)
-    everything = page.locator(".pair").all()
-    page.get_by_role("combobox", name="Round").select_option("round 1")  # which comes after round 2
-    first = [pair for pair in everything if pair.get_attribute("data-round") == "1"]
-    assert [pair.is_visible() for pair in first] == [n < 6 for n in range(len(first))]
-    assert len(shown(page)) == 6 < len(first)
+    assert all(item.is_visible() for item in settings)
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_nothing_is_folded_on_paper_or_on_a_desk(opened: Any, width: int) -> None:
     page = opened(width)
+    last = page.locator("#settings dl:nth-of-type(1) > div").last
     if width == PHONE:
-        assert not all(page.evaluate("[...document.images].map(image => image.checkVisibility())"))
+        assert not last.is_visible()
         page.emulate_media(media="print")
-    assert all(page.evaluate("[...document.images].map(image => image.checkVisibility())"))
+    assert last.is_visible()
     assert not any(fold.is_visible() for fold in page.locator(".fold").all())
 
 
@@ -235,7 +218,6 @@ def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
 
 def test_a_click_takes_the_whole_path_of_a_picture(opened: Any, full: Path) -> None:
     page, record = opened(PHONE), read_record(full)
-    unfold(page)
     files = page.locator(".file")
     told = [file.inner_text() for file in files.all()]
     assert set(told) <= {*record.source, *record.target}
