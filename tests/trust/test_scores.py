@@ -66,7 +66,8 @@ def test_every_score_is_a_share_whatever_the_model(seed: int, n: int, k: int, sc
     generator = torch.Generator().manual_seed(seed)
     encoded = Encoded(torch.randn(n, 4, generator=generator), scale * torch.randn(n, k, generator=generator))
     for name, value in score(encoded)._asdict().items():
-        low = -0.5 - 1e-9 if name == "clusters" else -1e-9  # adjusted for chance, it can fall below it
+        low = -math.inf if name == "clusters" else -1e-9  # adjusted for chance: -0.54 was seen with five images
+        assert math.isfinite(value), name
         assert low <= value <= 1 + 1e-6, name
 
 
