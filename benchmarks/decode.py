@@ -14,7 +14,7 @@ from PIL import Image
 
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.data.pixels import open_pixels
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 
 MADE_UP = 400
 

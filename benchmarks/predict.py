@@ -12,11 +12,11 @@ import measure
 import torch
 from decode import make_images
 
-from cdtrans.classifier import Classifier
 from cdtrans.config import make_config
 from cdtrans.data.domains import stream_images
-from cdtrans.device import pick_precision
 from cdtrans.model.card import build_model, make_card
+from cdtrans.runtime.device import pick_precision
+from cdtrans.serving.classifier import Classifier
 
 
 def predict(classifier: Classifier, folder: Path, name: str) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import make_config
-from cdtrans.device import autocast, pick_precision
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.encoding import Captured
 from cdtrans.model.head import Head, Output
+from cdtrans.runtime.device import autocast, pick_precision
 from cdtrans.training.losses import adaptation_losses
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cdtrans import entry, pipeline
-from cdtrans.imports import importing as importing_all
+from cdtrans.cli import entry
+from cdtrans.run import pipeline
+from cdtrans.runtime.imports import importing as importing_all
 
 NEUTRAL = dict.fromkeys(("information", "nuclear_norm", "clusters", "centers", "consensus"), 1.0)
 
@@ -17,7 +18,7 @@ def importing() -> Iterator[None]:
     """As in a run with trust, so that both start alike; then some parts are taken out."""
     with importing_all():
         yield
-    session, watch = sys.modules["cdtrans.session"], sys.modules["cdtrans.trust.watch"]
+    session, watch = sys.modules["cdtrans.run.session"], sys.modules["cdtrans.trust.watch"]
 
     def only_predictions(self: Any, epoch: int, target: Any) -> None:
         watch.save_predictions(self.run, epoch, target)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from timm.models import VisionTransformer
 
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.head import Head
-from cdtrans.pipeline import adapt
+from cdtrans.run.pipeline import adapt
 from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.report.record import Record
-from cdtrans.run_folder import EVALUATION
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.run_folder import EVALUATION
 
 LATER = {"source_agreement", "target_agreement", "source_accuracy"}  # what the first version did not log of a round
 

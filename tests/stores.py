@@ -9,7 +9,7 @@ from torchvision.transforms import Resize
 from cdtrans.data import pixels
 from cdtrans.data.pixels import open_pixels
 from cdtrans.data.thumbnails import thumbnail
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 
 SIZE = 12
 

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cdtrans.cli.options import NOT_FLAGS, help_line
 from cdtrans.config import (
     FIELDS,
     HINTS,
@@ -15,8 +16,7 @@ from cdtrans.config import (
     read_yaml,
 )
 from cdtrans.errors import CdtransError
-from cdtrans.options import NOT_FLAGS, help_line
-from cdtrans.session import resolve
+from cdtrans.run.session import resolve
 
 # FACTS 2 and 3: what the authors' scripts say.
 AUTHORS = {

@@ -231,7 +231,7 @@ def _serve(temperature: str) -> None:
     if temperature == "warm":
         _import_all()
     else:
-        import cdtrans.cli  # noqa: F401 (so that the children need not)
+        import cdtrans.cli.app  # noqa: F401 (so that the children need not)
     gc.freeze()  # what is there now is no garbage: the children need not look through it
     for line in sys.stdin:
         order = json.loads(line)
@@ -247,7 +247,10 @@ def _import_all() -> None:
     import cdtrans
 
     for module in pkgutil.walk_packages(cdtrans.__path__, "cdtrans."):
-        if module.name not in ("cdtrans.__main__", "cdtrans.model.kernels"):  # the one is a run, the other needs a GPU
+        if module.name not in (
+            "cdtrans.__main__",
+            "cdtrans.model.fast.kernels",
+        ):
             importlib.import_module(module.name)
     torch.set_num_threads(1)
 
@@ -269,9 +272,9 @@ def _start(order: dict[str, Any]) -> int:
     if order["crash"]:
         _crash_at(**order["crash"])
     if order["fork_jobs"]:
-        import cdtrans.evaluation.jobs
+        import cdtrans.bench.jobs
 
-        cdtrans.evaluation.jobs.start_process = _ForkedJob  # type: ignore[assignment,misc]
+        cdtrans.bench.jobs.start_process = _ForkedJob  # type: ignore[assignment,misc]
     _run_and_exit(order["start"], out, err, order["look_for"])
     raise AssertionError("it has exited")
 
@@ -284,7 +287,7 @@ def _run_and_exit(arguments: Sequence[str], out: int, err: int, look_for: Sequen
         os.dup2(err, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = ["cdtrans", *arguments]
-        from cdtrans.entry import main
+        from cdtrans.cli.entry import main
 
         main()
     except SystemExit as exit_:
@@ -298,10 +301,10 @@ def _run_and_exit(arguments: Sequence[str], out: int, err: int, look_for: Sequen
 
 
 class _ForkedJob:
-    """What `cdtrans.evaluation.jobs.start_process` gives, but forked: a process of its own in every other respect."""
+    """What `cdtrans.bench.jobs.start_process` gives, but forked: a process of its own in every other respect."""
 
     def __init__(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
-        from cdtrans.interrupt import die_with_parent
+        from cdtrans.runtime.signals import die_with_parent
 
         self.code: int | None = None
         sys.stdout.flush()

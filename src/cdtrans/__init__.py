@@ -4,22 +4,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cdtrans.classifier import Classifier, Prediction, load
     from cdtrans.errors import CdtransError
-    from cdtrans.exports import Exported, export
-    from cdtrans.pipeline import Result, adapt
+    from cdtrans.run.pipeline import Result, adapt
+    from cdtrans.serving.classifier import Classifier, Prediction, load
+    from cdtrans.serving.export import Exported, export
 
 __all__ = ["CdtransError", "Classifier", "Exported", "Prediction", "Result", "adapt", "export", "load"]
 
 _HOMES = {
     "CdtransError": "cdtrans.errors",
-    "Classifier": "cdtrans.classifier",
-    "Exported": "cdtrans.exports",
-    "export": "cdtrans.exports",
-    "Prediction": "cdtrans.classifier",
-    "load": "cdtrans.classifier",
-    "Result": "cdtrans.pipeline",
-    "adapt": "cdtrans.pipeline",
+    "Classifier": "cdtrans.serving.classifier",
+    "Exported": "cdtrans.serving.export",
+    "export": "cdtrans.serving.export",
+    "Prediction": "cdtrans.serving.classifier",
+    "load": "cdtrans.serving.classifier",
+    "Result": "cdtrans.run.pipeline",
+    "adapt": "cdtrans.run.pipeline",
 }
 
 

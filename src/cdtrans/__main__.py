@@ -1,5 +1,5 @@
 """`python -m cdtrans` is `cdtrans`."""
 
-from cdtrans.entry import main
+from cdtrans.cli.entry import main
 
 main()

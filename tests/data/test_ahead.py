@@ -14,7 +14,7 @@ from cdtrans.data.ahead import decoding_ahead, size_ahead
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.data.store import list_stores
 from cdtrans.model.backbone import native_crop
-from cdtrans.session import resolve
+from cdtrans.run.session import resolve
 from tiny_task import make_target
 
 # A process without torch, which decodes ahead until so many images are done, and then looks whether a child is left.

@@ -270,7 +270,7 @@ BUILDERS = """
 import os, random, signal, sys, time
 from pathlib import Path
 from cdtrans.data import pixels, stream
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 
 root, cache, task = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 files = sorted(root.iterdir())

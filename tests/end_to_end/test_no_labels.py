@@ -12,9 +12,11 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import cdtrans
-from cdtrans import conclusion, inputs, pipeline, session
 from cdtrans.config import FIELDS
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
+from cdtrans.run import finish as conclusion
+from cdtrans.run import pipeline, session
+from cdtrans.run import prepare as inputs
 from cdtrans.training.adaptation import adapt_to_target
 from tiny_task import CLASSES, Task, make_task, tree, warm
 

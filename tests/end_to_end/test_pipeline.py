@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import cdtrans
 from cdtrans.data.images import decode, pixel_digest, resized
 from cdtrans.errors import CdtransError
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 from cdtrans.training import reporting
 from tiny_task import CLASSES, QUICK, Ended, Task, draw, log_lines, make_source, make_task, tree, warm
 

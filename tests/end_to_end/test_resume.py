@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import save_file
 
 import cdtrans
-from cdtrans import inputs, session
 from cdtrans.data import stream
 from cdtrans.data.store import store_folder
 from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone
+from cdtrans.run import prepare as inputs
+from cdtrans.run import session
 from cdtrans.training.state import Loop
 from tiny_task import TINY, Process, Task, draw, log_lines, make_task, tree, warm
 

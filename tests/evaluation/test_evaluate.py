@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdtrans.classifier import load
 from cdtrans.data.domains import LabelledDomain
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import Evaluation, History, evaluate, match_classes
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
+from cdtrans.serving.classifier import load
 from stores import Notes
 from tiny_task import CLASSES, draw
 

@@ -11,8 +11,9 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.model import branches, fused
-from cdtrans.model.branches import CDTrans, Stream, add_norm, embed
+from cdtrans.model import cross_attention as branches
+from cdtrans.model.cross_attention import CDTrans, Stream, add_norm, embed
+from cdtrans.model.fast import fused
 from cdtrans.model.head import Head
 
 GPU = torch.cuda.is_available()
@@ -25,7 +26,7 @@ ROUNDING = 0.5 * STEP if GPU else STEP  # the interpreter cuts off
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter the CPU stands in for the GPU, with few programs, so that each passes over several tiles."""
     if not GPU:
-        module = importlib.import_module("cdtrans.model.kernels")
+        module = importlib.import_module("cdtrans.model.fast.kernels")
         monkeypatch.setattr(fused, "kernels", lambda device: module)
         monkeypatch.setattr(fused, "programs", lambda tiles, x: 3)
         monkeypatch.setattr(fused, "weight_gradient", lambda d_y, x: d_y.float().t() @ x.float())

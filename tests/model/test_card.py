@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 import cdtrans.model.card as card_module
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError
-from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import CARD, WEIGHTS, Card, build_model, load_model, make_card, save_model
+from cdtrans.model.cross_attention import CDTrans
 from tiny_task import TINY
 
 CLASSES = ("Äpfel", "a b", "[red]")

@@ -10,10 +10,10 @@ from timm.models import VisionTransformer
 from cdtrans.config import make_config
 from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.model.head import Head
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 from support import devices
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdtrans.model import fused
+from cdtrans.model.fast import fused
 
 CHECKS = Path(__file__).parent / "fused_checks.py"
 
@@ -41,7 +41,7 @@ class TestWhereTheyCannotBeBuilt:
 
     def test_without_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
-        monkeypatch.delitem(sys.modules, "cdtrans.model.kernels", raising=False)
+        monkeypatch.delitem(sys.modules, "cdtrans.model.fast.kernels", raising=False)
         assert fused.kernels(torch.device("cpu")) is None
         assert "triton" in fused.build(torch.device("cpu"))[1]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cdtrans.report.page import write_report
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 from run_folders import complete, older, stopped
 
 

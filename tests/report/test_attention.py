@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from cdtrans.model.branches import CDTrans, embed
+from cdtrans.model.cross_attention import CDTrans, embed
 from cdtrans.model.head import Head
 from cdtrans.report.attention import cross_attention
 

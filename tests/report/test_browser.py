@@ -10,7 +10,7 @@ import pytest
 
 from cdtrans.report.page import write_report
 from cdtrans.report.record import read_record
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 
 CHROMIUM = shutil.which("chromium")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

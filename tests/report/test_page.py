@@ -15,7 +15,7 @@ from cdtrans.report import answers, embedding, gallery, page, sections
 from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
 from cdtrans.report.record import read_record
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 
 QUIET = Screen(quiet=True)
 SECTIONS = ["scores", "estimate", "classes", "epochs", "pairs", "gallery"]

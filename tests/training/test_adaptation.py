@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from cdtrans.config import Config, make_config
 from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError, Hopeless
-from cdtrans.model.branches import Branches
+from cdtrans.model.cross_attention import Branches
 from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.model.head import Output
 from cdtrans.pairing.pairs import Search, require_pairs, search_pairs
-from cdtrans.run import Run
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.run import Run
 from cdtrans.training import adaptation
 from cdtrans.training.adaptation import Adaptation, adapt_to_target, find_pairs
 from cdtrans.trust.watch import Watch

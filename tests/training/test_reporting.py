@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cdtrans.config import make_config
-from cdtrans.run import Run
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.run import Run
 from cdtrans.training import reporting
 from cdtrans.training.reporting import StageReport, clock
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import Config
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.pairing.pairs import search_pairs
 from cdtrans.training.losses import rectified_loss, uniform_divergence
 from cdtrans.training.self_training import (

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from cdtrans.config import Config, make_config
 from cdtrans.data.batches import Images
 from cdtrans.model.head import Output
-from cdtrans.run import Run
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.run import Run
 from cdtrans.training import source as source_module
 from cdtrans.training.source import batch_slices, fit_source
 from tiny_task import log_lines

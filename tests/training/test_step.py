@@ -9,7 +9,7 @@ import torch
 from timm.models import VisionTransformer
 
 from cdtrans.config import make_config
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.head import Head
 from cdtrans.training.losses import adaptation_losses
 from cdtrans.training.optimisation import Optimisation

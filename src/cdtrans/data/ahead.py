@@ -11,8 +11,8 @@ from pathlib import Path
 from cdtrans.config import Config
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.data.pixels import default_cache, open_pixels, resize_for
-from cdtrans.interrupt import die_with_parent
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.signals import die_with_parent
 
 NAMED_CROP = 224
 

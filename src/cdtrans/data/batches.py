@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cdtrans.data.stream import StreamedPixels
-from cdtrans.ranks import share
+from cdtrans.runtime.ranks import share
 
 BATCHES_AHEAD = 2  # made ready while a step runs, where images do not lie on the device
 RESIDENT_SHARE = 0.4  # of the GPU's free memory that decoded images may take; beyond it they stay in host memory

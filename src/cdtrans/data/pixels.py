@@ -24,7 +24,7 @@ from cdtrans.data.store import (
 )
 from cdtrans.data.stream import make_in_order
 from cdtrans.data.thumbnails import trace
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
 CHUNK_IMAGES = 64  # written at a time; a kill loses no more than two chunks, and no more wait in memory

@@ -13,7 +13,7 @@ from PIL import Image
 from cdtrans.data.images import UnreadableImage, decode, resized, upright_rgb
 from cdtrans.data.thumbnails import SIDE, Trace, trace
 from cdtrans.errors import CdtransError
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
 
 IN_FLIGHT_PER_WORKER = 16
 

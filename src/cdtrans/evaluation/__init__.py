@@ -1,1 +1,1 @@
-"""The only room that sees an answer key."""
+"""Scores against target labels."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.classifier import Unreadable, key_warning, load
 from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
-from cdtrans.files import atomic
-from cdtrans.run_folder import EVALUATION, find_model
-from cdtrans.screen import Screen
+from cdtrans.runtime.screen import Screen
+from cdtrans.serving.classifier import Unreadable, key_warning, load
+from cdtrans.storage.files import atomic
+from cdtrans.storage.run_folder import EVALUATION, find_model
 
 
 @dataclass(frozen=True)

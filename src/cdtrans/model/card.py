@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
-from cdtrans.files import atomic, replace_folder
 from cdtrans.model.backbone import create_backbone, normalisation
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.head import Head
-from cdtrans.run_folder import CARD
+from cdtrans.storage.files import atomic, replace_folder
+from cdtrans.storage.run_folder import CARD
 
 WEIGHTS = "model.safetensors"
 

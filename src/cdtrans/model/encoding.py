@@ -8,12 +8,12 @@ from torch import Tensor
 
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
-from cdtrans.device import autocast
 from cdtrans.errors import Hopeless
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.head import Output
-from cdtrans.ranks import gather
-from cdtrans.screen import Screen
+from cdtrans.runtime.device import autocast
+from cdtrans.runtime.ranks import gather
+from cdtrans.runtime.screen import Screen
 
 
 class Encoded(NamedTuple):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from cdtrans.ranks import gather
+from cdtrans.runtime.ranks import gather
 
 CLASSIFIER_STD = 0.001  # the authors' initialisation
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.ranks import gather, share
+from cdtrans.runtime.ranks import gather, share
 
 TILE = {"cuda": 1 << 14, "cpu": 1 << 12}  # images of each side whose similarities are held at once: 1 GiB, 64 MiB
 LARGE = 1 << 36  # similarities in all from which on a GPU's tile is twice as wide: 4 GiB, beside features of GiBs

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdtrans.model.branches import CDTrans, Stream, embed, run_block
+from cdtrans.model.cross_attention import CDTrans, Stream, embed, run_block
 
 
 @torch.inference_mode()

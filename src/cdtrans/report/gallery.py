@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from cdtrans.data.batches import Images
-from cdtrans.device import pick_device
 from cdtrans.errors import CdtransError
-from cdtrans.model.branches import CDTrans
 from cdtrans.model.card import WEIGHTS, Card, load_model
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.report.attention import cross_attention
 from cdtrans.report.pictures import Pictures, heated, in_parallel, jpeg
 from cdtrans.report.record import Record, Round
 from cdtrans.report.sections import Missing
-from cdtrans.screen import Task
+from cdtrans.runtime.device import pick_device
+from cdtrans.runtime.screen import Task
 
 ROUNDS = 4  # of which pairs are shown: the first, the last, and between
 PAIRS = 72  # shown in all: about 1.5 MB of page

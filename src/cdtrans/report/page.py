@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from cdtrans.environment import package_version
-from cdtrans.files import atomic
 from cdtrans.report import gallery as galleries
 from cdtrans.report import sections
 from cdtrans.report.answers import Answers, answers
@@ -19,7 +17,9 @@ from cdtrans.report.gallery import Gallery, Looks
 from cdtrans.report.pictures import SIDE, Pictures
 from cdtrans.report.record import Record, read_record
 from cdtrans.report.sections import Missing
-from cdtrans.screen import Screen
+from cdtrans.runtime.environment import package_version
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.files import atomic
 
 NAME = "report.html"
 

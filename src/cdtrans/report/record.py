@@ -13,7 +13,7 @@ import numpy as np
 
 from cdtrans.config import PAIRINGS_WITH_KEY, read_yaml
 from cdtrans.errors import CdtransError
-from cdtrans.run_folder import CARD, CONFIG, EVALUATION, read_result
+from cdtrans.storage.run_folder import CARD, CONFIG, EVALUATION, read_result
 
 Arrays = dict[str, np.ndarray]
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what a damaged file raises

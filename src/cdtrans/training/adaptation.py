@@ -9,12 +9,12 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.errors import Hopeless
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.pairing.pairs import Pairs, Search, require_pairs, search_pairs
-from cdtrans.ranks import part
-from cdtrans.run import Run
-from cdtrans.screen import Screen
+from cdtrans.runtime.ranks import part
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.run import Run
 from cdtrans.training.losses import Terms, adaptation_losses
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.model.branches import Branches
+from cdtrans.model.cross_attention import Branches
 
 
 def source_loss(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

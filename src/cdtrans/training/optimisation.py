@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.config import Config
-from cdtrans.ranks import average_gradients
+from cdtrans.runtime.ranks import average_gradients
 
 WARMUP_START = 0.01  # of the base rate
 FLOOR = 0.002  # of the base rate

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from cdtrans.config import Config
-from cdtrans.run import Run
-from cdtrans.screen import Screen, Task
+from cdtrans.runtime.screen import Screen, Task
+from cdtrans.storage.run import Run
 from cdtrans.training.state import Loop
 
 RECENT = 5  # epochs that the time left is told by: the first one, which builds kernels, is soon forgotten

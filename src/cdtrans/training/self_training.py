@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import Config
-from cdtrans.model.branches import CDTrans
+from cdtrans.model.cross_attention import CDTrans
 from cdtrans.pairing.pairs import Search
 from cdtrans.training.losses import rectified_loss, uniform_divergence
 from cdtrans.training.state import step_seed

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
-from cdtrans.model.branches import CDTrans
-from cdtrans.ranks import part, world
-from cdtrans.run import Run
-from cdtrans.screen import Screen
+from cdtrans.model.cross_attention import CDTrans
+from cdtrans.runtime.ranks import part, world
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.run import Run
 from cdtrans.training.losses import source_loss
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport

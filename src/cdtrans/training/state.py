@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError, Hopeless, Interrupted
-from cdtrans.files import atomic
-from cdtrans.interrupt import StopSignals
-from cdtrans.ranks import rank, world
-from cdtrans.run import Run
+from cdtrans.runtime.ranks import rank, world
+from cdtrans.runtime.signals import StopSignals
+from cdtrans.storage.files import atomic
+from cdtrans.storage.run import Run
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cdtrans.device import autocast
-from cdtrans.ranks import world
+from cdtrans.runtime.device import autocast
+from cdtrans.runtime.ranks import world
 from cdtrans.training.optimisation import Optimisation
 
 WARM_UP = 3  # plain steps before the capture: libraries load, kernels are built, algorithms are chosen

@@ -7,8 +7,8 @@ from torch import nn
 
 from cdtrans.data.batches import LabelledImages
 from cdtrans.model.encoding import Encoded, Encoder
-from cdtrans.ranks import from_main
-from cdtrans.run import Run
+from cdtrans.runtime.ranks import from_main
+from cdtrans.storage.run import Run
 from cdtrans.trust.impression import Impression
 from cdtrans.trust.scores import score
 from cdtrans.trust.selection import Selection, consensus

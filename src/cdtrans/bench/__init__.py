@@ -1,0 +1,1 @@
+"""Methods x tasks x seeds -> tables."""

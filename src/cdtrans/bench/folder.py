@@ -1,0 +1,81 @@
+"""The folder of many runs: one process at a time has it, and one recipe for as long as it is there."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cdtrans.config import RESUME_MAY_CHANGE, Config, read_yaml
+from cdtrans.errors import CdtransError
+from cdtrans.storage.files import atomic
+
+# Of every run, unless somebody says otherwise: a row shows what its method did, and the guard's verdict is in its run
+# folder all the same; and nobody reads so many reports.
+TABLE_DEFAULTS = {"guard": False, "report": False}
+
+
+@contextmanager
+def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator[None]:
+    """The folder, for this process alone and this recipe alone, which the file `record` keeps. `kind` is what the
+    folder belongs to, with its article."""
+    _check_folder(out, record, recipe, kind)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock_file = open(out / ".lock", "w")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise CdtransError(f"The folder '{out}' cannot be written: {error.strerror}; choose another --out.") from error
+    with lock_file as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            noun = kind.split(maxsplit=1)[1]
+            raise CdtransError(f"Another process is running the {noun} in '{out}'; choose another --out.") from error
+        _check_folder(out, record, recipe, kind)
+        with atomic(out / record) as file:
+            file.write((json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode())
+        yield
+
+
+def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that all runs of a folder share: not those `decided` run by run, nor where a run happens. The guard,
+    which a single run may be continued without, decides which epoch is handed over, so a table has it or has it not."""
+    free = {*decided, *RESUME_MAY_CHANGE} - {"guard"}
+    return {key: value for key, value in config.to_dict().items() if key not in free}
+
+
+def with_table_defaults(settings: dict[str, Any], config: Path | None) -> dict[str, Any]:
+    """The settings of every run of a table, where neither they nor the file `config` say otherwise."""
+    from_file = read_yaml(config) if config is not None else {}
+    return {name: value for name, value in TABLE_DEFAULTS.items() if name not in from_file} | settings
+
+
+def flag(name: str, value: Any) -> str:
+    """A setting as `cdtrans adapt` takes it."""
+    dashed = name.replace("_", "-")
+    return f"--{'' if value else 'no-'}{dashed}" if isinstance(value, bool) else f"--{dashed}={value}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        recorded: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise CdtransError(
+            f"'{file}', which says what the runs beside it share, is damaged; put a copy back, or choose another --out."
+        ) from error
+    return recorded
+
+
+def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> None:
+    """Refuse a folder that holds something else. Writes nothing."""
+    file = out / record
+    if file.exists():
+        before = Config().to_dict() | TABLE_DEFAULTS | _read(file)  # an older one lacks newer settings
+        changed = [key for key in recipe if before.get(key) != recipe[key]]
+        if changed:
+            what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)
+            noun = kind.split(maxsplit=1)[1]
+            raise CdtransError(f"'{out}' holds another {noun}'s runs ({what}); choose another --out.")
+    elif out.exists() and (not out.is_dir() or any(p.name not in (".lock", f".{record}.draft") for p in out.iterdir())):
+        raise CdtransError(f"'{out}' exists and is not {kind}'s folder; choose another --out.")

@@ -1,0 +1,210 @@
+"""`cdtrans ablate`: the verbs that rerun the paper's ablations, figures and theory."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cdtrans.cli.options import (
+    Debug,
+    Device,
+    Force,
+    Jobs,
+    Json,
+    Key,
+    Quiet,
+    Root,
+    Source,
+    Target,
+    print_json,
+    with_settings,
+)
+from cdtrans.config import FIELDS
+from cdtrans.errors import HARM
+from cdtrans.runtime.screen import Screen
+
+ablate = typer.Typer(no_args_is_help=True, help="The paper's ablations and its theory, rerun.")
+
+LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
+PAIRING_FLAGS = {"pairing", "self_training", "center_aware", "target_class"}  # and those of Table 5
+NOISE_FLAGS = LOSS_FLAGS | PAIRING_FLAGS | {"rebuild_every", "mutual_pairs", "seed"}  # and the runs of Fig. 2b
+
+
+@ablate.command()
+def theory(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures and theory.json.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulation.")] = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Simulate the supplement's two theorems: the noise before and after averaging, against their bounds."""
+    from cdtrans.paper.theory_study import SHOWN, run_study
+
+    screen = Screen(quiet=quiet, machine=json)
+    study = run_study(out, seed=seed, screen=screen)
+    if json:
+        print_json({"out": str(out), "summary": study.summary(), "cases": study.record()["cases"]})
+        return
+    table = Table(*SHOWN, title="noise |x - u| in units of sigma")
+    for cells in study.table(SHOWN):
+        table.add_row(*cells)
+    screen.result(table)
+    for line in study.findings():
+        screen.result(line)
+    screen.say(f"Every number: {out / 'theory.json'}; pictures beside it.")
+
+
+@ablate.command()
+@partial(with_settings, names=FIELDS.keys() - LOSS_FLAGS - {"self_training"})  # each row has its own
+def losses(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
+    jobs: Jobs = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun Table 6, the losses of the three branches: five runs, scored with the target's labels afterwards."""
+    from cdtrans.paper.ablation_rows import LOSSES
+
+    how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
+    _ablate(LOSSES, source, target, quiet, json, **how, **settings)
+
+
+@ablate.command(name="pseudo-labels")
+@partial(with_settings, names=FIELDS.keys() - PAIRING_FLAGS)  # each row has its own
+def pseudo_labels(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
+    jobs: Jobs = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun Table 5, the ways to find pairs: a run for each, scored with the target's labels; one trains on them."""
+    from cdtrans.paper.ablation_rows import PSEUDO_LABELS
+
+    how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
+    _ablate(PSEUDO_LABELS, source, target, quiet, json, **how, **settings)
+
+
+@ablate.command()
+@partial(with_settings, names=FIELDS.keys() - NOISE_FLAGS)  # each run has its own
+def noise(
+    source: Source,
+    target: Target,
+    key: Annotated[
+        Path, typer.Option(metavar="LABELLED", help="The answer key, for pairs and scores: TARGET with its labels.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the plot; it is continued.")],
+    levels: Annotated[str, typer.Option(help="Shares of false pairs, in percent.")] = "0,20,40,60,80,100",
+    pairs: Annotated[int | None, typer.Option(min=2, help="Pairs to sample (default: one per target image).")] = None,
+    seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "1",
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
+    jobs: Jobs = 1,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun Fig. 2b: true pairs, made with the target's labels, replaced by false ones; with cross-attention or not."""
+    from cdtrans.paper.noise import ablate_noise
+
+    how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
+    study = {"levels": levels, "pairs": pairs, "seeds": seeds}
+    screen = Screen(quiet=quiet, machine=json)
+    outcome = ablate_noise(source, target, screen=screen, **how, **study, **settings)  # type: ignore[arg-type]
+    _show(outcome, out / "noise.png", quiet, json)
+
+
+@ablate.command()
+def attention(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture, a PNG.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="LABELLED", help="The answer key: the run's target with its labels. Finds false pairs."),
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=1, max=100, help="How many false pairs to show at most.")] = 8,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE,TARGET", help="Show this pair (paths as in images.csv); may be repeated."),
+    ] = None,
+    root: Root = None,
+    device: Device = "auto",
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Draw Fig. 2a: false-positive pairs of RUN, found with the key, or chosen ones, and where the source looks in the
+    target."""
+    from cdtrans.paper.attention_figure import draw_attention
+
+    shown = draw_attention(run, key, out, pairs=pairs, chosen=pair or (), root=root, device=device)
+    if json:
+        print_json({"out": str(out), "pairs": shown.record()})
+    else:
+        kind = "chosen" if pair else "false-positive"
+        Screen(quiet=quiet).result(f"{len(shown.pairs)} {kind} pair{'s' * (len(shown.pairs) != 1)}: {out}")
+
+
+@ablate.command(name="with-key", hidden=True)  # a row of pseudo-labels or a run of noise, as a process of its own
+@with_settings
+def with_key(
+    source: Source,
+    target: Target,
+    key: Key,
+    out: Annotated[Path, typer.Option(help="The run folder.")],
+    sampled_pairs: Annotated[int, typer.Option(min=0, help="How many, for --pairing sampled and sampled_true.")] = 0,
+    false_share: Annotated[float, typer.Option(min=0, max=1, help="How many of these are false.")] = 0.0,
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """One run on pairs that are made with the target's labels: a measurement, not a way to adapt."""
+    from cdtrans.paper.with_key import adapt_with_key
+
+    screen = Screen(quiet=quiet)
+    settings |= {"sampled_pairs": sampled_pairs, "false_share": false_share}
+    how = {"key": key, "out": out, "preset": preset, "config": config, "force": force}
+    result = adapt_with_key(source, target, screen=screen, **how, **settings)  # type: ignore[arg-type]
+    screen.result(f"Done: {result.run} (trained with the answer key)")
+    if result.harm:
+        raise typer.Exit(HARM)
+
+
+def _ablate(ablation: Any, source: Path, target: Path, quiet: bool, json: bool, **how: Any) -> None:
+    from cdtrans.paper.ablations import ablate as run_ablation
+
+    outcome = run_ablation(ablation, source, target, screen=Screen(quiet=quiet, machine=json), **how)
+    _show(outcome, outcome.out / f"{ablation.name}.md", quiet, json)
+
+
+def _show(outcome: Any, file: Path, quiet: bool, json: bool) -> None:
+    if json:
+        print_json(outcome.summary())
+    else:
+        finished = outcome.runs - len(outcome.table.unfinished)
+        Screen(quiet=quiet).result(f"{finished} of {outcome.runs} runs are finished: {file}")
+    if outcome.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,339 @@
+"""The command line: one verb, one function; options and help, nothing else."""
+
+import platform
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cdtrans.cli.ablate import ablate
+from cdtrans.cli.bench import bench
+from cdtrans.cli.options import (
+    Debug,
+    Device,
+    Force,
+    Json,
+    MaxBad,
+    Model,
+    Quiet,
+    Root,
+    Source,
+    Target,
+    print_json,
+    with_settings,
+)
+from cdtrans.cli.tables import before_and_after, class_table, confusion_table, finding_table, score_table
+from cdtrans.config import preset_names
+from cdtrans.errors import HARM, CdtransError, named
+from cdtrans.runtime.environment import package_version
+from cdtrans.runtime.screen import Screen
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
+CHECK_FLAGS = (  # what decides which images a run would see, and through which backbone
+    *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
+    *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
+)
+VERDICTS = {
+    "ok": "Nothing stands in the way of a run.",
+    "warning": "A run can begin; read the warnings first.",
+    "stop": "A run should not begin; 'cdtrans adapt' refuses it too.",
+}
+
+
+def _show_versions(wanted: bool) -> None:
+    if wanted:
+        beside = ", ".join(f"{name} {package_version(name)}" for name in ("torch", "timm"))
+        typer.echo(f"cdtrans {package_version('cdtrans')} (Python {platform.python_version()}, {beside})")
+        raise typer.Exit
+
+
+@app.callback(help="Labelled source images and unlabelled target images in, a target classifier out.")
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_versions, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@with_settings
+def adapt(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder (default: runs/adapt); an unfinished run there is continued.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Adapt a classifier from labelled SOURCE images to unlabelled TARGET images."""
+    from cdtrans.run.pipeline import adapt as adapt_images
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = adapt_images(
+        source=source, target=target, out=out, preset=preset, config=config, force=force, screen=screen, **settings
+    )
+    if json:
+        print_json(result.summary())
+    else:
+        about = f"epoch {result.chosen_epoch}" if result.chosen_epoch else "the source-only model"
+        if quiet and result.estimate:  # else it has been said
+            about += ", estimated accuracy {:.0%} to {:.0%}".format(*result.estimate)
+        screen.result(f"Done: {result.run} (chosen: {about})")
+        screen.say(f"Next: cdtrans predict {result.run} IMAGES --csv predictions.csv")
+    if result.harm:
+        raise typer.Exit(HARM)
+
+
+@app.command()
+@partial(with_settings, names=CHECK_FLAGS)
+def check(
+    source: Source,
+    target: Target,
+    model: Annotated[
+        bool, typer.Option("--model/--no-model", help="Look through the backbone too, if its weights can be had.")
+    ] = True,
+    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Say what is wrong with SOURCE and TARGET before a run; exit 1 if it should not begin."""
+    from cdtrans.run.check import check as check_images
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = check_images(
+        source=source, target=target, preset=preset, config=config, model=model, screen=screen, **settings
+    )
+    if json:
+        print_json(result.summary())
+    else:
+        screen.result(finding_table(result))
+    if result.skipped:
+        screen.say(f"Not looked at through the backbone: {result.skipped}.")
+    screen.say(f"{VERDICTS[result.state]} Every name and number is in --json.")
+    if result.state == "stop":
+        raise typer.Exit(1)
+
+
+@app.command(name="eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    labelled: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LABELLED", help="The answer key: a folder of class folders, or a list of 'path label'."
+        ),
+    ],
+    root: Root = None,
+    model: Model = "chosen",
+    device: Device = "auto",
+    max_bad: MaxBad = 0.05,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Score a run on LABELLED images: the place for target labels."""
+    from cdtrans.evaluation.evaluate import evaluate as evaluate_run
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = evaluate_run(run, labelled, root=root, model=model, device=device, max_bad=max_bad, screen=screen)
+    summary = result.summary()
+    if json:
+        print_json(summary)
+        return
+    screen.result(score_table(result, model))
+    screen.result(class_table(result))
+    if len(result.classes) <= SHOWN_CLASSES:
+        screen.result(confusion_table(result))
+    else:
+        screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
+    if result.history is not None and model == "chosen" and (run / "report.html").exists():
+        screen.say(f"'cdtrans report {run}' puts this into report.html.")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="A folder of any depth, an image, or a list of paths.")
+    ],
+    csv: Annotated[Path | None, typer.Option(help="Write the predictions here (default: standard output).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to list.")] = 1,
+    abstain: Annotated[float, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")] = 0.0,
+    root: Root = None,
+    model: Model = "chosen",
+    device: Device = "auto",
+    max_bad: MaxBad = 0.05,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Label IMAGES with a run's classifier."""
+    from cdtrans.serving.classifier import key_warning, load
+    from cdtrans.serving.predict import check_places, predict_to_csv
+    from cdtrans.storage.run_folder import find_model
+
+    if json and csv is None:
+        raise CdtransError("With --json the predictions need a file of their own: give --csv FILE.")
+    find_model(run, model)
+    check_places(images, root, csv)
+    screen = Screen(quiet=quiet, machine=json or csv is None)
+    classifier = load(run, model=model, device=device)
+    if warning := key_warning(run, classifier):
+        screen.warn(warning)
+    screen.say(f"model: {classifier.name}")
+    counts = predict_to_csv(
+        classifier, images, csv, root=root, top=top, abstain=abstain, max_bad=max_bad, screen=screen
+    )
+    if json:
+        print_json({"csv": str(csv), **counts.summary()})
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="FILE.onnx, or FILE.safetensors for timm (default: RUN/model.onnx)."),
+    ] = None,
+    model: Model = "chosen",
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a run's classifier as one file for other programs, and check that it says the same."""
+    from cdtrans.serving.export import export as export_model
+
+    screen = Screen(quiet=quiet, machine=json)
+    exported = export_model(run, out, model=model, screen=screen)
+    if json:
+        print_json(exported.summary())
+        return
+    screen.result(f"Exported: {exported.file} ({exported.model}; {exported.bytes / 1e6:.1f} MB)")
+    screen.say(f"Checked on {exported.checked} pictures: logits differ by {exported.difference:.0e} of the largest.")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show a run on one page, RUN/report.html: verdict, scores, pairs, pictures, cost."""
+    from cdtrans.runtime.imports import importing
+    from cdtrans.storage.run_folder import read_result
+
+    read_result(run)
+    with importing():
+        from cdtrans.report.page import write_report
+
+    screen = Screen(quiet=quiet, machine=json)
+    file = write_report(run, screen)
+    if json:
+        print_json({"report": str(file)})
+    else:
+        screen.result(f"Report: {file}")
+
+
+@app.command()
+@with_settings
+def demo(
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the task and of the run.")] = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Adapt from rendered digits to real handwriting: the built-in task, a few minutes on a CPU."""
+    from cdtrans.run.demo import demo as run_demo
+
+    screen = Screen(quiet=quiet, machine=json)
+    result = run_demo(out, seed=seed, screen=screen, **settings)
+    if json:
+        print_json(
+            {
+                "source_only_accuracy": result.source_only_accuracy,
+                "adapted_accuracy": result.adapted_accuracy,
+                "run": str(result.run),
+                "harm": result.harm,
+            }
+        )
+    else:
+        screen.result(before_and_after(result))
+        report = " (look at report.html)" if (result.run / "report.html").exists() else ""
+        screen.result(f"Run folder: {result.run}{report}")
+    if result.harm:
+        raise typer.Exit(HARM)
+
+
+@app.command()
+def cache(
+    folder: Annotated[Path | None, typer.Option("--cache", help="The cache folder.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete what is listed; later runs decode again.")] = False,
+    root: Annotated[
+        Path | None, typer.Option(help="Only what was decoded for exactly this folder, as it was given to a run.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """List the decoded images that runs share, or clear them."""
+    from cdtrans.data.pixels import default_cache
+    from cdtrans.data.store import clear_stores, list_stores
+
+    screen = Screen(quiet=quiet, machine=json)
+    place = folder or default_cache()
+    every = list_stores(place)
+    stores = [s for s in every if root is None or s.root == root.resolve()]
+    below = sorted({str(s.root) for s in every if root is not None and root.resolve() in s.root.parents})
+    freed = clear_stores(place, root) if clear else 0
+    if json:
+        listed = [
+            {"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes, "outdated": s.outdated}
+            for s in stores
+        ]
+        print_json({"cache": str(place), "stores": listed, "below": below, "freed": freed})
+        return
+    table = Table("images of", "size", "images", "MB", "last used", title=str(place))
+    for s in stores:
+        used = f"{s.last_used:%Y-%m-%d %H:%M}"
+        place_of = f"{s.root}{' (of an older version, built anew when used)' if s.outdated else ''}"
+        table.add_row(escape(place_of), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
+    screen.result(table if stores else f"Nothing is cached in {place}{f' for {root} itself' if root else ''}.")
+    if below:
+        screen.result(f"Folders below it have stores of their own, which --root {root} leaves alone: {named(below)}.")
+    if clear:
+        screen.result(f"Freed {freed / 1e6:,.1f} MB.")
+
+
+app.command()(bench)
+app.add_typer(ablate, name="ablate")

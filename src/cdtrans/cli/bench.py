@@ -1,0 +1,61 @@
+"""`cdtrans bench`: the verb that reruns the paper's tables."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cdtrans.cli.options import Debug, Force, Jobs, Json, Quiet, print_json, with_settings
+from cdtrans.config import FIELDS
+from cdtrans.runtime.screen import Screen
+
+
+@partial(with_settings, names=FIELDS.keys() - {"root", "seed", "source_model"})  # each run gets its own
+def bench(
+    benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
+    data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],
+    backbone: Annotated[
+        str,
+        typer.Option(help="deit_small or deit_base (with their presets), or any timm VisionTransformer."),
+    ] = "deit_small",
+    seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "3",
+    tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
+    jobs: Jobs = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE); it is continued.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    force: Force = False,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Accept data that differ from the published; the table says so.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+    **settings: Any,
+) -> None:
+    """Rerun a table of the paper: every task with every seed, scored with the target's labels afterwards."""
+    from cdtrans.bench.bench import bench as run_bench
+
+    screen = Screen(quiet=quiet, machine=json)
+    outcome = run_bench(
+        benchmark,
+        data,
+        backbone=backbone,
+        seeds=seeds,
+        tasks=tasks,
+        jobs=jobs,
+        out=out,
+        config=config,
+        force=force,
+        allow_incomplete=allow_incomplete,
+        screen=screen,
+        **settings,
+    )
+    if json:
+        print_json(outcome.summary())
+    else:
+        screen.result(f"{outcome.finished} of {outcome.asked} runs are finished: {outcome.out / 'table.md'}")
+    if outcome.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""GPU kernels behind the operations of a transformer block."""

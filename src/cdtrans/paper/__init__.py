@@ -1,0 +1,1 @@
+"""What reproduces the paper: printed tables, ablations, figures, theorems."""

@@ -1,0 +1,110 @@
+"""The rows of the paper's Tables 5 and 6, each with the settings that make it."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cdtrans.paper.printed_tables import PaperRow, paper_table
+from cdtrans.paper.with_key import SETTINGS as OF_KEY
+
+
+class Variant(NamedTuple):
+    """A row of the paper's table: the paper's name for it, its folder, and all settings that the rows differ in, so
+    that no configuration decides one of them for some rows."""
+
+    paper: str
+    folder: str
+    settings: dict[str, Any]
+    with_key: bool = False  # whether the run itself, and not only its score, has the answer key
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A table of the paper."""
+
+    name: str  # of the command, its files and the paper's table
+    title: str
+    named_by: tuple[str, ...]  # the columns that name a row
+    variants: tuple[Variant, ...]
+    notes: tuple[str, ...] = ()
+    about_pairs: bool = False  # whether the pairs are measured too
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The settings that the rows decide."""
+        return tuple(dict.fromkeys(name for variant in self.variants for name in variant.settings))
+
+    def paper(self) -> tuple[PaperRow, ...]:
+        return paper_table(self.name, named_by=len(self.named_by))
+
+
+def _losses(source: str, source_target: str, target: str) -> Variant:
+    words = (source, source_target, target)
+    settings = dict(zip(("loss_source", "loss_source_target", "loss_target"), words, strict=True))
+    return Variant(" ".join("-" if word == "none" else word for word in words), "-".join(words), settings)
+
+
+LEFT_OUT = (
+    "A loss that is left out is left out of the sum, and of nothing else: all three branches run and pass through the "
+    "head's BatchNorm, so that also a model without any loss on the target takes in the target's statistics."
+)
+
+LOSSES = Ablation(
+    name="losses",
+    title="Different losses (the paper's Table 6)",
+    named_by=("L_s", "L_s+t", "L_t"),
+    variants=(
+        _losses("cls", "none", "none"),
+        _losses("none", "none", "cls"),
+        _losses("cls", "none", "cls"),
+        _losses("cls", "cls", "cls"),
+        _losses("cls", "dtl", "cls"),
+    ),
+    notes=(
+        "The paper's first row repeats its source-only baseline; here it is stage 2 with the source's loss alone, on "
+        "the source images of the pairs.",
+        LEFT_OUT,
+    ),
+)
+
+
+def _self_training(paper: str, folder: str, method: str) -> Variant:
+    """Settings that are about pairs are the defaults; nothing reads them."""
+    of_pairs = {"pairing": "two_way", "center_aware": True, "target_class": "center"}
+    return Variant(paper, folder, of_pairs | {"self_training": method})
+
+
+def _pairs(paper: str, folder: str, pairing: str, *, center_aware: bool = False) -> Variant:
+    """Without the centres, what a target image is taught is the class of its pair."""
+    taught = {"center_aware": center_aware, "target_class": "center" if center_aware else "pair"}
+    return Variant(paper, folder, {"pairing": pairing, **taught, "self_training": "none"})
+
+
+PSEUDO_LABELS = Ablation(
+    name="pseudo-labels",
+    title="Different pseudo labels (the paper's Table 5)",
+    named_by=("Pseudo labels",),
+    variants=(
+        _pairs("One-way-source", "one-way-source", "one_way_source"),
+        _pairs("One-way-target", "one-way-target", "one_way_target"),
+        _pairs("Two-way", "two-way", "two_way"),
+        _pairs("Tw + Ca", "two-way-center-aware", "two_way", center_aware=True),
+        _self_training("RPLL", "rpll", "rpll"),
+        _self_training("MRKLD+LRENT", "mrkld-lrent", "mrkld_lrent"),
+        Variant("Groundtruth", "ground-truth", {"pairing": "ground_truth"} | OF_KEY, with_key=True),
+    ),
+    notes=(
+        "Rec_s and Rec_t: the share of the source and the target images that are in some pair; Prec: the share of the "
+        "pairs whose two images are of one class. Ours are those of the last search; the JSON has every round's.",
+        "Without the centre-aware filter a target image is taught the class of its source image (`--target-class "
+        "pair`), since the paper's pairs are its pseudo labels; the authors' code teaches the nearest centre's class.",
+        "RPLL and MRKLD+LRENT train on pseudo labels of their own and without pairs or cross-attention, all else as in "
+        "the other rows; source and target images meet by chance. RPLL (Zheng & Yang 2021): every target image has its "
+        "prediction as label, and the loss exp(-D) CE + D, D = KL between two predictions; these are two draws of "
+        "stochastic depth, not two classifiers as in the original. MRKLD+LRENT (Zou et al. 2019): the most confident "
+        "images of each class, from 20 % in the first round to 50 % in the last, soft labels with alpha 0.25, and "
+        "0.1 KL(uniform, prediction) on the same images. An epoch of theirs has as many images as the larger of source "
+        "and selected target, one of the other rows as many as there are pairs: the number of steps differs. The paper "
+        "says only that it reproduced their pseudo labels.",
+    ),
+    about_pairs=True,
+)

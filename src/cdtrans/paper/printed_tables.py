@@ -1,0 +1,70 @@
+"""The tables of the paper, every method's row, cell by cell as they are printed (paper/*.csv).
+
+A cell stays text, so that '100.' and '97.77' are shown as the paper has them. disagreements.csv names every number that
+contradicts another one of the paper; tests recompute them.
+"""
+
+import csv
+from decimal import Decimal
+from importlib import resources
+from typing import NamedTuple
+
+NO_VALUE = "-"
+AVERAGE = "Avg."  # the last column, and the last row of a grid
+
+
+class PaperRow(NamedTuple):
+    method: str
+    cells: dict[str, str]  # column -> what is printed; the last is the average
+
+
+class PaperGrid(NamedTuple):
+    """A method on DomainNet: source -> target -> what is printed, with the averages of both."""
+
+    method: str
+    cells: dict[str, dict[str, str]]
+
+    def cell(self, source: str, target: str) -> str:
+        return self.cells[source][target]
+
+
+class Disagreement(NamedTuple):
+    """A printed number that another one of the paper contradicts."""
+
+    table: str
+    row: str
+    column: str
+    printed: str
+    expected: str
+    why: str
+
+
+def paper_table(name: str, named_by: int = 1) -> tuple[PaperRow, ...]:
+    """'visda2017', 'office-home', 'office31', 'pseudo-labels' (Table 5), 'losses' (Table 6). The first `named_by`
+    columns name the row; for the losses it is three of them."""
+    header, *rows = _read(name)
+    columns = [*header[named_by:-1], AVERAGE]
+    return tuple(PaperRow(" ".join(row[:named_by]), dict(zip(columns, row[named_by:], strict=True))) for row in rows)
+
+
+def paper_grids() -> tuple[PaperGrid, ...]:
+    """DomainNet."""
+    (_, _, *columns), *rows = _read("domainnet")
+    grids: dict[str, dict[str, dict[str, str]]] = {}
+    for method, source, *cells in rows:
+        grids.setdefault(method, {})[source] = dict(zip(columns, cells, strict=True))
+    return tuple(PaperGrid(method, cells) for method, cells in grids.items())
+
+
+def disagreements() -> tuple[Disagreement, ...]:
+    return tuple(Disagreement(*row) for row in _read("disagreements")[1:])
+
+
+def number(cell: str) -> Decimal | None:
+    """None where nothing is printed."""
+    return None if cell == NO_VALUE else Decimal(cell)
+
+
+def _read(name: str) -> list[list[str]]:
+    file = resources.files("cdtrans.paper") / "printed" / f"{name}.csv"
+    return list(csv.reader(file.read_text(encoding="utf-8").splitlines()))

@@ -1,0 +1,1 @@
+"""A run from two folders to a finished run folder."""

@@ -1,0 +1,124 @@
+"""`cdtrans check`: two folders in, findings out. What it decodes goes into the cache that `adapt` uses."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdtrans.config import Config, layered_config, require_weights, settle
+from cdtrans.data.ahead import decoding_ahead
+from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, warnings_for
+from cdtrans.data.images import Header, UnreadableImage, read_header
+from cdtrans.errors import CdtransError
+from cdtrans.run.prepare import DomainPixels, pictures, readable, scan_domains
+from cdtrans.runtime.imports import importing
+from cdtrans.runtime.screen import Screen
+from cdtrans.trust import preflight
+from cdtrans.trust.findings import Finding, State, gravest
+from cdtrans.trust.preflight import Labels
+
+HEADERS_AT_ONCE = 8  # files opened in parallel, for disks that answer late
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found, and with whose eyes."""
+
+    findings: tuple[Finding, ...]
+    backbone: str | None  # whose features were looked at
+    skipped: str  # why none were
+
+    @property
+    def state(self) -> State:
+        return gravest(self.findings)
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `check --json`."""
+        return {
+            "state": self.state,
+            "findings": [f.summary() for f in self.findings],
+            "backbone": self.backbone,
+            "skipped": self.skipped,
+        }
+
+
+def check(
+    *,
+    source: str | Path | None = None,
+    target: str | Path | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    model: bool = True,
+    screen: Screen,
+    **settings: Any,
+) -> Check:
+    """Look at the images as `adapt` would with the same settings; without `model`, with no backbone."""
+    layered, _ = layered_config(source, target, preset, config, settings)
+    found_source, found_target = scan_domains(layered, screen)
+    layered = settle(layered)
+    if model:
+        require_weights(layered.weights)
+
+    with decoding_ahead(layered, found_source, found_target), importing():
+        from cdtrans.run.check_model import look
+        from cdtrans.run.session import resolve
+
+    resolved = resolve(layered)
+    labelled, source_pixels, source_bad = readable(found_source, resolved, screen, "source")
+    unlabelled, target_pixels, target_bad = readable(found_target, resolved, screen, "target")
+    findings = [
+        preflight.layout(warnings_for(found_source)),
+        preflight.unreadable("source", source_bad, len(found_source), resolved.max_bad),
+        preflight.unreadable("target", target_bad, len(found_target), resolved.max_bad),
+        preflight.ignored("source", found_source.ignored),
+        preflight.ignored("target", found_target.ignored),
+    ]
+    if len(labelled) and len(unlabelled):
+        findings += without_model(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
+    if gravest(findings) == "stop":
+        return Check(tuple(findings), None, "there is a reason to stop without it")
+    if not model:
+        return Check(tuple(findings), None, "--no-model was given")
+    seen, skipped = look(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
+    return Check((*findings, *seen), None if skipped else resolved.backbone, skipped)
+
+
+def without_model(
+    source: LabelledDomain,
+    source_pixels: DomainPixels,
+    target: UnlabelledDomain,
+    target_pixels: DomainPixels,
+    config: Config,
+    screen: Screen,
+) -> list[Finding]:
+    """What `adapt` looks at too, and what the headers of the files say, which would cost it time."""
+    assert isinstance(config.crop, int), "the configuration has been resolved"
+    source_headers = read_headers(source.files(), screen, "source")
+    target_headers = read_headers(target.files(), screen, "target")
+    return [
+        *preflight.examine(
+            pictures(source, source_pixels),
+            Labels(np.array(source.labels), source.classes),
+            pictures(target, target_pixels),
+        ),
+        preflight.image_sizes("source", source.paths, source_headers, config.crop),
+        preflight.image_sizes("target", target.paths, target_headers, config.crop),
+        preflight.transparency(source_headers, target_headers),
+    ]
+
+
+def read_headers(files: Sequence[Path], screen: Screen, name: str) -> list[Header]:
+    headers = []
+    with screen.track(f"headers of {name}", len(files)) as task, ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
+        try:
+            for header in pool.map(read_header, files):
+                headers.append(header)
+                task.advance(1)
+        except UnreadableImage as error:
+            raise CdtransError(
+                f"A {name} file could be read before and now cannot: {error}; run the check again."
+            ) from error
+    return headers

@@ -1,0 +1,37 @@
+"""The built-in task end to end, by the same road as anybody's two folders."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cdtrans.data.digits import write_digits
+from cdtrans.errors import CdtransError
+from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.report.page import write_report
+from cdtrans.run.pipeline import adapt
+from cdtrans.runtime.screen import Screen
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    run: Path
+    source_only_accuracy: float
+    adapted_accuracy: float  # of the chosen model
+    harm: bool  # whether the guard chose the source-only one
+
+
+def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
+    """Rendered digits to real handwriting. The answer key is opened after training, to print the score."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise CdtransError("The built-in task is too small for several processes; start 'cdtrans demo' by itself.")
+    place = Path(os.path.abspath(out))  # "." has a name then
+    digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
+    report = settings.pop("report", True)  # after the answers, which it shows
+    settings |= {"preset": "digits", "seed": seed}
+    result = adapt(source=digits.source, target=digits.target, out=out, report=False, screen=screen, **settings)
+    scored = evaluate(result.run, digits.answers, screen=screen)
+    if report:
+        write_report(result.run, screen)
+    assert scored.history is not None, "the answers are those of the run's own target"
+    return DemoResult(result.run, scored.history.accuracy[0], scored.scores.accuracy, result.harm)

@@ -1,0 +1,98 @@
+"""From two folders to an adapted classifier. What is wrong is told at once if it can be: torch and timm, whose import
+takes seconds, come afterwards, and meanwhile the images are decoded."""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdtrans.config import Config, layered_config, require_no_key, require_weights, settle
+from cdtrans.data.ahead import decoding_ahead
+from cdtrans.data.domains import warnings_for
+from cdtrans.run.prepare import scan_domains
+from cdtrans.run.stage_1 import require_stage_1, stage_1_for
+from cdtrans.runtime.imports import importing
+from cdtrans.runtime.screen import Screen
+from cdtrans.serving.classifier import Classifier, load
+from cdtrans.storage.run_folder import RESULT, check_folder, read_result
+
+if TYPE_CHECKING:
+    from cdtrans.training.adaptation import Rearranged
+
+DEFAULT_OUT = "runs/adapt"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `adapt` hands back."""
+
+    run: Path
+    chosen_epoch: int  # 0: the source-only model
+    harm: bool = False  # whether the guard found that adaptation did harm
+    explanation: str = ""  # what the guard has to say, in a paragraph
+    estimate: tuple[float, float] | None = None  # a range for the accuracy on the target; None if none can be given
+
+    def classifier(self) -> Classifier:
+        return load(self.run)
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `adapt --json`."""
+        return asdict(self) | {"run": str(self.run)}
+
+
+def adapt(
+    *,
+    source: str | Path | None = None,
+    target: str | Path | None = None,
+    out: str | Path | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    force: bool = False,
+    quiet: bool = False,
+    screen: Screen | None = None,
+    **settings: Any,
+) -> Result:
+    """Adapt a classifier from labelled source images to unlabelled target images, into the run folder `out`.
+
+    `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset and may also
+    name `out` and `preset`. A run folder with an unfinished run of the same settings is taken up where it stopped.
+    Data that makes a run pointless is refused, unless with `force`."""
+    chosen, named_out = layered_config(source, target, preset, config, settings)
+    place = Path(out or named_out or DEFAULT_OUT)
+    return run_pipeline(chosen, place, screen or Screen(quiet=quiet), force=force)
+
+
+def run_pipeline(
+    config: Config, out: Path, screen: Screen, *, force: bool = False, rearranged: "Rearranged | None" = None
+) -> Result:
+    """The whole job. `rearranged` is for ablations that put other pairs in place of those found."""
+    started = time.monotonic()
+    if rearranged is None:
+        require_no_key(config)
+    source, target = scan_domains(config, screen)
+    for found, advice in warnings_for(source):
+        screen.warn(f"{found}. {advice}")
+    config = settle(config)
+    check_folder(out, config)
+    finished, stage_1 = (out / RESULT).exists(), stage_1_for(out, config.source_model)
+    if stage_1 is not None:
+        require_stage_1(stage_1)
+    elif not finished:
+        require_weights(config.weights)
+
+    needed = () if finished else (source, target)
+    with decoding_ahead(config, *needed), importing():
+        from cdtrans.run.session import run_session
+        from cdtrans.runtime.ranks import joined
+
+    with joined():
+        run_session(config, source, target, out, screen, force=force, rearranged=rearranged, started=started)
+    return finished_result(out)
+
+
+def finished_result(run: Path) -> Result:
+    """Of a finished run; those of the first version have no verdict and no estimate."""
+    result = read_result(run)
+    guard, estimate = result.get("guard", {}), result.get("estimate")
+    band = (estimate["low"], estimate["high"]) if estimate and not estimate.get("harm") else None
+    return Result(run, result["chosen_epoch"], guard.get("verdict") == "harm", guard.get("paragraph", ""), band)

@@ -1,0 +1,122 @@
+"""The images of a run: found in two places, decoded, looked at before anything is trained."""
+
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from cdtrans.config import Config
+from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
+from cdtrans.data.images import judge_unreadable
+from cdtrans.data.pixels import default_cache, open_pixels
+from cdtrans.data.stream import StreamedPixels
+from cdtrans.errors import CdtransError, DiskFull
+from cdtrans.runtime.screen import Screen
+from cdtrans.trust.findings import Finding, refuse
+from cdtrans.trust.preflight import Labels, Pictures, examine, ignored
+
+Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
+Skipped = dict[str, str]  # path -> why it could not be read
+
+
+class DomainPixels(NamedTuple):
+    """A domain's pictures, in its order."""
+
+    pixels: np.ndarray | StreamedPixels  # where they are
+    rows: np.ndarray  # [N] the row of each there
+    digests: list[str]  # [N]
+    thumbnails: np.ndarray  # uint8 [rows, SIDE, SIDE, 3], in the order of the pixels
+
+    def keep(self, positions: list[int]) -> "DomainPixels":
+        return self._replace(rows=self.rows[positions], digests=[self.digests[i] for i in positions])
+
+
+def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, UnlabelledDomain]:
+    """Find the images; the target comes back in the type that cannot hold labels."""
+    for name in ("source", "target"):
+        if not getattr(config, name):
+            raise CdtransError(f"No {name} was given; name both, as in 'cdtrans adapt SOURCE TARGET --out RUN'.")
+    check_distinct(Path(config.source), Path(config.target))
+    root = Path(config.root) if config.root else None
+    source = scan_labelled(Path(config.source), root)
+    target = scan_unlabelled(Path(config.target), root)
+    screen.say(f"source: {len(source)} images of {len(source.classes)} classes; target: {len(target)} images")
+    return source, target
+
+
+def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
+    """Decode every image of a domain once, and leave out those that cannot be, if they are few."""
+    kept, pixels, skipped = readable(domain, config, screen, name)
+    if skipped:
+        first, cause = next(iter(skipped.items()))
+        screen.warn(judge_unreadable(f"{name} ", len(skipped), len(domain), first, cause, config.max_bad))
+    if not len(kept):
+        raise CdtransError(f"No readable image is left of the {name}; repair or replace its files.")
+    return kept, pixels, skipped
+
+
+def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
+    """The images that can be decoded, however few. The target is put in the order of its pictures' digests: its files'
+    names, which class folders are part of, then decide nothing."""
+    pixels, bad = find_pixels(domain.files(), domain.root, config, screen, name)
+    skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
+    good = [i for i in range(len(domain)) if i not in bad]
+    if isinstance(domain, UnlabelledDomain):
+        good.sort(key=lambda i: pixels.digests[i])
+    return domain.keep(good), pixels.keep(good), skipped
+
+
+def find_pixels(
+    files: list[Path], root: Path, config: Config, screen: Screen, name: str
+) -> tuple[DomainPixels, dict[int, str]]:
+    """The files in the store of `root`, or decoded every time if they may not or cannot be stored; and the bad ones."""
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    if config.pixels != "stream":
+        cache = Path(config.cache) if config.cache else default_cache()
+        try:
+            stored = open_pixels(files, root=root, size=config.resize, cache=cache, screen=screen, name=name)
+            return DomainPixels(stored.array, stored.rows, stored.digests, stored.thumbnails), stored.bad
+        except DiskFull:
+            if config.pixels == "store":
+                raise
+            screen.say(f"The disk has no room for the decoded {name} images: they are decoded every time (slower).")
+    streamed = StreamedPixels(files, config.resize)
+    digests, thumbnails, bad = streamed.look(screen, name)
+    return DomainPixels(streamed, np.arange(len(files)), digests, thumbnails), bad
+
+
+def check_classes_left(source: LabelledDomain) -> None:
+    """A class whose every image is unreadable would be in the classifier and never learnt."""
+    empty = [name for name, count in zip(source.classes, source.counts(), strict=True) if count == 0]
+    if empty:
+        raise CdtransError(f"No readable image is left of the source class {empty[0]!r}; repair or remove the class.")
+
+
+def check_data(
+    source: LabelledDomain,
+    source_pixels: DomainPixels,
+    target: UnlabelledDomain,
+    target_pixels: DomainPixels,
+    *,
+    force: bool,
+    screen: Screen,
+) -> list[Finding]:
+    """The part of `cdtrans check` that needs no model and no second look at the files. Refuses what makes a run
+    pointless, unless forced; what else is found becomes a warning."""
+    labels = Labels(np.array(source.labels), source.classes)
+    found = [
+        ignored("source", source.ignored),
+        ignored("target", target.ignored),
+        *examine(pictures(source, source_pixels), labels, pictures(target, target_pixels)),
+    ]
+    findings = [f for f in found if f.state != "ok"]
+    if not force:
+        refuse(findings)
+    for finding in findings:
+        screen.warn(f"{finding.found}. {finding.advice}")
+    return findings
+
+
+def pictures(domain: LabelledDomain | UnlabelledDomain, found: DomainPixels) -> Pictures:
+    """What a check looks at."""
+    return Pictures(domain.paths, found.digests, found.thumbnails[found.rows])

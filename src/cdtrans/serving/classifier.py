@@ -1,0 +1,148 @@
+"""A trained model at work: images in, labels with probabilities out. torch is imported when a model is loaded, so that
+a wrong run folder is told at once."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from cdtrans.config import require_device
+from cdtrans.data.domains import stream_images
+from cdtrans.data.images import UnreadableImage, pixel_digest
+from cdtrans.data.stream import Decoded, decode_in_order
+from cdtrans.errors import CdtransError
+from cdtrans.runtime.imports import importing
+from cdtrans.storage.run_folder import find_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from cdtrans.model.card import Card
+    from cdtrans.model.cross_attention import CDTrans
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One image's label. `top` holds the most probable classes, best first, and starts with (label, probability)."""
+
+    path: Path | None  # None for an image that was not read from a file
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    digest: str = ""  # of the pixels, if asked for
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A file that gave no image, and why."""
+
+    path: Path | None  # None for an image that was not read from a file
+    cause: str
+
+
+class Classifier:
+    """`cdtrans.load(RUN)` gives one."""
+
+    def __init__(
+        self, model: "CDTrans", card: "Card", device: "torch.device", *, trained_with_key: bool = False
+    ) -> None:
+        self.model, self.card, self.device = model.to(device).eval(), card, device
+        self.trained_with_key = trained_with_key  # a run of an ablation that was given the target's labels
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.card.classes
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    def predict(
+        self, images: str | Path | Image.Image | Iterable[str | Path | Image.Image], *, top: int = 1
+    ) -> list[Prediction]:
+        """Labels for a folder, a file, a PIL image, or several files or PIL images, in their order."""
+        if isinstance(images, str | Path):
+            images = stream_images(Path(images))
+        results = []
+        for result in self.stream([images] if isinstance(images, Image.Image) else images, top=top):
+            if isinstance(result, Unreadable):
+                what = f"'{result.path}'" if result.path else "An image"
+                raise CdtransError(f"{what} cannot be read: {result.cause}; leave it out.")
+            results.append(result)
+        return results
+
+    def stream(
+        self, images: Iterable[str | Path | Image.Image], *, top: int = 1, batch: int = BATCH, digests: bool = False
+    ) -> Iterator[Prediction | Unreadable]:
+        """Labels for any number of images, in order, with a bounded number of them in memory at a time. With `digests`
+        each also says which picture it was, whatever its file is called."""
+        if top < 1:
+            raise CdtransError(f"The number of classes to list, top, must be at least 1, not {top}.")
+        pixels = decode_in_order(images, self.card.resize)
+        while items := list(islice(pixels, batch)):
+            yield from self._classify(items, min(top, len(self.classes)), digests)
+
+    def _classify(self, items: list[Decoded], top: int, digests: bool) -> Iterator[Prediction | Unreadable]:
+        readable = [pixels for _, pixels in items if isinstance(pixels, np.ndarray)]
+        best = iter(self._best(np.stack(readable), top)) if readable else iter(())
+        for path, pixels in items:
+            if isinstance(pixels, UnreadableImage):
+                yield Unreadable(path, str(pixels))
+            else:
+                ranked = next(best)
+                yield Prediction(path, *ranked[0], top=ranked, digest=pixel_digest(pixels) if digests else "")
+
+    def _best(self, pixels: np.ndarray, top: int) -> list[tuple[tuple[str, float], ...]]:
+        """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities."""
+        import torch
+
+        probabilities = torch.from_numpy(self.logits(pixels)).softmax(dim=1)  # [B, K]
+        values, classes = probabilities.topk(top, dim=1)
+        return [
+            tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True))
+            for cs, vs in zip(classes.tolist(), values.tolist(), strict=True)
+        ]
+
+    def logits(self, pixels: np.ndarray) -> np.ndarray:
+        """uint8 [B, resize, resize, 3] -> float32 [B, K]"""
+        import torch
+
+        from cdtrans.data.batches import Images
+        from cdtrans.runtime.device import autocast
+
+        card = self.card
+        rows = np.arange(len(pixels))
+        images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=self.device)
+        precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training: the same labels
+        with torch.inference_mode(), autocast(self.device, precision):
+            logits = self.model.encode(next(images.in_order(len(pixels)))).logits
+        found: np.ndarray = logits.float().cpu().numpy()
+        return found
+
+
+def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Classifier:
+    """The classifier of a finished run: the chosen one, or by name the 'source' (not adapted), the 'adapted' (the epoch
+    that was selected) or the 'last' (epoch) one."""
+    name, with_key = find_model(Path(run), model)
+    require_device(device)
+    with importing():
+        from cdtrans.model.card import load_model
+        from cdtrans.runtime.device import pick_device
+
+    network, card = load_model(Path(run) / name)
+    return Classifier(network, card, pick_device(device), trained_with_key=with_key)
+
+
+def key_warning(run: str | Path, classifier: Classifier) -> str:
+    """What anybody who uses this classifier should know, if there is something."""
+    if not classifier.trained_with_key:
+        return ""
+    return (
+        f"The model of '{run}' was trained with the target's labels (cdtrans ablate): it shows nothing of adaptation."
+    )

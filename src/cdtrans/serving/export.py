@@ -1,0 +1,100 @@
+"""A run's classifier as one file that needs no cdtrans: an ONNX graph, or weights for timm. A file that does not say
+what the model says is not handed over."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdtrans.errors import CdtransError
+from cdtrans.runtime.imports import importing
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.files import atomic, require_writable
+from cdtrans.storage.run_folder import CARD, find_model
+
+if TYPE_CHECKING:
+    from cdtrans.serving.classifier import Classifier
+
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+CHECKED = 8  # pictures of noise, which bring every part of a model to work
+LARGEST_ONNX = 2**31 - 2**24  # bytes of weights: protobuf writes no file over 2 GiB
+TOLERANCE = 1e-3  # of the largest logit; float32 in another order of additions differs by about a millionth
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and how well it agrees with the model. The keys are promised by `export --json`."""
+
+    file: Path
+    format: str  # onnx or timm
+    model: str  # which one of the run, in words
+    classes: int
+    bytes: int
+    checked: int  # pictures
+    difference: float  # of the logits, at most, as a share of the largest
+
+    def summary(self) -> dict[str, Any]:
+        return asdict(self) | {"file": str(self.file)}
+
+
+def export(
+    run: str | Path, out: str | Path | None = None, *, model: str = "chosen", screen: Screen | None = None
+) -> Exported:
+    """Write a finished run's classifier to `out`: `.onnx`, pictures in and probabilities out, or `.safetensors`, the
+    weights of a plain timm model with its head. By default it is RUN/model.onnx, or RUN/source.onnx and the like."""
+    screen = screen or Screen(quiet=True)
+    find_model(Path(run), model)
+    file = Path(out) if out else Path(run) / f"{'model' if model == 'chosen' else model}.onnx"
+    kind = format_of(file)
+    require_writable(file, "export", "--out")
+    if (file.parent / CARD).exists():
+        raise CdtransError(f"'{file.parent}' is a model's own folder, which must stay as it is; choose another --out.")
+    with importing():
+        from cdtrans.serving.classifier import key_warning, load
+        from cdtrans.serving.portable import onnx_file, read_onnx, read_timm, timm_file
+
+    make, read = (onnx_file, read_onnx) if kind == "onnx" else (timm_file, read_timm)
+    with screen.track(f"exporting {kind}", 3) as task:
+        classifier = load(run, model=model, device="cpu")
+        if warning := key_warning(run, classifier):
+            screen.warn(warning)
+        if kind == "onnx" and sum(x.numel() for x in classifier.model.parameters()) * 4 > LARGEST_ONNX:
+            raise CdtransError("The model is too large for one ONNX file (2 GiB); export it as .safetensors.")
+        task.advance(1)
+        content = make(classifier.model, classifier.card)
+        task.advance(1)
+        difference = check(classifier, read(content))
+        task.advance(1)
+    with atomic(file) as written:
+        written.write(content)
+    return Exported(file, kind, classifier.name, len(classifier.classes), len(content), CHECKED, difference)
+
+
+def format_of(file: Path) -> str:
+    """By the name's ending; what ONNX needs besides must be there."""
+    kinds = {".onnx": "onnx", ".safetensors": "timm"}
+    if file.suffix.lower() not in kinds:
+        raise CdtransError(f"'{file}' should end in .onnx, or in .safetensors for weights that timm reads.")
+    kind = kinds[file.suffix.lower()]
+    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
+    if kind == "onnx" and missing:
+        raise CdtransError(f"ONNX needs {' and '.join(missing)}: 'pip install cdtrans[onnx]', or export .safetensors.")
+    return kind
+
+
+def check(classifier: "Classifier", exported: Callable[[np.ndarray], np.ndarray]) -> float:
+    """The largest difference of the logits between the file as others will read it and the model itself, as a share of
+    the largest logit; too large a one is an error."""
+    size = classifier.card.resize
+    pictures = np.random.default_rng(0).integers(0, 256, (CHECKED, size, size, 3), dtype=np.uint8)
+    ours = classifier.logits(pictures)
+    difference = float(np.abs(exported(pictures) - ours).max() / np.abs(ours).max())
+    if not difference <= TOLERANCE:
+        raise CdtransError(
+            f"The exported file differs from the model (by {difference:.1g} of the largest logit) and was not written; "
+            "please report it with the versions of 'cdtrans --version'."
+        )
+    return difference

@@ -1,0 +1,134 @@
+"""The target branch for other programs: a graph with the preprocessing in it, or the weights of a plain timm model."""
+
+import io
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from cdtrans.model.backbone import plain_name
+from cdtrans.model.card import Card
+from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.head import Head
+from cdtrans.runtime.environment import package_version
+
+Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> logits [B, K]
+
+
+class Portable(nn.Module):
+    """uint8 pictures [B, resize, resize, 3], RGB, as PIL decodes and resizes them -> logits and probabilities, [B, K]
+    each."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: CDTrans, card: Card) -> None:
+        super().__init__()
+        self.model, self.crop = model, card.crop
+        self.edge = round((card.resize - card.crop) / 2)
+        self.register_buffer("mean", torch.tensor(card.mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(card.std).view(3, 1, 1))
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        middle = slice(self.edge, self.edge + self.crop)
+        images = pictures[:, middle, middle].permute(0, 3, 1, 2).float() / 255  # [B, 3, crop, crop]
+        logits = self.model.encode((images - self.mean) / self.std).logits
+        return logits, logits.softmax(dim=1)
+
+
+def onnx_file(model: CDTrans, card: Card) -> bytes:
+    """For any number of pictures at a time; its metadata are those of `facts`."""
+    example = torch.zeros(2, card.resize, card.resize, 3, dtype=torch.uint8)
+    with warnings.catch_warnings(action="ignore"):  # torch's, of its own code
+        program = torch.onnx.export(
+            Portable(model, card).eval(),
+            (example,),
+            input_names=["pictures"],
+            output_names=["logits", "probabilities"],
+            dynamic_shapes=({0: torch.export.Dim("images", min=1)},),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None, "the exporter without TorchScript gives one"
+    for node in program.model.graph.all_nodes():  # where the source code lies that each came from
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+    program.model.metadata_props.update(facts(card))
+    content: bytes = program.model_proto.SerializeToString()
+    return content
+
+
+def read_onnx(content: bytes) -> Read:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda pictures: np.asarray(session.run(["logits"], {"pictures": pictures})[0])
+
+
+def timm_file(model: CDTrans, card: Card) -> bytes:
+    """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata: the backbone as it is,
+    and as its head the classifier with the bottleneck norm folded into it."""
+    weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
+    weights["head.weight"], weights["head.bias"] = folded(model.head)
+    return save(weights, metadata=facts(card))
+
+
+def folded(head: Head) -> tuple[Tensor, Tensor]:
+    """Neck and classifier as one linear layer: [K, D] and [K]. In eval the norm is a factor and a shift."""
+    weight, neck = head.classifier.weight.detach(), head.neck
+    if not isinstance(neck, nn.BatchNorm1d):
+        return weight.clone(), head.classifier.bias.detach().clone()
+    assert neck.running_mean is not None, "a bottleneck norm keeps statistics"
+    assert neck.running_var is not None, "a bottleneck norm keeps statistics"
+    factor = neck.weight.detach().double() / (neck.running_var.double() + neck.eps).sqrt()  # [D]
+    shift = neck.bias.detach().double() - neck.running_mean.double() * factor
+    return (weight.double() * factor).float(), (weight.double() @ shift).float()
+
+
+def read_timm(content: bytes) -> Read:
+    """As somebody would who has timm and not cdtrans."""
+    told = metadata(content)
+    mean, std = (torch.tensor(json.loads(told[name])).view(3, 1, 1) for name in ("mean", "std"))
+    vit = timm.create_model(told["architecture"], **json.loads(told["arguments"])).eval()
+    vit.load_state_dict(load(content))
+    crop = int(told["crop"])
+
+    @torch.inference_mode()
+    def logits(pictures: np.ndarray) -> np.ndarray:
+        edge = round((pictures.shape[1] - crop) / 2)
+        cut = torch.from_numpy(pictures[:, edge : edge + crop, edge : edge + crop])
+        found: np.ndarray = vit((cut.permute(0, 3, 1, 2).float() / 255 - mean) / std).numpy()
+        return found
+
+    return logits
+
+
+def metadata(content: bytes) -> dict[str, str]:
+    """Of a safetensors file: a length, then a JSON header."""
+    file = io.BytesIO(content)
+    header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    told: dict[str, str] = header["__metadata__"]
+    return told
+
+
+def facts(card: Card) -> dict[str, str]:
+    """What a user of the file must know, as text, which is all that metadata can hold; lists and mappings are JSON."""
+    arguments = {"num_classes": len(card.classes), "img_size": card.crop, **card.backbone_args}
+    return {
+        "classes": json.dumps(card.classes),
+        "architecture": plain_name(card.backbone),
+        "arguments": json.dumps(arguments),
+        "resize": str(card.resize),
+        "crop": str(card.crop),
+        "mean": json.dumps(card.mean),
+        "std": json.dumps(card.std),
+        "model": card.name,
+        "cdtrans": package_version("cdtrans"),
+    }

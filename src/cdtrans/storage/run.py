@@ -1,0 +1,137 @@
+"""The run folder: the unit of everything. One process owns it at a time, and every write in it is whole or absent."""
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import yaml
+
+from cdtrans.config import Config
+from cdtrans.errors import CdtransError
+from cdtrans.runtime.environment import environment
+from cdtrans.runtime.ranks import barrier, is_main
+from cdtrans.storage.files import atomic, disk_full, is_disk_full
+from cdtrans.storage.run_folder import CONFIG, check_folder
+
+
+class Run:
+    """`Run.open` makes a folder or takes up an unfinished one; `close` lets it go."""
+
+    def __init__(self, folder: Path, lock: IO[str] | None) -> None:
+        self.folder = folder
+        self._lock = lock  # None for a rank that only reads
+
+    @property
+    def writes(self) -> bool:
+        """Of several ranks only the main one writes."""
+        return self._lock is not None
+
+    @classmethod
+    def open(cls, folder: Path, config: Config, data: dict[str, Any]) -> "Run":
+        """Take the folder for this configuration and data, or say why not."""
+        check_folder(folder, config)
+        if not is_main():
+            barrier()
+            return cls(folder, None)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = open(folder / ".lock", "w")  # noqa: SIM115 (held for as long as the run)
+        except OSError as error:
+            raise CdtransError(
+                f"The run folder '{folder}' cannot be written: {error.strerror}; choose another --out."
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise CdtransError(
+                f"Another process is working on the run folder '{folder}'; wait for it to end or choose another --out."
+            ) from error
+        run = cls(folder, lock)
+        check_folder(folder, config)
+        recorded = run.folder / "data.json"
+        if recorded.exists() and json.loads(recorded.read_text()) != data:
+            run.close()
+            raise CdtransError(
+                f"The images have changed since the run in '{folder}' began; choose another --out, or put them back."
+            )
+        # config.yaml first: it is what makes the folder a run's, whatever a kill then leaves undone
+        run.write(CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
+        run.write_json("data.json", data)
+        run.write_json("environment.json", environment(config))
+        barrier()
+        return run
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def write(self, name: str, content: bytes) -> None:
+        if not self.writes:
+            return
+        with atomic(self.folder / name) as file:
+            file.write(content)
+
+    def write_json(self, name: str, content: Any) -> None:
+        self.write(
+            name,
+            (json.dumps(content, indent=2, sort_keys=True) + "\n").encode(),
+        )
+
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        if not self.writes:
+            return
+        with atomic(self.folder / name) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+
+    def log(self, event: str, **fields: Any) -> None:
+        """A line of log.jsonl: what happened. It holds no clock, so that equal runs have equal logs."""
+        self._append("log.jsonl", {"event": event, **fields})
+
+    def log_timing(self, **fields: Any) -> None:
+        """A line of timings.jsonl: how long things took, and when they ended (seconds since 1970)."""
+        self._append("timings.jsonl", {**fields, "at": round(time.time(), 3)})
+
+    @contextmanager
+    def timed(self, stage: str, **fields: Any) -> Iterator[None]:
+        """How long the body took, as a line of timings.jsonl."""
+        started = time.monotonic()
+        yield
+        self.log_timing(stage=stage, **fields, seconds=round(time.monotonic() - started, 3))
+
+    def _append(self, name: str, fields: dict[str, Any]) -> None:
+        if not self.writes:
+            return
+        line = json.dumps(fields) + "\n"  # ASCII: file names may hold bytes that are no text
+        try:
+            with open(self.folder / name, "ab") as file:
+                file.write(line.encode())
+        except OSError as error:
+            if is_disk_full(error):
+                raise disk_full(self.folder / name) from error
+            raise
+
+    def log_size(self) -> int:
+        file = self.folder / "log.jsonl"
+        return file.stat().st_size if file.exists() else 0
+
+    def cut_log(self, size: int) -> None:
+        """Forget what was logged after the state that the run goes on from; it will be logged again."""
+        if self.writes and self.log_size() > size:
+            os.truncate(self.folder / "log.jsonl", size)
+
+
+def fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...] = ()) -> str:
+    """Tells whether a domain is the same as before: names, sizes and, for a source, labels."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path}\0{(root / path).stat().st_size}\0".encode("utf-8", "surrogateescape"))
+    digest.update(np.asarray(labels, dtype=np.int64).tobytes())
+    return digest.hexdigest()

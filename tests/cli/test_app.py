@@ -1,0 +1,602 @@
+"""The command line in this process: options, messages, exit codes and the promised JSON keys."""
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import cdtrans.bench.bench
+import cdtrans.evaluation.evaluate
+import cdtrans.run.check
+import cdtrans.run.demo
+import cdtrans.run.pipeline
+import cdtrans.runtime.screen
+import cdtrans.serving.classifier
+from cdtrans.bench.bench import Outcome
+from cdtrans.bench.tables import BenchTable
+from cdtrans.cli import app as cli
+from cdtrans.cli import entry
+from cdtrans.cli.options import NOT_FLAGS
+from cdtrans.config import FIELDS
+from cdtrans.data.benchmarks import BENCHMARKS, FoundBenchmark
+from cdtrans.data.pixels import open_pixels
+from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.evaluation.evaluate import Evaluation
+from cdtrans.evaluation.metrics import score
+from cdtrans.run.check import Check
+from cdtrans.run.demo import DemoResult
+from cdtrans.run.pipeline import Result
+from cdtrans.runtime.screen import Screen
+from cdtrans.trust.findings import Finding
+from tiny_task import CLASSES, draw
+
+COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
+SCORING = {"--root", "--model", "--device", "--max-bad"}
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
+    """run("eval", folder, ...) -> how `cdtrans eval folder ...` ended."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["cdtrans", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            entry.main()
+        assert isinstance(end.value.code, int)
+        return Ended(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `cdtrans adapt` asks of the pipeline, which does nothing here."""
+    values: dict[str, Any] = {}
+
+    def adapt(**given: Any) -> Result:
+        values.update(given)
+        return Result(Path("runs/x"), 7, explanation="Fine.", estimate=(0.6, 0.9))
+
+    monkeypatch.setattr(cdtrans.run.pipeline, "adapt", adapt)
+    return values
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def adapt(**given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(cdtrans.run.pipeline, "adapt", adapt)
+
+
+def one_sentence(text: str) -> str:
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    assert text.endswith(".\n")
+    assert "Traceback" not in text
+    return text.removeprefix("error: ").rstrip("\n")
+
+
+def flags_of(run: Run, verb: str) -> set[str]:
+    text = run(verb, "--help").out
+    words = text.replace(",", " ").replace("/", " ").split()
+    return {w for w in words if w.startswith("-") and len(w) > 1 and w.strip("-") and not w[1:].isdigit()}
+
+
+class TestHelp:
+    def test_the_verbs(self, run: Run) -> None:
+        ended = run("--help")
+        assert ended.code == 0
+        assert ended.err == ""
+        commands = ended.out.split("Commands")[1]
+        verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
+        assert verbs == ["adapt", "check", "eval", "predict", "export", "report", "demo", "cache", "bench", "ablate"]
+        assert run("-h").out == ended.out
+
+    def test_the_version_and_those_it_runs_with(self, run: Run) -> None:
+        ended = run("--version")
+        assert (ended.code, ended.err) == (0, "")
+        versions = [f"{name} {version(name)}" for name in ("cdtrans", "torch", "timm")]
+        assert ended.out.startswith(versions[0] + " (Python 3.")
+        assert ended.out.endswith(f", {versions[1]}, {versions[2]})\n")
+
+    def test_a_bare_command_shows_the_help(self, run: Run) -> None:
+        ended = run()
+        assert ended.code == 2
+        assert "Usage: cdtrans" in ended.out + ended.err
+        assert "error" not in ended.err
+
+    @pytest.mark.parametrize(
+        ("verb", "own"), [("adapt", ()), ("demo", ("seed",)), ("bench", ("seed", "root", "backbone", "source_model"))]
+    )
+    def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
+        text = " ".join(run(verb, "--help").out.split())
+        for name, spec in FIELDS.items():
+            if name not in NOT_FLAGS and name not in own:
+                assert f"--{name.replace('_', '-')}" in text
+                assert " ".join(spec.metadata["help"].split()) in text, name
+        for words in ("cls, none; default: cls", "none, rpll, mrkld_lrent; default: none", "center, pair; default"):
+            assert f"({words}" in text
+        assert "(two_way, one_way_source, one_way_target; default: two_way)" in text, "'adapt' refuses the others"
+
+    def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
+        assert flags_of(run, "eval") == COMMON | SCORING
+        assert flags_of(run, "export") == COMMON | {"--out", "--model"}
+        assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
+        assert flags_of(run, "report") == COMMON
+        settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in NOT_FLAGS}
+        shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
+        assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}
+        assert flags_of(run, "adapt") >= COMMON | settings | {
+            "--out",
+            "--preset",
+            "--config",
+            "--force",
+            "--no-pretrained",
+        }
+        assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
+        own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete", "--force"}
+        assert flags_of(run, "bench") >= COMMON | own | settings - {"--seed", "--root", "--source-model"}
+        assert not {"--seed", "--root", "--source-model"} & flags_of(run, "bench")  # every run has its own
+
+
+class TestWrongUse:
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (["adapt", "a", "b", "--epochz", "3"], ["--epochz", "--epochs", "'cdtrans adapt --help'"]),
+            (["evil"], ["'evil'", "'cdtrans --help'"]),
+            (["eval"], ["RUN", "'cdtrans eval --help'"]),
+            (["check", "a"], ["TARGET", "'cdtrans check --help'"]),
+            (["check", "a", "b", "--epochs", "3"], ["--epochs"]),
+            (["eval", "run"], ["LABELLED"]),
+            (["predict", "run", "images", "--top", "0"], ["--top", "1"]),
+            (["predict", "run", "images", "--abstain", "2"], ["--abstain"]),
+            (["predict", "run", "images", "more"], ["more"]),
+            (["adapt", "a", "b", "--epochs", "many"], ["--epochs", "integer"]),
+            (["demo", "--seed", "-1"], ["--seed"]),
+            (["predict", "run", "images", "--json"], ["--csv FILE"]),
+        ],
+        ids=lambda value: " ".join(value),
+    )
+    def test_one_sentence_and_exit_2(self, run: Run, arguments: list[str], expected: list[str]) -> None:
+        ended = run(*arguments)
+        assert ended.code == 2
+        assert ended.out == ""
+        for part in expected:
+            assert part in one_sentence(ended.err)
+
+    def test_a_value_out_of_range_or_of_another_kind(self, run: Run, finished, tmp_path: Path) -> None:
+        places = ("adapt", finished.task.source, finished.task.target, "--out", tmp_path / "out")
+        assert "'epochs' must be at least 1" in one_sentence(run(*places, "--epochs", 0).err)
+        assert "'neck': known: batchnorm, none" in one_sentence(run(*places, "--neck", "xyz").err)
+        known = "'pairing': known: two_way, one_way_source, one_way_target."
+        assert known in one_sentence(run(*places, "--pairing", "xyz").err)
+        assert "'crop' must be int or auto" in one_sentence(run(*places, "--crop", "1.5").err)
+        assert "did you mean 'digits'?" in run(*places, "--preset", "digit").err
+        assert not (tmp_path / "out").exists()
+
+    def test_no_source_or_target(self, run: Run) -> None:
+        ended = run("adapt")
+        assert ended.code == 2
+        assert "No source was given" in one_sentence(ended.err)
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("error", "code", "said"),
+        [
+            (CdtransError("It is so."), 2, "error: It is so.\n"),
+            (Interrupted(signal.SIGINT), 130, "error: Interrupted; the state is saved."),
+            (Interrupted(signal.SIGTERM), 143, "error: Interrupted; the state is saved."),
+            (KeyboardInterrupt(), 130, "error: Interrupted.\n"),
+            (
+                PermissionError(13, "Permission denied", "/x/y"),
+                2,
+                "error: '/x/y': Permission denied; check the path, its permissions and the disk.\n",
+            ),
+            (ZeroDivisionError("oops"), 1, "error: Internal error, ZeroDivisionError: oops. Run it again with --debug"),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+    )
+    @pytest.mark.parametrize("debug", [False, True])
+    def test_exit_codes(self, run: Run, monkeypatch, error: BaseException, code: int, said: str, debug: bool) -> None:
+        failing(monkeypatch, error)
+        ended = run("adapt", "a", "b", *(["--debug"] if debug else []))
+        assert ended.code == code
+        assert ended.out == ""
+        assert said in ended.err
+        assert ("Traceback (most recent call last)" in ended.err) == debug
+        assert ended.err.startswith("error: ") or debug
+
+    def test_with_json_an_error_prints_no_object(self, run: Run, monkeypatch) -> None:
+        failing(monkeypatch, CdtransError("It is so."))
+        assert run("adapt", "a", "b", "--json").out == ""
+
+
+class TestAdapt:
+    def test_only_what_was_said_is_passed_on(self, run: Run, called: dict[str, Any]) -> None:
+        """A flag that was not given must not hide the value of the YAML file."""
+        assert run("adapt", "a", "b").code == 0
+        assert called.keys() == {"source", "target", "out", "preset", "config", "force", "screen"}
+        assert called["source"] == Path("a")
+        assert called["target"] == Path("b")
+        assert called["out"] is called["preset"] is called["config"] is None
+        assert called["force"] is False
+        assert run("adapt", "a", "b", "--force").code == 0
+        assert called["force"] is True
+
+    def test_every_flag_arrives_in_its_kind(self, run: Run, called: dict[str, Any]) -> None:
+        flags = "--epochs 3 --lr 1e-3 --no-pretrained --crop 64 --mutual-pairs once --detach-teacher --config c.yaml"
+        assert run("adapt", "a", "b", *flags.split()).code == 0
+        expected = {"epochs": 3, "lr": 1e-3, "pretrained": False, "crop": "64", "mutual_pairs": "once"}
+        assert called.items() >= (expected | {"detach_teacher": True, "config": Path("c.yaml")}).items()
+
+    def test_the_promised_json(self, run: Run, called: dict[str, Any]) -> None:
+        ended = run("adapt", "a", "b", "--json")
+        assert json.loads(ended.out) == {
+            "run": "runs/x",
+            "chosen_epoch": 7,
+            "harm": False,
+            "explanation": "Fine.",
+            "estimate": [0.6, 0.9],
+        }
+        assert ended.out.count("\n") == 1
+
+    def test_what_to_do_next_is_said_unless_quiet(self, run: Run, called: dict[str, Any]) -> None:
+        loud, quiet = run("adapt", "a", "b"), run("adapt", "a", "b", "--quiet")
+        assert "Next: cdtrans predict runs/x IMAGES --csv predictions.csv" in loud.out
+        assert "Done: runs/x (chosen: epoch 7)\n" in loud.out
+        assert quiet.out == "Done: runs/x (chosen: epoch 7, estimated accuracy 60% to 90%)\n"
+        assert quiet.err == loud.err == ""
+
+    def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:
+        ended = run(*finished.task.adapt(finished.run), "--json")
+        assert ended.code == 0, ended.err
+        result = json.loads((finished.run / "result.json").read_text())
+        assert json.loads(ended.out) == {
+            "run": str(finished.run),
+            "chosen_epoch": result["chosen_epoch"],
+            "harm": False,
+            "explanation": result["guard"]["paragraph"],
+            "estimate": [result["estimate"]["low"], result["estimate"]["high"]],
+        }
+        assert "already finished" in ended.err
+
+
+class TestCheck:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """What `cdtrans check` asks; it gets the findings given under "findings"."""
+        values: dict[str, Any] = {"findings": ()}
+
+        def check(**given: Any) -> Check:
+            values.update(given)
+            return Check(values["findings"], None, "it is Sunday")
+
+        monkeypatch.setattr(cdtrans.run.check, "check", check)
+        return values
+
+    def test_only_what_was_said_is_passed_on(self, run: Run, asked: dict[str, Any]) -> None:
+        assert run("check", "a", "b").code == 0
+        assert asked.keys() == {"findings", "source", "target", "preset", "config", "model", "screen"}
+        assert asked["model"] is True
+        assert run("check", "a", "b", "--no-model", "--weights", "w", "--max-bad", "0.2").code == 0
+        assert (asked["model"], asked["weights"], asked["max_bad"]) == (False, "w", 0.2)
+
+    @pytest.mark.parametrize(
+        ("states", "code", "verdict"),
+        [
+            (["ok", "ok"], 0, "Nothing stands in the way of a run."),
+            (["warning", "ok"], 0, "A run can begin; read the warnings first."),
+            (["ok", "stop", "warning"], 1, "A run should not begin; 'cdtrans adapt' refuses it too."),
+        ],
+    )
+    def test_exit_codes_and_the_table(self, run: Run, asked: dict[str, Any], states, code: int, verdict: str) -> None:
+        asked["findings"] = tuple(Finding(s, f"[b]{n}", f"Seen {n}", f"Do {n}.") for n, s in enumerate(states))
+        ended = run("check", "a", "b")
+        assert ended.code == code
+        assert ended.err == ""
+        for n, state in enumerate(states):
+            (row,) = [line for line in ended.out.splitlines() if f"Seen {n}." in line]
+            assert [cell.strip() for cell in row.split("│")[1:4]] == [state, f"[b]{n}", f"Seen {n}."]
+            assert f"Do {n}." in ended.out
+        assert "Not looked at through the backbone: it is Sunday." in ended.out
+        assert verdict in ended.out
+        quiet = run("check", "a", "b", "--quiet")
+        assert "Seen 0." in quiet.out
+        assert verdict not in quiet.out
+
+    def test_the_promised_json(self, run: Run, asked: dict[str, Any]) -> None:
+        asked["findings"] = (Finding("stop", "a", "b", "c", {"d": 1}),)
+        ended = run("check", "a", "b", "--json")
+        assert ended.code == 1
+        assert ended.out.count("\n") == 1
+        assert json.loads(ended.out) == {
+            "state": "stop",
+            "findings": [{"state": "stop", "subject": "a", "found": "b", "advice": "c", "details": {"d": 1}}],
+            "backbone": None,
+            "skipped": "it is Sunday",
+        }
+        assert "it is Sunday" in ended.err
+
+    def test_real_images(self, run: Run, finished) -> None:
+        ended = run("check", finished.task.source, finished.task.target, "--config", finished.task.config, "--json")
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out)["state"] == "ok"
+
+    def test_places_that_are_wrong(self, run: Run, finished, tmp_path: Path) -> None:
+        ended = run("check", finished.task.source, tmp_path / "nowhere")
+        assert ended.code == 2
+        assert "does not exist" in one_sentence(ended.err)
+        ended = run("check", finished.task.source, finished.task.source)
+        assert "Source and target are the same" in one_sentence(ended.err)
+
+
+class TestEval:
+    def test_the_promised_json(self, run: Run, finished) -> None:
+        ended = run("eval", finished.run, finished.answers, "--json")
+        assert ended.code == 0, ended.err
+        assert ended.out.count("\n") == 1
+        values = json.loads(ended.out)
+        assert values.keys() >= {"accuracy", "class_mean_accuracy", "per_class", "confusion", "classes", "images"}
+        assert values["images"] == sum(map(sum, values["confusion"])) == 21
+        assert values["accuracy"] == sum(values["confusion"][k][k] for k in range(3)) / 21
+        assert values["classes"] == list(CLASSES)
+
+    def test_the_tables(self, run: Run, finished) -> None:
+        ended = run("eval", finished.run, finished.answers)
+        values = json.loads(run("eval", finished.run, finished.answers, "--json").out)
+        assert "21 labelled images" in ended.out
+        for name, value in (
+            ("chosen model (adapted, epoch ", values["accuracy"]),
+            ("source-only (before adaptation)", values["source_only_accuracy"]),
+            ("last epoch", values["last_epoch_accuracy"]),
+            (f"best epoch by these labels ({values['best_by_labels_epoch']})", values["best_by_labels_accuracy"]),
+        ):
+            (row,) = [line for line in ended.out.splitlines() if line[1:].strip().startswith(name)]
+            assert f"{value:.1%}" in row
+        worst = min(range(3), key=lambda k: values["confusion"][k][k])
+        confusion = values["confusion"][worst]
+        assert sum(confusion) > confusion[worst]  # else there is nothing to see
+        taken_for = max(range(3), key=lambda k: confusion[k] * (k != worst))
+        by_class, confused = [line for line in ended.out.splitlines() if line[1:].strip().startswith(CLASSES[worst])]
+        assert f"{values['per_class'][CLASSES[worst]]:.1%}" in by_class
+        assert f"{CLASSES[taken_for]} ({confusion[taken_for]})" in by_class
+        assert [int(cell) for cell in confused.strip("│ ").split("│")[1:]] == confusion
+
+    @pytest.mark.parametrize("classes", [12, 13])
+    def test_a_confusion_matrix_that_does_not_fit_is_not_shown(self, run: Run, monkeypatch, classes: int) -> None:
+        labels = np.arange(classes)
+        names = tuple(f"class-{k}" for k in labels)
+        result = Evaluation(score(labels, labels, classes), names, (), None)
+        monkeypatch.setattr(cdtrans.evaluation.evaluate, "evaluate", lambda *a, **k: result)
+        shown = run("eval", "run", "key").out
+        assert ("confusion matrix\n" in shown) == (classes == 12)
+        assert ("The confusion matrix of 13 classes is in --json." in shown) == (classes == 13)
+
+    def test_quiet_still_shows_the_result(self, run: Run, finished) -> None:
+        ended = run("eval", finished.run, finished.answers, "--quiet")
+        assert "chosen model" in ended.out
+        assert ended.err == ""
+
+    def test_another_model_is_named(self, run: Run, finished) -> None:
+        assert "source model (source-only)" in run("eval", finished.run, finished.answers, "--model", "source").out
+
+    def test_class_names_are_not_markup(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        names = ["[/blue]", "[bold]green", ":smile:"]
+        for file in (copy / "adapted" / "model.json", copy / "source" / "model.json"):
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"classes": names}))
+        for k, n in product(range(3), range(4)):
+            draw(tmp_path / f"{k}{n}.png", k, seed=n, shift=1.0)
+        listed = tmp_path / "key.txt"
+        listed.write_text("".join(f"{k}{n}.png {name}\n" for k, name in enumerate(names) for n in range(4)))
+        ended = run("eval", copy, listed)
+        assert ended.code == 0, ended.err
+        for name in names:
+            assert name in ended.out
+
+    def test_a_class_name_that_is_no_text_is_shown_escaped(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        card = copy / "adapted" / "model.json"
+        card.write_text(json.dumps(json.loads(card.read_text()) | {"classes": ["blue", "caf\udce9", "red"]}))
+        draw(tmp_path / "key" / "caf\udce9" / "0.png", 1, 0)
+        ended = run("eval", copy, tmp_path / "key")
+        assert ended.code == 0, ended.err
+        assert "caf\\udce9" in ended.out
+
+    def test_an_unknown_class(self, run: Run, finished, tmp_path: Path) -> None:
+        draw(tmp_path / "key" / "grean" / "0.png", 1, 0)
+        ended = run("eval", finished.run, tmp_path / "key")
+        assert ended.code == 2
+        assert "'grean'" in ended.err
+        assert ended.err.endswith("did you mean 'green'?\n")
+
+
+class TestPredict:
+    def test_the_promised_json(self, run: Run, finished, tmp_path: Path) -> None:
+        file = tmp_path / "p.csv"
+        ended = run("predict", finished.run, finished.task.target, "--csv", file, "--abstain", "1", "--json")
+        assert json.loads(ended.out) == {"csv": str(file), "images": 21, "abstained": 21, "skipped": 0}
+        assert ended.out.count("\n") == 1
+        assert file.read_text().count("\n") == 22
+
+    def test_standard_output_holds_the_table_alone(self, run: Run, finished, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr(cdtrans.runtime.screen, "PLAIN_LINE_SECONDS", 0.0)
+        (tmp_path / "list.txt").write_text("00.png\n" * 30)
+        ended = run("predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--top", 2)
+        assert ended.code == 0, ended.err
+        assert ended.out.splitlines()[0] == "path,label,probability,label_1,probability_1,label_2,probability_2"
+        assert len(ended.out.splitlines()) == 31
+        assert "predicting: 30/30" in ended.err
+
+    def test_warnings_and_errors_go_to_standard_error(self, run: Run, finished, tmp_path: Path) -> None:
+        bad = tmp_path / "images" / "bad.png"
+        draw(tmp_path / "images" / "good.png", 0, 0)
+        bad.write_bytes(b"")
+        for flags in ([], ["--quiet"]):
+            ended = run("predict", finished.run, bad.parent, "--max-bad", "0.5", *flags)
+            assert len(ended.out.splitlines()) == 2
+            assert f"warning: skipped '{bad}': empty file" in ended.err
+        ended = run("predict", finished.run, bad.parent, "--csv", tmp_path / "p.csv")
+        assert ended.code == 2
+        assert "error: 1 of 2 files cannot be read" in ended.err
+        assert not (tmp_path / "p.csv").exists()
+
+    def test_no_such_run(self, run: Run, tmp_path: Path) -> None:
+        ended = run("predict", tmp_path / "nowhere", tmp_path)
+        assert ended.code == 2
+        assert "make one with 'cdtrans adapt" in one_sentence(ended.err)
+
+
+class TestReport:
+    def test_the_promised_json(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        ended = run("report", copy, "--json")
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out) == {"report": str(copy / "report.html")}
+        assert ended.out.count("\n") == 1
+        assert "<h1" in (copy / "report.html").read_text(encoding="utf-8")
+
+    def test_quiet_still_says_where_it_is(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        ended = run("report", copy, "--quiet")
+        assert ended.out == f"Report: {copy / 'report.html'}\n"
+        assert ended.err == ""
+
+    def test_an_unfinished_run(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        (copy / "result.json").unlink()
+        ended = run("report", copy)
+        assert ended.code == 2
+        assert "holds no finished run" in one_sentence(ended.err)
+        assert not (copy / "report.html").exists()
+
+
+class TestDemo:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+
+        def demo(out: Path, **given: Any) -> DemoResult:
+            values.update(given, out=out)
+            return DemoResult(out, 0.5555, 0.7777, False)
+
+        monkeypatch.setattr(cdtrans.run.demo, "demo", demo)
+        return values
+
+    def test_the_promised_json(self, run: Run, asked: dict[str, Any]) -> None:
+        ended = run("demo", "--json", "--out", "there", "--seed", 3, "--epochs", 2)
+        assert json.loads(ended.out) == {
+            "source_only_accuracy": 0.5555,
+            "adapted_accuracy": 0.7777,
+            "run": "there",
+            "harm": False,
+        }
+        assert asked.keys() == {"out", "seed", "screen", "epochs"}
+        assert (asked["seed"], asked["epochs"]) == (3, 2)
+
+    def test_the_table(self, run: Run, asked: dict[str, Any]) -> None:
+        ended = run("demo", "--quiet")
+        assert "55.5%" in ended.out.replace("55.6%", "55.5%")
+        assert "77.8%" in ended.out
+        assert "Run folder: runs/demo" in ended.out
+        assert asked["seed"] == 0
+
+
+class TestCache:
+    def test_what_is_cached_is_listed_and_cleared(self, run: Run, tmp_path: Path) -> None:
+        place = tmp_path / "own"
+        assert run("cache", "--cache", str(place)).out == f"Nothing is cached in {place}.\n"
+        images = draw(tmp_path / "images" / "a.png", kind=0, seed=1).parent
+        open_pixels(
+            sorted(images.iterdir()), root=images, size=8, cache=place, screen=Screen(quiet=True), name="source"
+        )
+        listed = json.loads(run("cache", "--cache", str(place), "--json").out)
+        (store,) = listed["stores"]
+        assert store == {"root": str(images), "size": 8, "images": 1, "bytes": store["bytes"], "outdated": False}
+        assert store["bytes"] > 8 * 8 * 3
+        assert str(images) in run("cache", "--cache", str(place)).out.replace("\n", "")
+        other = run("cache", "--cache", str(place), "--clear", "--root", str(tmp_path / "other"), "--json")
+        assert json.loads(other.out)["freed"] == 0
+        cleared = json.loads(run("cache", "--cache", str(place), "--clear", "--json").out)
+        assert cleared["freed"] == store["bytes"]
+        assert "Nothing is cached" in run("cache", "--cache", str(place)).out
+
+    def test_stores_below_a_folder_are_named_and_not_cleared(self, run: Run, tmp_path: Path) -> None:
+        place, top = tmp_path / "own", tmp_path / "office"
+        for name in ("office/amazon", "office/dslr", "office-home"):
+            file = draw(tmp_path / name / "a.png", kind=0, seed=1)
+            for size in (8, 9):
+                open_pixels([file], root=file.parent, size=size, cache=place, screen=Screen(quiet=True), name="source")
+        asked = ("cache", "--cache", str(place), "--root", str(top))
+        below = [str(top / "amazon"), str(top / "dslr")]
+        for flags in ((), ("--clear",)):
+            said = run(*asked, *flags).out.splitlines()
+            assert said[:2] == [
+                f"Nothing is cached in {place} for {top} itself.",
+                f"Folders below it have stores of their own, which --root {top} leaves alone:"
+                f" '{below[0]}', '{below[1]}'.",
+            ]
+            found = json.loads(run(*asked, *flags, "--json").out)
+            assert (found["stores"], found["below"], found["freed"]) == ([], below, 0)
+        assert len(json.loads(run("cache", "--cache", str(place), "--json").out)["stores"]) == 6
+        assert "leaves alone" not in run("cache", "--cache", str(place)).out
+
+
+class TestBench:
+    def test_what_is_asked_for_reaches_the_benchmark(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = self.answered(monkeypatch, failed=())
+        flags = ("--tasks", "A>W", "--jobs", "2", "--lr", "0.1", "--no-pretrained")
+        ended = run("bench", "office31", "--data", "d", *flags)
+        assert ended.code == 0
+        assert "3 of 4 runs are finished: " in ended.out
+        screen = asked.pop("screen")
+        assert isinstance(screen, Screen)
+        defaults = {"backbone": "deit_small", "seeds": "3", "out": None, "config": None}
+        defaults |= {"force": False, "allow_incomplete": False}
+        given = {"name": "office31", "data": Path("d"), "tasks": "A>W", "jobs": 2, "lr": 0.1, "pretrained": False}
+        assert asked == defaults | given
+
+    def test_a_failed_run_is_exit_1_also_as_json(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answered(monkeypatch, failed=("A>W seed 1",))
+        ended = run("bench", "office31", "--data", "d", "--json")
+        assert ended.code == 1
+        assert json.loads(ended.out)["failed"] == ["A>W seed 1"]
+        assert ended.err == ""
+
+    @pytest.mark.parametrize("arguments", [["office31"], ["--data", "d"], ["office31", "--data", "d", "--jobs", "0"]])
+    def test_wrong_use(self, run: Run, arguments: list[str]) -> None:
+        ended = run("bench", *arguments)
+        assert ended.code == 2
+        one_sentence(ended.err)
+
+    def answered(self, monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...]) -> dict[str, Any]:
+        """Nothing is run; what was asked for comes back."""
+        asked: dict[str, Any] = {}
+        found = FoundBenchmark(BENCHMARKS["office31"], Path("d"), {}, ())
+
+        def bench(name: str, data: Path, **given: Any) -> Outcome:
+            asked.update({"name": name, "data": data}, **given)
+            return Outcome(BenchTable(found, (1234,), ()), Path("out"), asked=4, finished=3, failed=failed)
+
+        monkeypatch.setattr(cdtrans.bench.bench, "bench", bench)
+        return asked

@@ -1,0 +1,145 @@
+"""Fig. 2a on the tiny task: which pairs are called false, and what the picture is made of."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cdtrans.errors import CdtransError
+from cdtrans.paper.attention_figure import draw_attention, false_pairs
+from cdtrans.paper.pair_quality import UNKNOWN
+from cdtrans.report.record import read_record
+from tiny_task import CLASSES, Task, make_task, warm
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("task"), source_epochs=2, epochs=2, rebuild_every=1, center_aware=False)
+
+
+@pytest.fixture(scope="module")
+def run(task: Task) -> Path:
+    """Without the filter: there are false pairs among those that were trained on."""
+    ended = warm().run(task.adapt(task.folder / "run"), task.folder / "logs")
+    assert ended.code == 0, ended.err
+    return task.folder / "run"
+
+
+@pytest.fixture(scope="module")
+def key(task: Task) -> Path:
+    file = task.folder / "key.txt"
+    file.write_text("".join(f"target/{n:02}.png {CLASSES[n % 3]}\n" for n in range(21)))
+    return file
+
+
+def true_classes(run: Path) -> np.ndarray:
+    return np.array([int(Path(path).stem) % 3 for path in read_record(run).target])
+
+
+def test_the_false_pairs_are_all_those_kept_whose_target_is_of_another_class(run: Path) -> None:
+    record, true = read_record(run), true_classes(run)
+    expected = set()
+    for r in record.rounds:
+        expected |= {
+            (s, t)
+            for s, t, label, kept in zip(r.source.tolist(), r.target.tolist(), r.source_labels, r.kept, strict=True)
+            if kept and true[t] != label
+        }
+    found = list(false_pairs(record, true))
+    assert len(found) == len(expected) > 3
+    assert {(pair.source, pair.target) for pair in found} == expected
+    for pair in found:
+        assert pair.source_class == Path(pair.source_path).parent.name != pair.true_class
+        assert pair.true_class == CLASSES[int(Path(pair.target_path).stem) % 3]
+    rounds = [pair.round for pair in found]
+    assert rounds == sorted(rounds, reverse=True), "the last round's come first"
+    last = [pair.source_class for pair in found if pair.round == rounds[0]]
+    assert len(set(last[: len(set(last))])) == len(set(last)), "the classes in turn"
+
+
+def test_rejected_pairs_and_images_that_the_key_does_not_name_are_not_false(run: Path) -> None:
+    record = read_record(run)
+    for r in record.rounds:
+        r.kept[:] = r.source_labels == true_classes(run)[r.target]
+    assert list(false_pairs(record, true_classes(run))) == []
+    assert list(false_pairs(read_record(run), np.full(21, UNKNOWN))) == []
+
+
+def test_the_picture_has_a_row_for_each_and_json_says_which(run: Path, key: Path, tmp_path: Path) -> None:
+    heights = []
+    for pairs in (1, 3):
+        out = tmp_path / "figures" / f"{pairs}.png"
+        arguments = ["ablate", "attention", str(run), "--key", str(key), "--out", str(out), "--pairs", str(pairs)]
+        ended = warm().run([*arguments, "--device", "cpu", "--json"], tmp_path / "logs")
+        assert ended.code == 0, ended.err
+        told = json.loads(ended.out)
+        assert told["out"] == str(out)
+        assert len(told["pairs"]) == pairs
+        assert all(pair["source_class"] != pair["true_class"] for pair in told["pairs"])
+        with Image.open(out) as picture:
+            assert picture.format == "PNG"
+            heights.append(picture.height)
+            assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 100, "it is not empty"
+    assert heights[1] == 3 * heights[0]
+
+
+def test_the_pictures_are_the_pairs_own_and_attention_is_a_share(
+    run: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdtrans.paper.attention_figure.BATCH", 3)
+    shown = draw_attention(run, key, tmp_path / "a.png", pairs=100, device="cpu")
+    assert len(shown.pictures) == len(shown.pairs) > 3, "more than one batch"
+    target = read_record(run).root("target")
+    for pair, (source, picture, weights) in zip(shown.pairs, shown.pictures, strict=True):
+        assert source.shape == picture.shape == (16, 16, 3)
+        assert weights.shape == (2, 2)
+        assert 0 < weights.sum() <= 1
+        with Image.open(target / pair.target_path) as file:
+            assert abs(np.asarray(file).mean() - picture.mean()) < 10
+
+
+def test_chosen_pairs_need_no_key(run: Path, tmp_path: Path) -> None:
+    record = read_record(run)
+    words = [f"{record.source[5]},{record.target[2]}", f"{record.source[0]}, {record.target[20]}"]
+    arguments = ["ablate", "attention", str(run), "--out", str(tmp_path / "a.png"), "--device", "cpu", "--json"]
+    ended = warm().run([*arguments, "--pair", words[0], "--pair", words[1]], tmp_path / "logs")
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)["pairs"]
+    assert [(pair["source"], pair["target"]) for pair in told] == [(5, 2), (0, 20)]
+    assert [pair["source_class"] for pair in told] == [Path(record.source[i]).parent.name for i in (5, 0)]
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.format == "PNG"
+    with pytest.raises(CdtransError, match="is no pair of this run; give SOURCE,TARGET"):
+        draw_attention(run, None, tmp_path / "b.png", pairs=1, chosen=[record.source[0]], device="cpu")
+
+
+def test_a_run_without_pairs_or_without_an_adapted_model_says_so(run: Path, key: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("self_training: none", "self_training: rpll"))
+    with pytest.raises(CdtransError, match="trained without pairs"):
+        draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
+    shutil.rmtree(copy / "adapted")
+    with pytest.raises(CdtransError, match="ended before stage 2"):
+        draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
+
+
+def test_bad_input_is_one_sentence(run: Path, key: Path, task: Task, tmp_path: Path) -> None:
+    others = tmp_path / "key.txt"
+    others.write_text(f"{task.source}/red/00.png red\n")
+    cases = [
+        ((run, others, tmp_path / "a.png"), "has none of the target's pictures"),
+        ((run, None, tmp_path / "a.png"), "give --key LABELLED, or pairs with --pair"),
+        ((run, key, tmp_path), "--out must name the picture"),
+        ((run, key, tmp_path / "a.pdf"), "is a PNG; give --out '.*a.png'"),
+        ((tmp_path / "none", key, tmp_path / "a.png"), "does not exist"),
+        ((run, tmp_path / "none.txt", tmp_path / "a.png"), "none.txt"),
+    ]
+    for places, words in cases:
+        with pytest.raises(CdtransError, match=words):
+            draw_attention(*places, pairs=2, device="cpu")
+    assert not (tmp_path / "a.png").exists()

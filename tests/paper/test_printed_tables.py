@@ -1,0 +1,163 @@
+"""The paper's tables as data: complete, as printed, and every contradiction in them known."""
+
+from collections.abc import Iterator, Sequence
+from decimal import ROUND_HALF_DOWN, ROUND_HALF_UP, Decimal
+from importlib import resources
+
+import pytest
+
+from cdtrans.bench.tables import PAPER_CLASSES
+from cdtrans.config import preset_names
+from cdtrans.data.benchmarks import BENCHMARKS, DOMAINNET, VISDA2017
+from cdtrans.paper.printed_tables import (
+    AVERAGE,
+    Disagreement,
+    PaperRow,
+    disagreements,
+    number,
+    paper_grids,
+    paper_table,
+)
+
+CLASSES = [PAPER_CLASSES.get(name, name) for name in VISDA2017.class_names]
+PAIRS = ("Rec_s", "Rec_t", "Prec")  # columns of Table 5 that are not in the average
+NAMED_BY = {"losses": 3}
+# Three tables report one model each, twice: (table, row) and (table, row) should be equal where both have a column.
+SAME_MODEL = (
+    (("visda2017", "Ours-B"), ("pseudo-labels", "Tw + Ca")),
+    (("losses", "cls dtl cls"), ("pseudo-labels", "Tw + Ca")),
+    (("losses", "cls - -"), ("visda2017", "Baseline-B")),
+)
+
+
+def table(name: str) -> tuple[PaperRow, ...]:
+    return paper_table(name, NAMED_BY.get(name, 1))
+
+
+def rounded(values: Sequence[Decimal]) -> set[Decimal]:
+    """The mean to the paper's one decimal; of a tie both ways are right."""
+    mean = sum(values) / Decimal(len(values))
+    return {mean.quantize(Decimal("0.1"), way) for way in (ROUND_HALF_UP, ROUND_HALF_DOWN)}
+
+
+def averages() -> Iterator[tuple[str, str, str, str, list[Decimal]]]:
+    """(table, row, column, printed average, the numbers it should be the mean of)."""
+    for name in ("visda2017", "office-home", "office31", "pseudo-labels", "losses"):
+        for row in table(name):
+            cells = [number(cell) for column, cell in row.cells.items() if column not in (*PAIRS, AVERAGE)]
+            yield name, row.method, AVERAGE, row.cells[AVERAGE], [cell for cell in cells if cell is not None]
+    names = [domain.short for domain in DOMAINNET.domains]
+    for grid in paper_grids():
+        for source in (*names, AVERAGE):
+            for target in (*names, AVERAGE):
+                sources = names if source == AVERAGE else [source]
+                targets = names if target == AVERAGE else [target]
+                if AVERAGE in (source, target):
+                    cells = [number(grid.cells[s][t]) for s in sources for t in targets]
+                    numbers = [cell for cell in cells if cell is not None]
+                    yield "domainnet", f"{grid.method} {source}", target, grid.cells[source][target], numbers
+
+
+def wrong_averages() -> dict[tuple[str, str, str, str], Decimal]:
+    found = {}
+    for name, row, column, printed, numbers in averages():
+        if Decimal(printed) not in rounded(numbers):
+            found[name, row, column, printed] = sum(numbers) / Decimal(len(numbers))
+    return found
+
+
+def known(about_averages: bool) -> list[Disagreement]:
+    return [d for d in disagreements() if (d.column == AVERAGE) == about_averages]
+
+
+def test_the_averages_that_disagree_with_their_rows_are_exactly_the_known_ones() -> None:
+    assert {d[:4] for d in known(True)} == wrong_averages().keys()
+    assert len(known(True)) == 7
+
+
+def test_every_known_disagreement_says_the_right_mean_and_whether_rounding_explains_it() -> None:
+    """Each cell and the average are rounded by 0.05 at most, so a difference beyond 0.1 is no rounding."""
+    found = wrong_averages()
+    for d in known(True):
+        mean = found[d[:4]]
+        assert Decimal(d.expected) in rounded([mean])
+        assert f"is {mean:.3f}: " in d.why
+        beyond = abs(Decimal(d.printed) - mean) > Decimal("0.1")
+        assert d.why.endswith("more than rounding explains" if beyond else "rounding of the cells may explain it")
+
+
+def test_one_model_in_two_tables_differs_exactly_where_it_is_known_to() -> None:
+    found = set()
+    for (name, method), (other_name, other_method) in SAME_MODEL:
+        row = next(row.cells for row in table(name) if row.method == method)
+        other = next(row.cells for row in table(other_name) if row.method == other_method)
+        for column in row:
+            if row[column] != other[column]:
+                why = f"the same model in {other_name} ({other_method})"
+                found.add(Disagreement(name, method, column, row[column], other[column], why))
+    assert found == set(known(False))
+    assert len(found) == 13
+
+
+def test_no_row_is_missing() -> None:
+    assert [row.method for row in table("office31")][-6:] == [
+        *("Baseline-S", "Ours-S", "Baseline-B", "CGDM-B*", "SHOT-B*", "Ours-B"),
+    ]
+    rows = {name: len(table(name)) for name in ("visda2017", "office-home", "office31", "pseudo-labels", "losses")}
+    assert rows == {"visda2017": 17, "office-home": 15, "office31": 16, "pseudo-labels": 7, "losses": 5}
+    assert [grid.method for grid in paper_grids()] == [
+        *("MCD", "CDAN", "BNM", "SWD", "CGDM", "Base-S", "Ours-S", "Base-B", "Ours-B"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["office31", "office-home"])
+def test_the_columns_are_the_benchmark_s_tasks(name: str) -> None:
+    for row in table(name):
+        assert list(row.cells) == [*(task.name for task in BENCHMARKS[name].tasks), AVERAGE]
+
+
+def test_the_columns_of_visda_are_its_classes() -> None:
+    for name in ("visda2017", "losses"):
+        assert all(list(row.cells) == [*CLASSES, AVERAGE] for row in table(name))
+    assert all(list(row.cells) == [*PAIRS, *CLASSES, AVERAGE] for row in table("pseudo-labels"))
+
+
+def test_the_grids_are_domainnet_s_with_an_empty_diagonal() -> None:
+    names = [*(domain.short for domain in DOMAINNET.domains), AVERAGE]
+    for grid in paper_grids():
+        assert list(grid.cells) == names
+        assert all(list(row) == names for row in grid.cells.values())
+        empty = {(s, t) for s in names for t in names if grid.cells[s][t] == "-"}
+        assert empty == {(name, name) for name in names[:-1]}
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if "deit" in name])
+def test_what_a_preset_tells_to_expect_is_what_is_printed(name: str) -> None:
+    benchmark, size = name.split("-deit-")
+    text = (resources.files("cdtrans") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert {"Recipe: ", "Expected: ", "Cost: "} <= {f"{word} " for word in comment.split()}
+    assert f"`cdtrans bench {benchmark} --data DIR --backbone deit_{size}`" in comment
+    letter = size[0].upper()
+    if benchmark == "domainnet":
+        printed = {grid.method: grid.cells[AVERAGE][AVERAGE] for grid in paper_grids()}
+        baseline = printed[f"Base-{letter}"]
+    else:
+        printed = {row.method: row.cells[AVERAGE] for row in table(benchmark)}
+        baseline = printed.get(f"Baseline-{letter}", "")
+    if f"Ours-{letter}" in printed:
+        assert f"the paper prints {printed[f'Ours-{letter}']} (" in comment
+        assert f"source only: {baseline})" in comment
+        assert "best epoch by target labels" in comment
+    else:
+        assert "the paper prints no number" in comment
+
+
+def test_cells_are_what_is_printed() -> None:
+    office31 = {row.method: row.cells for row in table("office31")}
+    assert office31["Ours-B"]["W>D"] == "100."
+    assert number(office31["Ours-B"]["W>D"]) == 100
+    rpll = next(row.cells for row in table("pseudo-labels") if row.method == "RPLL")
+    assert (rpll["mcycl"], rpll["Prec"], number(rpll["Prec"])) == ("97.77", "-", None)
+    numbers = [number(cell) for name in ("visda2017", "losses") for row in table(name) for cell in row.cells.values()]
+    assert all(n is not None and 0 < n <= 100 for n in numbers)

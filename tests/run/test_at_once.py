@@ -1,0 +1,170 @@
+"""What is wrong with a command is told before torch, timm and scikit-learn are imported, which takes seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import cdtrans
+from cdtrans.config import Config
+from tiny_task import TINY, Ended, cold, draw, make_source, make_target, warm
+
+SLOW = ("torch", "timm", "torchvision", "sklearn", "matplotlib", "scipy")
+# The command line, and then on standard output which of the slow ones it has imported.
+LOOK = f"""
+import sys, cdtrans.cli.entry
+try:
+    cdtrans.cli.entry.main()
+finally:
+    print([name for name in {SLOW} if name in sys.modules])
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with the images and run folders that the cases name."""
+    here = tmp_path / "here"
+    make_source(here / "source", each=2)
+    make_target(here / "target", each=1)
+    for name in ("empty", "other", "begun", "finished"):
+        (here / name).mkdir()
+    (here / "other" / "letter.txt").write_text("Dear all,")
+    places = {"source": str(here / "source"), "target": str(here / "target")}
+    (here / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    (here / "begun" / "config.yaml").write_text(yaml.safe_dump(Config(**TINY | places).to_dict()))
+    (here / "finished" / "result.json").write_text(json.dumps({"chosen_epoch": 1, "chosen_model": "adapted"}))
+    draw(here / "one.png", 0, seed=0)
+    return here
+
+
+def forked(here: Path, command: str) -> Ended:
+    """In a process of its own, which need not start Python anew."""
+    return cold().run(command.split(), here.parent / "logs", folder=here, look_for=SLOW)
+
+
+def started(here: Path, command: str) -> Ended:
+    """As a user would start it."""
+    words = [sys.executable, "-c", LOOK, *command.split()]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+WRONG = [
+    ("adapt nowhere target", "'nowhere' does not exist: check the path."),
+    ("adapt source empty", "No image lies in 'empty' or below it"),
+    ("adapt source source", "Source and target are the same, 'source'"),
+    ("adapt source target --preset digit", "Unknown preset 'digit': did you mean 'digits'?"),
+    ("adapt source target --epochs 0", "The setting 'epochs' must be at least 1, not 0."),
+    ("adapt source target --neck xyz", "'xyz' is not a value of 'neck': known: batchnorm, none"),
+    ("adapt source target --config no.yaml", "The configuration 'no.yaml' cannot be read"),
+    ("adapt source target --pairing ground_truth", "'--pairing ground_truth' needs an answer key"),
+    ("adapt source target --crop 64 --resize 32", "Images resized to 32 cannot be cropped to 64"),
+    (
+        "adapt source target --loss-source none --loss-source-target none --loss-target none",
+        "Without any loss there is nothing to learn in stage 2",
+    ),
+    ("adapt source target --self-training rpll --loss-target none", "trains without pairs, by losses of its own"),
+    ("adapt source target --out other", "'other' exists and is not a run folder; choose another --out."),
+    (
+        "adapt source target --config tiny.yaml --out begun --epochs 9 --precision auto",
+        "'begun' holds another run (epochs: 4 there, 9 now); choose another --out to start a new one.",
+    ),
+    ("adapt source target --device gpu", "Unknown device 'gpu'; use cpu, cuda or cuda:N."),
+    ("check source target --device mps", "Unknown device 'mps'"),
+    ("eval finished source --device cuda:x", "Unknown device 'cuda:x'"),
+    ("predict finished target --device gpu", "Unknown device 'gpu'"),
+    ("adapt source target --weights no.safetensors", "no.safetensors'; check --weights."),
+    ("check source target --weights other", "other'; check --weights."),
+    ("adapt source target --source-model nowhere", "nowhere' has no finished stage 1"),
+    ("check source nowhere", "'nowhere' does not exist: check the path."),
+    ("check source target --crop 64 --resize 32", "Images resized to 32 cannot be cropped to 64"),
+    ("eval nowhere source", "The run folder 'nowhere' does not exist; make one with 'cdtrans adapt"),
+    ("eval begun source", "'begun' holds no finished run"),
+    ("eval finished nowhere", "The answer key cannot be used: 'nowhere' does not exist"),
+    ("eval finished source --model choosen", "Unknown model 'choosen': did you mean 'chosen'?"),
+    ("predict nowhere target", "The run folder 'nowhere' does not exist"),
+    ("predict finished nowhere", "'nowhere' does not exist: check the path."),
+    ("predict finished empty", "No image lies in 'empty' or below it"),
+    ("predict finished target --model last", "The run in 'finished' has no last model"),
+    ("predict finished target --csv other", "'other' is not a file that the predictions could replace"),
+    ("predict finished target --csv one.png/p.csv", "'one.png' is not a writable folder"),
+    ("export nowhere", "The run folder 'nowhere' does not exist"),
+    ("export finished --out model.pt", "'model.pt' should end in .onnx, or in .safetensors"),
+    ("export finished --out one.png/m.onnx", "'one.png' is not a writable folder; choose another --out."),
+    ("export finished --model last", "The run in 'finished' has no last model"),
+    ("report nowhere", "The run folder 'nowhere' does not exist"),
+    ("report begun", "'begun' holds no finished run"),
+]
+
+
+@pytest.mark.parametrize(("command", "sentence"), WRONG)
+def test_what_is_wrong_is_told_without_torch(here: Path, command: str, sentence: str) -> None:
+    assert_told_at_once(here, command, sentence, forked)
+
+
+@pytest.mark.parametrize(("command", "sentence"), [WRONG[0], WRONG[-1]])
+def test_also_when_python_is_started_for_it(here: Path, command: str, sentence: str) -> None:
+    assert_told_at_once(here, command, sentence, started)
+
+
+def assert_told_at_once(here: Path, command: str, sentence: str, run: Callable[[Path, str], Ended]) -> None:
+    before = sorted(here.rglob("*"))
+    ended = run(here, command)
+    assert ended.code == 2, ended.err
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    assert sentence.replace("'one.png'", f"'{here / 'one.png'}'") in ended.err
+    assert ended.out.splitlines()[-1] == "[]"
+    assert sorted(here.rglob("*")) == before
+
+
+NO_SUCH_DEVICE = "error: There is no device 'cuda:99' here (GPUs: "
+RIGHT = [
+    ("adapt source target --config tiny.yaml --out begun --device cuda:99", NO_SUCH_DEVICE),
+    ("adapt source target --config tiny.yaml --out new --device cuda:99", NO_SUCH_DEVICE),
+    ("check source target --config tiny.yaml --device cuda:99", NO_SUCH_DEVICE),
+    ("eval finished source", "'finished/adapted' holds no finished model"),
+    ("predict finished target", "'finished/adapted' holds no finished model"),
+]
+
+
+@pytest.mark.parametrize(("command", "sentence"), RIGHT)
+def test_what_is_right_goes_on_to_import_it(here: Path, command: str, sentence: str) -> None:
+    """So that the cases above are wrong in the one respect that they name; whether a device is here is torch's to
+    tell."""
+    ended = cold().run(command.split(), here.parent / "logs", folder=here, without=["torch"])
+    assert "import of torch halted" in ended.err
+    ended = warm().run(command.split(), here.parent / "logs", folder=here)
+    assert ended.code == 2
+    assert sentence in ended.err
+    assert ended.err.count("\n") == 1
+    assert not (here / "new").exists()
+
+
+def test_and_imports_it_when_python_is_started_for_it(here: Path) -> None:
+    command, sentence = RIGHT[1]
+    ended = started(here, command)
+    assert ended.code == 2
+    assert ended.err.startswith(sentence)
+    assert "torch" in ended.out.splitlines()[-1]
+    assert not (here / "new").exists()
+
+
+def test_a_whole_run_with_its_report_needs_neither_scikit_learn_nor_matplotlib(here: Path) -> None:
+    """Their import takes longer than an epoch of Office-31 on a GPU, and would hold up training if done meanwhile."""
+    command = "adapt source target --config tiny.yaml --out new --device cpu --no-guard --force --report"
+    ended = forked(here, command)
+    assert ended.code == 0, ended.err
+    assert (here / "new" / "report.html").exists()
+    assert ended.out.splitlines()[-1] == "['torch', 'timm', 'torchvision']"
+
+
+def test_completion_finds_the_public_names_and_they_are_there() -> None:
+    assert dir(cdtrans) == sorted(cdtrans.__all__)
+    assert all(getattr(cdtrans, name).__name__ == name for name in dir(cdtrans))

@@ -1,0 +1,67 @@
+"""The built-in task goes the road of anybody's two folders."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import cdtrans.run.demo as demo_module
+from cdtrans.data.digits import Digits
+from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.run.demo import demo
+from cdtrans.runtime.screen import Screen
+
+QUICK = {"source_epochs": 1, "epochs": 1, "batch_size": 8, "device": "cpu", "guard": False}
+
+
+@pytest.fixture
+def written(finished, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The tiny task in place of the digits, and what was asked for."""
+    asked: dict[str, Any] = {}
+
+    def write(folder: Path, *, seed: int) -> Digits:
+        asked.update(folder=folder, seed=seed)
+        return Digits(finished.task.source, finished.task.target, finished.answers)
+
+    monkeypatch.setattr(demo_module, "write_digits", write)
+    return asked
+
+
+def test_before_and_after_by_the_answers(written: dict[str, Any], finished, tmp_path: Path) -> None:
+    result = demo(tmp_path / "run", seed=5, screen=Screen(quiet=True), **QUICK)
+    assert result.run == tmp_path / "run"
+    assert written == {"folder": tmp_path / "run-data-5", "seed": 5}
+    quiet = Screen(quiet=True)
+    for model, accuracy in (("source", result.source_only_accuracy), ("adapted", result.adapted_accuracy)):
+        by_itself = evaluate(result.run, finished.answers, model=model, device="cpu", screen=quiet)
+        assert by_itself.scores.accuracy == pytest.approx(accuracy)
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["seed"], config["epochs"], config["flip"]) == (5, 1, 0)  # the seed, a setting, the preset
+    assert config["crop"] == 28
+
+
+def test_the_current_folder_has_a_name_too(written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    demo(Path("."), seed=0, screen=Screen(quiet=True), **QUICK)
+    assert written["folder"] == tmp_path / "here-data-0"
+    assert "result.json" in os.listdir()
+
+
+def test_adaptation_is_worth_its_while(tmp_path: Path) -> None:
+    """Slow, a minute or two: the real preset on the real task, as a new user starts it."""
+    command = [sys.executable, "-m", "cdtrans", "demo", "--json", "--seed", "1"]
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["adapted_accuracy"] - result["source_only_accuracy"] >= 0.10, result
+    assert result["adapted_accuracy"] > 0.8, result
+    assert (tmp_path / "runs" / "demo-data-1").is_dir()

@@ -1,0 +1,61 @@
+"""Devices and precisions, on a machine that may or may not have a GPU."""
+
+import pytest
+import torch
+
+from cdtrans.errors import CdtransError
+from cdtrans.runtime.device import autocast, pick_device, pick_precision
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(0, "cpu"), (1, "cuda:0")])
+def test_auto_is_a_gpu_if_there_is_one(gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert pick_device("auto") == torch.device(expected)
+
+
+def test_a_gpu_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert pick_device("cuda") == torch.device("cuda:1"), "the one in use, with its number"
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(CdtransError, match=r"no device 'cuda:2' here \(GPUs: 2\); use --device cpu"):
+        pick_device("cuda:2")
+
+
+def test_no_gpu_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert pick_device("cpu") == CPU
+    with pytest.raises(CdtransError, match="no device 'cuda' here"):
+        pick_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "", "meta", "mps"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(CdtransError, match="use cpu, cuda or cuda:N"):
+        pick_device(name)
+
+
+def test_precision_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_precision("auto", CPU) == "fp32"
+    for has_bf16, expected in ((True, "bf16"), (False, "fp16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bf16: has)
+        assert pick_precision("auto", CUDA) == expected
+
+
+def test_precision_by_name() -> None:
+    assert [pick_precision(name, CUDA) for name in ("fp32", "bf16", "fp16")] == ["fp32", "bf16", "fp16"]
+    assert [pick_precision(name, CPU) for name in ("fp32", "bf16")] == ["fp32", "bf16"]
+    with pytest.raises(CdtransError, match="fp16 training needs a GPU"):
+        pick_precision("fp16", CPU)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_forward_passes_run_in_the_precision_asked_for(precision: str, dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(2, 2)
+    with autocast(CPU, precision):
+        assert layer(torch.ones(1, 2)).dtype == dtype
+    assert layer.weight.dtype == torch.float32

@@ -1,0 +1,86 @@
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from cdtrans.runtime import screen as screen_module
+from cdtrans.runtime.screen import Screen
+
+ODD = "[bold]a[/bold] [/] path[0].png a:b:c \\"
+
+
+def test_plain_text_goes_to_standard_output_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    screen.say(ODD)
+    screen.result("x " * 200)
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [ODD, "x " * 200]  # neither taken for markup nor wrapped
+    assert err == ""
+
+
+def test_warnings_go_to_standard_error_even_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen(quiet=True).warn(ODD)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"warning: {ODD}\n"
+
+
+def test_quiet_keeps_results_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(quiet=True)
+    screen.say("hello")
+    with screen.track("work", 2) as task:
+        task.advance(2, "note")
+    screen.result("42")
+    assert capsys.readouterr() == ("42\n", "")
+
+
+def test_for_a_machine_everything_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(machine=True)
+    screen.say("hello")
+    screen.result(Table("a", title="t"))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "hello" in err
+
+
+def test_without_a_terminal_a_long_task_prints_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
+    with Screen().track("decode [x]", 100, done=50) as task:
+        for _ in range(5):
+            now += 4.0
+            task.advance(5, "7 images/s")
+    # 15 done in 12 s leave 35 for 28 s; lines come no closer than 10 s
+    assert capsys.readouterr().out.splitlines() == ["decode [x]: 65/100, 28 s left 7 images/s"]
+
+
+def test_of_a_task_that_has_not_moved_it_does_not_say_how_long_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
+    with Screen().track("losses", 5) as task:
+        now += 20.0
+        task.advance(0, "running x")
+    assert capsys.readouterr().out.splitlines() == ["losses: 0/5 running x"]
+
+
+def test_without_a_terminal_a_short_task_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen().track("decode", 3) as task:
+        for _ in range(3):
+            task.advance(1)
+    assert capsys.readouterr().out == ""
+
+
+def test_on_a_terminal_a_task_is_a_bar_with_its_note() -> None:
+    screen = Screen()
+    drawn = io.StringIO()
+    screen.console = Console(file=drawn, force_terminal=True, width=120)
+    with screen.track("adaptation 1/4", 10, done=4) as task:
+        task.advance(3, "loss 0.5 [x]")
+    assert "adaptation 1/4" in drawn.getvalue()
+    assert "7/10" in drawn.getvalue()
+    assert "loss 0.5 [x]" in drawn.getvalue()

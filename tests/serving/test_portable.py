@@ -1,0 +1,81 @@
+"""What leaves the house says what the model says, for every kind of backbone and head."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cdtrans.config import Config
+from cdtrans.model.card import Card, build_model, make_card
+from cdtrans.model.cross_attention import CDTrans
+from cdtrans.serving import portable
+
+KINDS = {
+    "distilled DeiT": ("deit_tiny_distilled_patch16_224", {"depth": 2, "embed_dim": 48}, 32, "batchnorm"),
+    "no class token": ("vit_tiny_patch16_224", {"depth": 2, "class_token": False, "global_pool": "avg"}, 48, "none"),
+    "registers": ("vit_small_patch14_reg4_dinov2.lvd142m", {"depth": 2, "embed_dim": 48}, 28, "batchnorm"),
+}
+
+
+def model_of(kind: str) -> tuple[CDTrans, Card]:
+    """With weights and statistics that all matter."""
+    backbone, args, crop, neck = KINDS[kind]
+    config = Config(backbone=backbone, backbone_args=args, crop=crop, resize=crop + 5, neck=neck, pretrained=False)
+    card = make_card(dataclasses.replace(config, precision="fp32"), ("a", "b", "c", "é d"), stage="source", epoch=3)
+    torch.manual_seed(0)
+    model = build_model(card).eval()
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            x += 0.1 * torch.randn_like(x) if "norm" in name or "neck" in name else 0.02 * torch.randn_like(x)
+        nn.init.normal_(model.head.classifier.weight)
+        if isinstance(model.head.neck, nn.BatchNorm1d):
+            model.head.neck.running_mean.normal_()
+            model.head.neck.running_var.uniform_(0.5, 2)
+    return model, card
+
+
+def pictures_for(card: Card, count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, card.resize, card.resize, 3), dtype=np.uint8)
+
+
+def logits_of(model: CDTrans, card: Card, pictures: np.ndarray) -> np.ndarray:
+    """The centre crop, scaled and normalised by hand."""
+    edge = round((card.resize - card.crop) / 2)
+    cut = pictures[:, edge : edge + card.crop, edge : edge + card.crop].astype(np.float32) / 255
+    images = (cut - np.array(card.mean, np.float32)) / np.array(card.std, np.float32)
+    with torch.inference_mode():
+        return model.encode(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_graph_says_the_same_for_any_number_of_pictures(kind: str) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, card = model_of(kind)
+    content = portable.onnx_file(model, card)
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for count in (1, 2, 5):
+        pictures = pictures_for(card, count)
+        logits, probabilities = session.run(None, {"pictures": pictures})
+        expected = logits_of(model, card, pictures)
+        np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+        np.testing.assert_allclose(probabilities, torch.from_numpy(expected).softmax(1).numpy(), atol=1e-4)
+        np.testing.assert_array_equal(portable.read_onnx(content)(pictures), logits)
+    assert b'File "' not in content, "the paths of this machine"
+    assert b"site-packages" not in content
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == ["a", "b", "c", "é d"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_timm_with_the_weights_says_the_same(kind: str) -> None:
+    model, card = model_of(kind)
+    content = portable.timm_file(model, card)
+    pictures = pictures_for(card, 4)
+    expected = logits_of(model, card, pictures)
+    np.testing.assert_allclose(portable.read_timm(content)(pictures), expected, atol=1e-4 * np.abs(expected).max())
+    told = portable.metadata(content)
+    assert "distilled" not in told["architecture"]
+    assert (told["model"], told["crop"], told["resize"]) == ("source-only", str(card.crop), str(card.resize))

@@ -1,0 +1,241 @@
+"""Predictions as a CSV: what is in it, what is left out, what is left behind, and how much memory it takes."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdtrans.errors import CdtransError
+from cdtrans.runtime.screen import Screen
+from cdtrans.serving.classifier import Classifier, load
+from cdtrans.serving.predict import Counts, predict_to_csv
+from tiny_task import draw
+
+
+class Heard(Screen):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.heard: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.heard.append(text)
+
+    def result(self, text) -> None:
+        self.heard.append(text)
+
+
+@pytest.fixture(scope="module")
+def classifier(finished) -> Classifier:
+    return load(finished.run, device="cpu")
+
+
+@pytest.fixture
+def screen() -> Heard:
+    return Heard()
+
+
+def write(classifier: Classifier, images: Path, file: Path | None, screen: Screen, **options) -> Counts:
+    settings = {"root": None, "top": 1, "abstain": 0.0, "max_bad": 0.05} | options
+    return predict_to_csv(classifier, images, file, screen=screen, **settings)
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with open(file, newline="", encoding="utf-8", errors="surrogateescape") as text:
+        return list(csv.DictReader(text))
+
+
+def test_path_label_and_probability_of_every_image(finished, classifier, screen, tmp_path: Path) -> None:
+    counts = write(classifier, finished.task.target, tmp_path / "new" / "p.csv", screen)
+    assert counts.summary() == {"images": 21, "abstained": 0, "skipped": 0}
+    table = rows(tmp_path / "new" / "p.csv")
+    assert list(table[0]) == ["path", "label", "probability"]
+    for row, prediction in zip(table, classifier.predict(finished.task.target), strict=True):
+        assert row["path"] == str(prediction.path)
+        assert row["label"] == prediction.label
+        assert float(row["probability"]) == pytest.approx(prediction.probability, abs=1e-6)
+    assert screen.heard == [f"Wrote {tmp_path / 'new' / 'p.csv'}: 21 images."]
+
+
+@pytest.mark.parametrize(("top", "columns"), [(2, 2), (3, 3), (50, 3)])
+def test_the_best_classes(finished, classifier, screen, tmp_path: Path, top: int, columns: int) -> None:
+    write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=top)
+    table = rows(tmp_path / "p.csv")
+    others = [f"{what}_{k}" for k in range(1, columns + 1) for what in ("label", "probability")]
+    assert list(table[0]) == ["path", "label", "probability", *others]
+    for row, prediction in zip(table, classifier.predict(finished.task.target, top=top), strict=True):
+        assert (row["label"], row["probability"]) == (row["label_1"], row["probability_1"])
+        for k in range(1, columns + 1):
+            assert row[f"label_{k}"] == prediction.top[k - 1][0]
+            assert float(row[f"probability_{k}"]) == pytest.approx(prediction.top[k - 1][1], abs=1e-6)
+
+
+def test_an_abstention_still_lists_the_best_classes(finished, classifier, screen, tmp_path: Path) -> None:
+    write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=2, abstain=1.0)
+    for row, prediction in zip(rows(tmp_path / "p.csv"), classifier.predict(finished.task.target), strict=True):
+        assert row["label"] == ""
+        assert row["label_1"] == prediction.label
+
+
+def test_below_the_threshold_there_is_no_label(finished, classifier, screen, tmp_path: Path) -> None:
+    predictions = classifier.predict(finished.task.target)
+    threshold = sorted(p.probability for p in predictions)[10]  # ten are less sure
+    counts = write(classifier, finished.task.target, tmp_path / "p.csv", screen, abstain=threshold)
+    assert counts.summary() == {"images": 21, "abstained": 10, "skipped": 0}
+    for row, prediction in zip(rows(tmp_path / "p.csv"), predictions, strict=True):
+        assert row["label"] == ("" if prediction.probability < threshold else prediction.label)
+        assert float(row["probability"]) > 0  # how unsure it was stays visible
+    assert "21 images, 10 of them left without a label (probability below" in screen.heard[-1]
+
+
+def test_a_single_image_and_a_list(finished, classifier, screen, tmp_path: Path) -> None:
+    one = finished.task.target / "04.png"
+    write(classifier, one, tmp_path / "one.csv", screen)
+    assert [row["path"] for row in rows(tmp_path / "one.csv")] == [str(one)]
+    (tmp_path / "list.txt").write_text("04.png\n00.png 7\n")
+    write(classifier, tmp_path / "list.txt", tmp_path / "list.csv", screen, root=finished.task.target)
+    assert [Path(row["path"]).name for row in rows(tmp_path / "list.csv")] == ["04.png", "00.png"]
+
+
+def test_odd_names_survive(classifier, screen, tmp_path: Path, capfdbinary) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    names = sorted([b"a,b.png", b'quo"te.png', b"new\nline.png", "größe 日本.png".encode(), b"\xff\xfe.png"])
+    plain = draw(tmp_path / "plain.png", 0, 0).read_bytes()
+    for name in names:
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(plain)
+    write(classifier, folder, tmp_path / "p.csv", screen)
+    found = sorted(os.path.basename(os.fsencode(row["path"])) for row in rows(tmp_path / "p.csv"))
+    assert found == names
+    write(classifier, folder, None, screen)
+    assert capfdbinary.readouterr().out == (tmp_path / "p.csv").read_bytes()
+
+
+def test_without_a_file_the_table_goes_to_standard_output(finished, classifier, screen, capfdbinary) -> None:
+    write(classifier, finished.task.target, None, screen)
+    lines = capfdbinary.readouterr().out.decode().splitlines()
+    assert lines[0] == "path,label,probability"
+    assert len(lines) == 22
+    assert screen.heard == []
+
+
+class TestBadFiles:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """Twenty images and one empty file."""
+        for n in range(20):
+            draw(tmp_path / "images" / f"{n:02}.png", n % 3, seed=n)
+        (tmp_path / "images" / "07b.png").write_bytes(b"")
+        return tmp_path / "images"
+
+    def test_a_few_are_skipped_named_and_counted(self, classifier, screen, folder: Path, tmp_path: Path) -> None:
+        counts = write(classifier, folder, tmp_path / "p.csv", screen)
+        assert counts.summary() == {"images": 20, "abstained": 0, "skipped": 1}
+        assert "07b.png" not in (tmp_path / "p.csv").read_text()
+        assert screen.heard[0] == f"skipped '{folder / '07b.png'}': empty file"
+        assert "1 of 21 files cannot be read" in screen.heard[1]
+
+    def test_many_are_an_error_and_nothing_is_left(self, classifier, screen, folder: Path, tmp_path: Path) -> None:
+        for n in range(8):
+            (folder / f"{n}c.png").write_bytes(b"")
+        with pytest.raises(CdtransError, match=r"9 of 29 files cannot be read.*--max-bad"):
+            write(classifier, folder, tmp_path / "p.csv", screen)
+        assert {p.name for p in tmp_path.iterdir()} == {"images"}
+        named = [text for text in screen.heard if text.startswith("skipped")]
+        assert len(set(named)) == 9
+        assert write(classifier, folder, tmp_path / "p.csv", screen, max_bad=0.5).skipped == 9
+
+    def test_an_older_table_is_kept_when_the_new_one_fails(self, classifier, screen, folder, tmp_path: Path) -> None:
+        (tmp_path / "p.csv").write_text("older")
+        with pytest.raises(CdtransError):
+            write(classifier, folder, tmp_path / "p.csv", screen, max_bad=0.0)
+        assert (tmp_path / "p.csv").read_text() == "older"
+        assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv"}
+
+    def test_no_images_at_all(self, classifier, screen, tmp_path: Path) -> None:
+        with pytest.raises(CdtransError, match="does not exist"):
+            write(classifier, tmp_path / "nowhere", tmp_path / "new" / "p.csv", screen)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(CdtransError, match="No image lies in"):
+            write(classifier, tmp_path / "empty", tmp_path / "new" / "p.csv", screen)
+        assert {p.name for p in tmp_path.iterdir()} == {"empty"}
+
+
+class TestBadDestinations:
+    def test_a_folder(self, finished, classifier, screen, tmp_path: Path) -> None:
+        with pytest.raises(CdtransError, match="not a file that the predictions could replace"):
+            write(classifier, finished.task.target, tmp_path, screen)
+
+    def test_a_device_is_not_replaced(self, finished, classifier, screen, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")  # stands for /dev/null, which must not become a table
+        with pytest.raises(CdtransError, match="choose another --csv"):
+            write(classifier, finished.task.target, tmp_path / "pipe", screen)
+        assert (tmp_path / "pipe").is_fifo()
+
+    def test_below_a_file(self, finished, classifier, screen, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(CdtransError, match="not a writable folder; choose another --csv"):
+            write(classifier, finished.task.target, tmp_path / "file" / "deep" / "p.csv", screen)
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+    def test_a_folder_without_permission(self, finished, classifier, screen, tmp_path: Path) -> None:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(CdtransError, match="not a writable folder"):
+            write(classifier, finished.task.target, tmp_path / "closed" / "p.csv", screen)
+
+
+MEMORY = r"""
+import json, re, sys
+from pathlib import Path
+from cdtrans.serving.classifier import Classifier, load
+from cdtrans.serving.predict import predict_to_csv
+from cdtrans.runtime.screen import Screen
+from dataclasses import replace
+
+run, few, many = map(Path, sys.argv[1:])
+classifier = load(run, device="cpu")
+classifier.card = replace(classifier.card, resize=160)  # 77 kB an image, so that keeping them would show
+peaks, counts = [], []
+for folder in (few, many):
+    options = dict(root=None, top=2, abstain=0.5, max_bad=0.0, screen=Screen(quiet=True, machine=True))
+    counts.append(predict_to_csv(classifier, folder, folder.with_suffix(".csv"), **options).images)
+    # not getrusage: its peak starts at that of the process that started this one
+    peaks.append(int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024)
+print(json.dumps({"peaks": peaks, "counts": counts}))
+"""
+
+
+def test_many_images_need_no_more_memory_than_few(finished, tmp_path: Path) -> None:
+    """Keeping the pixels of 3,000 images would take 230 MB more."""
+    image = draw(tmp_path / "one.png", 0, 0)
+    for name, count in (("few", 300), ("many", 3000)):
+        (tmp_path / name).mkdir()
+        for n in range(count):
+            os.link(image, tmp_path / name / f"{n:05}.png")
+    command = [sys.executable, "-c", MEMORY, finished.run, tmp_path / "few", tmp_path / "many"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["counts"] == [300, 3000]
+    few, many = found["peaks"]
+    assert many - few < 30, f"peak memory grew from {few:.0f} to {many:.0f} MB"
+    assert len(rows(tmp_path / "many.csv")) == 3000
+
+
+def test_what_is_left_out_for_its_ending_is_told(classifier: Classifier, screen: Heard, tmp_path: Path) -> None:
+    draw(tmp_path / "images" / "a.png", 0, seed=1)
+    (tmp_path / "images" / "b.heic").write_bytes(b"ftypheic")
+    (tmp_path / "images" / "notes.txt").write_text("nothing to see")
+    how = {"root": None, "top": 1, "abstain": 0.0, "max_bad": 0.05, "screen": screen}
+    assert predict_to_csv(classifier, tmp_path / "images", tmp_path / "p.csv", **how).images == 1
+    (warning,) = [text for text in screen.heard if "Ignored" in text]
+    assert warning.startswith(
+        "Ignored because of the ending: 1 file (1 '.heic'), 'b.heic'. If they are images, convert"
+    )
+    screen.heard.clear()
+    assert predict_to_csv(classifier, tmp_path / "images" / "a.png", tmp_path / "p.csv", **how).images == 1
+    assert not [text for text in screen.heard if "Ignored" in text]
