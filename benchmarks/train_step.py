@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import make_config
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.cross_attention import three_branches
 from cdtrans.model.encoding import Captured
 from cdtrans.model.head import Head, Output
+from cdtrans.model.network import Network
 from cdtrans.runtime.device import autocast, pick_precision
 from cdtrans.training.losses import adaptation_losses
 from cdtrans.training.optimisation import Optimisation
@@ -25,13 +26,13 @@ from cdtrans.training.step import WARM_UP, Step
 CLASSES = 65
 
 
-def build(name: str, device: str) -> CDTrans:
+def build(name: str, device: str) -> Network:
     torch.manual_seed(0)
     vit: Any = timm.create_model(name, num_classes=0, drop_path_rate=0.1)
-    return CDTrans(vit, Head(vit.num_features, CLASSES, "batchnorm")).to(device)
+    return Network(vit, Head(vit.num_features, CLASSES, "batchnorm")).to(device)
 
 
-def pair_flops(model: CDTrans) -> float:
+def pair_flops(model: Network) -> float:
     """Forward and backward of one pair, as computed: the source-target branch makes no queries, keys or values of its
     own, and the last block ends with the class tokens."""
     vit: Any = model.backbone
@@ -49,7 +50,7 @@ def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any,
     optimisation = Optimisation(model, config, lr=0.008, epochs=40, device=torch.device(device))
 
     def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
-        return adaptation_losses(model(x_s, x_t), y_s, y_t, False)
+        return adaptation_losses(three_branches(model, x_s, x_t), y_s, y_t, False)
 
     step = Step(losses, optimisation, plan)
     size = model.backbone.patch_embed.img_size[0]  # type: ignore[index]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from timm.models import VisionTransformer
 
-from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 from cdtrans.run.pipeline import adapt
 from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
@@ -45,13 +45,13 @@ def golden() -> Callable[[str], dict[str, torch.Tensor]]:
 
 
 @pytest.fixture
-def tiny(golden: Callable[[str], dict[str, torch.Tensor]]) -> tuple[CDTrans, dict[str, torch.Tensor]]:
+def tiny(golden: Callable[[str], dict[str, torch.Tensor]]) -> tuple[Network, dict[str, torch.Tensor]]:
     """The golden tiny model in float64 with the authors' initial weights, and all golden arrays."""
     g = golden("cdtrans_tiny")
     vit = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2, mlp_ratio=4, num_classes=0, qkv_bias=True
     )
-    model = CDTrans(vit, Head(32, 5, "batchnorm")).double()
+    model = Network(vit, Head(32, 5, "batchnorm")).double()
     model.load_state_dict(from_authors_names({k[3:]: v for k, v in g.items() if k.startswith("sd/")}))
     return model, g
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.model import cross_attention as branches
-from cdtrans.model.cross_attention import CDTrans, Stream, add_norm, embed
+from cdtrans.model.cross_attention import Stream, add_norm, embed
 from cdtrans.model.fast import fused
 from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -178,7 +179,7 @@ def test_whole_backbones(kind: str, cross: bool, monkeypatch: pytest.MonkeyPatch
     vit = VisionTransformer(**size, drop_path_rate=0.3, attn_layer=Attention, **BACKBONES[kind])
     for p in vit.parameters():
         nn.init.normal_(p, std=0.2)
-    model = CDTrans(vit, Head(24, 5, "batchnorm")).to(DEVICE).train()
+    model = Network(vit, Head(24, 5, "batchnorm")).to(DEVICE).train()
     source, target = random(2, 3, 3, 16, 16)
 
     def train(precise: bool, fast: bool) -> list[Tensor]:
@@ -189,7 +190,11 @@ def test_whole_backbones(kind: str, cross: bool, monkeypatch: pytest.MonkeyPatch
             model.zero_grad()
             with torch.autocast(DEVICE, torch.bfloat16, enabled=not precise):
                 tokens = embed(model.backbone, source)
-                out = torch.cat(model.features(source, target)) if cross else model.run_blocks(tokens, cross=False)
+                out = (
+                    torch.cat(branches.branch_features(model, source, target))
+                    if cross
+                    else model.run_blocks(tokens, cross=False)
+                )
             (out.float() * random(*out.shape, seed=3)).sum().backward()
         return [out.detach().float(), *(p.grad.clone() for p in vit.parameters() if p.grad is not None)]
 
@@ -227,7 +232,9 @@ def test_they_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(branches.fused, name, Spy)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=0).to(DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
-        CDTrans(vit, Head(24, 5, "batchnorm").to(DEVICE)).features(random(2, 3, 16, 16), random(2, 3, 16, 16, seed=1))
+        branches.branch_features(
+            Network(vit, Head(24, 5, "batchnorm").to(DEVICE)), random(2, 3, 16, 16), random(2, 3, 16, 16, seed=1)
+        )
     assert len(seen) == 4
 
 

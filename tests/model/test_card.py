@@ -16,7 +16,8 @@ import cdtrans.model.card as card_module
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError
 from cdtrans.model.card import CARD, WEIGHTS, Card, build_model, load_model, make_card, save_model
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.cross_attention import three_branches
+from cdtrans.model.network import Network
 from tiny_task import TINY
 
 CLASSES = ("Äpfel", "a b", "[red]")
@@ -28,20 +29,22 @@ def card() -> Card:
 
 
 @pytest.fixture
-def model(card: Card) -> CDTrans:
+def model(card: Card) -> Network:
     torch.manual_seed(0)
     model = build_model(card)
-    model.train()(torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16))  # running statistics that are not the initial
+    three_branches(
+        model.train(), torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)
+    )  # running statistics that are not the initial
     return model
 
 
 @pytest.fixture
-def saved(tmp_path: Path, model: CDTrans, card: Card) -> Path:
+def saved(tmp_path: Path, model: Network, card: Card) -> Path:
     save_model(tmp_path / "source", model, card)
     return tmp_path / "source"
 
 
-def test_round_trip_to_the_bit(saved: Path, model: CDTrans, card: Card) -> None:
+def test_round_trip_to_the_bit(saved: Path, model: Network, card: Card) -> None:
     again, its_card = load_model(saved)
     assert its_card == card
     assert not again.training
@@ -79,17 +82,16 @@ def test_the_card_follows_the_backbone_and_its_weights() -> None:
     assert pretrained.weights == "vit_tiny_patch16_224"
 
 
-@pytest.mark.parametrize("change", [{"neck": "none"}, {"first_block_residual": False}])
+@pytest.mark.parametrize("change", [{"neck": "none"}, {"crop": 16}])
 def test_the_switches_travel(tmp_path: Path, card: Card, change: dict) -> None:
     other = replace(card, **change)
     save_model(tmp_path / "adapted", build_model(other), other)
     model, its_card = load_model(tmp_path / "adapted")
     assert its_card == other
-    assert model.first_block_residual == other.first_block_residual
     assert (model.head.classifier.bias is not None) == (other.neck == "none")
 
 
-def test_a_newer_model_replaces_an_older_whole(saved: Path, model: CDTrans, card: Card) -> None:
+def test_a_newer_model_replaces_an_older_whole(saved: Path, model: Network, card: Card) -> None:
     (saved / "left-over.txt").write_text("of the older one")
     model.head.classifier.weight.data.fill_(7)
     save_model(saved, model, replace(card, epoch=9))
@@ -101,7 +103,7 @@ def test_a_newer_model_replaces_an_older_whole(saved: Path, model: CDTrans, card
 
 @pytest.mark.parametrize("name", [WEIGHTS, CARD])
 def test_a_full_disk_leaves_the_older_model_whole(
-    saved: Path, model: CDTrans, card: Card, name: str, monkeypatch: pytest.MonkeyPatch
+    saved: Path, model: Network, card: Card, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
     fsync, written = os.fsync, []
@@ -120,7 +122,7 @@ def test_a_full_disk_leaves_the_older_model_whole(
 
 
 def test_a_kill_never_leaves_one_model_s_weights_beside_the_other_s_card(
-    saved: Path, model: CDTrans, card: Card, monkeypatch: pytest.MonkeyPatch
+    saved: Path, model: Network, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass

@@ -7,8 +7,16 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models import VisionTransformer
 from torch import nn
 
-from cdtrans.model.cross_attention import CDTrans, Stream, embed, embed_patches, run_block
+from cdtrans.model.cross_attention import (
+    Stream,
+    branch_features,
+    embed,
+    embed_patches,
+    run_block,
+    three_branches,
+)
 from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 
 FAMILIES = {
     "deit": ("deit_tiny_patch16_224", {}),
@@ -32,20 +40,22 @@ def small_backbone(name: str, args: dict) -> nn.Module:
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
-def family(request: pytest.FixtureRequest) -> CDTrans:
+def family(request: pytest.FixtureRequest) -> Network:
     vit = small_backbone(*request.param)
-    return CDTrans(vit, Head(vit.num_features, 5, "batchnorm").double())
+    return Network(vit, Head(vit.num_features, 5, "batchnorm").double())
 
 
 def images(seed: int) -> torch.Tensor:
     return torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def slow_features(model: CDTrans, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def slow_features(
+    model: Network, source: torch.Tensor, target: torch.Tensor, *, first_block_residual: bool = True
+) -> tuple[torch.Tensor, ...]:
     """The three branches as the paper tells them: one stream after the other, attention written out."""
     vit = model.backbone
     s, t = embed(vit, source), embed(vit, target)
-    c = t if model.first_block_residual else torch.zeros_like(t)
+    c = t if first_block_residual else torch.zeros_like(t)
     for block in vit.blocks:
         a, heads = block.attn, block.attn.num_heads
 
@@ -68,17 +78,17 @@ def slow_features(model: CDTrans, source: torch.Tensor, target: torch.Tensor) ->
     return tuple(vit.forward_head(vit.norm(x), pre_logits=True) for x in (s, t, c))
 
 
-def test_equal_images_give_three_equal_branches(family: CDTrans) -> None:
+def test_equal_images_give_three_equal_branches(family: Network) -> None:
     x = images(0)
-    out = family.eval()(x, x)
+    out = three_branches(family.eval(), x, x)
     torch.testing.assert_close(out.source.logits, out.target.logits, atol=1e-10, rtol=0)
     torch.testing.assert_close(out.source_target.logits, out.target.logits, atol=1e-10, rtol=0)
 
 
-def test_target_branch_is_timms_own_forward(family: CDTrans) -> None:
+def test_target_branch_is_timms_own_forward(family: Network) -> None:
     family.eval()
     source, target = images(0), images(1)
-    _, ours, _ = family.features(source, target)
+    _, ours, _ = branch_features(family, source, target)
     theirs = family.backbone(target)
     torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
     weight = torch.randn_like(theirs)
@@ -91,10 +101,11 @@ def test_target_branch_is_timms_own_forward(family: CDTrans) -> None:
 
 
 @pytest.mark.parametrize("first_block_residual", [True, False])
-def test_one_batch_equals_the_slow_forward(family: CDTrans, first_block_residual: bool) -> None:
-    family.first_block_residual = first_block_residual
+def test_one_batch_equals_the_slow_forward(family: Network, first_block_residual: bool) -> None:
     source, target = images(0), images(1)
-    fast, slow = torch.cat(family.features(source, target)), torch.cat(slow_features(family, source, target))
+    how = {"first_block_residual": first_block_residual}
+    fast = torch.cat(branch_features(family, source, target, **how))
+    slow = torch.cat(slow_features(family, source, target, **how))
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
     weight = torch.randn_like(slow)
     parameters = list(family.backbone.parameters())
@@ -107,7 +118,7 @@ def test_one_batch_equals_the_slow_forward(family: CDTrans, first_block_residual
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
-def test_encoding_is_timms_own_forward(family: CDTrans) -> None:
+def test_encoding_is_timms_own_forward(family: Network) -> None:
     family.eval()
     x = images(1)
     torch.testing.assert_close(family.encode(x).feature, family.head(family.backbone(x)).feature, atol=1e-10, rtol=0)
@@ -122,17 +133,17 @@ def test_patches_are_embedded_as_timm_does(size: int, patch: int | tuple[int, in
     torch.testing.assert_close(embed_patches(embedding, x), embedding(x), atol=1e-12, rtol=0)
 
 
-def test_only_what_the_pooling_reads_is_computed_in_the_last_block(family: CDTrans) -> None:
+def test_only_what_the_pooling_reads_is_computed_in_the_last_block(family: Network) -> None:
     seen = []
     family.backbone.blocks[-1].mlp.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[1]))
-    family.features(images(0), images(1))
+    branch_features(family, images(0), images(1))
     tokens = embed(family.backbone, images(0)).shape[1]
     class_token_alone = family.backbone.global_pool == "token"
     assert seen == [1 if class_token_alone else tokens]
 
 
-def test_the_source_target_branch_is_neither_of_the_others(family: CDTrans) -> None:
-    s, t, c = family.features(images(0), images(1))
+def test_the_source_target_branch_is_neither_of_the_others(family: Network) -> None:
+    s, t, c = branch_features(family, images(0), images(1))
     assert (c - s).abs().max() > 1e-6
     assert (c - t).abs().max() > 1e-6
 
@@ -141,10 +152,10 @@ class TestStochasticDepth:
     """Each image of each branch is dropped on its own, in each of a block's two uses (FACTS 1.2)."""
 
     @staticmethod
-    def model() -> CDTrans:
+    def model() -> Network:
         torch.manual_seed(0)
         vit = VisionTransformer(img_size=32, patch_size=16, embed_dim=16, depth=3, num_heads=2, drop_path_rate=0.4)
-        return CDTrans(vit, Head(16, 5, "batchnorm"))
+        return Network(vit, Head(16, 5, "batchnorm"))
 
     def test_scales_are_kept_as_often_as_the_block_says_and_keep_the_mean(self) -> None:
         scales = self.model().train().drop_path_scales(torch.zeros(20_000, 1, 1))
@@ -191,7 +202,7 @@ def test_blocks_equal_the_authors(tiny: tuple) -> None:
 
 def test_training_forward_equals_the_authors(tiny: tuple) -> None:
     model, g = tiny
-    out = model.train()(g["x_s"], g["x_t"])
+    out = three_branches(model.train(), g["x_s"], g["x_t"])
     for stream, part in (("s", out.source), ("t", out.target), ("st", out.source_target)):
         torch.testing.assert_close(part.feature, g[f"train/bn_{stream}"], atol=1e-10, rtol=0)
         torch.testing.assert_close(part.logits, g[f"train/logits_{stream}"], atol=1e-10, rtol=0)

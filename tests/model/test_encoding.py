@@ -10,18 +10,18 @@ from timm.models import VisionTransformer
 from cdtrans.config import make_config
 from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
-from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 from cdtrans.runtime.screen import Screen
 from support import devices
 
 
 @pytest.fixture
-def model() -> CDTrans:
+def model() -> Network:
     torch.manual_seed(0)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0)
-    model = CDTrans(vit, Head(16, 3, "batchnorm"))
+    model = Network(vit, Head(16, 3, "batchnorm"))
     model.head.classifier.weight.data.mul_(1000)  # logits that tell images apart
     return model
 
@@ -32,13 +32,13 @@ def images(device: str = "cpu") -> Images:
     return Images(pixels, rows, crop=16, mean=(0.5,) * 3, std=(0.5,) * 3, device=torch.device(device))
 
 
-def encoded(model: CDTrans, domain: Images, **settings) -> Encoded:
+def encoded(model: Network, domain: Images, **settings) -> Encoded:
     config = make_config({"precision": "fp32", "encode_batch": 2}, settings)
     return Encoder(model, config, Screen(quiet=True))(domain, "target")
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 64])
-def test_every_image_in_order_whatever_the_batch(model: CDTrans, batch: int) -> None:
+def test_every_image_in_order_whatever_the_batch(model: Network, batch: int) -> None:
     domain = images()
     out = encoded(model, domain, encode_batch=batch)
     assert out.features.shape == (5, 16)
@@ -51,7 +51,7 @@ def test_every_image_in_order_whatever_the_batch(model: CDTrans, batch: int) -> 
     assert out.features.unique(dim=0).shape[0] == 5
 
 
-def test_a_model_in_training_is_encoded_in_eval_mode_and_not_changed(model: CDTrans) -> None:
+def test_a_model_in_training_is_encoded_in_eval_mode_and_not_changed(model: Network) -> None:
     model.train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     out = encoded(model, images())
@@ -62,7 +62,7 @@ def test_a_model_in_training_is_encoded_in_eval_mode_and_not_changed(model: CDTr
 
 
 @pytest.mark.parametrize("device", devices())
-def test_the_same_on_every_device(model: CDTrans, device: str) -> None:
+def test_the_same_on_every_device(model: Network, device: str) -> None:
     on_cpu = encoded(model, images())
     model.to(device)
     here = encoded(model, images(device))
@@ -73,7 +73,7 @@ def test_the_same_on_every_device(model: CDTrans, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", devices())
-def test_bf16_is_used_inside_and_float32_comes_out(model: CDTrans, device: str) -> None:
+def test_bf16_is_used_inside_and_float32_comes_out(model: Network, device: str) -> None:
     full = encoded(model.to(device), images(device))
     half = encoded(model, images(device), precision="bf16")
     assert half.features.dtype == half.logits.dtype == torch.float32
@@ -81,7 +81,7 @@ def test_bf16_is_used_inside_and_float32_comes_out(model: CDTrans, device: str) 
     torch.testing.assert_close(half.features, full.features, rtol=0.1, atol=0.1)
 
 
-def test_scores_that_are_not_finite_are_an_error(model: CDTrans) -> None:
+def test_scores_that_are_not_finite_are_an_error(model: Network) -> None:
     model.head.classifier.weight.data[0, 0] = torch.inf
     with pytest.raises(CdtransError, match="target images are not finite: training has diverged"):
         encoded(model, images())
@@ -91,13 +91,13 @@ class TestCaptured:
     """On a CPU, with a function in the graph's place."""
 
     @staticmethod
-    def encoder(model: CDTrans, captured: Callable) -> tuple[Encoder, Encoded]:
+    def encoder(model: Network, captured: Callable) -> tuple[Encoder, Encoded]:
         encoder = Encoder(model, make_config({"precision": "fp32", "encode_batch": 2}), Screen(quiet=True))
         plain = encoder(images(), "target")
         encoder.captured = captured
         return encoder, plain
 
-    def test_every_batch_has_one_shape_and_every_image_its_own_features(self, model: CDTrans) -> None:
+    def test_every_batch_has_one_shape_and_every_image_its_own_features(self, model: Network) -> None:
         shapes = []
         encoder, plain = self.encoder(model, lambda x: (shapes.append(x.shape), model.encode(x))[1])
         out = encoder(images(), "target")
@@ -106,7 +106,7 @@ class TestCaptured:
         torch.testing.assert_close(out.logits, plain.logits)
 
     def test_a_gpu_that_cannot_capture_encodes_without(
-        self, model: CDTrans, capsys: pytest.CaptureFixture[str]
+        self, model: Network, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def broken(x: torch.Tensor) -> None:
             raise RuntimeError("out of memory")
@@ -122,7 +122,7 @@ class TestCaptured:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_captured_on_a_gpu_it_is_the_same_and_follows_the_weights(model: CDTrans, precision: str) -> None:
+def test_captured_on_a_gpu_it_is_the_same_and_follows_the_weights(model: Network, precision: str) -> None:
     model.cuda()
     config = make_config({"precision": precision, "encode_batch": 2, "compile": "graph"})
     encoder = Encoder(model, config, Screen(quiet=True))

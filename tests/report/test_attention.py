@@ -5,8 +5,9 @@ import timm
 import torch
 from torch import nn
 
-from cdtrans.model.cross_attention import CDTrans, embed
+from cdtrans.model.cross_attention import embed
 from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 from cdtrans.report.attention import cross_attention
 
 FAMILIES = {
@@ -18,7 +19,7 @@ FAMILIES = {
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
-def family(request: pytest.FixtureRequest) -> tuple[CDTrans, int]:
+def family(request: pytest.FixtureRequest) -> tuple[Network, int]:
     """A small model in float64 whose every weight matters, and how many tokens come before its patches."""
     name, args, prefix = request.param
     torch.manual_seed(0)
@@ -26,14 +27,14 @@ def family(request: pytest.FixtureRequest) -> tuple[CDTrans, int]:
     vit = timm.create_model(name, pretrained=False, **size, **args).double().eval()
     for p in vit.parameters():
         nn.init.normal_(p, std=0.4)
-    return CDTrans(vit, Head(vit.num_features, 5, "batchnorm").double()).eval(), prefix
+    return Network(vit, Head(vit.num_features, 5, "batchnorm").double()).eval(), prefix
 
 
 def images(seed: int) -> torch.Tensor:
     return torch.randn(3, 3, 24, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def slow_map(model: CDTrans, prefix: int, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def slow_map(model: Network, prefix: int, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """One pair: timm's own blocks up to the last, then a loop over heads and queries."""
     vit = model.backbone
     s, t = embed(vit, source[None]), embed(vit, target[None])
@@ -53,7 +54,7 @@ def slow_map(model: CDTrans, prefix: int, source: torch.Tensor, target: torch.Te
     return torch.stack([patches[:4], patches[4:8], patches[8:]])  # 3 rows of 4
 
 
-def test_the_map_is_the_last_block_s_attention_of_source_over_target(family: tuple[CDTrans, int]) -> None:
+def test_the_map_is_the_last_block_s_attention_of_source_over_target(family: tuple[Network, int]) -> None:
     model, prefix = family
     source, target = images(0), images(1)
     found = cross_attention(model, source, target)
@@ -62,14 +63,14 @@ def test_the_map_is_the_last_block_s_attention_of_source_over_target(family: tup
         torch.testing.assert_close(found[n], slow_map(model, prefix, source[n], target[n]), atol=1e-12, rtol=0)
 
 
-def test_shares_of_attention(family: tuple[CDTrans, int]) -> None:
+def test_shares_of_attention(family: tuple[Network, int]) -> None:
     """Patches have what class token and registers leave them: all of it, or less than that."""
     model, prefix = family
     shares = cross_attention(model, images(0), images(1)).sum(dim=(1, 2))
     assert (shares < 1 - 1e-6).all() if prefix else torch.allclose(shares, torch.ones_like(shares))
 
 
-def test_source_and_target_are_not_mixed_up(family: tuple[CDTrans, int]) -> None:
+def test_source_and_target_are_not_mixed_up(family: tuple[Network, int]) -> None:
     model, _ = family
     one, other = cross_attention(model, images(0), images(1)), cross_attention(model, images(1), images(0))
     assert (one - other).abs().max() > 1e-3

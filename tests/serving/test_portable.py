@@ -10,7 +10,7 @@ from torch import nn
 
 from cdtrans.config import Config
 from cdtrans.model.card import Card, build_model, make_card
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.network import Network
 from cdtrans.serving import portable
 
 KINDS = {
@@ -20,7 +20,7 @@ KINDS = {
 }
 
 
-def model_of(kind: str) -> tuple[CDTrans, Card]:
+def model_of(kind: str) -> tuple[Network, Card]:
     """With weights and statistics that all matter."""
     backbone, args, crop, neck = KINDS[kind]
     config = Config(backbone=backbone, backbone_args=args, crop=crop, resize=crop + 5, neck=neck, pretrained=False)
@@ -41,7 +41,7 @@ def pictures_for(card: Card, count: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, card.resize, card.resize, 3), dtype=np.uint8)
 
 
-def logits_of(model: CDTrans, card: Card, pictures: np.ndarray) -> np.ndarray:
+def logits_of(model: Network, card: Card, pictures: np.ndarray) -> np.ndarray:
     """The centre crop, scaled and normalised by hand."""
     edge = round((card.resize - card.crop) / 2)
     cut = pictures[:, edge : edge + card.crop, edge : edge + card.crop].astype(np.float32) / 255

@@ -10,7 +10,9 @@ from cdtrans.training.losses import Terms, adaptation_losses, distillation_loss,
 
 def test_adaptation_losses_equal_the_authors(tiny: tuple) -> None:
     model, g = tiny
-    losses = adaptation_losses(model.train()(g["x_s"], g["x_t"]), g["y_s"], g["y_t"], detach_teacher=False)
+    losses = adaptation_losses(
+        three_branches(model.train(), g["x_s"], g["x_t"]), g["y_s"], g["y_t"], detach_teacher=False
+    )
     for name, loss in zip(("source", "target", "distill"), losses, strict=True):
         torch.testing.assert_close(loss.detach(), g[f"train/loss_{name}"], atol=1e-10, rtol=0)
 
@@ -18,7 +20,7 @@ def test_adaptation_losses_equal_the_authors(tiny: tuple) -> None:
 @pytest.mark.parametrize(("detach", "prefix"), [(False, "grad/"), (True, "grad_detached_teacher/")])
 def test_gradients_equal_the_authors(tiny: tuple, detach: bool, prefix: str) -> None:
     model, g = tiny
-    sum(adaptation_losses(model.train()(g["x_s"], g["x_t"]), g["y_s"], g["y_t"], detach)).backward()
+    sum(adaptation_losses(three_branches(model.train(), g["x_s"], g["x_t"]), g["y_s"], g["y_t"], detach)).backward()
     named = dict(model.named_parameters())
     ours = {"base.": "backbone.", "bottleneck.": "head.neck.", "classifier.": "head.classifier."}
     golden = {k.removeprefix(prefix): v for k, v in g.items() if k.startswith(prefix)}

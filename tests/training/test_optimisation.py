@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cdtrans.config import Config, make_config
+from cdtrans.model.cross_attention import three_branches
 from cdtrans.training.losses import adaptation_losses
 from cdtrans.training.optimisation import Optimisation, learning_rate, parameter_groups
 from support import from_authors_names
@@ -34,7 +35,9 @@ def test_one_step_equals_the_authors(tiny: tuple) -> None:
     optimisation.start_epoch(1)
     rates = [group["lr"] for group in optimisation.optimizer.param_groups]
     assert rates == pytest.approx([float(g["step/lr_weight"]), float(g["step/lr_bias"])], rel=1e-12)
-    losses = adaptation_losses(model.train()(g["x_s"], g["x_t"]), g["y_s"], g["y_t"], detach_teacher=False)
+    losses = adaptation_losses(
+        three_branches(model.train(), g["x_s"], g["x_t"]), g["y_s"], g["y_t"], detach_teacher=False
+    )
     optimisation.step(torch.stack(losses).sum())
     after = from_authors_names({k[14:]: v for k, v in g.items() if k.startswith("sd_after_step/")})
     state = model.state_dict()

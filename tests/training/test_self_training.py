@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import Config
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import search_pairs
 from cdtrans.training.losses import rectified_loss, uniform_divergence
 from cdtrans.training.self_training import (
@@ -130,7 +130,7 @@ class TestSelfTrained:
         assert not torch.equal(first.source, later.source)
 
 
-Tiny = tuple[CDTrans, dict[str, Tensor]]
+Tiny = tuple[Network, dict[str, Tensor]]
 
 
 class TestLosses:

@@ -9,8 +9,9 @@ import torch
 from timm.models import VisionTransformer
 
 from cdtrans.config import make_config
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.cross_attention import three_branches
 from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 from cdtrans.training.losses import adaptation_losses
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import GRAPH_STEPS, WARM_UP, Step
@@ -19,20 +20,20 @@ STEPS = 20
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 
 
-def tiny_model(drop_path: float) -> CDTrans:
+def tiny_model(drop_path: float) -> Network:
     torch.manual_seed(0)
     vit = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0, drop_path_rate=drop_path
     )
-    return CDTrans(vit, Head(32, 5, "batchnorm"))
+    return Network(vit, Head(32, 5, "batchnorm"))
 
 
-def make_step(model: CDTrans, plan: str, device: str) -> tuple[Optimisation, Step]:
+def make_step(model: Network, plan: str, device: str) -> tuple[Optimisation, Step]:
     config = make_config({"precision": "fp32"})
     optimisation = Optimisation(model, config, lr=0.05, epochs=40, device=torch.device(device))
 
     def losses(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return adaptation_losses(model(a, b), y, y, False)
+        return adaptation_losses(three_branches(model, a, b), y, y, False)
 
     step = Step(losses, optimisation, plan)
     step.ahead = 10_000
@@ -50,7 +51,7 @@ def batches(optimisation: Optimisation, device: str, steps: int = STEPS) -> Iter
         yield x[0], x[1], torch.arange(size, device=device) % 5
 
 
-def train(model: CDTrans, plan: str, device: str, steps: int = STEPS) -> tuple[CDTrans, list[torch.Tensor], Step]:
+def train(model: Network, plan: str, device: str, steps: int = STEPS) -> tuple[Network, list[torch.Tensor], Step]:
     model = copy.deepcopy(model).to(device).train()
     optimisation, step = make_step(model, plan, device)
     return model, [step(*batch).clone() for batch in batches(optimisation, device, steps)], step

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone, normalisation
-from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 from cdtrans.storage.files import atomic, replace_folder
 from cdtrans.storage.run_folder import CARD
 
@@ -30,7 +30,6 @@ class Card:
     backbone_args: dict[str, Any]
     weights: str  # where training started from
     neck: str
-    first_block_residual: bool
     resize: int
     crop: int
     precision: str  # of the run on its own device
@@ -56,7 +55,6 @@ def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: in
         backbone_args=config.backbone_args,
         weights=config.weights or (config.backbone if config.pretrained else "none: trained from scratch"),
         neck=config.neck,
-        first_block_residual=config.first_block_residual,
         resize=config.resize,
         crop=config.crop,
         precision=config.precision,
@@ -68,14 +66,14 @@ def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: in
     )
 
 
-def build_model(card: Card, *, drop_path: float = 0.0) -> CDTrans:
+def build_model(card: Card, *, drop_path: float = 0.0) -> Network:
     """The card's architecture with random weights."""
     vit = create_backbone(card.backbone, crop=card.crop, drop_path=drop_path, args=card.backbone_args)
     head = Head(vit.num_features, len(card.classes), card.neck)
-    return CDTrans(vit, head, first_block_residual=card.first_block_residual)
+    return Network(vit, head)
 
 
-def save_model(folder: Path, model: CDTrans, card: Card) -> None:
+def save_model(folder: Path, model: Network, card: Card) -> None:
     """Both files in a new folder that takes its place at once."""
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -88,7 +86,7 @@ def save_model(folder: Path, model: CDTrans, card: Card) -> None:
     replace_folder(draft, folder)
 
 
-def load_model(folder: Path) -> tuple[CDTrans, Card]:
+def load_model(folder: Path) -> tuple[Network, Card]:
     """A saved model in eval mode, on the CPU."""
     try:
         values = json.loads((folder / CARD).read_text(encoding="utf-8"))
@@ -98,6 +96,7 @@ def load_model(folder: Path) -> tuple[CDTrans, Card]:
     except (ValueError, SafetensorError) as error:  # ValueError: not JSON, or not UTF-8
         raise CdtransError(f"The model in '{folder}' is damaged: {error}.") from error
     try:
+        values.pop("first_block_residual", None)  # cards of the first version: now an option of the method
         tuples = {name: tuple(values[name]) for name in ("classes", "mean", "std")}
         card = Card(**{**values, **tuples})
         model = build_model(card)

@@ -7,7 +7,7 @@ the target's keys and values answer both in one call: that is the source-target 
 tensor is copied for it.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from timm.layers.mlp import Mlp
@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.model.fast import fused
-from cdtrans.model.head import Head, Output
+from cdtrans.model.head import Output
+
+if TYPE_CHECKING:
+    from cdtrans.model.network import Network
 
 
 class Branches(NamedTuple):
@@ -28,70 +31,33 @@ class Branches(NamedTuple):
     source_target: Output
 
 
-class CDTrans(nn.Module):
-    """A backbone and a head. `forward` runs a batch of pairs through the three branches, `encode` runs images through
-    the target branch alone: that is training on the source, feature extraction and inference."""
+def three_branches(
+    network: "Network", source: Tensor, target: Tensor, *, first_block_residual: bool = True
+) -> Branches:
+    """[B, 3, H, W] twice -> three outputs. The bottleneck norm sees the branches one by one in the authors' order:
+    source, source-target, target, so that the target's statistics come last in the running ones."""
+    feature_s, feature_t, feature_c = branch_features(
+        network, source, target, first_block_residual=first_block_residual
+    )  # each [B, D]
+    out_s = network.head(feature_s)
+    out_c = network.head(feature_c)
+    out_t = network.head(feature_t)
+    return Branches(out_s, out_t, out_c)
 
-    keep: Tensor  # [depth, 2] how often each block's attention and MLP is kept in training
 
-    def __init__(self, backbone: VisionTransformer, head: Head, *, first_block_residual: bool = True) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-        self.first_block_residual = first_block_residual
-        drops = [[getattr(d, "drop_prob", 0.0) for d in (b.drop_path1, b.drop_path2)] for b in backbone.blocks]
-        self.drops_paths = any(map(any, drops))
-        self.register_buffer("keep", 1 - torch.tensor(drops), persistent=False)
+def branch_features(
+    network: "Network", source: Tensor, target: Tensor, *, first_block_residual: bool = True
+) -> tuple[Tensor, ...]:
+    """The backbone's features of the source, target and source-target branch, [B, D] each.
 
-    def encode(self, images: Tensor) -> Output:
-        """[B, 3, H, W] -> features and logits of the target branch: timm's own forward, but for the last block's rows
-        that nobody reads."""
-        return self.head(self.run_blocks(embed(self.backbone, images), cross=False))  # type: ignore[no-any-return]
-
-    def encode_each(self, *batches: Tensor) -> tuple[Output, ...]:
-        """Several batches, [B, 3, H, W] each, in one pass of the target branch; the head sees them one by one."""
-        features = self.run_blocks(embed(self.backbone, torch.cat(batches)), cross=False)
-        return tuple(self.head(feature) for feature in features.split([len(batch) for batch in batches]))
-
-    def forward(self, source: Tensor, target: Tensor) -> Branches:
-        """[B, 3, H, W] twice -> three outputs. The bottleneck norm sees the branches one by one in the authors' order:
-        source, source-target, target, so that the target's statistics come last in the running ones."""
-        feature_s, feature_t, feature_c = self.features(source, target)  # each [B, D]
-        out_s = self.head(feature_s)
-        out_c = self.head(feature_c)
-        out_t = self.head(feature_t)
-        return Branches(out_s, out_t, out_c)
-
-    def features(self, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        """The backbone's features of the source, target and source-target branch, [B, D] each."""
-        tokens = embed(self.backbone, torch.stack([source, target], dim=1).flatten(0, 1))  # [2B, N, D]
-        tokens_s, tokens_t = tokens.unflatten(0, (-1, 2)).unbind(1)
-        # The authors' code starts the source-target stream from the target's tokens; the paper's footnote has no
-        # addition in the first block, which is the same as starting from nothing.
-        start = tokens_t if self.first_block_residual else torch.zeros_like(tokens_t)
-        x = torch.stack([tokens_s, start, tokens_t], dim=1).flatten(0, 1)  # [3B, N, D]
-        feature_s, feature_c, feature_t = self.run_blocks(x, cross=True).unflatten(0, (-1, 3)).unbind(1)
-        return feature_s, feature_t, feature_c
-
-    def run_blocks(self, x: Tensor, *, cross: bool) -> Tensor:
-        """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]."""
-        vit = self.backbone
-        scales = self.drop_path_scales(x)
-        stream = Stream(x)
-        with torch.cuda.device_of(x):  # kernels are launched on the current one
-            for i, block in enumerate(vit.blocks):
-                rows = rows_read(vit) if i + 1 == len(vit.blocks) else None
-                stream = run_block(block, stream, scales[i] if scales is not None else None, rows=rows, cross=cross)
-        return vit.forward_head(vit.norm(stream.sum()), pre_logits=True)  # type: ignore[no-any-return]
-
-    def drop_path_scales(self, x: Tensor) -> Tensor | None:
-        """Stochastic depth for a whole pass: what each block's attention and MLP counts for in each image, 0 or the
-        inverse of its chance to be kept, [depth, 2, B]. One draw instead of two in every block."""
-        if not (self.training and self.drops_paths):
-            return None
-        keep = self.keep[:, :, None].to(x.dtype)
-        drawn = torch.rand(*self.keep.shape, len(x), dtype=x.dtype, device=x.device)
-        return (drawn < keep) / keep
+    The authors' code starts the source-target stream from the target's tokens; the paper's footnote has no addition in
+    the first block, which is the same as starting from nothing (`first_block_residual=False`)."""
+    tokens = embed(network.backbone, torch.stack([source, target], dim=1).flatten(0, 1))  # [2B, N, D]
+    tokens_s, tokens_t = tokens.unflatten(0, (-1, 2)).unbind(1)
+    start = tokens_t if first_block_residual else torch.zeros_like(tokens_t)
+    x = torch.stack([tokens_s, start, tokens_t], dim=1).flatten(0, 1)  # [3B, N, D]
+    feature_s, feature_c, feature_t = network.run_blocks(x, cross=True).unflatten(0, (-1, 3)).unbind(1)
+    return feature_s, feature_t, feature_c
 
 
 def embed(vit: VisionTransformer, images: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
 from cdtrans.errors import Hopeless
-from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.head import Output
+from cdtrans.model.network import Network
 from cdtrans.runtime.device import autocast
 from cdtrans.runtime.ranks import gather
 from cdtrans.runtime.screen import Screen
@@ -27,7 +27,7 @@ class Encoder:
     """Encodes domains again and again with the model as it is then: in eval mode and in the precision of training; what
     comes out is float32. Several ranks share the work, and each has the whole of it in the end."""
 
-    def __init__(self, model: CDTrans, config: Config, screen: Screen) -> None:
+    def __init__(self, model: Network, config: Config, screen: Screen) -> None:
         self.model, self.config, self.screen = model, config, screen
         self.captured: Captured | None = None
         self.failed = False  # capturing did not work and is not tried again

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdtrans.model.cross_attention import CDTrans, Stream, embed, run_block
+from cdtrans.model.cross_attention import Stream, embed, run_block
+from cdtrans.model.network import Network
 
 
 @torch.inference_mode()
-def cross_attention(model: CDTrans, source: Tensor, target: Tensor) -> Tensor:
+def cross_attention(model: Network, source: Tensor, target: Tensor) -> Tensor:
     """[B, 3, H, W] twice -> [B, rows, columns]: the share of its attention that the source's class token gives to each
     patch of the target in the last block, mean over the heads; without a class token, the mean of all its queries.
 

@@ -10,7 +10,7 @@ import torch
 from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
 from cdtrans.model.card import WEIGHTS, Card, load_model
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.network import Network
 from cdtrans.report.attention import cross_attention
 from cdtrans.report.pictures import Pictures, heated, in_parallel, jpeg
 from cdtrans.report.record import Record, Round
@@ -162,7 +162,7 @@ def heat_map_of(pixels: np.ndarray, weights: np.ndarray) -> str:
     return jpeg(heated(pixels, weights))
 
 
-def look(model: CDTrans, card: Card, source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
+def look(model: Network, card: Card, source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
     """uint8 [B, crop, crop, 3] twice -> the attention over the target's patches, [B, rows, columns]."""
     inputs = []
     for pixels in (source, target):

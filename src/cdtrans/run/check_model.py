@@ -7,8 +7,8 @@ from cdtrans.config import Config
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.errors import CdtransError
 from cdtrans.model.card import Card, build_model, make_card
-from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.encoding import Encoder
+from cdtrans.model.network import Network
 from cdtrans.run.prepare import DomainPixels
 from cdtrans.run.session import initial_model, make_images
 from cdtrans.runtime.screen import Screen
@@ -56,7 +56,7 @@ class NoWeights(CdtransError):
     """The hub does not answer."""
 
 
-def pretrained_model(config: Config, card: Card) -> CDTrans:
+def pretrained_model(config: Config, card: Card) -> Network:
     """The model with its weights. A file that was asked for must be there and fit."""
     if config.weights:
         return initial_model(config, card)

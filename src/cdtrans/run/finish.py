@@ -8,7 +8,7 @@ import torch
 from cdtrans.config import PAIRINGS_WITH_KEY, Config
 from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.model.card import Card, save_model
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.network import Network
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import csv_line
 from cdtrans.storage.run import Run
@@ -21,7 +21,7 @@ from cdtrans.trust.impression import views
 
 def conclude(
     run: Run,
-    model: CDTrans,
+    model: Network,
     card: Card,
     target: UnlabelledDomain,
     adaptation: Adaptation,

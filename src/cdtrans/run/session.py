@@ -15,8 +15,8 @@ from cdtrans.data.pixels import resize_for
 from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
-from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.fast.fused import build
+from cdtrans.model.network import Network
 from cdtrans.run.finish import conclude, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
 from cdtrans.run.stage_1 import SOURCE, check_same_images, stage_1_for, take_source
@@ -152,7 +152,7 @@ def resolve(config: Config) -> Config:
     return settle(make_config(config.to_dict() | auto))
 
 
-def before_training(config: Config, classes: tuple[str, ...], out: Path) -> tuple[CDTrans, Card]:
+def before_training(config: Config, classes: tuple[str, ...], out: Path) -> tuple[Network, Card]:
     """The model as this run gets it, and its card: with `--source-model` after another run's stage 1. A continuation
     has a copy of that, and of its own stage 1 once it is finished, so that the other run or the weights may go."""
     card = make_card(config, classes, stage="source", epoch=config.source_epochs)
@@ -162,7 +162,7 @@ def before_training(config: Config, classes: tuple[str, ...], out: Path) -> tupl
     return initial_model(config, card, with_weights=done is None), card
 
 
-def initial_model(config: Config, card: Card, *, with_weights: bool = True) -> CDTrans:
+def initial_model(config: Config, card: Card, *, with_weights: bool = True) -> Network:
     """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
     torch.manual_seed(step_seed(config.seed, "init", 0, 0))
     model = build_model(card, drop_path=config.drop_path)
@@ -202,7 +202,7 @@ def begin_log(run: Run, skipped: dict[str, Skipped], findings: list[Finding]) ->
 
 
 def train_source(
-    run: Run, model: CDTrans, images: Images, labels: torch.Tensor, config: Config, card: Card, screen: Screen
+    run: Run, model: Network, images: Images, labels: torch.Tensor, config: Config, card: Card, screen: Screen
 ) -> None:
     """Stage 1, or its result if it is there already: in this run's folder, or with `--source-model` in the model."""
     folder = run.folder / SOURCE

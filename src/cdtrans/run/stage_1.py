@@ -15,7 +15,7 @@ from cdtrans.errors import CdtransError
 
 if TYPE_CHECKING:
     from cdtrans.model.card import Card
-    from cdtrans.model.cross_attention import CDTrans
+    from cdtrans.model.network import Network
 
 SOURCE = "source"  # the folder of the source-only model in a run's; it is there once stage 1 is finished
 # What decides how the model is built and what it sees. The first block's residual is stage 2's alone, and the precision
@@ -32,7 +32,7 @@ def stage_1_for(out: Path, source_model: str | None) -> Path | None:
     return Path(source_model) if source_model else None
 
 
-def take_source(run: Path, card: "Card", drop_path: float) -> "tuple[CDTrans, Card]":
+def take_source(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
     """A run's source-only model and its card, which is this run's `card` but for how it was trained."""
     from cdtrans.model.card import build_model, load_model
 

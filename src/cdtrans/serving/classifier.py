@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from cdtrans.model.card import Card
-    from cdtrans.model.cross_attention import CDTrans
+    from cdtrans.model.network import Network
 
 BATCH = 64
 
@@ -50,7 +50,7 @@ class Classifier:
     """`cdtrans.load(RUN)` gives one."""
 
     def __init__(
-        self, model: "CDTrans", card: "Card", device: "torch.device", *, trained_with_key: bool = False
+        self, model: "Network", card: "Card", device: "torch.device", *, trained_with_key: bool = False
     ) -> None:
         self.model, self.card, self.device = model.to(device).eval(), card, device
         self.trained_with_key = trained_with_key  # a run of an ablation that was given the target's labels

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from cdtrans.model.backbone import plain_name
 from cdtrans.model.card import Card
-from cdtrans.model.cross_attention import CDTrans
 from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 from cdtrans.runtime.environment import package_version
 
 Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> logits [B, K]
@@ -28,7 +28,7 @@ class Portable(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: CDTrans, card: Card) -> None:
+    def __init__(self, model: Network, card: Card) -> None:
         super().__init__()
         self.model, self.crop = model, card.crop
         self.edge = round((card.resize - card.crop) / 2)
@@ -42,7 +42,7 @@ class Portable(nn.Module):
         return logits, logits.softmax(dim=1)
 
 
-def onnx_file(model: CDTrans, card: Card) -> bytes:
+def onnx_file(model: Network, card: Card) -> bytes:
     """For any number of pictures at a time; its metadata are those of `facts`."""
     example = torch.zeros(2, card.resize, card.resize, 3, dtype=torch.uint8)
     with warnings.catch_warnings(action="ignore"):  # torch's, of its own code
@@ -72,7 +72,7 @@ def read_onnx(content: bytes) -> Read:
     return lambda pictures: np.asarray(session.run(["logits"], {"pictures": pictures})[0])
 
 
-def timm_file(model: CDTrans, card: Card) -> bytes:
+def timm_file(model: Network, card: Card) -> bytes:
     """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata: the backbone as it is,
     and as its head the classifier with the bottleneck norm folded into it."""
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}

@@ -9,8 +9,9 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.errors import Hopeless
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.cross_attention import three_branches
 from cdtrans.model.encoding import Encoded, Encoder
+from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Pairs, Search, require_pairs, search_pairs
 from cdtrans.runtime.ranks import part
 from cdtrans.runtime.screen import Screen
@@ -41,7 +42,7 @@ class Adaptation(NamedTuple):
 
 def adapt_to_target(
     run: Run,
-    model: CDTrans,
+    model: Network,
     source: Images,
     labels: Tensor,
     target: Images,
@@ -136,14 +137,20 @@ def train_on_pairs(
     return encoded
 
 
-def stage_losses(model: CDTrans, config: Config) -> tuple[Losses, tuple[str, ...]]:
+def stage_losses(model: Network, config: Config) -> tuple[Losses, tuple[str, ...]]:
     """The losses of a step, and what the log calls them."""
     if config.self_training != "none":
         return self_training_losses(model, config.self_training)
     terms = Terms(config.loss_source, config.loss_source_target, config.loss_target)
 
     def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
-        return adaptation_losses(model(x_s, x_t), y_s, y_t, config.detach_teacher, terms)
+        return adaptation_losses(
+            three_branches(model, x_s, x_t, first_block_residual=config.first_block_residual),
+            y_s,
+            y_t,
+            config.detach_teacher,
+            terms,
+        )
 
     return losses, terms.names()
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import Config
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Search
 from cdtrans.training.losses import rectified_loss, uniform_divergence
 from cdtrans.training.state import step_seed
@@ -85,7 +85,7 @@ def shuffled(indices: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return indices[torch.cat(rounds)[:count]]
 
 
-def self_training_losses(model: CDTrans, method: str) -> tuple[Losses, tuple[str, ...]]:
+def self_training_losses(model: Network, method: str) -> tuple[Losses, tuple[str, ...]]:
     """A step's losses and what the log calls them: the source's, and the method's on the target."""
 
     def rpll(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
-from cdtrans.model.cross_attention import CDTrans
+from cdtrans.model.network import Network
 from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
@@ -16,7 +16,7 @@ from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Step
 
 
-def fit_source(run: Run, model: CDTrans, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
+def fit_source(run: Run, model: Network, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
     """Train on every source image in each epoch; the last epoch is the source-only model."""
     optimisation = Optimisation(model, config, lr=config.source_lr, epochs=config.source_epochs, device=images.device)
     loop = Loop(run, "source", model, optimisation, config=config, epochs=config.source_epochs)
