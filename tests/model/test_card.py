@@ -16,7 +16,6 @@ import cdtrans.model.card as card_module
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError
 from cdtrans.model.card import CARD, WEIGHTS, Card, build_model, load_model, make_card, save_model
-from cdtrans.model.cross_attention import three_branches
 from cdtrans.model.network import Network
 from tiny_task import TINY
 

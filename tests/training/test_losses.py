@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cdtrans.model.cross_attention import Branches
+from cdtrans.model.cross_attention import Branches, three_branches
 from cdtrans.model.head import Output
 from cdtrans.training.losses import Terms, adaptation_losses, distillation_loss, source_loss
 
