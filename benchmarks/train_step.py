@@ -1,6 +1,6 @@
-"""A step of stage 2 as the tool takes it: three branches, three losses, backward, clipping, optimiser; and encoding.
+"""A step of stage 2 as the tool takes it, by any method: losses, backward, clipping, optimiser; and encoding.
 
-usage: python benchmarks/train_step.py [--model NAME ...] [--pairs 64 ...] [--compile off graph]
+usage: python benchmarks/train_step.py [--model NAME ...] [--method cdtrans ...] [--pairs 64 ...] [--compile off graph]
        [--encode-batch 256 ...] [--profile] [--json FILE]
 On CPU a tiny model stands in, so that anybody can try it."""
 
@@ -14,16 +14,19 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import make_config
-from cdtrans.model.cross_attention import three_branches
+from cdtrans.methods import METHODS, method_class
+from cdtrans.methods.base import Batch, Sizes
 from cdtrans.model.encoding import Captured
 from cdtrans.model.head import Head, Output
 from cdtrans.model.network import Network
+from cdtrans.run.session import make_method
 from cdtrans.runtime.device import autocast, pick_precision
-from cdtrans.training.losses import adaptation_losses
+from cdtrans.training.adaptation import training_step
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step
 
 CLASSES = 65
+SOFT_LABELS = ("rpll", "mrkld_lrent")  # methods whose pseudo-labels are distributions
 
 
 def build(name: str, device: str) -> Network:
@@ -43,25 +46,28 @@ def pair_flops(model: Network) -> float:
     return float(3 * ((depth - 1) * block + last))
 
 
-def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any, ceiling: float) -> dict[str, Any]:
+def train_step(
+    name: str, kind: str, pairs: int, plan: str, precision: str, arguments: Any, ceiling: float
+) -> dict[str, Any]:
     device = arguments.device
     model = build(name, device).train()
-    config = make_config({"precision": precision})
-    optimisation = Optimisation(model, config, lr=0.008, epochs=40, device=torch.device(device))
-
-    def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
-        return adaptation_losses(three_branches(model, x_s, x_t), y_s, y_t, False)
-
-    step = Step(losses, optimisation, plan)
+    config = make_config({"precision": precision, "method": kind})
+    method = make_method(method_class(kind), model, config, Sizes(CLASSES, pairs, pairs)).to(device).train()
+    optimisation = Optimisation(
+        method, config, lr=0.008, epochs=40, device=torch.device(device), rates=method.rates(), network=model
+    )
+    step = Step(training_step(method, optimisation), optimisation, plan, capturable=method.capturable)
     size = model.backbone.patch_embed.img_size[0]  # type: ignore[index]
     x = torch.randn(2, pairs, 3, size, size, device=device)
     y = torch.randint(CLASSES, (2, pairs), device=device)
+    soft = torch.nn.functional.one_hot(y[1], CLASSES).float() if kind in SOFT_LABELS else y[1]
+    batch = Batch(x[0], y[0], x[1], soft, torch.arange(pairs, device=device), torch.ones(pairs, device=device))
     optimisation.start_epoch(1)
     warm_up = WARM_UP + 3 if device == "cuda" else 1
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    work = partial(step, x[0], x[1], y[0], y[1])
+    work = partial(step, *batch, torch.tensor(0.5, device=device))
     ready = measure.timed(work, device, warm_up, warm_up=0)
     seconds = measure.timed(work, device, arguments.repeats, warm_up=0)
     if arguments.profile:
@@ -69,6 +75,7 @@ def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any,
     flops = pair_flops(model) * pairs / seconds["median"]
     return {
         "model": name,
+        "method": kind,
         "pairs": pairs,
         "plan": plan,
         "precision": precision,
@@ -76,8 +83,8 @@ def train_step(name: str, pairs: int, plan: str, precision: str, arguments: Any,
         "ms least": 1000 * seconds["least"],
         "ms most": 1000 * seconds["most"],
         "pairs/s": pairs / seconds["median"],
-        "TFLOP/s": flops / 1e12,
-        "% of ceiling": 100 * flops / ceiling,
+        "TFLOP/s": flops / 1e12 if kind == "cdtrans" else float("nan"),
+        "% of ceiling": 100 * flops / ceiling if kind == "cdtrans" else float("nan"),
         "s for the slowest warm-up step": ready["most"],
         "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0,
     }
@@ -118,6 +125,7 @@ def main() -> None:
     parser = measure.parser(__doc__ or "")
     gpu = torch.cuda.is_available()
     parser.add_argument("--model", nargs="+", default=["deit_small_patch16_224"] if gpu else ["test_vit.r160_in1k"])
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=["cdtrans"])
     parser.add_argument("--pairs", nargs="+", type=int, default=[64] if gpu else [8])
     parser.add_argument("--compile", nargs="+", choices=["off", "graph"], default=["off", "graph"] if gpu else ["off"])
     parser.add_argument("--encode-batch", nargs="+", type=int, default=[256, 1024] if gpu else [16])
@@ -128,7 +136,9 @@ def main() -> None:
     rows = []
     for name in arguments.model:
         for pairs in arguments.pairs:
-            rows += [train_step(name, pairs, plan, precision, arguments, ceiling) for plan in arguments.compile]
+            for kind in arguments.method:
+                for plan in arguments.compile:
+                    rows.append(train_step(name, kind, pairs, plan, precision, arguments, ceiling))
         for batch in arguments.encode_batch:
             rows += [encode(name, batch, plan, precision, arguments) for plan in arguments.compile]
     measure.report(f"training step (matrix ceiling {ceiling / 1e12:.4g} TFLOP/s)", rows, arguments)

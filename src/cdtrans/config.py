@@ -1,13 +1,15 @@
-"""What a run may be told: one flat, frozen, strict record. The defaults are the authors' recipe (FACTS 2, 3).
+"""The settings of a run: one flat, frozen, strict record, and the options of a method, which are checked the same way.
 
-A field's help line is also the help of its command-line flag. Where the paper and the authors' code differ, the default
-is the code's, because the published numbers come from it, and the help names the paper's value.
+The defaults are the authors' recipe (docs/method.md). A field's help line is also the help of its command-line flag.
+Where the paper and the authors' code differ, the default is the code's, because the published numbers come from it, and
+the help names the paper's value.
 """
 
 import os
 import re
 import types
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -16,16 +18,21 @@ import yaml
 
 from cdtrans.errors import CdtransError, nearest
 
-PAIRINGS_WITH_KEY = ("ground_truth", "sampled", "sampled_true")  # need the target's labels; only `ablate` has them
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
 
 
-def _option(default: Any, group: str, text: str, *, minimum: float | None = None, maximum: float | None = None) -> Any:
-    """A field with its help line, the heading it stands under in --help, and its range."""
+def option(
+    default: Any, text: str, *, minimum: float | None = None, maximum: float | None = None, group: str = ""
+) -> Any:
+    """A field with its help line, its range, and its heading in --help. Methods use it for their own Options."""
     metadata = {"group": group, "help": text, "minimum": minimum, "maximum": maximum}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def _option(default: Any, group: str, text: str, **limits: Any) -> Any:
+    return option(default, text, group=group, **limits)
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,6 @@ class Config:
         "batchnorm", "Model", "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
     )
     drop_path: float = _option(0.1, "Model", "Stochastic depth of the last block.", minimum=0, maximum=0.99)
-    first_block_residual: bool = _option(
-        True, "Model", "Residual addition in the source-target branch's first block; the paper has none."
-    )
 
     source_model: str | None = _option(
         None,
@@ -74,35 +78,12 @@ class Config:
         0.008, "Stage 2: adaptation", "Learning rate (the paper: 0.003).", minimum=0, maximum=LARGEST_RATE
     )
     rebuild_every: int = _option(10, "Stage 2: adaptation", "Epochs between searches for new pairs.", minimum=1)
-    detach_teacher: bool = _option(
-        False, "Stage 2: adaptation", "Stop the distillation loss from moving its teacher, the source-target branch."
+    method: str = _option(
+        "cdtrans",
+        "Stage 2: adaptation",
+        "How to adapt: a name of 'cdtrans methods', or FILE.py:CLASS for a method of your own.",
     )
-    loss_source: Literal["cls", "none"] = _option(
-        "cls", "Stage 2: adaptation", "Loss of the source branch; 'none' is for ablations, here and below."
-    )
-    loss_source_target: Literal["dtl", "cls", "none"] = _option(
-        "dtl", "Stage 2: adaptation", "Loss of the source-target branch: distillation, or classification (Table 6)."
-    )
-    loss_target: Literal["cls", "none"] = _option("cls", "Stage 2: adaptation", "Loss of the target branch.")
-    pairing: Literal["two_way", "one_way_source", "one_way_target", "ground_truth", "sampled", "sampled_true"] = (
-        _option("two_way", "Stage 2: adaptation", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5).")
-    )
-    sampled_pairs: int = _option(0, "Stage 2: adaptation", "How many pairs 'ablate noise' samples.", minimum=0)
-    false_share: float = _option(
-        0.0, "Stage 2: adaptation", "Share of these that are replaced by false pairs.", minimum=0, maximum=1
-    )
-    self_training: Literal["none", "rpll", "mrkld_lrent"] = _option(
-        "none", "Stage 2: adaptation", "Instead of pairs, pseudo labels after another method; for Table 5."
-    )
-    center_aware: bool = _option(
-        True, "Stage 2: adaptation", "Keep only the pairs whose target centre agrees with the source's label."
-    )
-    target_class: Literal["center", "pair"] = _option(
-        "center", "Stage 2: adaptation", "What a target image is taught: its centre's class, or its pair's (Table 5)."
-    )
-    mutual_pairs: Literal["twice", "once"] = _option(
-        "twice", "Stage 2: adaptation", "How often a pair found from both sides counts; the paper's union has it once."
-    )
+    method_args: dict = _option({}, "Stage 2: adaptation", "Options of the method, such as {trade_off: 0.5}.")
 
     optimizer: Literal["sgd", "adamw"] = _option("sgd", "Optimisation", "The authors' SGD, or AdamW for small models.")
     batch_size: int = _option(64, "Optimisation", "Images of stage 1, pairs of stage 2, in a step.", minimum=2)
@@ -149,8 +130,49 @@ class Config:
         return asdict(self)
 
 
-# What is about pairs and the losses on them, which self-training has none of.
-OF_PAIRS = ("loss_source", "loss_source_target", "loss_target", "pairing", "target_class", "center_aware")
+@dataclass(frozen=True)
+class BranchOptions:
+    """The three branches of CDTrans and the loss on each."""
+
+    first_block_residual: bool = _option(
+        True,
+        "Method: cdtrans",
+        "Residual addition in the source-target branch's first block; the paper has none.",
+    )
+    detach_teacher: bool = _option(
+        False, "Method: cdtrans", "Stop the distillation loss from moving its teacher, the source-target branch."
+    )
+    loss_source: Literal["cls", "none"] = _option(
+        "cls", "Method: cdtrans", "Loss of the source branch; 'none' is for ablations, here and below."
+    )
+    loss_source_target: Literal["dtl", "cls", "none"] = _option(
+        "dtl", "Method: cdtrans", "Loss of the source-target branch: distillation, or classification (Table 6)."
+    )
+    loss_target: Literal["cls", "none"] = _option("cls", "Method: cdtrans", "Loss of the target branch.")
+
+    def __post_init__(self) -> None:
+        if {self.loss_source, self.loss_source_target, self.loss_target} == {"none"}:
+            raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
+
+
+@dataclass(frozen=True)
+class CDTransOptions(BranchOptions):
+    """The options of the method 'cdtrans'. They are declared here and not beside the method, because each also is a
+    flag and a setting of its own, and both must be known without importing torch."""
+
+    pairing: Literal["two_way", "one_way_source", "one_way_target"] = _option(
+        "two_way", "Method: cdtrans", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
+    )
+    center_aware: bool = _option(
+        True, "Method: cdtrans", "Keep only the pairs whose target centre agrees with the source's label."
+    )
+    target_class: Literal["center", "pair"] = _option(
+        "center", "Method: cdtrans", "Label of a target image: its centre's class, or its pair's (Table 5)."
+    )
+    mutual_pairs: Literal["twice", "once"] = _option(
+        "twice", "Method: cdtrans", "How often a pair found from both sides counts; the paper's union has it once."
+    )
+
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
 RESUME_MAY_CHANGE = (
@@ -161,23 +183,72 @@ DECIDED_LATE = ("device", "crop", "resize", "precision")  # what 'auto' means is
 
 HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}
+METHOD_FIELDS = {f.name: f for f in fields(CDTransOptions)}
+METHOD_HINTS = get_type_hints(CDTransOptions)
+SETTINGS = FIELDS | METHOD_FIELDS  # everything that a YAML file or a flag may name
 
 
-def offered(name: str) -> list[str]:
-    """The words that a setting may be, as somebody is told who may choose; none if it may be anything else."""
-    words = get_args(HINTS[name]) if get_origin(HINTS[name]) is Literal else ()
-    return [word for word in words if word not in PAIRINGS_WITH_KEY]
+def choices(name: str) -> list[str]:
+    """The words that a setting accepts; none if it accepts anything else."""
+    hint = (HINTS | METHOD_HINTS)[name]
+    return list(get_args(hint)) if get_origin(hint) is Literal else []
 
 
 def make_config(*layers: dict[str, Any]) -> Config:
-    """Merge layers of values, the later ones winning, and check every key and value."""
+    """Merge layers of values, the later ones winning, and check every key and value. An option of CDTrans may stand
+    beside the settings, as `pairing: two_way`; it is the same as in `method_args`."""
     values: dict[str, Any] = {}
     for layer in layers:
-        values |= layer
+        values = _merged(values, with_method_args(layer))
     for key in values:
         if key not in FIELDS:
-            raise CdtransError(f"Unknown setting '{key}': {nearest(str(key), list(FIELDS))}")
-    return Config(**{key: _checked(key, value) for key, value in values.items()})
+            raise CdtransError(f"Unknown setting '{key}': {nearest(str(key), list(SETTINGS))}")
+    config = Config(**check_values(Config, values))
+    if config.method == "cdtrans":  # known without torch; other methods are checked when they are loaded
+        options = check_options(CDTransOptions, config.method_args, config.method)
+        config = replace(config, method_args={key: getattr(options, key) for key in config.method_args})
+    return config
+
+
+def with_method_args(values: dict[str, Any]) -> dict[str, Any]:
+    """The options of CDTrans that stand beside the settings, moved into `method_args`."""
+    beside = {key: value for key, value in values.items() if key in METHOD_FIELDS}
+    given = values.get("method_args", {})
+    if not isinstance(given, dict):
+        raise CdtransError(f"The setting 'method_args' must be a mapping such as {{trade_off: 0.5}}, not {given!r}.")
+    rest = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
+    return rest | ({"method_args": beside | given} if beside or given else {})
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings and options of the method side by side, to compare two runs name by name."""
+    rest = {key: value for key, value in values.items() if key != "method_args"}
+    return rest | dict(values["method_args"])
+
+
+def _merged(values: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """The later layer wins, option by option; options of another method than the layer's are dropped."""
+    before = values.get("method", FIELDS["method"].default)
+    same = layer.get("method", before) == before
+    arguments = (values.get("method_args", {}) if same else {}) | layer.get("method_args", {})
+    return values | layer | ({"method_args": arguments} if arguments or "method_args" in values else {})
+
+
+def check_options(options: type[Any], values: dict[str, Any], method: str) -> Any:
+    """A method's options from what the user gave, checked as strictly as the settings."""
+    known = [f.name for f in fields(options)]
+    for key in values:
+        if key not in known:
+            names = nearest(str(key), known) if known else "it has no options."
+            raise CdtransError(f"The method '{method}' has no option '{key}': {names}")
+    return options(**check_values(options, values))
+
+
+def check_values(record: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Every value in the type of its field of a dataclass, or an error that names what would be right."""
+    assert is_dataclass(record), "settings and options are dataclasses"
+    hints, specs = get_type_hints(record), {f.name: f for f in fields(record)}
+    return {key: _checked(key, value, hints[key], specs[key].metadata) for key, value in values.items()}
 
 
 def layered_config(
@@ -192,13 +263,6 @@ def layered_config(
     from_file = read_yaml(Path(config)) if config is not None else {}
     out, preset_there = from_file.pop("out", None), from_file.pop("preset", None)
     return make_config(read_preset(preset or preset_there or "auto"), from_file, settings, places), out
-
-
-def require_no_key(config: Config) -> None:
-    if config.pairing in PAIRINGS_WITH_KEY:
-        raise CdtransError(
-            f"'--pairing {config.pairing}' needs an answer key, which 'adapt' never opens; see 'cdtrans ablate --help'."
-        )
 
 
 def require_weights(file: str | Path | None) -> None:
@@ -219,16 +283,10 @@ def settle(config: Config) -> Config:
     crop, resize = config.crop, config.resize
     if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
-    if {config.loss_source, config.loss_source_target, config.loss_target} == {"none"}:
-        raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
-    idle = [name for name in OF_PAIRS if getattr(config, name) != FIELDS[name].default]
-    if config.self_training != "none" and idle:
-        raise CdtransError(
-            f"'--self-training {config.self_training}' trains without pairs, by losses of its own, so '{idle[0]}: "
-            f"{getattr(config, idle[0])}' would do nothing; leave it at {FIELDS[idle[0]].default}, or train on pairs."
-        )
     names = ("source", "target", "root", "weights", "source_model", "cache")
     places = {name: os.path.abspath(place) for name in names if (place := getattr(config, name))}
+    if ".py:" in config.method:  # a class in a file
+        places["method"] = os.path.abspath(config.method)
     return make_config(config.to_dict() | places)
 
 
@@ -261,22 +319,22 @@ def read_preset(name: str) -> dict[str, Any]:
     return values
 
 
-def _checked(key: str, value: Any) -> Any:
+def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """The value in the field's own type, or an error that names what would be right."""
-    kinds = _kinds(HINTS[key])
-    choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
-    if value in choices or (value is None and type(None) in kinds):
+    kinds = _kinds(hint)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if value in words or (value is None and type(None) in kinds):
         return value
     for kind in kinds:
         converted = _convert(value, kind)
         if converted is not None:
-            _check_range(key, converted)
+            _check_range(key, converted, limits.get("minimum"), limits.get("maximum"))
             return converted
-    if choices and isinstance(value, str):
-        hint = nearest(value, offered(key) or [str(c) for c in choices])
-        if len(kinds) == 1 or hint.startswith("did you mean"):  # 'known: auto' would hide that a number is right too
-            raise CdtransError(f"'{value}' is not a value of '{key}': {hint}")
-    expected = " or ".join([k.__name__ for k in kinds if isinstance(k, type) and k is not type(None)] + choices)
+    if words and isinstance(value, str):
+        hint_text = nearest(value, [str(word) for word in words])
+        if len(kinds) == 1 or hint_text.startswith("did you mean"):  # 'known: auto' would hide that numbers are right
+            raise CdtransError(f"'{value}' is not a value of '{key}': {hint_text}")
+    expected = " or ".join([k.__name__ for k in kinds if isinstance(k, type) and k is not type(None)] + words)
     raise CdtransError(f"The setting '{key}' must be {expected}, not {value!r}.")
 
 
@@ -305,8 +363,7 @@ def _convert(value: Any, kind: Any) -> Any:
     return None
 
 
-def _check_range(key: str, value: Any) -> None:
-    minimum, maximum = FIELDS[key].metadata["minimum"], FIELDS[key].metadata["maximum"]
+def _check_range(key: str, value: Any, minimum: float | None, maximum: float | None) -> None:
     if isinstance(value, int | float) and (
         (minimum is not None and value < minimum) or (maximum is not None and value > maximum)
     ):

@@ -1,4 +1,4 @@
-"""The one error that users see: a sentence that says what is wrong, where, and what to do."""
+"""Errors for people: one sentence each, saying what happened, where, and what to do."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -8,20 +8,39 @@ NAMED = 5  # more names than this make a sentence unreadable
 
 
 class CdtransError(Exception):
-    """Bad input or a condition the user can act on. The command line prints it as one sentence and exits with 2."""
+    """Bad input or a condition the user can act on. The command line prints it as one sentence and exits with 2.
+    `details` are for --debug: too long for a sentence."""
+
+    details: str = ""
 
 
 class Hopeless(CdtransError):
-    """Training that cannot go on: numbers that are not finite, or no pairs left. In stage 2 the guard takes it for
-    harm, and the source-only model stands."""
+    """Training that cannot continue: values that are not finite, or no pairs left. In stage 2 the guard treats it as
+    harm and keeps the source-only model; `cause` is what it then reports."""
+
+    def __init__(self, cause: str, advice: str) -> None:
+        super().__init__(f"{cause}. {advice}")
+        self.cause = cause
+
+
+class WeightsUnavailable(CdtransError):
+    """Pretrained weights that could not be downloaded."""
+
+    def __init__(self, cause: str, advice: str) -> None:
+        super().__init__(f"{cause}; {advice}")
+        self.cause = cause
 
 
 class DiskFull(CdtransError):
-    """There is no room for what must be written."""
+    """There is no space for a file that must be written."""
+
+
+class PeerLost(Exception):
+    """A collective operation failed because another rank has ended."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C or a request of the system to end. The state has been saved."""
+    """Ctrl-C or SIGTERM. The state has been saved."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__()
@@ -29,7 +48,7 @@ class Interrupted(Exception):
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """What a misspelt word may have meant, or what there is to choose from."""
+    """The known word that a misspelt one is closest to, or all known words."""
     close = get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}."
 

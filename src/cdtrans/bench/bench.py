@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdtrans.bench.folder import flag, owned, recipe_of, with_table_defaults
+from cdtrans.bench.folder import flags, owned, recipe_of, with_table_defaults
 from cdtrans.bench.jobs import Job, PlannedRun, run_jobs
 from cdtrans.bench.results import KINDS, RunResult, columns, read_run, result_lines, run_folder, spread, values
 from cdtrans.bench.tables import BenchTable, latex, markdown
-from cdtrans.config import Config, make_config, read_preset, read_yaml, require_no_key
+from cdtrans.config import Config, make_config, read_preset, read_yaml
 from cdtrans.data.benchmarks import Benchmark, FoundBenchmark, Task, benchmark_named, find_benchmark
 from cdtrans.data.layouts import FoundDomain
 from cdtrans.errors import CdtransError
+from cdtrans.methods import require_method
 from cdtrans.model.backbone import read_state
 from cdtrans.run.session import resolve
 from cdtrans.runtime.screen import Screen
@@ -133,14 +134,14 @@ def bench(
     `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
     benchmark = benchmark_named(name)
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in tasks.split(","))) if tasks else None
-    recipe, flags = _recipe(benchmark, backbone, config, settings)
+    recipe, words = _recipe(benchmark, backbone, config, settings)
     plan = Plan(
         found=find_benchmark(benchmark, data, chosen or benchmark.tasks, allow_incomplete=allow_incomplete),
         tasks=chosen or benchmark.tasks,
         seeds=parse_seeds(seeds),
         out=out or Path("runs") / f"{name}-{backbone}",
         config=recipe,
-        flags=(*flags, *(("--force",) if force else ())),
+        flags=(*words, *(("--force",) if force else ())),
     )
     for difference in plan.found.differences:
         screen.warn(f"{benchmark.title} is not as it was published: {difference}.")
@@ -188,11 +189,11 @@ def _recipe(
         raise CdtransError(
             "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' out."
         )
-    require_no_key(chosen)
+    require_method(chosen.method)
     resolve(chosen)  # what is wrong with the device, the backbone or the weights would be wrong with every run
     if chosen.weights:
         read_state(Path(chosen.weights))
-    return chosen, (f"--preset={preset}", *file, *map(flag, settings, settings.values()))
+    return chosen, (f"--preset={preset}", *file, *flags(settings))
 
 
 def _record(plan: Plan) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import RESUME_MAY_CHANGE, Config, read_yaml
+from cdtrans.config import RESUME_MAY_CHANGE, Config, flat, read_yaml, with_method_args
 from cdtrans.errors import CdtransError
 from cdtrans.storage.files import atomic
 
@@ -42,7 +42,7 @@ def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
     """The settings that all runs of a folder share: not those `decided` run by run, nor where a run happens. The guard,
     which a single run may be continued without, decides which epoch is handed over, so a table has it or has it not."""
     free = {*decided, *RESUME_MAY_CHANGE} - {"guard"}
-    return {key: value for key, value in config.to_dict().items() if key not in free}
+    return {key: value for key, value in flat(config.to_dict()).items() if key not in free}
 
 
 def with_table_defaults(settings: dict[str, Any], config: Path | None) -> dict[str, Any]:
@@ -51,10 +51,18 @@ def with_table_defaults(settings: dict[str, Any], config: Path | None) -> dict[s
     return {name: value for name, value in TABLE_DEFAULTS.items() if name not in from_file} | settings
 
 
-def flag(name: str, value: Any) -> str:
-    """A setting as `cdtrans adapt` takes it."""
-    dashed = name.replace("_", "-")
-    return f"--{'' if value else 'no-'}{dashed}" if isinstance(value, bool) else f"--{dashed}={value}"
+def flags(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Settings as `cdtrans adapt` takes them; options of the method as --set."""
+    words = []
+    for name, value in settings.items():
+        dashed = name.replace("_", "-")
+        if name == "method_args":
+            words += [f"--set={key}={json.dumps(option)}" for key, option in value.items()]
+        elif isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{dashed}")
+        else:
+            words.append(f"--{dashed}={value}")
+    return tuple(words)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -71,8 +79,8 @@ def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> 
     """Refuse a folder that holds something else. Writes nothing."""
     file = out / record
     if file.exists():
-        before = Config().to_dict() | TABLE_DEFAULTS | _read(file)  # an older one lacks newer settings
-        changed = [key for key in recipe if before.get(key) != recipe[key]]
+        before = flat(with_method_args(Config().to_dict() | TABLE_DEFAULTS | _read(file)))  # an older one lacks some
+        changed = [key for key in recipe if before.get(key, recipe[key]) != recipe[key]]
         if changed:
             what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)
             noun = kind.split(maxsplit=1)[1]

@@ -21,15 +21,16 @@ from cdtrans.cli.options import (
     print_json,
     with_settings,
 )
-from cdtrans.config import FIELDS
+from cdtrans.config import SETTINGS
 from cdtrans.errors import HARM
 from cdtrans.runtime.screen import Screen
 
 ablate = typer.Typer(no_args_is_help=True, help="The paper's ablations and its theory, rerun.")
 
 LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
-PAIRING_FLAGS = {"pairing", "self_training", "center_aware", "target_class"}  # and those of Table 5
-NOISE_FLAGS = LOSS_FLAGS | PAIRING_FLAGS | {"rebuild_every", "mutual_pairs", "seed"}  # and the runs of Fig. 2b
+PAIRING_FLAGS = {"method", "pairing", "center_aware", "target_class"}  # and those of Table 5
+PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # of which sampled pairs have none
+NOISE_FLAGS = LOSS_FLAGS | PAIR_OPTIONS | {"method", "rebuild_every", "seed"}  # and the runs of Fig. 2b
 
 
 @ablate.command()
@@ -58,7 +59,7 @@ def theory(
 
 
 @ablate.command()
-@partial(with_settings, names=FIELDS.keys() - LOSS_FLAGS - {"self_training"})  # each row has its own
+@partial(with_settings, names=SETTINGS.keys() - LOSS_FLAGS - {"method"})  # each row has its own
 def losses(
     source: Source,
     target: Target,
@@ -81,7 +82,7 @@ def losses(
 
 
 @ablate.command(name="pseudo-labels")
-@partial(with_settings, names=FIELDS.keys() - PAIRING_FLAGS)  # each row has its own
+@partial(with_settings, names=SETTINGS.keys() - PAIRING_FLAGS)  # each row has its own
 def pseudo_labels(
     source: Source,
     target: Target,
@@ -104,12 +105,12 @@ def pseudo_labels(
 
 
 @ablate.command()
-@partial(with_settings, names=FIELDS.keys() - NOISE_FLAGS)  # each run has its own
+@partial(with_settings, names=SETTINGS.keys() - NOISE_FLAGS)  # each run has its own
 def noise(
     source: Source,
     target: Target,
     key: Annotated[
-        Path, typer.Option(metavar="LABELLED", help="The answer key, for pairs and scores: TARGET with its labels.")
+        Path, typer.Option(metavar="LABELLED", help="Target labels, for pairs and scores: TARGET with its labels.")
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the plot; it is continued.")],
     levels: Annotated[str, typer.Option(help="Shares of false pairs, in percent.")] = "0,20,40,60,80,100",
@@ -140,7 +141,7 @@ def attention(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The picture, a PNG.")],
     key: Annotated[
         Path | None,
-        typer.Option(metavar="LABELLED", help="The answer key: the run's target with its labels. Finds false pairs."),
+        typer.Option(metavar="LABELLED", help="The run's target with its labels. Finds false pairs."),
     ] = None,
     pairs: Annotated[int, typer.Option(min=1, max=100, help="How many false pairs to show at most.")] = 8,
     pair: Annotated[
@@ -153,8 +154,7 @@ def attention(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Draw Fig. 2a: false-positive pairs of RUN, found with the key, or chosen ones, and where the source looks in the
-    target."""
+    """Draw Fig. 2a: false-positive pairs of RUN, found with target labels, or chosen ones, and their attention."""
     from cdtrans.paper.attention_figure import draw_attention
 
     shown = draw_attention(run, key, out, pairs=pairs, chosen=pair or (), root=root, device=device)
@@ -172,8 +172,6 @@ def with_key(
     target: Target,
     key: Key,
     out: Annotated[Path, typer.Option(help="The run folder.")],
-    sampled_pairs: Annotated[int, typer.Option(min=0, help="How many, for --pairing sampled and sampled_true.")] = 0,
-    false_share: Annotated[float, typer.Option(min=0, max=1, help="How many of these are false.")] = 0.0,
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
     force: Force = False,
@@ -182,13 +180,12 @@ def with_key(
     **settings: Any,
 ) -> None:
     """One run on pairs that are made with the target's labels: a measurement, not a way to adapt."""
-    from cdtrans.paper.with_key import adapt_with_key
+    from cdtrans.paper.known_pairs import adapt_with_labels
 
     screen = Screen(quiet=quiet)
-    settings |= {"sampled_pairs": sampled_pairs, "false_share": false_share}
     how = {"key": key, "out": out, "preset": preset, "config": config, "force": force}
-    result = adapt_with_key(source, target, screen=screen, **how, **settings)  # type: ignore[arg-type]
-    screen.result(f"Done: {result.run} (trained with the answer key)")
+    result = adapt_with_labels(source, target, screen=screen, **how, **settings)  # type: ignore[arg-type]
+    screen.result(f"Done: {result.run} (trained with target labels)")
     if result.harm:
         raise typer.Exit(HARM)
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from cdtrans.cli.options import Debug, Force, Jobs, Json, Quiet, print_json, with_settings
-from cdtrans.config import FIELDS
+from cdtrans.config import SETTINGS
 from cdtrans.runtime.screen import Screen
 
 
-@partial(with_settings, names=FIELDS.keys() - {"root", "seed", "source_model"})  # each run gets its own
+@partial(with_settings, names=SETTINGS.keys() - {"root", "seed", "source_model"})  # each run gets its own
 def bench(
     benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
     data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],

@@ -1,18 +1,20 @@
-"""What the verbs of the command line share: options, and a flag for every setting."""
+"""What the verbs share: options, and a flag for every setting."""
 
 import inspect
 import json as json_format
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
-from cdtrans.config import FIELDS, HINTS, offered
+from cdtrans.config import HINTS, METHOD_HINTS, SETTINGS, choices
+from cdtrans.errors import CdtransError
 
-NOT_FLAGS = ("source", "target", "backbone_args", "sampled_pairs", "false_share")  # arguments of a verb, or YAML only
+NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
@@ -29,43 +31,71 @@ Target = Annotated[
     Path, typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read.")
 ]
 Key = Annotated[
-    Path, typer.Option(metavar="LABELLED", help="The answer key, for scores after training: TARGET with its labels.")
+    Path, typer.Option(metavar="LABELLED", help="Target labels, for scores after training: TARGET with its labels.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Go on where 'cdtrans check' says stop.")]
+Force = Annotated[bool, typer.Option("--force", help="Continue where 'cdtrans check' says stop.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")]
 Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
 
 
-def with_settings(verb: Callable[..., None], names: Collection[str] = FIELDS.keys()) -> Callable[..., None]:
-    """Give a verb a flag for every field of Config, or for those named, in place of its **settings."""
+def with_settings(verb: Callable[..., None], names: Collection[str] = SETTINGS.keys()) -> Callable[..., None]:
+    """Give a verb a flag for every setting and every option of CDTrans, or for those named, in place of its
+    **settings. Where `method` is among them, `--set` gives the options of any method."""
     signature = inspect.signature(verb)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for name, spec in FIELDS.items():
+    for name, spec in SETTINGS.items():
         if name in names and name not in NOT_FLAGS and name not in signature.parameters:
-            kind = HINTS[name] if HINTS[name] in (bool, int, float) else str
+            hint = (HINTS | METHOD_HINTS)[name]
+            kind = hint if hint in (bool, int, float) else str
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
             option = typer.Option(flag, help=help_line(name), rich_help_panel=spec.metadata["group"])
-            annotation: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
-            parameters.append(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            )
+            parameters.append(_parameter(name, kind, option))
+            if name == "method":
+                text = "An option of the method; may be repeated. 'cdtrans methods NAME' lists them."
+                option = typer.Option("--set", metavar="KEY=VALUE", help=text, rich_help_panel=spec.metadata["group"])
+                parameters.append(_parameter("method_args", list[str], option))
 
     def run(**values: Any) -> None:
         settings = {k: values.pop(k) for k in list(values) if k not in signature.parameters}
-        verb(**values, **{k: v for k, v in settings.items() if v is not None})
+        given = {k: v for k, v in settings.items() if v is not None}
+        if "method_args" in given:
+            given["method_args"] = parse_options(given["method_args"])
+        verb(**values, **given)
 
     run.__name__, run.__doc__ = verb.__name__, verb.__doc__
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    annotation: Any = Annotated[kind | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """['trade_off=0.5', 'ramp=1'] -> {'trade_off': 0.5, 'ramp': 1}, each value as YAML reads it."""
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise CdtransError(f"--set takes KEY=VALUE, such as --set trade_off=0.5, not '{word}'.")
+        if key in options:
+            raise CdtransError(f"--set gives '{key}' twice; give it once.")
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            options[key] = value
+    return options
+
+
 def help_line(name: str) -> str:
-    """What a setting does, what it may be and what it is if nothing is said, unless the first says so."""
-    spec = FIELDS[name]
-    told = spec.default in (None, "auto")
+    """What a setting does, its choices and its default, unless the text says it."""
+    spec = SETTINGS[name]
+    in_text = spec.default in (None, "auto")
     default = str(spec.default).lower() if isinstance(spec.default, bool) else str(spec.default)
-    notes = [", ".join(offered(name)), "" if told else f"default: {default}"]
+    notes = [", ".join(choices(name)), "" if in_text else f"default: {default}"]
     note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     text: str = spec.metadata["help"]
     return text + note

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone, normalisation
-from cdtrans.model.head import Head
+from cdtrans.model.head import build_head
 from cdtrans.model.network import Network
 from cdtrans.storage.files import atomic, replace_folder
 from cdtrans.storage.run_folder import CARD
@@ -38,6 +38,8 @@ class Card:
     stage: str  # "source" or "adaptation"
     epoch: int  # of that stage
     versions: dict[str, str]
+    head: dict[str, Any] = field(default_factory=dict)  # of a head that is not the authors': see build_head
+    method: str = "cdtrans"  # that adapted it
 
     @property
     def name(self) -> str:
@@ -63,14 +65,14 @@ def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: in
         stage=stage,
         epoch=epoch,
         versions={p: version(p) for p in ("torch", "timm")},
+        method=config.method,
     )
 
 
 def build_model(card: Card, *, drop_path: float = 0.0) -> Network:
     """The card's architecture with random weights."""
     vit = create_backbone(card.backbone, crop=card.crop, drop_path=drop_path, args=card.backbone_args)
-    head = Head(vit.num_features, len(card.classes), card.neck)
-    return Network(vit, head)
+    return Network(vit, build_head(card.head, vit.num_features, len(card.classes), card.neck))
 
 
 def save_model(folder: Path, model: Network, card: Card) -> None:

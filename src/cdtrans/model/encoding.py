@@ -48,8 +48,9 @@ class Encoder:
         encoded = Encoded(gather(torch.cat(features)), gather(torch.cat(logits)))
         if not encoded.logits.isfinite().all():
             raise Hopeless(
-                f"The model's scores of the {name} images are not finite: training has diverged. Start again in "
-                "another --out with a lower learning rate (--lr, --source-lr) or --precision fp32."
+                f"The model's scores of the {name} images are not finite",
+                "Training has diverged: start again in another --out with a lower learning rate (--lr, --source-lr) or "
+                "--precision fp32.",
             )
         if images.device.type == "cuda" and self.config.compile != "off" and not self.failed:
             self.captured = self.captured or Captured(self.model.encode, self.config)  # for every later pass

@@ -1,12 +1,14 @@
-"""The head shared by the three branches: the authors' bottleneck norm and a bias-free classifier."""
+"""Heads: feature -> logits. The authors' is a bottleneck norm and a bias-free classifier, shared by all branches."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from cdtrans.runtime.ranks import gather
 
 CLASSIFIER_STD = 0.001  # the authors' initialisation
+MLP_STD = 0.01  # of MCD's authors
 
 
 class Output(NamedTuple):
@@ -23,6 +25,7 @@ class Head(nn.Module):
 
     def __init__(self, dim: int, classes: int, neck: str) -> None:
         super().__init__()
+        self.spec: dict[str, Any] = {}  # nothing to tell: a card without more has this head
         self.neck: nn.Module = nn.Identity()
         if neck == "batchnorm":
             self.neck = nn.BatchNorm1d(dim)
@@ -35,3 +38,36 @@ class Head(nn.Module):
     def forward(self, feature: Tensor) -> Output:
         feature = self.neck(gather(feature) if self.training else feature)
         return Output(feature, self.classifier(feature))
+
+
+class MeanHead(nn.Module):
+    """Several classifiers of the same feature, whose logits are averaged (MCD). Each is an MLP of two hidden layers:
+    Dropout, Linear, BatchNorm, ReLU, twice, then Linear."""
+
+    def __init__(self, dim: int, classes: int, *, heads: int, hidden: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.spec: dict[str, Any] = {"heads": heads, "hidden": hidden}
+
+        def layer(inputs: int) -> list[nn.Module]:
+            return [nn.Dropout(dropout), nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
+
+        self.heads = nn.ModuleList(
+            nn.Sequential(*layer(dim), *layer(hidden), nn.Linear(hidden, classes)) for _ in range(heads)
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=MLP_STD)
+                nn.init.zeros_(module.bias)
+
+    def each(self, feature: Tensor) -> list[Tensor]:
+        """The logits of every classifier, [B, K] each."""
+        return [head(feature) for head in self.heads]
+
+    def forward(self, feature: Tensor) -> Output:
+        feature = gather(feature) if self.training else feature
+        return Output(feature, torch.stack(self.each(feature)).mean(dim=0))
+
+
+def build_head(spec: dict[str, Any], dim: int, classes: int, neck: str) -> "Head | MeanHead":
+    """The head that a model card describes: `spec` is empty for the authors' head."""
+    return MeanHead(dim, classes, **spec) if spec else Head(dim, classes, neck)

@@ -5,7 +5,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from cdtrans.model.cross_attention import Stream, embed, rows_read, run_block
-from cdtrans.model.head import Head, Output
+from cdtrans.model.head import Head, MeanHead, Output
 
 
 class Network(nn.Module):
@@ -13,7 +13,7 @@ class Network(nn.Module):
 
     keep: Tensor  # [depth, 2] how often each block's attention and MLP is kept in training
 
-    def __init__(self, backbone: VisionTransformer, head: Head) -> None:
+    def __init__(self, backbone: VisionTransformer, head: Head | MeanHead) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head

@@ -1,37 +1,85 @@
-"""Training pairs: two-way neighbours, kept where the centres agree with the source's label (section 3.2)."""
+"""Training pairs: who meets whom in stage 2 (section 3.2 of the paper)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cdtrans.errors import Hopeless
+from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.centers import pseudo_labels
 from cdtrans.pairing.neighbours import Neighbours, normalised, two_way
 
-ONE_WAY = ("one_way_source", "one_way_target")
+
+@dataclass(frozen=True)
+class Domains:
+    """Both domains as a network encodes them, and what follows from that about how they match. No target label comes
+    in: only features and the network's own logits."""
+
+    source: Encoded
+    source_labels: Tensor  # [Ns]
+    target: Encoded
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        """Eq. 3 and 4: the nearest image of the other domain."""
+        return two_way(normalised(self.source.features), normalised(self.target.features))
+
+    @cached_property
+    def centers(self) -> Tensor:
+        """Eq. 5 to 7: [Nt] the class of each target image's nearest centre, its pseudo-label."""
+        return pseudo_labels(self.target.features, self.target.logits)
+
+    @cached_property
+    def label_nearest_target(self) -> Tensor:
+        """[Nt] the label of each target image's nearest source image."""
+        return self.source_labels[self.neighbours.source_of_target]
+
+    @cached_property
+    def center_nearest_source(self) -> Tensor:
+        """[Ns] the pseudo-label of each source image's nearest target image."""
+        return self.centers[self.neighbours.target_of_source]
+
+    def agreement(self) -> dict[str, float]:
+        """How often the nearest image of the other domain is of the same class, seen from each side. The source's is
+        the telling one: its labels are true, so if few agree, the target's centres are not classes."""
+        source = (self.center_nearest_source == self.source_labels).double().mean()
+        return {
+            "source_agreement": float(source),
+            "target_agreement": float((self.label_nearest_target == self.centers).double().mean()),
+        }
+
+    def source_accuracy(self) -> float:
+        return float((self.source.logits.argmax(dim=1) == self.source_labels).double().mean())
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """A list of (source image, target image), with the labels each side is trained on."""
+    """The pairs of a round as they are trained on."""
 
     source: Tensor  # [P] indices
     target: Tensor  # [P] indices
     source_labels: Tensor  # [P]
-    target_labels: Tensor  # [P] pseudo labels, or [P, K] soft ones
-    proposed: int  # how many the search offered before the centre-aware filter
+    target_labels: Tensor  # [P] pseudo-labels, or [P, K] soft ones
+    weight: Tensor  # [P]
+    proposed: int  # how many there were before the method's filter
+    coupled: bool = True  # whether source and target image of a pair stay together when an epoch is shuffled
 
     def __len__(self) -> int:
         return len(self.source)
 
     def to(self, device: torch.device) -> "Pairs":
-        source, target = self.source.to(device), self.target.to(device)
-        return Pairs(source, target, self.source_labels.to(device), self.target_labels.to(device), self.proposed)
+        moved: dict[str, Any] = {k: x.to(device) for k, x in self.state_dict().items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def summary(self) -> dict[str, int]:
-        """What the log and the screen say about a rebuild."""
+        """What the log and the screen say about a round."""
         return {
             "proposed": self.proposed,
             "kept": len(self),
@@ -42,76 +90,70 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What a search for pairs came to: all that it proposed, and what it says of the two domains."""
+class Proposals:
+    """What a method's plan returns: pairs, and which of them are kept."""
 
     source: Tensor  # [P] indices
     target: Tensor  # [P] indices
-    kept: Tensor  # [P] bool: passed the centre-aware filter
-    labels: Tensor  # [Ns] of the source
-    centers: Tensor  # [Nt] pseudo labels
-    nearest: Tensor  # [Nt] the label of each target's nearest source image
-    found: Tensor  # [Ns] the pseudo label of each source's nearest target image
-    target_class: str = "center"
-    pseudo_labels: Tensor | None = None  # [Nt, K] of self-training, which has its own
+    source_labels: Tensor  # [P]
+    target_labels: Tensor  # [P] pseudo-labels, or [P, K] soft ones; of a rejected pair the label it was rejected for
+    kept: Tensor | None = None  # [P] bool; None: all
+    weight: Tensor | None = None  # [P]; None: all 1
+    coupled: bool = True  # see Pairs
+
+    @classmethod
+    def at_random(
+        cls,
+        domains: Domains,
+        targets: Tensor,
+        target_labels: Tensor,
+        generator: torch.Generator,
+        *,
+        coupled: bool = False,
+    ) -> "Proposals":
+        """Every source image with some of these `targets` (indices). The larger of the two sides is used once, the
+        other as often as it takes. `target_labels` are of all target images."""
+        device = domains.source_labels.device
+        sources = torch.arange(len(domains.source_labels))
+        count = max(len(sources), len(targets)) if len(targets) else 0
+        source, target = (shuffled(x, count, generator).to(device) for x in (sources, targets.cpu()))
+        return cls(source, target, domains.source_labels[source], target_labels[target], coupled=coupled)
 
     def pairs(self) -> Pairs:
-        """The pairs to train on. Where the filter is on, a target image's centre and its pair are of one class. Where
-        it is off, the authors teach the centre's; without any use of centres (`target_class="pair"`) it is the source
-        image's, and the pair alone is the pseudo label."""
-        source, target = self.source[self.kept], self.target[self.kept]
-        return Pairs(source, target, self.labels[source], self._taught()[self.kept], proposed=len(self.source))
-
-    def _taught(self) -> Tensor:
-        """[P], or [P, K] of soft labels: what the target image of each proposal would be taught."""
-        if self.pseudo_labels is not None:
-            return self.pseudo_labels[self.target]
-        return self.labels[self.source] if self.target_class == "pair" else self.centers[self.target]
-
-    def agreement(self) -> dict[str, float]:
-        """How often the nearest image of the other domain is of one's own class, seen from each side. Of the two the
-        source's is the telling one: its labels are true, so where few agree, the target's centres are not classes."""
-        source = (self.found == self.labels).double().mean()
-        return {
-            "source_agreement": float(source),
-            "target_agreement": float((self.nearest == self.centers).double().mean()),
-        }
+        """The kept ones."""
+        kept = torch.ones_like(self.source, dtype=torch.bool) if self.kept is None else self.kept
+        weight = torch.ones(len(kept), device=kept.device) if self.weight is None else self.weight
+        return Pairs(
+            source=self.source[kept],
+            target=self.target[kept],
+            source_labels=self.source_labels[kept],
+            target_labels=self.target_labels[kept],
+            weight=weight[kept],
+            proposed=len(kept),
+            coupled=self.coupled,
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every proposal with its labels, for people who ask why a pair was kept or not: the target image's is what it
-        was taught, and of a rejected pair its centre's class, for which it was rejected."""
-        taught = self._taught()  # [P]
-        taught = taught.argmax(dim=1) if taught.ndim == 2 else taught
-        target_labels = torch.where(self.kept, taught, self.centers[self.target])
-        numbers = {"source": self.source, "target": self.target}
-        numbers |= {"source_labels": self.labels[self.source], "target_labels": target_labels}
-        arrays = {name: x.cpu().numpy().astype(np.int32) for name, x in numbers.items()}
-        return arrays | {"kept": self.kept.cpu().numpy()}
+        """pairs/round-NN.npz: every proposal with its labels, so that people can see why a pair was kept or not."""
+        hard = self.target_labels.argmax(dim=1) if self.target_labels.ndim == 2 else self.target_labels
+        columns = {"source": self.source, "target": self.target}
+        columns |= {"source_labels": self.source_labels, "target_labels": hard}
+        arrays = {name: x.cpu().numpy().astype(np.int32) for name, x in columns.items()}
+        kept = torch.ones_like(self.source, dtype=torch.bool) if self.kept is None else self.kept
+        return arrays | {"kept": kept.cpu().numpy()}
 
 
-def search_pairs(
-    source_features: Tensor,
-    source_labels: Tensor,
-    target_features: Tensor,
-    target_logits: Tensor,
-    *,
-    center_aware: bool = True,
-    mutual: str = "twice",
-    pairing: str = "two_way",
-    target_class: str = "center",
-) -> Search:
-    """Encoded domains -> pairs. No target label comes in: only features and the model's own logits."""
-    neighbours = two_way(normalised(source_features), normalised(target_features))
-    centers = pseudo_labels(target_features, target_logits)
-    source, target = one_way(neighbours, pairing) if pairing in ONE_WAY else union(neighbours, mutual)
-    kept = source_labels[source] == centers[target] if center_aware else torch.ones_like(source, dtype=torch.bool)
-    nearest, found = source_labels[neighbours.source_of_target], centers[neighbours.target_of_source]
-    return Search(source, target, kept, source_labels, centers, nearest, found, target_class)
+def shuffled(indices: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` of these in random order, each once before any comes twice."""
+    if not count:
+        return indices[:0]
+    rounds = [torch.randperm(len(indices), generator=generator) for _ in range(-(-count // len(indices)))]
+    return indices[torch.cat(rounds)[:count]]
 
 
 def union(neighbours: Neighbours, mutual: str) -> tuple[Tensor, Tensor]:
-    """P_T then P_S, in the authors' order. A pair found from both sides stands in their list twice (`mutual="twice"`);
-    the paper's union holds it once (`mutual="once"`)."""
+    """P_T then P_S, in the authors' order. A pair found from both sides is in their list twice (`mutual="twice"`); the
+    paper's union holds it once (`mutual="once"`)."""
     target_of_source, source_of_target = neighbours
     targets = torch.arange(len(source_of_target), device=source_of_target.device)
     sources = torch.arange(len(target_of_source), device=target_of_source.device)
@@ -130,10 +172,11 @@ def one_way(neighbours: Neighbours, pairing: str) -> tuple[Tensor, Tensor]:
 
 
 def require_pairs(pairs: Pairs, epoch: int) -> None:
-    """Stage 2 cannot train on nothing; say what rejected the pairs and what to try."""
+    """Stage 2 cannot train on nothing."""
     if len(pairs) < 2:
         raise Hopeless(
             f"Only {len(pairs)} of {pairs.proposed} pairs were left in epoch {epoch}: the others were rejected "
-            "because the source image's class differs from the class of the target's nearest centre; train the source "
-            "model longer (--source-epochs), use a stronger backbone, or switch the filter off (--no-center-aware)."
+            "because the source image's class differs from the class of the target image's nearest centre",
+            "Train the source model longer (--source-epochs), use a stronger backbone, or switch the filter off "
+            "(--no-center-aware).",
         )

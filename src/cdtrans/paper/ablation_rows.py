@@ -1,20 +1,24 @@
 """The rows of the paper's Tables 5 and 6, each with the settings that make it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cdtrans.paper.printed_tables import PaperRow, paper_table
-from cdtrans.paper.with_key import SETTINGS as OF_KEY
 
 
 class Variant(NamedTuple):
-    """A row of the paper's table: the paper's name for it, its folder, and all settings that the rows differ in, so
-    that no configuration decides one of them for some rows."""
+    """A row of the paper's table: the paper's name for it, its folder, and its settings: all that the rows of one
+    method differ in, so that no configuration decides one of them for some rows."""
 
     paper: str
     folder: str
     settings: dict[str, Any]
-    with_key: bool = False  # whether the run itself, and not only its score, has the answer key
+    with_key: bool = False  # whether the run itself, and not only its score, uses target labels
+
+    @property
+    def measured(self) -> bool:
+        """Whether its pairs were found, by likeness or by labels, so that their quality can be measured."""
+        return self.settings.get("method") not in ("rpll", "mrkld_lrent")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Ablation:
     variants: tuple[Variant, ...]
     notes: tuple[str, ...] = ()
     about_pairs: bool = False  # whether the pairs are measured too
+    fixed: dict[str, Any] = field(default_factory=dict)  # settings that all rows share
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -67,16 +72,10 @@ LOSSES = Ablation(
 )
 
 
-def _self_training(paper: str, folder: str, method: str) -> Variant:
-    """Settings that are about pairs are the defaults; nothing reads them."""
-    of_pairs = {"pairing": "two_way", "center_aware": True, "target_class": "center"}
-    return Variant(paper, folder, of_pairs | {"self_training": method})
-
-
 def _pairs(paper: str, folder: str, pairing: str, *, center_aware: bool = False) -> Variant:
     """Without the centres, what a target image is taught is the class of its pair."""
     taught = {"center_aware": center_aware, "target_class": "center" if center_aware else "pair"}
-    return Variant(paper, folder, {"pairing": pairing, **taught, "self_training": "none"})
+    return Variant(paper, folder, {"method": "cdtrans", "pairing": pairing, **taught})
 
 
 PSEUDO_LABELS = Ablation(
@@ -88,9 +87,9 @@ PSEUDO_LABELS = Ablation(
         _pairs("One-way-target", "one-way-target", "one_way_target"),
         _pairs("Two-way", "two-way", "two_way"),
         _pairs("Tw + Ca", "two-way-center-aware", "two_way", center_aware=True),
-        _self_training("RPLL", "rpll", "rpll"),
-        _self_training("MRKLD+LRENT", "mrkld-lrent", "mrkld_lrent"),
-        Variant("Groundtruth", "ground-truth", {"pairing": "ground_truth"} | OF_KEY, with_key=True),
+        Variant("RPLL", "rpll", {"method": "rpll"}),
+        Variant("MRKLD+LRENT", "mrkld-lrent", {"method": "mrkld_lrent"}),
+        Variant("Groundtruth", "ground-truth", {"method": "ground_truth"}, with_key=True),
     ),
     notes=(
         "Rec_s and Rec_t: the share of the source and the target images that are in some pair; Prec: the share of the "

@@ -1,6 +1,6 @@
 """`cdtrans ablate losses`, `pseudo-labels`: the paper's Tables 5 and 6 on anybody's data.
 
-Every row is a run folder that `cdtrans adapt` makes (with ground truth: with_key.py) and `cdtrans eval` scores, as
+Every row is a run folder that `cdtrans adapt` makes (with ground truth: known_pairs.py) and `cdtrans eval` scores, as
 in a benchmark; they differ in the row's settings alone. These are stage 2's, so one stage 1 serves all rows: on a GPU a
 second one would not be the same, and the difference as large as that of two rows. What the table says is read from
 these folders each time a run ends."""
@@ -8,19 +8,22 @@ these folders each time a run ends."""
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdtrans.bench.folder import flag, owned, recipe_of, with_table_defaults
+from cdtrans.bench.folder import flags, owned, recipe_of, with_table_defaults
 from cdtrans.bench.jobs import Job, PlannedRun, run_jobs
 from cdtrans.bench.results import KINDS, SCORED, read_sessions, trained_in
-from cdtrans.config import Config, layered_config, require_no_key
+from cdtrans.config import FIELDS, Config, layered_config, make_config
 from cdtrans.data.domains import check_distinct
 from cdtrans.errors import CdtransError
+from cdtrans.methods import method_class, require_method
+from cdtrans.methods.base import Method
 from cdtrans.model.backbone import read_state
 from cdtrans.paper.ablation_rows import Ablation, Variant
 from cdtrans.paper.ablation_tables import TOLD, AblationTable, Row, Scored, markdown
+from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import Answers, check_of_target, pair_quality, read_answers
 from cdtrans.paper.printed_tables import PaperRow
 from cdtrans.run.session import resolve
@@ -41,7 +44,7 @@ class Plan:
     key: Path
     answers: Answers  # the same, to compare pairs with
     config: Config  # of every run, but for what its row decides
-    flags: tuple[str, ...]  # that make `adapt` arrive at this configuration
+    flags: tuple[str, ...]  # that make `adapt` arrive at this configuration, but for the method's options
 
     def runs(self) -> list[PlannedRun]:
         return [self._run(variant) for variant in self.ablation.variants]
@@ -55,7 +58,7 @@ class Plan:
         return PlannedRun(
             name=variant.folder,
             folder=folder,
-            adapt=(*verb, *places, *self.flags, *map(flag, variant.settings, variant.settings.values())),
+            adapt=(*verb, *places, *self.flags, *flags(row_settings(self.ablation, variant, config))),
             score=("eval", str(folder), str(self.key), "--json", *root, *device),
             peers=() if config.source_model else self._beside(folder),
         )
@@ -68,7 +71,7 @@ class Plan:
 
     def recipe(self) -> dict[str, Any]:
         """What must stay the same for the rows of one table. Where it runs may change."""
-        shared = recipe_of(self.config, self.ablation.varied)
+        shared = recipe_of(self.config, self.ablation.varied) | self.ablation.fixed
         places = {name: os.path.abspath(place) for name in ("source", "target") if (place := shared.pop(name))}
         return {"ablation": self.ablation.name, "key": os.path.abspath(self.key), **places, **shared}
 
@@ -134,10 +137,10 @@ def make_plan(
     chosen, _ = layered_config(source, target, preset, config, settings)
     check_rows(ablation, chosen)
     answers = check_input(chosen, key, screen)
-    named = (("preset", preset), ("config", config))
-    files = [flag(name, value) for name, value in named if value is not None]
-    flags = (*files, *map(flag, settings, settings.values()), *(("--force",) if force else ()))
-    return Plan(ablation, out, key, answers, chosen, flags)
+    named = {name: value for name, value in (("preset", preset), ("config", config)) if value is not None}
+    shared = {name: value for name, value in settings.items() if name in FIELDS and name != "method_args"}
+    words = (*flags(named), *flags(shared), *(("--force",) if force else ()))
+    return Plan(ablation, out, key, answers, chosen, words)
 
 
 def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Written]) -> Outcome:
@@ -158,17 +161,33 @@ def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Wri
 
 
 def check_rows(ablation: Ablation, config: Config) -> None:
-    """Settings that some row's run would refuse are said before the first one."""
-    if "self_training" not in ablation.varied and config.self_training != "none":
-        raise CdtransError(
-            f"'self_training: {config.self_training}' has losses of its own: all rows of '{ablation.name}' would be "
-            "the same; leave it out of the configuration."
-        )
+    """Settings that the run of some row would refuse are reported before the first one."""
     for variant in ablation.variants:
-        row = replace(config, **variant.settings)
+        row = make_config(config.to_dict() | {"method_args": {}} | row_settings(ablation, variant, config))
         if not variant.with_key:
-            require_no_key(row)
-        resolve(row)
+            require_method(row.method)
+        resolve(row, _class_of(row.method))
+
+
+def row_settings(ablation: Ablation, variant: Variant, config: Config) -> dict[str, Any]:
+    """What a row's run gets beside the shared settings: its own, and those of the shared options that its method
+    has."""
+    own = ablation.fixed | variant.settings
+    method = own.get("method", config.method)
+    names = [field.name for field in fields(_class_of(method).Options)]
+    given = {name: value for name, value in own.items() if name not in FIELDS}
+    if missing := [name for name in given if name not in names]:
+        raise CdtransError(
+            f"The rows of '{ablation.name}' differ in '{missing[0]}', which the method '{method}' does not have; leave "
+            "--method out."
+        )
+    options = {name: value for name, value in config.method_args.items() if name in names} | given
+    rest = {name: value for name, value in own.items() if name in FIELDS}
+    return rest | {"method": method} | ({"method_args": options} if options else {})
+
+
+def _class_of(method: str) -> type[Method]:
+    return METHODS[method] if method in METHODS else method_class(method)
 
 
 def check_input(config: Config, key: Path, screen: Screen) -> Answers:
@@ -213,7 +232,7 @@ def write_files(plan: Plan, record: dict[str, Any], page: str) -> None:
 def _row(plan: Plan, variant: Variant, paper: PaperRow) -> Row:
     folder = plan.out / variant.folder
     scored = read_scored(folder, plan.out)
-    measured = scored is not None and plan.ablation.about_pairs and variant.settings["self_training"] == "none"
+    measured = scored is not None and plan.ablation.about_pairs and variant.measured
     pairs = tuple(pair_quality(folder, plan.answers)) if measured else ()
     return Row(paper, variant.folder, variant.settings, scored, pairs, variant.with_key)
 

@@ -16,6 +16,7 @@ from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.model.card import load_model
+from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import UNKNOWN, Answers
 from cdtrans.report.gallery import BATCH, look, turn
 from cdtrans.report.pictures import Pictures, enlarged, heated
@@ -101,10 +102,9 @@ def named_pair(record: Record, words: str) -> Pair:
 
 def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndarray:
     """[Nt] by the key, which is needed to find false pairs."""
-    if record.config.get("self_training", "none") != "none":
-        raise CdtransError(
-            f"The run in '{record.run}' was trained without pairs (--self-training); name some with --pair."
-        )
+    method = record.config.get("method", "cdtrans")
+    if method not in ("cdtrans", *METHODS):
+        raise CdtransError(f"The method '{method}' of '{record.run}' pairs images at random; name some with --pair.")
     if key is None:
         raise CdtransError("To find false pairs the answer key is needed: give --key LABELLED, or pairs with --pair.")
     labelled = scan_key(key, root)

@@ -1,6 +1,6 @@
 """`cdtrans ablate noise`: the paper's Fig. 2b on anybody's data.
 
-Pairs of one true class are sampled with the answer key (sampled_pairs.py), and some are replaced by false ones. Three
+Pairs of one true class are sampled with the answer key (known_pairs.py), and some are replaced by false ones. Three
 curves over the share of false pairs: trained with cross-attention, trained without it, and with cross-attention on the
 true pairs that are left. Each point is a run folder like a row of the other ablations, trained with the key."""
 
@@ -18,7 +18,6 @@ from cdtrans.paper.ablation_rows import LEFT_OUT, Ablation, Variant
 from cdtrans.paper.ablation_tables import NOTHING, TOLD, Scored, scored_images
 from cdtrans.paper.ablations import Outcome, Plan, carry_out, make_plan, read_scored, write_files
 from cdtrans.paper.noise_figure import write_figure
-from cdtrans.paper.with_key import SETTINGS as OF_KEY
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run_folder import CONFIG
 
@@ -44,11 +43,9 @@ class Curve(NamedTuple):
     settings: dict[str, Any]
 
 
-WITH = Curve("with cross-attention", "cross-attention", {"pairing": "sampled", "loss_source_target": "dtl"})
-WITHOUT = Curve("without cross-attention", "no-cross-attention", {"pairing": "sampled", "loss_source_target": "none"})
-ONLY_TRUE = Curve(
-    "only true positive pairs", "only-true-pairs", {"pairing": "sampled_true", "loss_source_target": "dtl"}
-)
+WITH = Curve("with cross-attention", "cross-attention", {"drop_false": False, "loss_source_target": "dtl"})
+WITHOUT = Curve("without cross-attention", "no-cross-attention", {"drop_false": False, "loss_source_target": "none"})
+ONLY_TRUE = Curve("only true positive pairs", "only-true-pairs", {"drop_false": True, "loss_source_target": "dtl"})
 CURVES = (WITH, WITHOUT, ONLY_TRUE)
 
 
@@ -61,7 +58,7 @@ class Study:
     pairs: int
 
     def left(self, level: float) -> int:
-        """True pairs, as sampled_pairs.py counts them."""
+        """True pairs, as known_pairs.py counts them."""
         return self.pairs - round(level / 100 * self.pairs)
 
     def run(self, curve: Curve, level: float, seed: int) -> str | None:
@@ -72,15 +69,15 @@ class Study:
         return f"seed-{seed}/{same.folder}-{level:.{3 + DECIMALS}g}"  # up to 100, all digits
 
     def variants(self) -> tuple[Variant, ...]:
-        found = {}
+        variants: dict[str, Variant] = {}
         for seed in self.seeds:
             for level in self.levels:
                 for curve in CURVES:
                     folder = self.run(curve, level, seed)
-                    if folder is not None and folder not in found:
-                        own = {"false_share": level / 100, "seed": seed, "loss_source": "cls", "loss_target": "cls"}
-                        found[folder] = Variant(curve.name, folder, curve.settings | OF_KEY | own, with_key=True)
-        return tuple(found.values())
+                    if folder is not None and folder not in variants:
+                        own = {"false_share": level / 100, "seed": seed, "sample_seed": seed}
+                        variants[folder] = Variant(curve.name, folder, curve.settings | own, with_key=True)
+        return tuple(variants.values())
 
 
 @dataclass(frozen=True)
@@ -184,13 +181,15 @@ def ablate_noise(
     chosen, _ = layered_config(source, target, preset, config, settings)
     images = len(scan_unlabelled(target, Path(chosen.root) if chosen.root else None))
     study = Study(shares, numbers, pairs or images)
-    fixed = {"sampled_pairs": study.pairs, "rebuild_every": chosen.epochs}  # nothing to search anew
-    ablation = Ablation(NAME, "Robustness to noise (the paper's Fig. 2b)", (), study.variants(), NOTES)
+    fixed = {"method": "sampled_pairs", "pairs": study.pairs, "loss_source": "cls", "loss_target": "cls"}
+    fixed["rebuild_every"] = chosen.epochs  # the sample stays the same
+    title = "Robustness to noise (the paper's Fig. 2b)"
+    ablation = Ablation(NAME, title, (), study.variants(), NOTES, fixed=fixed)
     plan = make_plan(
         ablation,
         source,
         target,
-        settings | fixed,
+        settings,
         key=key,
         out=out,
         preset=preset,
@@ -227,7 +226,7 @@ def write_curves(plan: Plan, study: Study) -> NoiseCurves:
 
 def _points(out: Path, study: Study, curve: Curve) -> Iterator[Point]:
     before = [read_yaml(file.with_name(CONFIG)) for file in out.glob(f"seed-*/*/{SCORED}")]
-    levels = {round(100 * config["false_share"], DECIMALS) for config in before}
+    levels = {round(100 * config["method_args"]["false_share"], DECIMALS) for config in before}
     seeds = {config["seed"] for config in before}
     for level in sorted(levels.union(study.levels)):
         folders = {seed: study.run(curve, level, seed) for seed in sorted(seeds.union(study.seeds))}

@@ -14,7 +14,7 @@ from cdtrans.data.domains import UnlabelledDomain, scan_labelled, scan_unlabelle
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.run.prepare import find_pixels
-from cdtrans.run.session import resolve
+from cdtrans.run.session import decided
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic
 
@@ -52,7 +52,7 @@ def read_answers(config: Config, key: Path, screen: Screen) -> Answers:
     source, target = scan_labelled(Path(config.source), root), scan_unlabelled(Path(config.target), root)
     labelled = scan_key(key, root)
     labels = match_classes(labelled, source.classes, key)
-    return Answers(labelled.files(), labels.tolist(), target, resolve(config), screen)
+    return Answers(labelled.files(), labels.tolist(), target, decided(config), screen)
 
 
 def check_of_target(answers: Answers, key: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.config import PAIRINGS_WITH_KEY, read_yaml
+from cdtrans.config import read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.storage.run_folder import CARD, CONFIG, EVALUATION, read_result
 
@@ -57,7 +57,7 @@ class Record:
     @property
     def trained_with_key(self) -> bool:
         """Whether this is a run of an ablation whose pairs were made with the target's labels."""
-        return self.config.get("pairing") in PAIRINGS_WITH_KEY
+        return bool(self.result.get("trained_with_key"))
 
     @property
     def used_source(self) -> bool:

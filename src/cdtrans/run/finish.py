@@ -1,14 +1,13 @@
-"""The end of a run: the guard's verdict, the models, the chosen one's predictions, and what people are told."""
+"""The end of a run: the guard's verdict, the models, the chosen one's predictions, and what is printed."""
 
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from cdtrans.config import PAIRINGS_WITH_KEY, Config
+from cdtrans.config import Config
 from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.model.card import Card, save_model
-from cdtrans.model.network import Network
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import csv_line
 from cdtrans.storage.run import Run
@@ -19,17 +18,18 @@ from cdtrans.trust.guard import decide
 from cdtrans.trust.impression import views
 
 
-def conclude(
+def finish(
     run: Run,
-    model: Network,
     card: Card,
     target: UnlabelledDomain,
     adaptation: Adaptation,
     config: Config,
+    *,
+    trained_with_labels: bool,
 ) -> dict[str, Any]:
     """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json, which is
     returned."""
-    before, after = adaptation.before, adaptation.after
+    network, before, after = adaptation.network, adaptation.before, adaptation.after
     adapted = after is not None
     verdict = decide(adaptation.measures, guard=config.guard, adapted=adapted, warning=adaptation.warning)
     epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
@@ -38,18 +38,19 @@ def conclude(
     with run.timed("verdict"):
         run.write_arrays("views.npz", views(before, after or before))
         estimated = estimate(before, chosen.predicted, harm=bool(verdict.objections)).summary()
+    card = replace(card, stage="adaptation", head=network.head.spec)
     if run.writes and after is not None:
-        save_model(run.folder / "adapted", model, replace(card, stage="adaptation", epoch=adaptation.chosen_epoch))
+        save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
-        model.load_state_dict(adaptation.last)
-        save_model(run.folder / "last", model, replace(card, stage="adaptation", epoch=config.epochs))
+        network.load_state_dict(adaptation.last)
+        save_model(run.folder / "last", network, replace(card, epoch=config.epochs))
     result = {
         "chosen_epoch": epoch,
         "chosen_model": "adapted" if epoch else "source",
         "judged_epoch": 0 if after is None else adaptation.chosen_epoch,  # compared with the source-only model
         "selection": config.select,
         "guard": verdict.summary(),
-        "trained_with_key": config.pairing in PAIRINGS_WITH_KEY,
+        "trained_with_key": trained_with_labels,
         "estimate": estimated,
     }
     run.write_json(RESULT, result)

@@ -6,18 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdtrans.config import Config, layered_config, require_no_key, require_weights, settle
+from cdtrans.config import Config, layered_config, settle
 from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import warnings_for
+from cdtrans.methods import require_method
 from cdtrans.run.prepare import scan_domains
-from cdtrans.run.stage_1 import require_stage_1, stage_1_for
+from cdtrans.run.stage_1 import Stage1
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.storage.run_folder import RESULT, check_folder, read_result
 
 if TYPE_CHECKING:
-    from cdtrans.training.adaptation import Rearranged
+    from cdtrans.methods.base import Method
 
 DEFAULT_OUT = "runs/adapt"
 
@@ -63,22 +64,21 @@ def adapt(
 
 
 def run_pipeline(
-    config: Config, out: Path, screen: Screen, *, force: bool = False, rearranged: "Rearranged | None" = None
+    config: Config, out: Path, screen: Screen, *, force: bool = False, method: "type[Method] | None" = None
 ) -> Result:
-    """The whole job. `rearranged` is for ablations that put other pairs in place of those found."""
+    """The whole job. `method` is a class in place of the one that the configuration names: for the ablations whose
+    pairs are made with target labels."""
     started = time.monotonic()
-    if rearranged is None:
-        require_no_key(config)
+    if method is None:
+        require_method(config.method)
     source, target = scan_domains(config, screen)
-    for found, advice in warnings_for(source):
-        screen.warn(f"{found}. {advice}")
+    for finding, advice in warnings_for(source):
+        screen.warn(f"{finding}. {advice}")
     config = settle(config)
     check_folder(out, config)
-    finished, stage_1 = (out / RESULT).exists(), stage_1_for(out, config.source_model)
-    if stage_1 is not None:
-        require_stage_1(stage_1)
-    elif not finished:
-        require_weights(config.weights)
+    finished = (out / RESULT).exists()
+    if not finished:
+        Stage1(out, config).require()
 
     needed = () if finished else (source, target)
     with decoding_ahead(config, *needed), importing():
@@ -86,7 +86,7 @@ def run_pipeline(
         from cdtrans.runtime.ranks import joined
 
     with joined():
-        run_session(config, source, target, out, screen, force=force, rearranged=rearranged, started=started)
+        run_session(config, source, target, out, screen, force=force, method=method, started=started)
     return finished_result(out)
 
 

@@ -1,25 +1,28 @@
-"""The part of a run that needs torch: resolve the settings, decode, fit the source, adapt to the target, conclude."""
+"""The part of a run that needs torch: resolve the settings, decode, fit the source, adapt to the target, finish."""
 
 import shutil
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from cdtrans.config import Config, make_config, settle
+from cdtrans.config import Config, check_options, make_config, settle
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.data.pixels import resize_for
 from cdtrans.errors import CdtransError, Interrupted
-from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
-from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
+from cdtrans.methods import method_class
+from cdtrans.methods.base import Method, Sizes
+from cdtrans.model.backbone import native_crop
+from cdtrans.model.card import Card
 from cdtrans.model.fast.fused import build
 from cdtrans.model.network import Network
-from cdtrans.run.finish import conclude, show
+from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
-from cdtrans.run.stage_1 import SOURCE, check_same_images, stage_1_for, take_source
+from cdtrans.run.stage_1 import Stage1
 from cdtrans.runtime.device import pick_device, pick_precision
 from cdtrans.runtime.ranks import barrier, is_main, world
 from cdtrans.runtime.screen import Screen
@@ -27,8 +30,7 @@ from cdtrans.runtime.signals import StopSignals
 from cdtrans.storage.files import csv_line
 from cdtrans.storage.run import Run, fingerprint
 from cdtrans.storage.run_folder import CONFIG, RESULT, check_folder, read_result
-from cdtrans.training.adaptation import Rearranged, adapt_to_target
-from cdtrans.training.source import fit_source
+from cdtrans.training.adaptation import Data, adapt_to_target
 from cdtrans.training.state import load_state, step_seed
 from cdtrans.trust.findings import Finding
 from cdtrans.trust.holdout import holdout_share, split, why_none
@@ -42,12 +44,14 @@ def run_session(
     screen: Screen,
     *,
     force: bool,
-    rearranged: Rearranged | None,
+    method: type[Method] | None,
     started: float,
 ) -> None:
     """From the images found to a finished run folder. Everything that can be wrong with the input is found before the
-    folder is touched; `started` is when the session began, by the monotonic clock."""
-    config = resolve(config)
+    folder is touched; `started` is when the session began, by the monotonic clock. `method` is a class in place of the
+    one that the configuration names."""
+    kind = method or method_class(config.method)
+    config = resolve(config, kind)
     check_folder(out, config)
     if (out / RESULT).exists():
         screen.say(f"The run in '{out}' is already finished.")
@@ -57,9 +61,11 @@ def run_session(
         show(read_result(out), screen)
         return
 
-    model, card = before_training(config, source.classes, out)
+    stage_1 = Stage1(out, config)
+    network, card = stage_1.network(source.classes)
+    kind.check(network, config.backbone)
     if (out / CONFIG).exists():
-        screen.say(f"Going on with the unfinished run in '{out}'; its settings are in {CONFIG} there.")
+        screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
     else:
         screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
     source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
@@ -73,8 +79,7 @@ def run_session(
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
 
     data = describe(source, held, target)
-    if config.source_model and not (out / SOURCE).exists():
-        check_same_images(Path(config.source_model), config, data["source"])
+    stage_1.require_same_images(data["source"])
 
     run = Run.open(out, config, data)
     try:
@@ -91,7 +96,7 @@ def run_session(
             if held.labels:
                 held_images = source_images.select(held_pixels.rows)
                 holdout = LabelledImages(held_images, torch.tensor(held.labels, device=device))
-            model.to(device)
+            network.to(device)
             write_images(
                 run,
                 {
@@ -100,14 +105,15 @@ def run_session(
                     "target": (target.paths, target_pixels),
                 },
             )
-            begin_log(run, {"source": source_bad, "target": target_bad}, findings)
+            begin_log(run, stage_1, {"source": source_bad, "target": target_bad}, findings)
             run.log_timing(stage="check", seconds=check_seconds)
-            train_source(run, model, source_images, labels, config, card, screen)
-            adaptation = adapt_to_target(
-                run, model, source_images, labels, target_images, holdout, config, screen, rearranged
-            )
-        result = conclude(run, model, card, target, adaptation, config)
-        log_session(run, started)  # before the report, which tells it
+            stage_1.carry_out(run, network, source_images, labels, card, screen)
+            sizes = Sizes(len(source.classes), len(source), len(target))
+            adapting = make_method(kind, network, config, sizes).to(device)
+            training = Data(source_images, labels, target_images, holdout)
+            adaptation = adapt_to_target(run, adapting, training, config, screen)
+        result = finish(run, card, target, adaptation, config, trained_with_labels=kind.uses_target_labels)
+        log_session(run, started)  # before the report, which shows it
         if config.report and run.writes:
             with run.timed("report"):
                 from cdtrans.report.page import write_report
@@ -124,14 +130,14 @@ def run_session(
 
 
 def log_session(run: Run, started: float) -> None:
-    """How long this session took, with all that no other line of timings.jsonl tells: imports, decoding, saving, ..."""
+    """How long this session took, with what no other line of timings.jsonl covers: imports, decoding, saving."""
     run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
 
 
 def hold_out(
     source: LabelledDomain, pixels: DomainPixels, config: Config, screen: Screen
 ) -> tuple[LabelledDomain, DomainPixels, LabelledDomain, DomainPixels]:
-    """The source to train on and the part that is only watched."""
+    """The source to train on and the part that is held out."""
     share = holdout_share(config.holdout, len(source), len(source.classes))
     train, held = split(source.labels, share, config.seed)
     if config.select == "holdout" and not held:
@@ -142,8 +148,15 @@ def hold_out(
     return source.keep(train), pixels.keep(train), source.keep(held), pixels.keep(held)
 
 
-def resolve(config: Config) -> Config:
-    """Every 'auto' replaced by what it means here; settings that do not go together are refused."""
+def resolve(config: Config, method: type[Method] | None = None) -> Config:
+    """Every 'auto' replaced by what it means here, and every option of the method written out; settings that do not go
+    together are refused."""
+    options = check_options((method or method_class(config.method)).Options, config.method_args, config.method)
+    return decided(make_config(config.to_dict() | {"method_args": asdict(options)}))
+
+
+def decided(config: Config) -> Config:
+    """Every 'auto' replaced by what it means on this machine, for this backbone."""
     device = pick_device(config.device)
     crop = native_crop(config.backbone) if config.crop == "auto" else config.crop
     resize = resize_for(crop) if config.resize == "auto" else config.resize
@@ -152,33 +165,18 @@ def resolve(config: Config) -> Config:
     return settle(make_config(config.to_dict() | auto))
 
 
-def before_training(config: Config, classes: tuple[str, ...], out: Path) -> tuple[Network, Card]:
-    """The model as this run gets it, and its card: with `--source-model` after another run's stage 1. A continuation
-    has a copy of that, and of its own stage 1 once it is finished, so that the other run or the weights may go."""
-    card = make_card(config, classes, stage="source", epoch=config.source_epochs)
-    done = stage_1_for(out, config.source_model)
-    if config.source_model and done:
-        return take_source(done, card, config.drop_path)
-    return initial_model(config, card, with_weights=done is None), card
+def make_method(kind: type[Method], network: Network, config: Config, sizes: Sizes) -> Method:
+    """Its modules are seeded by the run, wherever it stands."""
+    torch.manual_seed(step_seed(config.seed, "method", 0, 0))
+    return kind(network, check_options(kind.Options, config.method_args, config.method), sizes)
 
 
-def initial_model(config: Config, card: Card, *, with_weights: bool = True) -> Network:
-    """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
-    torch.manual_seed(step_seed(config.seed, "init", 0, 0))
-    model = build_model(card, drop_path=config.drop_path)
-    if with_weights and config.weights:
-        load_weights(model.backbone, Path(config.weights))
-    elif with_weights and config.pretrained:
-        load_pretrained(model.backbone, config.backbone)
-    return model
-
-
-def make_images(found: DomainPixels, card: Card, device: torch.device) -> Images:
-    return Images(found.pixels, found.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
+def make_images(domain: DomainPixels, card: Card, device: torch.device) -> Images:
+    return Images(domain.pixels, domain.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
 
 
 def describe(source: LabelledDomain, held: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]:
-    """The run's record of its data; a continuation must find the same."""
+    """The run's record of its data; a resumed run must find the same."""
     return {
         "source": {
             "images": len(source),
@@ -190,32 +188,15 @@ def describe(source: LabelledDomain, held: LabelledDomain, target: UnlabelledDom
     }
 
 
-def begin_log(run: Run, skipped: dict[str, Skipped], findings: list[Finding]) -> None:
-    """A fresh start logs first what is wrong with the data; a continuation has that in its log already."""
-    if load_state(run) is None and not (run.folder / SOURCE).exists():
+def begin_log(run: Run, stage_1: Stage1, skipped: dict[str, Skipped], findings: list[Finding]) -> None:
+    """A fresh start logs first what is wrong with the data; a resumed run has that in its log already."""
+    if load_state(run) is None and not stage_1.done:
         run.cut_log(0)
         for domain, files in skipped.items():
             for path, cause in files.items():
                 run.log("skipped", domain=domain, path=path, cause=cause)
         for finding in findings:
             run.log("check", state=finding.state, subject=finding.subject, found=finding.found)
-
-
-def train_source(
-    run: Run, model: Network, images: Images, labels: torch.Tensor, config: Config, card: Card, screen: Screen
-) -> None:
-    """Stage 1, or its result if it is there already: in this run's folder, or with `--source-model` in the model."""
-    folder = run.folder / SOURCE
-    if folder.exists():
-        model.load_state_dict(load_model(folder)[0].state_dict())
-        return
-    if config.source_model:
-        screen.say(f"stage 1 is that of '{config.source_model}' ({card.epoch} epochs from {card.weights})")
-        run.log("source_model", run=config.source_model, epochs=card.epoch, weights=card.weights)
-    else:
-        fit_source(run, model, images, labels, config, screen)
-    if run.writes:
-        save_model(folder, model, card)
 
 
 def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixels]]) -> None:
@@ -236,6 +217,6 @@ def add_report(folder: Path, screen: Screen) -> None:
 
 
 def remove_state(folder: Path) -> None:
-    """A finished run needs no state to go on from; it is several times the size of the model."""
+    """A finished run needs no state to resume from; it is several times the size of the model."""
     if is_main():
         shutil.rmtree(folder / "state", ignore_errors=True)

@@ -1,51 +1,94 @@
-"""Stage 1 from another run (`--source-model RUN`): its source-only model, if this run would have trained one like it.
+"""Where the source-only network comes from: trained in this run, found in its folder, or another run's
+(`--source-model RUN`).
 
-The model is copied into the run's own `source/`, and from then on nothing reads RUN again. The two runs must have been
-trained on the same source images: otherwise "source-only" would mean another source, and images that this run holds out
-may be known to the model. That one rule covers --holdout and --seed too, which decide the split."""
+Another run's network is copied into this run's `source/`; from then on nothing reads that run again. Both runs must
+have been trained on the same source images: otherwise "source-only" would mean another source, and images that this run
+holds out may have been trained on. That one rule covers --holdout and --seed too, which decide the split. Needs no
+torch until a network is made, so that mistakes are reported at once."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdtrans.config import Config
+from cdtrans.config import Config, require_weights
 from cdtrans.errors import CdtransError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cdtrans.data.batches import Images
     from cdtrans.model.card import Card
     from cdtrans.model.network import Network
+    from cdtrans.runtime.screen import Screen
+    from cdtrans.storage.run import Run
 
 SOURCE = "source"  # the folder of the source-only model in a run's; it is there once stage 1 is finished
-# What decides how the model is built and what it sees. The first block's residual is stage 2's alone, and the precision
-# may differ: stage 1 from a GPU can be adapted on a CPU.
+# What decides how the network is built and what it sees. The precision may differ: stage 1 from a GPU can be adapted on
+# a CPU.
 SAME = ("backbone", "backbone_args", "neck", "resize", "crop", "mean", "std")
 OR_TRAIN = "or leave --source-model out to train stage 1 here"
 
 
-def stage_1_for(out: Path, source_model: str | None) -> Path | None:
-    """The run that has stage 1: this one once it is finished or copied here, or the one named; None if it must still be
-    trained."""
-    if (out / SOURCE).exists():
-        return out
-    return Path(source_model) if source_model else None
+@dataclass(frozen=True)
+class Stage1:
+    """Stage 1 of the run in `out`."""
 
+    out: Path
+    config: Config
 
-def take_source(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
-    """A run's source-only model and its card, which is this run's `card` but for how it was trained."""
-    from cdtrans.model.card import build_model, load_model
+    @property
+    def done(self) -> bool:
+        """Whether this run has its source-only model."""
+        return (self.out / SOURCE).exists()
 
-    require_stage_1(run)
-    taken, theirs = load_model(run / SOURCE)
-    _check_classes(run, theirs.classes, card.classes)
-    differ = [name for name in SAME if getattr(theirs, name) != getattr(card, name)]
-    if differ:
-        what = ", ".join(f"{name}: {getattr(theirs, name)} there, {getattr(card, name)} here" for name in differ)
-        raise CdtransError(f"Stage 1 of '{run}' is another kind of model ({what}); give the same settings, {OR_TRAIN}.")
-    model = build_model(card, drop_path=drop_path)
-    model.load_state_dict(taken.state_dict())
-    return model, replace(card, weights=theirs.weights, epoch=theirs.epoch)
+    @property
+    def origin(self) -> Path | None:
+        """The run that has the source-only model: this one, or the one named; None if it must still be trained."""
+        if self.done:
+            return self.out
+        return Path(self.config.source_model) if self.config.source_model else None
+
+    def require(self) -> None:
+        """Refuse a run without stage 1, or weights that do not exist."""
+        if self.origin is not None:
+            require_stage_1(self.origin)
+        else:
+            require_weights(self.config.weights)
+
+    def require_same_images(self, source: dict[str, Any]) -> None:
+        """`source` is what this run's data.json will say of the images that it trains on."""
+        if self.config.source_model and not self.done:
+            _check_same_images(Path(self.config.source_model), self.config, source)
+
+    def network(self, classes: tuple[str, ...]) -> "tuple[Network, Card]":
+        """The network as stage 1 starts with it, or as it left it, and its card."""
+        from cdtrans.model.card import make_card
+
+        card = make_card(self.config, classes, stage="source", epoch=self.config.source_epochs)
+        if self.config.source_model and self.origin:
+            return _taken(self.origin, card, self.config.drop_path)
+        return initial_network(self.config, card, with_weights=not self.done), card
+
+    def carry_out(
+        self, run: "Run", network: "Network", images: "Images", labels: "Tensor", card: "Card", screen: "Screen"
+    ) -> None:
+        """Train the network, or load it if that has been done; afterwards this run has its source-only model."""
+        from cdtrans.model.card import load_model, save_model
+        from cdtrans.training.source import fit_source
+
+        folder = run.folder / SOURCE
+        if self.done:
+            network.load_state_dict(load_model(folder)[0].state_dict())
+            return
+        if self.config.source_model:
+            screen.say(f"stage 1 is that of '{self.config.source_model}' ({card.epoch} epochs from {card.weights})")
+            run.log("source_model", run=self.config.source_model, epochs=card.epoch, weights=card.weights)
+        else:
+            fit_source(run, network, images, labels, self.config, screen)
+        if run.writes:
+            save_model(folder, network, card)
 
 
 def require_stage_1(run: Path) -> None:
@@ -55,30 +98,62 @@ def require_stage_1(run: Path) -> None:
         )
 
 
-def _check_classes(run: Path, there: tuple[str, ...], here: tuple[str, ...]) -> None:
-    if there != here:
-        first = next((a, b) for a, b in zip_longest(there, here) if a != b)
+def initial_network(config: Config, card: "Card", *, with_weights: bool = True) -> "Network":
+    """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
+    import torch
+
+    from cdtrans.model.backbone import load_pretrained, load_weights
+    from cdtrans.model.card import build_model
+    from cdtrans.training.state import step_seed
+
+    torch.manual_seed(step_seed(config.seed, "init", 0, 0))
+    network = build_model(card, drop_path=config.drop_path)
+    if with_weights and config.weights:
+        load_weights(network.backbone, Path(config.weights))
+    elif with_weights and config.pretrained:
+        load_pretrained(network.backbone, config.backbone)
+    return network
+
+
+def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
+    """A run's source-only network and its card, which is this run's `card` but for how it was trained."""
+    from cdtrans.model.card import build_model, load_model
+
+    require_stage_1(run)
+    taken, theirs = load_model(run / SOURCE)
+    _check_classes(run, theirs.classes, card.classes)
+    differ = [name for name in SAME if getattr(theirs, name) != getattr(card, name)]
+    if differ:
+        what = ", ".join(f"{name}: {getattr(theirs, name)} there, {getattr(card, name)} here" for name in differ)
+        raise CdtransError(f"Stage 1 of '{run}' is another kind of model ({what}); give the same settings, {OR_TRAIN}.")
+    network = build_model(card, drop_path=drop_path)
+    network.load_state_dict(taken.state_dict())
+    return network, replace(card, weights=theirs.weights, epoch=theirs.epoch)
+
+
+def _check_classes(run: Path, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:
+    if theirs != ours:
+        first = next((a, b) for a, b in zip_longest(theirs, ours) if a != b)
         named = " and ".join(
             f"{place} {'nothing' if name is None else repr(name)}"
             for place, name in zip(("there", "here"), first, strict=True)
         )
         raise CdtransError(
-            f"Stage 1 of '{run}' has other classes than the source ({len(there)} there, {len(here)} here; where they "
-            f"first differ stands {named}); give a run of the same classes in the same order, {OR_TRAIN}."
+            f"Stage 1 of '{run}' has other classes than the source ({len(theirs)} there, {len(ours)} here; the first "
+            f"difference is {named}); give a run of the same classes in the same order, {OR_TRAIN}."
         )
 
 
-def check_same_images(run: Path, config: Config, source: dict[str, Any]) -> None:
-    """`source` is what this run's data.json will say of the images that it trains on."""
+def _check_same_images(run: Path, config: Config, source: dict[str, Any]) -> None:
     file = run / "data.json"
     try:
-        there = json.loads(file.read_text(encoding="utf-8"))["source"]
-        images, held, known = there["images"], there["held_out"], there["fingerprint"]
+        theirs = json.loads(file.read_text(encoding="utf-8"))["source"]
+        images, held, fingerprint = theirs["images"], theirs["held_out"], theirs["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CdtransError(
-            f"'{file}' does not tell which images its stage 1 was trained on; take another run."
+            f"'{file}' does not say which images its stage 1 was trained on; take another run."
         ) from error
-    if known != source["fingerprint"]:
+    if fingerprint != source["fingerprint"]:
         raise CdtransError(
             f"Stage 1 of '{run}' was trained on other source images ({images}, and {held} held out, there; "
             f"{source['images']}, and {source['held_out']} held out with --holdout {config.holdout} --seed "

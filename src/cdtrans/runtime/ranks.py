@@ -1,9 +1,9 @@
 """Several processes that work as one, started by `torchrun` or `accelerate launch`: each takes a share of the images.
 
 Every rank knows the whole plan (orders, labels, pairs) and computes the whole loss: only the images are shared out. The
-features of all ranks are gathered before the head, so that its bottleneck norm sees the same batch as on one rank; that
-makes the result independent of the number of ranks but for rounding, which statistics of each rank's own share would
-not. One rank alone is the plain case, and every function here then does nothing."""
+features of all ranks are gathered before the head, so that its bottleneck norm sees the same batch as on one rank. So
+the result does not depend on the number of ranks, except for rounding. With one rank every function here does nothing.
+"""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import CdtransError, Interrupted, PeerLost
 from cdtrans.runtime.signals import StopSignals
 
 
@@ -36,7 +36,8 @@ def from_main(value: Any) -> Any:
     if world() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    with talking():
+        dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
@@ -52,28 +53,31 @@ def joined() -> Iterator[None]:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
-    except RuntimeError as error:
-        if not _lost_a_peer(error):
-            raise
+    except PeerLost as error:
         if StopSignals.received is not None:
             raise Interrupted(StopSignals.received) from error  # the main rank has saved and gone ahead
         raise CdtransError(
-            f"Rank {rank()} lost touch with the other processes of this run; the last saved state is whole: give the "
-            "same command again to go on, with as many processes as you like."
+            f"Rank {rank()} lost contact with the other processes of this run. The last saved state is intact: run the "
+            "same command again to resume, with any number of processes."
         ) from error
     finally:
         dist.destroy_process_group()
 
 
-def _lost_a_peer(error: RuntimeError) -> bool:
-    """gloo has no error class of its own."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+@contextmanager
+def talking() -> Iterator[None]:
+    """Around a collective operation: if it fails, another rank has ended. gloo raises a plain RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost from error
 
 
 def barrier() -> None:
     """Wait until every rank is here."""
     if dist.is_initialized():
-        dist.barrier()
+        with talking():
+            dist.barrier()
 
 
 def share(count: int) -> slice:
@@ -93,15 +97,17 @@ def gather(x: Tensor) -> Tensor:
 
 
 def average_gradients(parameters: list[Tensor]) -> None:
-    """The mean over the ranks, in one message. Every rank has computed the whole loss, of which its backbone saw only
-    its own rows: `gather` has made up for that, so that the mean is the gradient of the whole batch."""
-    if world() == 1:
+    """The mean over the ranks, in one message, of the parameters that have a gradient: the same ones on every rank.
+    Every rank has computed the whole loss, of which its backbone saw only its own rows: `gather` has made up for that,
+    so that the mean is the gradient of the whole batch."""
+    trained = [p for p in parameters if p.grad is not None]
+    if world() == 1 or not trained:
         return
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    flat = torch.cat([g.flatten() for g in gradients])
-    dist.all_reduce(flat)
+    flat = torch.cat([p.grad.flatten() for p in trained])  # type: ignore[union-attr]
+    with talking():
+        dist.all_reduce(flat)
     flat /= world()
-    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+    for p, g in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
         p.grad = g.view_as(p)
 
 
@@ -110,11 +116,13 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         counts = torch.zeros(world(), dtype=torch.long, device=x.device)
         counts[rank()] = len(x)
-        dist.all_reduce(counts)
+        with talking():
+            dist.all_reduce(counts)
         most = int(counts.max())
         padded = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])])  # messages must be of one size
         parts = [torch.empty_like(padded) for _ in range(world())]
-        dist.all_gather(parts, padded.contiguous())
+        with talking():
+            dist.all_gather(parts, padded.contiguous())
         start = int(counts[: rank()].sum())
         ctx.mine = slice(start, start + len(x))
         return torch.cat([part[:n] for part, n in zip(parts, counts.tolist(), strict=True)])

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import plain_name
 from cdtrans.model.card import Card
 from cdtrans.model.head import Head
@@ -75,6 +76,11 @@ def read_onnx(content: bytes) -> Read:
 def timm_file(model: Network, card: Card) -> bytes:
     """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata: the backbone as it is,
     and as its head the classifier with the bottleneck norm folded into it."""
+    if not isinstance(model.head, Head):
+        raise CdtransError(
+            f"The head that '{card.method}' trains is no linear layer, which is all that timm's models have; export "
+            ".onnx instead."
+        )
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
     weights["head.weight"], weights["head.bias"] = folded(model.head)
     return save(weights, metadata=facts(card))

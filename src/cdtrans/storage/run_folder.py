@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, read_yaml
+from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, with_method_args
 from cdtrans.errors import CdtransError, nearest
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
@@ -18,14 +18,16 @@ MODELS = ("chosen", "adapted", "last", "source")
 
 def check_folder(folder: Path, config: Config) -> None:
     """Refuse a folder that holds something else, or a run of another configuration. Writes nothing. An 'auto' that is
-    not decided yet agrees with everything."""
+    not decided yet agrees with everything, as does a number that is still text."""
     recorded = folder / CONFIG
     if recorded.exists():
-        before, now = Config().to_dict() | read_yaml(recorded), config.to_dict()  # an older run lacks newer settings
+        before = flat(Config().to_dict() | with_method_args(read_yaml(recorded)))  # an older run lacks newer settings
+        now = flat(config.to_dict())
         free = {*RESUME_MAY_CHANGE, *(k for k in DECIDED_LATE if now[k] == "auto")}
         if (folder / RESULT).exists():
             free.remove("guard")  # it has judged
-        changed = [k for k in now if k not in free and before[k] != now[k]]
+        free |= {k for k, v in config.method_args.items() if isinstance(v, str) and not isinstance(before.get(k), str)}
+        changed = [k for k in now if k not in free and before.get(k, now[k]) != now[k]]
         if changed:
             what = ", ".join(f"{k}: {before[k]} there, {now[k]} now" for k in changed)
             raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")

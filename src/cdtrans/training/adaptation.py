@@ -1,7 +1,7 @@
-"""Stage 2: pair, train, repeat (FACTS 3). No target label comes in here: `target` is images and nothing else."""
+"""Stage 2, whatever the method: plan, train, repeat (docs/method.md). No target label comes in here: the target is
+images and nothing else."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,196 +9,215 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.errors import Hopeless
-from cdtrans.model.cross_attention import three_branches
+from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.model.encoding import Encoded, Encoder
 from cdtrans.model.network import Network
-from cdtrans.pairing.pairs import Pairs, Search, require_pairs, search_pairs
+from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs
 from cdtrans.runtime.ranks import part
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
-from cdtrans.training.losses import Terms, adaptation_losses
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
-from cdtrans.training.self_training import self_trained, self_training_losses
 from cdtrans.training.state import Loop, step_seed
-from cdtrans.training.step import Losses, Step
+from cdtrans.training.step import Step
 from cdtrans.trust.guard import Measure, fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
 
-Rearranged = Callable[[Search, Encoded, Encoded], Search]  # other pairs than those found: for ablations alone
+PLANNING = -1  # the step number in the seed of a plan, so that its draws are like none of the epoch's own
+
+
+class Data(NamedTuple):
+    """What stage 2 has: labelled source images, some of them held out, and target images."""
+
+    source: Images
+    labels: Tensor  # [Ns] of the source
+    target: Images
+    holdout: LabelledImages | None
 
 
 class Adaptation(NamedTuple):
-    """What stage 2 came to. The model it was given now has the weights of the chosen epoch."""
+    """The result of stage 2."""
 
+    network: Network  # the served network, with the weights of the chosen epoch
     before: Impression  # the source-only model
     after: Impression | None  # the chosen epoch; None if there is none
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
-    measures: list[Measure]  # what speaks for or against the adapted model
-    warning: str = ""  # what speaks against the training after the chosen epoch
+    measures: list[Measure]  # evidence for or against the adapted model
+    warning: str = ""  # evidence against the training after the chosen epoch
 
 
-def adapt_to_target(
-    run: Run,
-    model: Network,
-    source: Images,
-    labels: Tensor,
-    target: Images,
-    holdout: LabelledImages | None,
-    config: Config,
-    screen: Screen,
-    rearranged: Rearranged | None = None,
-) -> Adaptation:
-    """Train the model on pairs, choose an epoch by scores, and compare it with the source-only model."""
-    optimisation = Optimisation(model, config, lr=config.lr, epochs=config.epochs, device=target.device)
-    loop = Loop(run, "adaptation", model, optimisation, config=config, epochs=config.epochs)
-    encode = Encoder(model, config, screen)
-    watch = Watch(run, model, encode, holdout, config.select, loop.extras)
+def adapt_to_target(run: Run, method: Method, data: Data, config: Config, screen: Screen) -> Adaptation:
+    """Train by the method, choose an epoch by label-free scores, and compare it with the source-only model."""
+    network = method.served()
+    encode = Encoder(network, config, screen)
+    watch = Watch(run, encode, data.holdout, config.select)
     last: dict[str, Tensor] = {}
     measures: list[Measure] = []
     try:
-        encoded = train_on_pairs(run, loop, optimisation, watch, source, labels, target, config, screen, rearranged)
-        last = {name: x.clone() for name, x in model.state_dict().items()}
+        encoded = train(run, method, data, watch, config, screen)
+        last = {name: x.clone() for name, x in network.state_dict().items()}
     except Hopeless as error:
-        before, measures = watch.before, [gave_up(str(error))]
-        if before is None or not (config.guard or watch.selection.kept):
+        before, measures = watch.before, [gave_up(error)]
+        if before is None or not (config.guard or watch.selection.best):
             raise
-        if not watch.selection.kept:
+        if not watch.selection.best:
             at_start = judge_source(before)
-            return Adaptation(before, None, 0, last, at_start if objections(at_start) else measures)
-    chosen = watch.selection.epoch
+            return Adaptation(network, before, None, 0, last, at_start if objections(at_start) else measures)
+    before, best = watch.before, watch.selection.best
+    assert before is not None, "the first round makes it"
+    assert best is not None, "there is at least one epoch"
     with run.timed("verdict"):
-        if chosen != config.epochs or not last:
-            watch.selection.restore(model)
-            encoded = encode(target, "target")
-        encoded_source = encode(source, "source")
-        before = watch.before
-        after = impression(encoded_source, encoded, search(encoded_source, labels, encoded, config))
-        assert before is not None, "the first round makes it"
-        measures += judge_adapted(before, after, watch.scores(0), watch.scores(chosen))
-    reached = config.epochs if last else chosen
-    warning = fell_later(chosen, [watch.scores(epoch)["consensus"] for epoch in range(chosen, reached + 1)])
-    return Adaptation(before, after, chosen, last, measures, warning)
+        if best.epoch != config.epochs or not last:
+            network.load_state_dict(best.weights)
+            encoded = encode(data.target, "target")
+        after = impression(Domains(encode(data.source, "source"), data.labels, encoded))
+        measures += judge_adapted(before, after, watch.scores[0], watch.scores[best.epoch])
+    reached = config.epochs if last else best.epoch
+    later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
+    return Adaptation(network, before, after, best.epoch, last, measures, fell_later(best.epoch, later))
 
 
-def train_on_pairs(
-    run: Run,
-    loop: Loop,
-    optimisation: Optimisation,
-    watch: Watch,
-    source: Images,
-    labels: Tensor,
-    target: Images,
-    config: Config,
-    screen: Screen,
-    rearranged: Rearranged | None = None,
-) -> Encoded:
-    """The loop: pairs are searched anew every few epochs. Returns the target as the model sees it at the end."""
-    model, encode = watch.encode.model, watch.encode
+def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, screen: Screen) -> Encoded:
+    """The loop: a plan every few epochs. Returns the target as the served network encodes it at the end."""
+    device = data.target.device
+    optimisation = Optimisation(
+        method,
+        config,
+        lr=config.lr,
+        epochs=config.epochs,
+        device=device,
+        rates=method.rates(),
+        network=method.network,
+    )
+    planner = Planner(run, method, config, screen)
+    loop = Loop(
+        run,
+        "adaptation",
+        method,
+        optimisation,
+        config=config,
+        epochs=config.epochs,
+        parts={"watch": watch, "planner": planner},
+    )
     report = StageReport(run, screen, loop, config)
-    losses, names = stage_losses(model, config)
-    pairs = Pairs(**loop.extras["pairs"]).to(target.device) if "pairs" in loop.extras else None
-    train = Step(losses, optimisation, config.compile)
-    encoded = encode(target, "target")
-    if loop.epoch == 1 and loop.step == 0:
-        watch.epoch(0, encoded)
+    progress = torch.zeros((), device=device)  # t / T, on the device so that a captured step reads the current one
+    step_of = Step(training_step(method, optimisation), optimisation, config.compile, capturable=method.capturable)
+    encode = watch.encode
+    if loop.fresh:  # the method's own modules know nothing yet: the source-only network plans the first round
+        encode = encode if encode.model is method.network else Encoder(method.network, config, screen)
+    encoded = encode(data.target, "target")
+    if loop.fresh:
+        watch.epoch(0, encoded, encode)
 
     for epoch in loop.epochs():
         if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
-            encoded_source = encode(source, "source")
-            found = find_pairs(run, epoch, encoded_source, labels, encoded, config, screen, rearranged)
+            domains = Domains(encode(data.source, "source"), data.labels, encoded)
+            proposals = planner.plan(epoch, domains)
             if epoch == 1:
-                start_from(watch, impression(encoded_source, encoded, found), config)
-            pairs = found.pairs()
-            require_pairs(pairs, epoch)
-            loop.extras["pairs"] = vars(pairs)
-        assert pairs is not None, "the first epoch searches for pairs"
+                start_from(watch, impression(domains), config)
+            planner.adopt(proposals, epoch, device)
+        pairs, encode = planner.pairs, watch.encode
+        assert pairs is not None, "the first epoch plans"
         lr = optimisation.start_epoch(epoch, loop.step)
-        batch_size = min(config.batch_size, len(pairs))
-        batches = [slice(i * batch_size, (i + 1) * batch_size) for i in range(len(pairs) // batch_size)]
-        train.ahead = len(batches) * (config.epochs - epoch + 1)
-        generator = torch.Generator().manual_seed(step_seed(config.seed, "adaptation", epoch, 0))
-        order = torch.randperm(len(pairs), generator=generator)[: len(batches) * batch_size].to(target.device)
-        mine = [part(batch) for batch in batches]
-        x_s = source.plan(pairs.source[order], mine, config.flip, generator)
-        x_t = target.plan(pairs.target[order], mine, config.flip, generator)
-        y_s, y_t = pairs.source_labels[order], pairs.target_labels[order]  # [P]
-        model.train()
-        with report.epoch(steps=len(batches), images=2 * batch_size, lr=lr, note=f"{len(pairs)} pairs") as bar:
+        batches = Batches(pairs, data, config, epoch)
+        step_of.ahead = len(batches) * (config.epochs - epoch + 1)
+        method.train()
+        with report.epoch(steps=len(batches), images=2 * batches.size, lr=lr, note=f"{len(pairs)} pairs") as bar:
             for step in loop.steps(len(batches)):
-                batch = batches[step]
-                loop.update(train(x_s[step], x_t[step], y_s[batch], y_t[batch]))
+                progress.fill_((epoch - 1 + step / len(batches)) / config.epochs)
+                losses = step_of(*batches[step], progress)
+                loop.update(step_of.names, losses)
                 bar.advance()
-        report.write(dict(zip(names, loop.mean_losses(), strict=True)), pairs=len(pairs))
-        encoded = encode(target, "target")
+        report.write(loop.mean_losses(), pairs=len(pairs))
+        encoded = encode(data.target, "target")
         watch.epoch(epoch, encoded)
     return encoded
 
 
-def stage_losses(model: Network, config: Config) -> tuple[Losses, tuple[str, ...]]:
-    """The losses of a step, and what the log calls them."""
-    if config.self_training != "none":
-        return self_training_losses(model, config.self_training)
-    terms = Terms(config.loss_source, config.loss_source_target, config.loss_target)
+def training_step(method: Method, optimisation: Optimisation) -> Any:
+    """A method's step as a function of tensors."""
 
-    def losses(x_s: Tensor, x_t: Tensor, y_s: Tensor, y_t: Tensor) -> tuple[Tensor, ...]:
-        return adaptation_losses(
-            three_branches(model, x_s, x_t, first_block_residual=config.first_block_residual),
-            y_s,
-            y_t,
-            config.detach_teacher,
-            terms,
-        )
+    def step(*inputs: Tensor) -> dict[str, Tensor]:
+        batch, progress = Batch(*inputs[:-1]), inputs[-1]
+        losses = method.train_step(batch, progress, optimisation.update)
+        with torch.no_grad():
+            method.after_step(batch, progress)
+        return losses
 
-    return losses, terms.names()
+    return step
+
+
+class Batches:
+    """An epoch: all pairs in random order, in whole batches. `batches[step]` is the input of a step."""
+
+    def __init__(self, pairs: Pairs, data: Data, config: Config, epoch: int) -> None:
+        self.size = min(config.batch_size, len(pairs))
+        count = len(pairs) // self.size
+        self.slices = [slice(i * self.size, (i + 1) * self.size) for i in range(count)]
+        generator = torch.Generator().manual_seed(step_seed(config.seed, "adaptation", epoch, 0))
+        order_s = self._order(pairs, generator)  # [P]
+        order_t = order_s if pairs.coupled else self._order(pairs, generator)
+        mine = [part(batch) for batch in self.slices]
+        self.x_s = data.source.plan(pairs.source[order_s], mine, config.flip, generator)
+        self.x_t = data.target.plan(pairs.target[order_t], mine, config.flip, generator)
+        self.y_s, self.y_t = pairs.source_labels[order_s], pairs.target_labels[order_t]  # [P]
+        self.i_t, self.weight = pairs.target[order_t], pairs.weight[order_t]  # [P]
+
+    def _order(self, pairs: Pairs, generator: torch.Generator) -> Tensor:
+        return torch.randperm(len(pairs), generator=generator)[: len(self) * self.size].to(pairs.source.device)
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+    def __getitem__(self, step: int) -> Batch:
+        batch = self.slices[step]
+        labels = self.y_s[batch], self.y_t[batch]
+        return Batch(self.x_s[step], labels[0], self.x_t[step], labels[1], self.i_t[batch], self.weight[batch])
 
 
 def start_from(watch: Watch, before: Impression, config: Config) -> None:
-    """Remember the source-only model; if adaptation from it is hopeless, say so before time is spent on it."""
-    watch.remember(before)
+    """Remember the source-only model. If adapting it is hopeless, stop before time is spent on it."""
+    watch.before = before
     against = objections(judge_source(before))
     if against and config.guard:
-        raise Hopeless(against[0].sentence)
+        raise Hopeless(against[0].sentence, "See the guard's findings.")
 
 
-def find_pairs(
-    run: Run,
-    epoch: int,
-    source: Encoded,
-    labels: Tensor,
-    target: Encoded,
-    config: Config,
-    screen: Screen,
-    rearranged: Rearranged | None = None,
-) -> Search:
-    """The pairs of the next epochs, by the model as it is now."""
-    found = search(source, labels, target, config)
-    if rearranged is not None:
-        found = rearranged(found, source, target)
-    elif config.self_training != "none":
-        found = self_trained(found, target.logits, epoch, config)
-    number = (epoch - 1) // config.rebuild_every + 1
-    run.write_arrays(f"pairs/round-{number:02}.npz", found.arrays())
-    summary = found.pairs().summary()
-    accuracy = float((source.logits.argmax(dim=1) == labels).double().mean())
-    run.log("pairs", round=number, epoch=epoch, **summary, **found.agreement(), source_accuracy=accuracy)
-    screen.say(
-        f"round {number}: {summary['kept']} of {summary['proposed']} pairs kept, using {summary['sources_used']} "
-        f"source and {summary['targets_used']} target images of {summary['classes_used']} classes"
-    )
-    return found
+class Planner:
+    """Who meets whom: asks the method at the start of each round, writes it down, and owns the pairs of the round."""
 
+    def __init__(self, run: Run, method: Method, config: Config, screen: Screen) -> None:
+        self.run, self.method, self.config, self.screen = run, method, config, screen
+        self.pairs: Pairs | None = None
 
-def search(source: Encoded, labels: Tensor, target: Encoded, config: Config) -> Search:
-    return search_pairs(
-        source.features,
-        labels,
-        target.features,
-        target.logits,
-        center_aware=config.center_aware,
-        mutual=config.mutual_pairs,
-        pairing=config.pairing,
-        target_class=config.target_class,
-    )
+    def plan(self, epoch: int, domains: Domains) -> Proposals:
+        every = self.config.rebuild_every
+        round = Round((epoch - 1) // every + 1, -(-self.config.epochs // every), epoch)
+        generator = torch.Generator().manual_seed(step_seed(self.config.seed, "adaptation", epoch, PLANNING))
+        proposals = self.method.plan(domains, round, generator)
+        self.run.write_arrays(f"pairs/round-{round.number:02}.npz", proposals.arrays())
+        summary = proposals.pairs().summary()
+        accuracy = domains.source_accuracy()
+        numbers = {"round": round.number, "epoch": epoch}
+        self.run.log("pairs", **numbers, **summary, **domains.agreement(), source_accuracy=accuracy)
+        self.screen.say(
+            f"round {round.number}: {summary['kept']} of {summary['proposed']} pairs kept, using "
+            f"{summary['sources_used']} source and {summary['targets_used']} target images of "
+            f"{summary['classes_used']} classes"
+        )
+        return proposals
+
+    def adopt(self, proposals: Proposals, epoch: int, device: torch.device) -> None:
+        """Train on these from now on."""
+        pairs = proposals.pairs()
+        require_pairs(pairs, epoch)
+        self.pairs = pairs.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.pairs is None else self.pairs.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        device = next(self.method.parameters()).device
+        self.pairs = Pairs(**state).to(device) if state else None

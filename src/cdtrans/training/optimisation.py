@@ -1,6 +1,7 @@
 """The authors' optimiser: two parameter groups, a learning rate for each epoch, clipping, mixed precision."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ FLOOR = 0.002  # of the base rate
 
 
 def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, warmup: int = 10) -> float:
-    """The rate of epoch 1..E for a group whose own rate is factor * base (FACTS 2.1). The warm-up's start and the
+    """The rate of epoch 1..E for a group whose own rate is factor * base (docs/method.md). The warm-up's start and the
     cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up."""
     peak, start, floor = factor * base, WARMUP_START * base, FLOOR * base
     if epoch < warmup:
@@ -24,21 +25,48 @@ def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, war
     return floor
 
 
-def parameter_groups(model: nn.Module, bias_lr_factor: float) -> list[dict[str, Any]]:
-    """Weights and biases: the biases learn faster. Weight decay is on everything, norms and tokens included."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+def parameter_groups(
+    module: nn.Module, bias_lr_factor: float, rates: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """Weights and biases: the biases learn faster. `rates` are factors by the name of a submodule. Weight decay is on
+    everything, norms and tokens included."""
+    groups: dict[tuple[float, bool], list[Tensor]] = {}
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    for is_bias in (False, True):
+        for name, p in named:
+            if ("bias" in name) == is_bias:
+                groups.setdefault((_rate(name, rates or {}), is_bias), []).append(p)
     return [
-        {"params": [p for name, p in named if "bias" not in name], "factor": 1.0},
-        {"params": [p for name, p in named if "bias" in name], "factor": bias_lr_factor},
+        {"params": params, "factor": rate * (bias_lr_factor if is_bias else 1.0)}
+        for (rate, is_bias), params in groups.items()
     ]
 
 
-class Optimisation:
-    """One stage's optimiser. `step` takes a loss and does everything up to the new weights, without waiting for the
-    device: a loss that is not finite is remembered there and found by `first_bad_step` when somebody asks."""
+def _rate(name: str, rates: Mapping[str, float]) -> float:
+    """The factor of the submodule that a parameter is in; the innermost counts."""
+    inside = [prefix for prefix in rates if name.startswith(f"{prefix}.")]
+    return rates[max(inside, key=len)] if inside else 1.0
 
-    def __init__(self, model: nn.Module, config: Config, *, lr: float, epochs: int, device: torch.device) -> None:
-        groups = parameter_groups(model, config.bias_lr_factor)
+
+class Optimisation:
+    """One stage's optimiser. `update` takes a loss and does everything up to the new weights, without waiting for the
+    device: a loss that is not finite is remembered there and reported by `first_bad_step`.
+
+    The gradients of the network and of a method's own modules are clipped apart: a critic's large gradient must not
+    shrink the network's."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: Config,
+        *,
+        lr: float,
+        epochs: int,
+        device: torch.device,
+        rates: Mapping[str, float] | None = None,
+        network: nn.Module | None = None,
+    ) -> None:
+        groups = parameter_groups(module, config.bias_lr_factor, rates)
         for group in groups:  # on a GPU the rate is a tensor, so that a captured step reads the current one
             group["lr"] = torch.tensor(lr, device=device) if device.type == "cuda" else lr
         self.optimizer: torch.optim.Optimizer
@@ -51,6 +79,10 @@ class Optimisation:
                 groups, weight_decay=config.weight_decay, capturable=device.type == "cuda"
             )
         self.parameters = [p for group in groups for p in group["params"]]
+        inner = {id(p) for p in (network or module).parameters()}
+        of_network = [p for p in self.parameters if id(p) in inner]
+        of_method = [p for p in self.parameters if id(p) not in inner]
+        self.clipped = [group for group in (of_network, of_method) if group]
         self.lr, self.epochs, self.config, self.device = lr, epochs, config, device
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=config.precision == "fp16")
         self.taken = torch.zeros((), dtype=torch.long, device=device)  # steps of this epoch
@@ -65,17 +97,23 @@ class Optimisation:
         self.taken.fill_(steps_taken)
         return learning_rate(epoch, self.epochs, self.lr, warmup=warmup)
 
-    def step(self, loss: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+    def start_step(self) -> None:
         self.taken += 1
-        bad = ~loss.detach().isfinite() & (self.bad_step < 0)
-        self.bad_step.copy_(torch.where(bad, self.taken, self.bad_step))
-        self.scaler.scale(loss).backward()
-        average_gradients(self.parameters)
-        self.scaler.unscale_(self.optimizer)
-        torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm, foreach=True)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+
+    def update(self, loss: Tensor, parameters: Sequence[Tensor] | None = None) -> None:
+        """One step of the optimiser on these parameters, or on all."""
+        with torch.autocast(self.device.type, enabled=False):
+            self.optimizer.zero_grad(set_to_none=True)
+            bad = ~loss.detach().isfinite() & (self.bad_step < 0)
+            self.bad_step.copy_(torch.where(bad, self.taken, self.bad_step))
+            self.scaler.scale(loss).backward(inputs=parameters)
+            average_gradients(self.parameters)
+            self.scaler.unscale_(self.optimizer)
+            for group in self.clipped:
+                torch.nn.utils.clip_grad_norm_(group, self.config.clip_norm, foreach=True)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        torch.clear_autocast_cache()  # weights rounded before this update must not serve after it
 
     def first_bad_step(self) -> int | None:
         """The first step whose loss was not finite. Waits for the device."""

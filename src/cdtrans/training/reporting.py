@@ -72,7 +72,7 @@ class EpochBar:
             part = loop.step / report.steps
             left = report.pace(now, part) * (loop.last_epoch - loop.epoch + 1 - part)
             self.note = (
-                f"loss {sum(loop.mean_losses()):.3f}  lr {report.lr:.3g}  {report.note}  {rate:.0f} images/s  "
+                f"loss {sum(loop.mean_losses().values()):.3f}  lr {report.lr:.3g}  {report.note}  {rate:.0f} images/s  "
                 f"stage: {clock(left)} left"
             )
         self.task.advance(1, self.note)

@@ -1,7 +1,8 @@
-"""Stage 1: fit the model to the labelled source (FACTS 2)."""
+"""Stage 1: fit the network to the labelled source (docs/method.md)."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
@@ -9,24 +10,25 @@ from cdtrans.model.network import Network
 from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
-from cdtrans.training.losses import source_loss
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Step
 
 
-def fit_source(run: Run, model: Network, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
+def fit_source(run: Run, network: Network, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
     """Train on every source image in each epoch; the last epoch is the source-only model."""
-    optimisation = Optimisation(model, config, lr=config.source_lr, epochs=config.source_epochs, device=images.device)
-    loop = Loop(run, "source", model, optimisation, config=config, epochs=config.source_epochs)
+    optimisation = Optimisation(network, config, lr=config.source_lr, epochs=config.source_epochs, device=images.device)
+    loop = Loop(run, "source", network, optimisation, config=config, epochs=config.source_epochs)
     report = StageReport(run, screen, loop, config)
     batches = batch_slices(len(images), config.batch_size)
 
-    def losses(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return (source_loss(model.encode(x).logits, y, config.label_smoothing),)
+    def fit(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        loss = F.cross_entropy(network.encode(x).logits, y, label_smoothing=config.label_smoothing)
+        optimisation.update(loss)
+        return {"loss": loss}
 
-    train = Step(losses, optimisation, config.compile)
+    train = Step(fit, optimisation, config.compile)
     for epoch in loop.epochs():
         lr = optimisation.start_epoch(epoch, loop.step)
         train.ahead = len(batches) * (config.source_epochs - epoch + 1)
@@ -34,12 +36,13 @@ def fit_source(run: Run, model: Network, images: Images, labels: Tensor, config:
         order = torch.randperm(len(images), generator=generator)  # [Ns]
         shuffled_labels = labels[order.to(labels.device)]
         inputs = images.plan(order, [part(batch) for batch in batches], config.flip, generator)
-        model.train()
+        network.train()
         with report.epoch(steps=len(batches), images=config.batch_size, lr=lr) as bar:
             for step in loop.steps(len(batches)):
-                loop.update(train(inputs[step], shuffled_labels[batches[step]]))
+                values = train(inputs[step], shuffled_labels[batches[step]])
+                loop.update(train.names, values)
                 bar.advance()
-        report.write({"loss": loop.mean_losses()[0]})
+        report.write(loop.mean_losses())
 
 
 def batch_slices(count: int, size: int) -> list[slice]:

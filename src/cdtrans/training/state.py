@@ -1,21 +1,29 @@
-"""Everything needed to go on after a kill: written atomically, restored exactly."""
+"""Everything needed to resume after a kill: written atomically, restored exactly."""
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError, Hopeless, Interrupted
-from cdtrans.runtime.ranks import rank, world
+from cdtrans.runtime.ranks import world
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.storage.files import atomic
 from cdtrans.storage.run import Run
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"
+STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
+
+
+class Stateful(Protocol):
+    """Owns a part of the state: networks, optimisers, pairs, scores."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
 def load_state(run: Run) -> dict[str, Any] | None:
@@ -31,8 +39,8 @@ def load_state(run: Run) -> dict[str, Any] | None:
 
 def step_seed(seed: int, stage: str, epoch: int, step: int) -> int:
     """Randomness without memory: what is drawn in a step depends on where the step is, never on what came before, so
-    that a run goes on exactly where it was killed."""
-    words = [seed, {"init": 0, "source": 1, "adaptation": 2}[stage], epoch, step]
+    that a resumed run is exactly the undisturbed one."""
+    words = [seed, STAGES[stage], epoch, step]
     mixed = 0
     for word in words:
         mixed = (mixed * 6364136223846793005 + word * 1442695040888963407 + 1) % 2**63
@@ -43,23 +51,38 @@ def step_seed(seed: int, stage: str, epoch: int, step: int) -> int:
 class Loop:
     """The epochs and steps of one stage, and what a kill must not lose.
 
-    A stage reads `for epoch in loop.epochs(): for step in loop.steps(n): loop.update(losses)`. The loop seeds every
-    step, sums the losses, saves the state when it is time, and goes on from a saved one."""
+    A stage reads `for epoch in loop.epochs(): for step in loop.steps(n): loop.update(names, losses)`. The loop seeds
+    every step, sums the losses, saves the state when it is time, and resumes from a saved one. `parts` own the rest of
+    the state; each saves and restores its own."""
 
     def __init__(
-        self, run: Run, stage: str, model: nn.Module, optimisation: Optimisation, *, config: Config, epochs: int
+        self,
+        run: Run,
+        stage: str,
+        model: nn.Module,
+        optimisation: Optimisation,
+        *,
+        config: Config,
+        epochs: int,
+        parts: Mapping[str, Stateful] | None = None,
     ) -> None:
         self.run, self.stage, self.model, self.optimisation = run, stage, model, optimisation
         self.seed, self.save_every, self.last_epoch = config.seed, config.save_every, epochs
         self.epoch, self.step = 1, 0
-        self.sums: Tensor | None = None
-        self.extras: dict[str, Any] = {}  # what the stage itself wants kept: the pairs of stage 2
+        self.names: tuple[str, ...] = ()
+        self.sums: Tensor | None = None  # of the losses of this epoch
+        self.parts: dict[str, Stateful] = {"model": model, "optimisation": optimisation, **(parts or {})}
         self._saved_at = time.monotonic()
         state = load_state(run)
         if state is not None and state["stage"] == stage:
             self._restore(state)
         else:
             self.save()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing of the stage has been done."""
+        return (self.epoch, self.step) == (1, 0)
 
     def epochs(self) -> Iterator[int]:
         while self.epoch <= self.last_epoch:
@@ -69,46 +92,46 @@ class Loop:
 
     def steps(self, count: int) -> Iterator[int]:
         while self.step < count:
-            torch.manual_seed(step_seed(self.seed, self.stage, self.epoch, self.step) + rank())
+            torch.manual_seed(step_seed(self.seed, self.stage, self.epoch, self.step))
             yield self.step
         self._check_finite()
 
-    def update(self, losses: Tensor) -> None:
+    def update(self, names: tuple[str, ...], losses: Tensor) -> None:
         """Count a step as done; `losses` are its values, [k]."""
+        self.names = names
         self.sums = losses.double() if self.sums is None else self.sums + losses
         self.step += 1
         self._save_if_due()
 
-    def mean_losses(self) -> list[float]:
+    def mean_losses(self) -> dict[str, float]:
         """The mean of each loss over the epoch. Waits for the device."""
         assert self.sums is not None, "an epoch has at least one step"
-        return [float(x) for x in self.sums / self.step]
+        return dict(zip(self.names, [float(x) for x in self.sums / self.step], strict=True))
 
     def save(self) -> None:
-        state = {
-            "stage": self.stage,
-            "epoch": self.epoch,
-            "step": self.step,
-            "sums": self.sums,
-            "model": self.model.state_dict(),
-            "optimisation": self.optimisation.state_dict(),
-            "extras": self.extras,
-            "log_size": self.run.log_size(),
-        }
         if self.run.writes:
+            state = {
+                "stage": self.stage,
+                "epoch": self.epoch,
+                "step": self.step,
+                "names": list(self.names),
+                "sums": self.sums,
+                "parts": {name: part.state_dict() for name, part in self.parts.items()},
+                "log_size": self.run.log_size(),
+            }
             with atomic(self.run.folder / STATE_FILE) as file:
                 torch.save(state, file)
         self._saved_at = time.monotonic()
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimisation.load_state_dict(state["optimisation"])
-        self.epoch, self.step, self.extras = state["epoch"], state["step"], state["extras"]
+        for name, part in self.parts.items():
+            part.load_state_dict(state["parts"][name])
+        self.epoch, self.step, self.names = state["epoch"], state["step"], tuple(state["names"])
         self.sums = None if state["sums"] is None else state["sums"].to(self.optimisation.device)
         self.run.cut_log(state["log_size"])
 
     def _save_if_due(self) -> None:
-        stop = StopSignals.received if self.run.writes else None  # the others go on until the main rank has saved
+        stop = StopSignals.received if self.run.writes else None  # the others continue until the main rank has saved
         if stop is None and time.monotonic() - self._saved_at < self.save_every:
             return
         if world() > 1 and not self._finite():
@@ -127,11 +150,12 @@ class Loop:
         ruined = step is None and not all_finite(self.model)
         if step is not None or ruined:
             file = self.run.folder / STATE_FILE
-            kept = f"the last good state is in '{file}'" if file.exists() else "no state had been saved yet"
+            kept = f"The last good state is in '{file}'" if file.exists() else "No state had been saved yet"
             raise Hopeless(
                 f"{'The weights are' if ruined else 'The loss is'} not finite in the {self.stage} stage, "
-                f"epoch {self.epoch}, step {self.step if ruined else step}; {kept}. "
-                "Start again in another --out with a lower learning rate (--lr, --source-lr) or --precision fp32."
+                f"epoch {self.epoch}, step {self.step if ruined else step}",
+                f"{kept}. Start again in another --out with a lower learning rate (--lr, --source-lr) or "
+                "--precision fp32.",
             )
 
 

@@ -12,22 +12,24 @@ from cdtrans.training.optimisation import Optimisation
 WARM_UP = 3  # plain steps before the capture: libraries load, kernels are built, algorithms are chosen
 GRAPH_STEPS = 50  # fewer steps ahead than this are not worth capturing
 
-Losses = Callable[..., tuple[Tensor, ...]]
+Train = Callable[..., dict[str, Tensor]]  # a batch -> losses by name; it has updated the weights
 
 
 class Step:
-    """Calling it with a batch trains on it and gives the losses, [k], without waiting for the device.
+    """Calling it with a batch trains on it and returns the losses, [k], without waiting for the device; `names` says
+    what they are.
 
     Every step is a real one: the first are plain, then the step is captured as a CUDA graph, because a small model is
     launched kernel by kernel more slowly than a GPU computes it. A batch of another shape than the captured one, such
     as the last one of an epoch, is run plainly. On the CPU, and with fp16's loss scaler, which looks at the gradients,
     all are."""
 
-    def __init__(self, losses: Losses, optimisation: Optimisation, plan: str) -> None:
-        self.losses, self.optimisation, self.plan = losses, optimisation, plan
+    def __init__(self, train: Train, optimisation: Optimisation, plan: str, *, capturable: bool = True) -> None:
+        self.train, self.optimisation, self.plan = train, optimisation, plan
         self.ahead = 0  # steps until the end of the stage; the stage keeps it up to date
-        self.capturable = optimisation.device.type == "cuda" and not optimisation.scaler.is_enabled() and plan != "off"
-        self.capturable &= world() == 1
+        self.names: tuple[str, ...] = ()
+        on_gpu = optimisation.device.type == "cuda" and not optimisation.scaler.is_enabled()
+        self.capturable = capturable and on_gpu and plan != "off" and world() == 1
         self.shapes: list[torch.Size] = []
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -50,10 +52,11 @@ class Step:
         return self.values
 
     def _train(self, *inputs: Tensor) -> Tensor:
+        self.optimisation.start_step()
         with autocast(self.optimisation.device, self.optimisation.config.precision):
-            values = torch.stack(self.losses(*inputs))  # [k]
-        self.optimisation.step(values.sum())
-        return values.detach()
+            losses = self.train(*inputs)
+        self.names = tuple(losses)
+        return torch.stack([loss.detach() for loss in losses.values()])  # [k]
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
         """Record a step that reads its batch from the buffers; the recording itself trains on nothing."""

@@ -43,7 +43,7 @@ def estimate(before: Impression, predicted: Tensor, *, harm: bool = False) -> Es
     """The range for a model that predicts `predicted` [Nt]. From below: what all support, less half of what only some
     do. From above: what any supports, and half of the rest, since a good run finds what nobody had said. A source-only
     model is not asked for its opinion of itself."""
-    opinions = [before.nearest, before.centers]
+    opinions = [before.label_nearest_target, before.centers]
     if not torch.equal(predicted, before.predicted):
         opinions.append(before.predicted)
     agree = torch.stack([opinion == predicted for opinion in opinions])  # [opinions, Nt]

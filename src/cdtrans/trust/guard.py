@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from cdtrans.errors import Hopeless
 from cdtrans.trust.impression import Impression
 
 # What healthy runs showed, and what spoilt ones did where that is the evidence against them:
@@ -126,10 +127,9 @@ def judge_adapted(
     ]
 
 
-def gave_up(message: str) -> Measure:
-    """Training that could not go on: numbers that are not finite, or no pairs left."""
-    said = message.split(";")[0].split(": training")[0].rstrip(".")
-    return Measure("training broke off", "whether training came to its end (100%)", 0.0, 1.0, "above", said)
+def gave_up(error: Hopeless) -> Measure:
+    """Training that could not continue: values that are not finite, or no pairs left."""
+    return Measure("training broke off", "whether training came to its end (100%)", 0.0, 1.0, "above", error.cause)
 
 
 def fell_later(epoch: int, consensus: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""What a model makes of both domains, in little: kept of the source-only model until the end, to compare with."""
+"""How a model sees both domains, in brief: that of the source-only model is kept until the end, to compare with."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdtrans.model.encoding import Encoded
-from cdtrans.pairing.pairs import Search
+from cdtrans.pairing.pairs import Domains
 
 SAMPLE = 1000  # images of each domain whose features are kept, for pictures
 
@@ -18,8 +17,8 @@ class Impression:
 
     target_logits: Tensor  # [Nt, K]
     centers: Tensor  # [Nt] the class of each target's nearest centre
-    nearest: Tensor  # [Nt] the label of each target's nearest source image
-    found: Tensor  # [Ns] the centre label of each source's nearest target image
+    label_nearest_target: Tensor  # [Nt] the label of each target image's nearest source image
+    center_nearest_source: Tensor  # [Ns] the pseudo-label of each source image's nearest target image
     source_labels: Tensor  # [Ns]
     source_predicted: Tensor  # [Ns]
     source_confidence: Tensor  # [Ns]
@@ -37,23 +36,24 @@ class Impression:
 
     @property
     def source_accuracy(self) -> float:
-        """On the very images it was trained on, seen in eval mode."""
+        """On the images it was trained on, in eval mode."""
         return float((self.source_predicted == self.source_labels).double().mean())
 
     @property
     def source_agreement(self) -> float:
         """The share of the source images whose nearest target image has its centre in their class."""
-        return float((self.found == self.source_labels).double().mean())
+        return float((self.center_nearest_source == self.source_labels).double().mean())
 
 
-def impression(source: Encoded, target: Encoded, search: Search) -> Impression:
-    """From the passes and the search that a rebuild makes anyway."""
+def impression(domains: Domains) -> Impression:
+    source, target, labels = domains.source, domains.target, domains.source_labels
     p = source.logits.softmax(dim=1)
     confidence, predicted = p.max(dim=1)
-    own = p.gather(1, search.labels[:, None]).squeeze(1)
+    own = p.gather(1, labels[:, None]).squeeze(1)
     samples = [x.features[sampled(len(x.features)).to(x.features.device)].half() for x in (source, target)]
-    small = (target.logits, search.centers, search.nearest, search.found, search.labels)
-    return Impression(*(x.cpu() for x in (*small, predicted, confidence.half(), own.half(), *samples)))
+    matching = (domains.centers, domains.label_nearest_target, domains.center_nearest_source)
+    columns = (target.logits, *matching, labels, predicted, confidence.half(), own.half(), *samples)
+    return Impression(*(x.cpu() for x in columns))
 
 
 def sampled(count: int) -> Tensor:

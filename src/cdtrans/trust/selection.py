@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 CONSENSUS = ("information", "nuclear_norm", "clusters", "centers")
 
@@ -27,26 +27,30 @@ RULES: dict[str, Callable[[int, dict[str, float]], float]] = {
 }
 
 
+class Best(NamedTuple):
+    """The best epoch so far."""
+
+    epoch: int
+    value: float  # by the rule
+    weights: dict[str, Tensor]  # of the served network
+
+
 class Selection:
-    """The best epoch so far by a rule, with a copy of its weights. It lives in `kept`, which is saved with the state of
-    the run and so survives a kill."""
+    """The best epoch by a rule, with a copy of its weights."""
 
-    def __init__(self, rule: str, kept: dict[str, Any]) -> None:
+    def __init__(self, rule: str) -> None:
         self.value = RULES[rule]
-        self.kept = kept  # epoch, value, model; empty before the first epoch
+        self.best: Best | None = None
 
-    @property
-    def epoch(self) -> int:
-        epoch: int = self.kept["epoch"]
-        return epoch
-
-    def consider(self, epoch: int, scores: dict[str, float], model: nn.Module) -> None:
-        """A later epoch wins a tie: it has seen more."""
+    def consider(self, epoch: int, scores: dict[str, float], network: nn.Module) -> None:
+        """A later epoch wins a tie: it was trained longer."""
         value = self.value(epoch, scores)
-        if not self.kept or value >= self.kept["value"]:
-            weights = {name: x.detach().clone() for name, x in model.state_dict().items()}
-            self.kept.update(epoch=epoch, value=value, model=weights)
+        if self.best is None or value >= self.best.value:
+            weights = {name: x.detach().clone() for name, x in network.state_dict().items()}
+            self.best = Best(epoch, value, weights)
 
-    def restore(self, model: nn.Module) -> None:
-        """Put the chosen epoch's weights back into the model."""
-        model.load_state_dict(self.kept["model"])
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.best is None else self.best._asdict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = Best(**state) if state else None

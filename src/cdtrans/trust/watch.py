@@ -1,9 +1,8 @@
-"""Every epoch's pass over the target, looked at: predictions for a later answer key, scores, and the best so far."""
+"""What is recorded of every epoch without labels: predictions, scores, and the best epoch so far."""
 
 from typing import Any
 
 import torch
-from torch import nn
 
 from cdtrans.data.batches import LabelledImages
 from cdtrans.model.encoding import Encoded, Encoder
@@ -17,45 +16,43 @@ DIGITS = 5  # of a score in the log
 
 
 class Watch:
-    """What it knows lives in `memory`, which is saved with the state of the run and so survives a kill."""
+    """Owns the scores of all epochs, the impression of the source-only model and the selection."""
 
-    def __init__(
-        self, run: Run, model: nn.Module, encode: Encoder, holdout: LabelledImages | None, rule: str, memory: dict
-    ) -> None:
-        self.run, self.model, self.encode, self.holdout, self.memory = run, model, encode, holdout, memory
-        self.selection = Selection(rule, memory.setdefault("best", {}))
+    def __init__(self, run: Run, encode: Encoder, holdout: LabelledImages | None, rule: str) -> None:
+        self.run, self.encode, self.holdout = run, encode, holdout
+        self.before: Impression | None = None  # of the source-only model, once the first round has begun
+        self.scores: dict[int, dict[str, float]] = {}  # by epoch
+        self.selection = Selection(rule)
 
-    @property
-    def before(self) -> Impression | None:
-        """What the source-only model made of both domains, once that is known."""
-        return Impression(**self.memory["before"]) if "before" in self.memory else None
-
-    def remember(self, before: Impression) -> None:
-        self.memory["before"] = vars(before)
-
-    def scores(self, epoch: int) -> dict[str, float]:
-        found: dict[str, float] = self.memory["scores"][epoch]
-        return found
-
-    def epoch(self, epoch: int, target: Encoded) -> None:
-        """Take in the pass after an epoch; epoch 0 is the source-only model, which cannot be chosen here."""
+    def epoch(self, epoch: int, target: Encoded, encode: Encoder | None = None) -> None:
+        """Record an epoch's pass over the target. Epoch 0 is the source-only model, which cannot be chosen here; it has
+        an `encode` of its own."""
         save_predictions(self.run, epoch, target)
         with self.run.timed("scores", epoch=epoch):
             scores: dict[str, Any] = score(target)._asdict()
             if self.holdout is not None:
-                predicted = self.encode(self.holdout.images, "held-out source").logits.argmax(dim=1)
-                scores["holdout"] = float((predicted == self.holdout.labels).double().mean())
+                held_out = (encode or self.encode)(self.holdout.images, "held-out source")
+                scores["holdout"] = float((held_out.logits.argmax(dim=1) == self.holdout.labels).double().mean())
             scores["consensus"] = consensus(scores)
             scores = from_main({name: round(value, DIGITS) for name, value in scores.items()})
             self.run.log("scores", epoch=epoch, **scores)
-            self.memory.setdefault("scores", {})[epoch] = scores
+            self.scores[epoch] = scores
             if epoch > 0:
-                self.selection.consider(epoch, scores, self.model)
+                self.selection.consider(epoch, scores, self.encode.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        before = None if self.before is None else vars(self.before)
+        return {"before": before, "scores": self.scores, "selection": self.selection.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.before = None if state["before"] is None else Impression(**state["before"])
+        self.scores = state["scores"]
+        self.selection.load_state_dict(state["selection"])
 
 
 def save_predictions(run: Run, epoch: int, encoded: Encoded) -> None:
-    """The predicted class of every target image after an epoch (0: the source-only model). An answer key, if there ever
-    is one, can then score every epoch afterwards, and training never has to see it."""
+    """The predicted class of every target image after an epoch (0: the source-only model). Target labels, if there ever
+    are any, can then score every epoch afterwards, and training never has to see them."""
     confidence, predicted = encoded.logits.softmax(dim=1).max(dim=1)
     arrays = {"predicted": predicted.to(torch.int32).cpu().numpy(), "confidence": confidence.half().cpu().numpy()}
     run.write_arrays(f"predictions/epoch-{epoch:03}.npz", arrays)

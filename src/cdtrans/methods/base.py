@@ -1,0 +1,107 @@
+"""What a method is: it decides what a training step does, and nothing else.
+
+Everything around it is shared: data, schedule, resume, selection, guard, report, export, ranks. So every method is
+compared fairly and gets every promise for free. docs/methods.md shows how to write one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cdtrans.model.network import Network
+from cdtrans.pairing.pairs import Domains, Proposals
+
+
+class Batch(NamedTuple):
+    """The input of a step: tensors only, so that a step can be replayed as a CUDA graph. On several ranks `x_s` and
+    `x_t` are this rank's images, while everything else, and every output of the head, is of the whole batch."""
+
+    x_s: Tensor  # [B, 3, H, W] source images
+    y_s: Tensor  # [B] their labels
+    x_t: Tensor  # [B, 3, H, W] target images
+    y_t: Tensor  # [B] their pseudo-labels, or [B, K] soft ones
+    i_t: Tensor  # [B] their indices in the target
+    weight: Tensor  # [B] of the pairs
+
+
+class Sizes(NamedTuple):
+    """What a method may need to know of the data when it is made."""
+
+    classes: int
+    source_images: int
+    target_images: int
+
+
+class Round(NamedTuple):
+    """Stage 2 is divided into rounds; each begins with `Method.plan`."""
+
+    number: int  # from 1
+    rounds: int  # in all
+    epoch: int  # the first of the round
+
+    @property
+    def progress(self) -> float:
+        """0 in the first round, 1 in the last."""
+        return (self.number - 1) / max(self.rounds - 1, 1)
+
+
+class Update(Protocol):
+    """One step of the optimiser: gradients of `loss` for these parameters, or for all."""
+
+    def __call__(self, loss: Tensor, parameters: Sequence[Tensor] | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For a method without options."""
+
+
+class Method(nn.Module):
+    """The first line of a subclass's docstring is its line in `cdtrans methods`.
+
+    Modules and buffers that a method makes beside the network (critics, teachers, memory banks) are optimised, saved,
+    resumed and kept equal on all ranks like the network itself."""
+
+    Options: ClassVar[type[Any]] = NoOptions  # a frozen dataclass of `cdtrans.config.option` fields
+    paper: ClassVar[str] = ""  # authors, title, venue and year
+    needs: ClassVar[str] = "any backbone"
+    cost: ClassVar[str] = "not measured"  # time of a step, relative to CDTrans
+    uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
+    capturable: ClassVar[bool] = True  # whether a step can be replayed as a CUDA graph
+    without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that leave plain training on the source
+
+    def __init__(self, network: Network, options: Any, sizes: Sizes) -> None:
+        super().__init__()
+        self.network, self.options, self.sizes = network, options, sizes
+
+    @classmethod
+    def check(cls, network: Network, name: str) -> None:
+        """Refuse a backbone (called `name`) that the method cannot work with, before anything is written."""
+
+    def rates(self) -> Mapping[str, float]:
+        """Learning rates relative to --lr, by the name of a submodule: {"critic": 10.0, "network.backbone": 0.1}."""
+        return {}
+
+    def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
+        """Which source image meets which target image in the epochs of a round. Default: at random."""
+        return Proposals.at_random(domains, torch.arange(self.sizes.target_images), domains.centers, generator)
+
+    def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
+        """The losses of a step, by the name they have in the log; their sum is minimised. `progress` rises from 0 to 1
+        over stage 2."""
+        raise NotImplementedError
+
+    def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
+        """A whole step; returns what is logged. Override it for several updates in one step."""
+        losses = self.losses(batch, progress)
+        update(torch.stack(list(losses.values())).sum())
+        return losses
+
+    def after_step(self, batch: Batch, progress: Tensor) -> None:
+        """What follows an update, such as a moving average or a memory bank. Runs without gradients."""
+
+    def served(self) -> Network:
+        """The network that predicts, is exported and is judged by the guard."""
+        return self.network

@@ -1,0 +1,81 @@
+"""CDTrans (Xu et al., ICLR 2022): two-way, centre-aware pairs, and three branches that share one transformer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.config import BranchOptions, CDTransOptions
+from cdtrans.methods.base import Batch, Method, Round
+from cdtrans.model.cross_attention import Branches, three_branches
+from cdtrans.pairing.pairs import Domains, Proposals, one_way, union
+
+ONE_WAY = ("one_way_source", "one_way_target")
+
+
+class ThreeBranches(Method):
+    """The branches of CDTrans and their losses, on whatever pairs a subclass plans.
+
+    A pair (s, t) passes three branches: source, target, and source-target, whose queries are the source's and whose
+    keys and values are the target's (Eq. 2). All three share the classifier."""
+
+    Options = BranchOptions
+    needs = "a ViT of timm's VisionTransformer or Eva class"
+    options: BranchOptions
+
+    def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
+        branches = three_branches(
+            self.network, batch.x_s, batch.x_t, first_block_residual=self.options.first_block_residual
+        )
+        return branch_losses(branches, batch.y_s, batch.y_t, self.options)
+
+
+class CDTrans(ThreeBranches):
+    """Cross-attention between paired source and target images."""
+
+    Options = CDTransOptions
+    options: CDTransOptions
+    paper = "Xu et al., CDTrans: Cross-domain Transformer for Unsupervised Domain Adaptation, ICLR 2022"
+    cost = "1"
+
+    def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
+        """Every image with its nearest one of the other domain (Eq. 3 and 4), kept if the class of the target image's
+        nearest centre (Eq. 5 to 7) is the source image's label."""
+        options = self.options
+        if options.pairing in ONE_WAY:
+            source, target = one_way(domains.neighbours, options.pairing)
+        else:
+            source, target = union(domains.neighbours, options.mutual_pairs)
+        labels, centers = domains.source_labels[source], domains.centers[target]  # [P]
+        if options.center_aware:
+            kept = labels == centers
+            return Proposals(source, target, labels, centers, kept)  # of kept pairs both labels are equal
+        # Without the filter the authors teach a target image its centre's class. Table 5's pairs without any use of
+        # centres teach it the class of its pair.
+        return Proposals(source, target, labels, labels if options.target_class == "pair" else centers)
+
+
+def branch_losses(branches: Branches, y_s: Tensor, y_t: Tensor, options: Any) -> dict[str, Tensor]:
+    """Source, target and distillation loss (Eq. 8), or those of them that are asked for, all of weight 1.
+
+    Instead of the distillation, `cls` classifies the source-target branch itself. Its two images count as one class,
+    and of their two labels it gets the source's, which is true."""
+    losses = {}
+    if options.loss_source == "cls":
+        losses["loss_source"] = F.cross_entropy(branches.source.logits, y_s)
+    if options.loss_target == "cls":
+        losses["loss_target"] = F.cross_entropy(branches.target.logits, y_t)
+    teacher = branches.source_target.logits
+    if options.loss_source_target == "dtl":
+        teacher = teacher.detach() if options.detach_teacher else teacher
+        losses["loss_distillation"] = distillation_loss(branches.target.logits, teacher)
+    elif options.loss_source_target == "cls":
+        losses["loss_source_target"] = F.cross_entropy(teacher, y_s)
+    return losses
+
+
+def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Eq. 8 with the minus sign that the paper leaves out: cross-entropy of the student's probabilities p under the
+    teacher's q, [B, K] twice -> scalar. Gradient flows through both unless the caller detaches the teacher."""
+    return -(teacher.softmax(dim=1) * student.log_softmax(dim=1)).sum(dim=1).mean()

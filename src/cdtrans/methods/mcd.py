@@ -1,0 +1,96 @@
+"""MCD (Saito et al. 2018): two classifiers find target images near the boundary, and the backbone moves them away.
+
+With the backbone G, two classifiers F = (F1, F2), their target predictions p1, p2, d = mean |p1 - p2| over images and
+classes, and the authors' balance term b(p) = -1/K sum_k log(mean_i p_ik), every step makes three kinds of updates:
+
+    A  min over G, F   CE1 + CE2 + 0.01 (b(p1) + b(p2))
+    B  min over F      CE1 + CE2 - eta d + 0.01 (b(p1) + b(p2))
+    C  min over G      eta d, four times
+
+Served is the mean of both classifiers' logits. As in the authors' code for VisDA the classifiers are MLPs of two hidden
+layers. d is a mean over the classes, so its weight must grow with their number: the Transfer Learning Library takes 10
+for 31 classes, 30 for 65 and 120 for 345, which is about K / 3, and so is 'auto'. Not taken: the authors' optimisers
+(SGD without momentum for G): all methods here share one. B needs no gradient of G, and C no source images."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.config import option
+from cdtrans.methods.base import Batch, Method, Sizes, Update
+from cdtrans.model.head import MeanHead
+from cdtrans.model.network import Network
+from cdtrans.runtime.ranks import gather
+
+BALANCE_EPSILON = 1e-6  # the authors'
+
+
+@dataclass(frozen=True)
+class MCDOptions:
+    trade_off: float | Literal["auto"] = option("auto", "Weight eta of the discrepancy (auto: classes / 3).", minimum=0)
+    balance: float = option(0.01, "Weight of the balance term.", minimum=0)
+    generator_updates: int = option(4, "How often C is repeated.", minimum=1)
+    hidden: int = option(1000, "Width of the classifiers' hidden layers.", minimum=1)
+    dropout: float = option(0.5, "Dropout of the classifiers.", minimum=0, maximum=0.99)
+
+
+class MCD(Method):
+    """Maximum discrepancy of two classifiers, minimised by the backbone."""
+
+    Options = MCDOptions
+    options: MCDOptions
+    paper = "Saito et al., Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR 2018"
+
+    def __init__(self, network: Network, options: MCDOptions, sizes: Sizes) -> None:
+        super().__init__(network, options, sizes)
+        shape = {"heads": 2, "hidden": options.hidden}
+        self.classifiers = MeanHead(network.dim, sizes.classes, **shape, dropout=options.dropout)
+        self.trade_off = sizes.classes / 3 if options.trade_off == "auto" else options.trade_off
+
+    def served(self) -> Network:
+        return Network(self.network.backbone, self.classifiers)
+
+    def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
+        generator, classifiers = list(self.network.backbone.parameters()), list(self.classifiers.parameters())
+
+        supervised, discrepancy = self.both_domains(batch)
+        update(supervised, [*generator, *classifiers])  # A
+
+        with torch.no_grad():
+            features = self.features(batch.x_s, batch.x_t)
+        again, discrepancy = self.both_domains(batch, features)
+        update(again - self.trade_off * discrepancy, classifiers)  # B
+
+        for _ in range(self.options.generator_updates):  # C
+            discrepancy = self.discrepancy(*self.predictions(self.features(batch.x_t)[0]))
+            update(self.trade_off * discrepancy, generator)
+        return {"loss_source": supervised, "loss_discrepancy": discrepancy}
+
+    def both_domains(self, batch: Batch, features: tuple[Tensor, ...] | None = None) -> tuple[Tensor, Tensor]:
+        """Cross-entropy on the source with the balance term, and the discrepancy on the target."""
+        source, target = features or self.features(batch.x_s, batch.x_t)
+        first, second = self.classifiers.each(source)
+        p, q = self.predictions(target)
+        supervised = F.cross_entropy(first, batch.y_s) + F.cross_entropy(second, batch.y_s)
+        return supervised + self.options.balance * (balance(p) + balance(q)), self.discrepancy(p, q)
+
+    def features(self, *batches: Tensor) -> tuple[Tensor, ...]:
+        """[B, D] of each batch, in one pass of the backbone; of all ranks."""
+        features = self.network.features(torch.cat(batches))
+        return tuple(gather(feature) for feature in features.split([len(batch) for batch in batches]))
+
+    def predictions(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = self.classifiers.each(features)
+        return first.softmax(dim=1), second.softmax(dim=1)
+
+    @staticmethod
+    def discrepancy(p: Tensor, q: Tensor) -> Tensor:
+        return (p - q).abs().mean()
+
+
+def balance(p: Tensor) -> Tensor:
+    """[B, K] -> scalar: small if all classes are predicted equally often."""
+    return -(p.mean(dim=0) + BALANCE_EPSILON).log().mean()

@@ -1,0 +1,158 @@
+"""Methods whose pairs are made with target labels, to measure what better or worse pairs would be worth: the last row
+of the paper's Table 5 (`ground_truth`) and its Fig. 2b (`sampled_pairs`).
+
+They alone train on target labels. `cdtrans adapt` refuses them: only this module makes them, from labels that the user
+of `cdtrans ablate` hands over, and model, config.yaml, result.json and report say so."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from cdtrans.config import BranchOptions, layered_config, option
+from cdtrans.errors import CdtransError
+from cdtrans.methods.base import Round
+from cdtrans.methods.cdtrans import ThreeBranches
+from cdtrans.pairing.neighbours import normalised, two_way
+from cdtrans.pairing.pairs import Domains, Proposals, union
+from cdtrans.paper.pair_quality import read_answers
+from cdtrans.run.pipeline import Result, run_pipeline
+from cdtrans.runtime.screen import Screen
+
+Labelled = TypeVar("Labelled", bound="KnownPairs")
+
+
+class KnownPairs(ThreeBranches):
+    """CDTrans on pairs that its plan makes with the target's true labels. A target image is taught its pair's class."""
+
+    uses_target_labels = True
+
+    @staticmethod
+    def true_labels() -> Tensor:
+        """[Nt] the target's classes; UNKNOWN for an image whose class is not given."""
+        raise NotImplementedError
+
+    @classmethod
+    def with_labels(cls: type[Labelled], read: Callable[[], Tensor]) -> type[Labelled]:
+        """The method for one target. `read` is called when the run's order of the target images is known."""
+        return type(cls.__name__, (cls,), {"true_labels": staticmethod(read)})
+
+    def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
+        proposals = self.pair(domains, self.true_labels().to(domains.source_labels.device))
+        if not len(proposals.source):
+            raise CdtransError("The target labels name no target image of a class of the source.")
+        return proposals
+
+    def pair(self, domains: Domains, true: Tensor) -> Proposals:
+        """The pairs, from the target's true labels [Nt]."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GroundTruthOptions(BranchOptions):
+    mutual_pairs: str = option("twice", "How often a pair found from both sides counts: twice, or once.")
+
+
+class GroundTruth(KnownPairs):
+    """Every image with its nearest one of the same true class."""
+
+    Options = GroundTruthOptions
+    options: GroundTruthOptions
+
+    def pair(self, domains: Domains, true: Tensor) -> Proposals:
+        """Eq. 3 and 4 within each class."""
+        labels = domains.source_labels
+        f_s, f_t = normalised(domains.source.features), normalised(domains.target.features)
+        pairs = [torch.empty(2, 0, dtype=torch.long, device=true.device)]
+        for label in labels.unique():
+            s, t = (labels == label).nonzero().squeeze(1), (true == label).nonzero().squeeze(1)
+            if len(t):
+                i, j = union(two_way(f_s[s], f_t[t]), self.options.mutual_pairs)
+                pairs.append(torch.stack([s[i], t[j]]))
+        source, target = torch.cat(pairs, dim=1)
+        return Proposals(source, target, labels[source], labels[source])
+
+
+@dataclass(frozen=True)
+class SampledPairsOptions(BranchOptions):
+    pairs: int = option(2, "How many pairs are sampled.", minimum=2)
+    false_share: float = option(0.0, "Share of these that are replaced by false pairs.", minimum=0, maximum=1)
+    drop_false: bool = option(False, "Leave the false pairs out.")
+    sample_seed: int = option(1234, "Seed of the sample.", minimum=0)
+
+
+class SampledPairs(KnownPairs):
+    """Random true pairs, some replaced by random false ones."""
+
+    Options = SampledPairsOptions
+    options: SampledPairsOptions
+
+    def pair(self, domains: Domains, true: Tensor) -> Proposals:
+        """The first `false_share` of the sample is false; with `drop_false` it is proposed, but not kept."""
+        options, labels = self.options, domains.source_labels
+        sample = draw(labels.cpu(), true.cpu(), options.pairs, options.sample_seed)
+        false = torch.arange(len(sample.target)) < round(options.false_share * len(sample.target))
+        source = torch.where(false, sample.false, sample.source)
+        kept = ~false if options.drop_false else torch.ones_like(false)
+        source, target, kept = (x.to(true.device) for x in (source, sample.target, kept))
+        rejected_for = domains.centers[target]
+        return Proposals(source, target, labels[source], torch.where(kept, labels[source], rejected_for), kept)
+
+
+class Sample(NamedTuple):
+    """Pairs (source image, target image), in the order in which false ones replace true ones. They depend on the seed
+    alone, so that all runs of a study share them, and more noise contains less."""
+
+    source: Tensor  # [P] of the target image's class
+    target: Tensor  # [P]
+    false: Tensor  # [P] a source image of another class
+
+
+def draw(labels: Tensor, true: Tensor, count: int, seed: int) -> Sample:
+    """`count` pairs. Every target image of a class of the source comes once before any comes twice; its partners are
+    drawn from the source images of its class, and from all the others. A false pair keeps the target image, so that
+    noise changes what the target images are taught and never which of them are seen."""
+    generator = torch.Generator().manual_seed(seed)
+    known = torch.isin(true, labels).nonzero().squeeze(1)  # [N]
+    if not len(known):
+        nothing = torch.empty(0, dtype=torch.long)
+        return Sample(nothing, nothing, nothing)
+    rounds = [torch.randperm(len(known), generator=generator) for _ in range(-(-count // len(known)))]
+    target = known[torch.cat(rounds)[:count]]
+    target = target[torch.randperm(count, generator=generator)]  # [P]; what is replaced first is of all rounds
+    by_class = labels.argsort(stable=True)  # [Ns]
+    sizes = torch.bincount(labels)  # [K]
+    starts = sizes.cumsum(0) - sizes
+    size, start = sizes[true[target]], starts[true[target]]  # [P]
+    inside = (torch.rand(count, generator=generator, dtype=torch.double) * size).long()
+    outside = (torch.rand(count, generator=generator, dtype=torch.double) * (len(labels) - size)).long()
+    outside += torch.where(outside < start, 0, size)  # skips the images of the class itself
+    return Sample(by_class[start + inside], target, by_class[outside])
+
+
+METHODS: dict[str, type[KnownPairs]] = {"ground_truth": GroundTruth, "sampled_pairs": SampledPairs}
+
+
+def adapt_with_labels(
+    source: Path,
+    target: Path,
+    *,
+    key: Path,
+    out: Path,
+    screen: Screen,
+    preset: str | None = None,
+    config: Path | None = None,
+    force: bool = False,
+    **settings: Any,
+) -> Result:
+    """`adapt` on pairs made with the target labels `key`. Everything else, the guard and the choice of the epoch too,
+    does without them."""
+    chosen, _ = layered_config(source, target, preset, config, settings)
+    if chosen.method not in METHODS:
+        raise CdtransError(f"The method '{chosen.method}' needs no target labels; use 'cdtrans adapt'.")
+    answers = read_answers(chosen, key, screen)
+    method = METHODS[chosen.method].with_labels(lambda: torch.from_numpy(answers.of_target(out)))
+    return run_pipeline(chosen, out, screen, force=force, method=method)
