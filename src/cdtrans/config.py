@@ -18,6 +18,7 @@ import yaml
 
 from cdtrans.errors import CdtransError, nearest
 
+KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
 
 
@@ -334,8 +335,8 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
         hint_text = nearest(value, [str(word) for word in words])
         if len(kinds) == 1 or hint_text.startswith("did you mean"):  # 'known: auto' would hide that numbers are right
             raise CdtransError(f"'{value}' is not a value of '{key}': {hint_text}")
-    expected = " or ".join([k.__name__ for k in kinds if isinstance(k, type) and k is not type(None)] + words)
-    raise CdtransError(f"The setting '{key}' must be {expected}, not {value!r}.")
+    expected = " or ".join([KIND_NAMES[kind] for kind in kinds if kind in KIND_NAMES] + words)
+    raise CdtransError(f"'{key}' must be {expected}, not {value!r}.")
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -368,4 +369,4 @@ def _check_range(key: str, value: Any, minimum: float | None, maximum: float | N
         (minimum is not None and value < minimum) or (maximum is not None and value > maximum)
     ):
         limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        raise CdtransError(f"The setting '{key}' must be {limits}, not {value}.")
+        raise CdtransError(f"'{key}' must be {limits}, not {value}.")

@@ -65,9 +65,10 @@ class Method(nn.Module):
     resumed and kept equal on all ranks like the network itself."""
 
     Options: ClassVar[type[Any]] = NoOptions  # a frozen dataclass of `cdtrans.config.option` fields
-    paper: ClassVar[str] = ""  # authors, title, venue and year
-    needs: ClassVar[str] = "any backbone"
-    cost: ClassVar[str] = "not measured"  # time of a step, relative to CDTrans
+    paper: ClassVar[str] = ""  # authors and year
+    title: ClassVar[str] = ""  # of the paper, and its venue
+    backbones: ClassVar[str] = "any"  # it works with
+    cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
     capturable: ClassVar[bool] = True  # whether a step can be replayed as a CUDA graph
     without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that leave plain training on the source

@@ -21,7 +21,7 @@ class ThreeBranches(Method):
     keys and values are the target's (Eq. 2). All three share the classifier."""
 
     Options = BranchOptions
-    needs = "a ViT of timm's VisionTransformer or Eva class"
+    backbones = "ViT"
     options: BranchOptions
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
@@ -32,11 +32,12 @@ class ThreeBranches(Method):
 
 
 class CDTrans(ThreeBranches):
-    """Cross-attention between paired source and target images."""
+    """Cross-attention between paired images."""
 
     Options = CDTransOptions
     options: CDTransOptions
-    paper = "Xu et al., CDTrans: Cross-domain Transformer for Unsupervised Domain Adaptation, ICLR 2022"
+    paper = "Xu et al. 2022"
+    title = "CDTrans: Cross-domain Transformer for Unsupervised Domain Adaptation, ICLR"
     cost = "1"
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:

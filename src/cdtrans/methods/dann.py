@@ -32,11 +32,12 @@ class DANNOptions:
 
 
 class DANN(Method):
-    """Adversarial features: a critic cannot tell source from target."""
+    """Features that a critic cannot tell apart."""
 
     Options = DANNOptions
     options: DANNOptions
-    paper = "Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016"
+    paper = "Ganin et al. 2016"
+    title = "Domain-Adversarial Training of Neural Networks, JMLR"
     without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
 
     def __init__(self, network: Network, options: DANNOptions, sizes: Sizes) -> None:

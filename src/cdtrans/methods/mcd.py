@@ -38,11 +38,12 @@ class MCDOptions:
 
 
 class MCD(Method):
-    """Maximum discrepancy of two classifiers, minimised by the backbone."""
+    """Discrepancy of two classifiers."""
 
     Options = MCDOptions
     options: MCDOptions
-    paper = "Saito et al., Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR 2018"
+    paper = "Saito et al. 2018"
+    title = "Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR"
 
     def __init__(self, network: Network, options: MCDOptions, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

@@ -32,11 +32,12 @@ class MRKLDOptions:
 
 
 class MRKLDLRENT(Method):
-    """Class-balanced self-training with soft labels and confidence regularisation."""
+    """Confidence-regularised self-training."""
 
     Options = MRKLDOptions
     options: MRKLDOptions
-    paper = "Zou et al., Confidence Regularized Self-Training, ICCV 2019"
+    paper = "Zou et al. 2019"
+    title = "Confidence Regularized Self-Training, ICCV"
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         options = self.options

@@ -18,10 +18,10 @@ from cdtrans.pairing.pairs import Domains, Proposals
 
 
 class RPLL(Method):
-    """Self-training with a loss rectified by the network's own uncertainty."""
+    """Uncertainty-rectified self-training."""
 
-    paper = "Zheng & Yang, Rectifying Pseudo Label Learning via Uncertainty Estimation, IJCV 2021"
-    needs = "stochastic depth (--drop-path above 0)"
+    paper = "Zheng & Yang 2021"
+    title = "Rectifying Pseudo Label Learning via Uncertainty Estimation, IJCV"
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         p = domains.target.logits.softmax(dim=1)  # [Nt, K]

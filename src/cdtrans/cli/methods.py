@@ -1,0 +1,63 @@
+"""`cdtrans methods`: what there is to choose from with --method."""
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from cdtrans.cli.options import Debug, Json, Quiet, print_json
+from cdtrans.methods import METHODS, require_method
+from cdtrans.runtime.imports import importing
+from cdtrans.runtime.screen import Screen
+
+
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show the options of this method (also FILE.py:CLASS).")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """List the adaptation methods, or the options of one."""
+    if name is not None:
+        require_method(name)
+    with importing():
+        from cdtrans.methods import method_class
+
+    screen = Screen(quiet=quiet, machine=json)
+    rows = [description(each, method_class(each)) for each in ([name] if name else METHODS)]
+    if json:
+        print_json({"methods": rows})
+        return
+    if name is None:
+        table = Table("method", "step", "backbone", "what it does", box=None, pad_edge=False)
+        for row in rows:
+            cells = (row["name"], row["cost"], row["backbones"], f"{row['summary']} ({row['paper']})")
+            table.add_row(*map(escape, cells))
+        screen.result(table)
+        screen.say("step: time of a training step, CDTrans = 1. Options of a method: 'cdtrans methods NAME'.")
+        return
+    (row,) = rows
+    screen.result(f"{row['name']}: {row['summary']}. {row['paper']}, {row['title']}. Backbones: {row['backbones']}.")
+    table = Table("option", "default", "meaning", title="options, given as --set OPTION=VALUE")
+    for option in row["options"]:
+        table.add_row(escape(option["name"]), escape(str(option["default"])), escape(option["help"]))
+    screen.result(table if row["options"] else "It has no options.")
+
+
+def description(name: str, method: Any) -> dict[str, Any]:
+    """The promised keys of a method in `methods --json`."""
+    return {
+        "name": name,
+        "summary": (method.__doc__ or "").strip().splitlines()[0].rstrip("."),
+        "paper": method.paper,
+        "title": method.title,
+        "backbones": method.backbones,
+        "cost": method.cost,
+        "options": [
+            {"name": f.name, "default": f.default, "help": f.metadata.get("help", "")} for f in fields(method.Options)
+        ],
+    }
