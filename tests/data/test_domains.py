@@ -84,11 +84,6 @@ def public() -> Iterator[Path]:
 # The types
 
 
-def test_the_target_type_has_no_place_for_labels():
-    assert {field.name for field in dataclasses.fields(UnlabelledDomain)} == {"root", "paths", "ignored"}
-    assert LabelledDomain.__bases__ == UnlabelledDomain.__bases__ == (object,)
-
-
 def test_length_files_counts_and_keep():
     domain = LabelledDomain(Path("r"), ("a/1.png", "a/2.png", "b/1.png"), (0, 0, 1), ("a", "b"))
     assert (len(domain), domain.counts()) == (3, (2, 1))
