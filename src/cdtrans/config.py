@@ -1,4 +1,4 @@
-"""What a run may be told: one flat, frozen, strict record. The defaults are the authors' recipe (FACTS 2, 3).
+"""What a run may be told: one flat, frozen, strict record. The defaults are the authors' recipe (docs/method.md).
 
 A field's help line is also the help of its command-line flag. Where the paper and the authors' code differ, the default
 is the code's, because the published numbers come from it, and the help names the paper's value.

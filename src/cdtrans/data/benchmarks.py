@@ -80,8 +80,9 @@ class Benchmark:
         raise CdtransError(f"'{text}' is no task of {self.title}: {hint}")
 
 
-# Image counts: the authors' lists (FACTS 4). They have none of VisDA's `train`, whose count is its own paper's, nor of
-# DomainNet's `quickdraw` and `real`, whose official train and test lists have 120,750 + 51,750 and 120,906 + 52,041.
+# Image counts are those of the authors' lists (docs/method.md, section 4.1). VisDA's `train` is not in them: its count is
+# from its own paper. Nor are DomainNet's `quickdraw` and `real`: these are the sums of the official train and test
+# lists, 120,750 + 51,750 and 120,906 + 52,041.
 OFFICE31 = Benchmark(
     "office31",
     "Office-31",

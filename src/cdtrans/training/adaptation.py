@@ -1,4 +1,4 @@
-"""Stage 2: pair, train, repeat (FACTS 3). No target label comes in here: `target` is images and nothing else."""
+"""Stage 2: pair, train, repeat (docs/method.md, section 3). No target label comes in: `target` holds images only."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Stage 1: fit the model to the labelled source (FACTS 2)."""
+"""Stage 1: fit the model to the labelled source (docs/method.md, section 2)."""
 
 import torch
 from torch import Tensor
