@@ -114,7 +114,7 @@ class TestTasks:
 
     @pytest.mark.parametrize("text", ["A>A", "A>X", "A", "", ">", "A>W>D", "Ar>Cl"])
     def test_no_task_of_office31(self, text: str) -> None:
-        with pytest.raises(CdtransError, match=f"'{text}' is no task of Office-31: "):
+        with pytest.raises(CdtransError, match=f"'{text}' .*task of Office-31: "):
             OFFICE31.task(text)
 
     def test_what_is_expected_is_said(self) -> None:
@@ -175,10 +175,10 @@ class TestFolders:
             **{"amazon": 2817, "dslr": 498, "webcam": 795},
         }
         (tmp_path / "dslr" / "images" / "mug" / "frame_0003.jpg").unlink()
-        assert said(tmp_path, OFFICE31) == (
-            f"Office-31 in '{tmp_path}' is not as it was published: dslr has 497 images where 498 were published"
-            " (mug 7 of 8); complete it, or accept it as it is with --allow-incomplete."
-        )
+        message = said(tmp_path, OFFICE31)
+        assert f"Office-31 in '{tmp_path}'" in message
+        assert "dslr has 497 images where 498 were published (mug 7 of 8);" in message
+        assert "--allow-incomplete" in message
         touch(tmp_path / "dslr" / "images" / "pen" / "one_more.jpg")
         assert "498 images where 498 were published (mug 7 of 8, pen 11 of 10);" in said(tmp_path, OFFICE31)
         (tmp_path / "webcam" / "images" / "mug").rename(tmp_path / "webcam" / "images" / "cup")
@@ -259,10 +259,10 @@ class TestLists:
         file = tmp_path / "amazon_list.txt"
         file.write_text(self.listed("/elsewhere/amazon/images/"))
         (tmp_path / "amazon" / "pen" / "0.jpg").unlink()
-        assert said(tmp_path, allow_incomplete=True) == (
-            f"1 of the 4 files in '{file}' are missing below '{tmp_path}', the first is 'amazon/pen/0.jpg' of line 1:"
-            " put them there, or correct the list."
-        )
+        message = said(tmp_path, allow_incomplete=True)
+        assert message.startswith(f"1 of the 4 files in '{file}' are missing below '{tmp_path}'")
+        assert "'amazon/pen/0.jpg'" in message
+        assert "line 1" in message
         shutil.rmtree(tmp_path / "amazon")
         assert said(tmp_path).startswith(f"None of the 4 files in '{file}' can be found below '{tmp_path}'")
 
@@ -295,7 +295,8 @@ class TestVisda:
 class TestBadFolders:
     def test_no_folder(self, tmp_path: Path) -> None:
         gone = tmp_path / "gone"
-        assert said(gone) == f"There is no folder '{gone}' with Small-3: say with --data where it is."
+        assert said(gone).startswith(f"There is no folder '{gone}' with Small-3")
+        assert "--data" in said(gone)
 
     def test_no_domain(self, tmp_path: Path) -> None:
         expected = "expected folders or lists named amazon, dslr, Real_World, found "
@@ -330,10 +331,10 @@ class TestBadFolders:
     )
     def test_other_images_than_published(self, tmp_path: Path, change: Callable, difference: str) -> None:
         change(folders(tmp_path))
-        assert said(tmp_path) == (
-            f"Small-3 in '{tmp_path}' is not as it was published: {difference}; complete it, or accept it as it is with"
-            " --allow-incomplete."
-        )
+        message = said(tmp_path)
+        assert f"Small-3 in '{tmp_path}'" in message
+        assert f": {difference};" in message
+        assert "--allow-incomplete" in message
 
     def test_what_is_accepted_is_noted(self, tmp_path: Path) -> None:
         (folders(tmp_path) / "dslr/mug/0.jpg").unlink()

@@ -142,7 +142,7 @@ def load_state(vit: VisionTransformer, state: State, origin: str) -> None:
 
 
 def drop_distillation(state: State) -> State:
-    """A distilled DeiT's tensors without the distillation token, recognised by its key (docs/method.md, section 1.5)."""
+    """A distilled DeiT's tensors without the distillation token, known by its key (docs/method.md, section 1.5)."""
     if "dist_token" not in state:
         return state
     state = {key: value for key, value in state.items() if key != "dist_token" and not key.startswith("head")}

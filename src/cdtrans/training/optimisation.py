@@ -14,7 +14,7 @@ FLOOR = 0.002  # of the base rate
 
 
 def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, warmup: int = 10) -> float:
-    """The rate of epoch 1..E for a group of rate factor * base (docs/method.md, section 2.1). The warm-up's start and the
+    """The rate of epoch 1..E for a group of rate factor * base (docs/method.md 2.1). The warm-up's start and the
     cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up."""
     peak, start, floor = factor * base, WARMUP_START * base, FLOOR * base
     if epoch < warmup:
