@@ -60,8 +60,10 @@ class TestUnreadable:
     def test_every_file_is_listed_and_the_first_are_named(self) -> None:
         finding = preflight.unreadable("target", BAD, 140, 0.05)
         assert finding.state == "warning"
-        assert finding.found.startswith("7 of 140 target files cannot be read: '0.png', truncated; '1.png', truncated;")
-        assert finding.found.endswith("; and 2 more")
+        assert finding.statement.startswith(
+            "7 of 140 target files cannot be read: '0.png', truncated; '1.png', truncated;"
+        )
+        assert finding.statement.endswith("; and 2 more")
         assert finding.details["unreadable"] == BAD
 
     @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ class TestUnreadable:
         assert preflight.unreadable("source", BAD, total, max_bad).state == state
 
     def test_none(self) -> None:
-        assert preflight.unreadable("source", {}, 7, 0.05).found == "All 7 can be read"
+        assert preflight.unreadable("source", {}, 7, 0.05).statement == "All 7 can be read"
 
 
 class TestIgnored:
@@ -79,15 +81,15 @@ class TestIgnored:
         paths = [*(f"{n}.heic" for n in range(5)), "x.HEIC", "scan", "odd.a b\nc"]
         finding = preflight.ignored("target", paths)
         assert finding.state == "warning"
-        assert finding.found == (
+        assert finding.statement == (
             "Ignored because of the ending: 8 target files (6 '.heic', 1 without, 1 '.a b\\nc'), "
             "'0.heic', '1.heic', '2.heic', '3.heic', '4.heic' and 3 more"
         )
         assert "JPEG" in finding.advice
         assert finding.details == {"files": paths}
         many = preflight.ignored("source", [f"x.{n}" for n in range(6)])
-        assert "6 source files (1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)" in many.found
-        assert "1 source file (1 '.dat'), 'a.dat'" in preflight.ignored("source", ["a.dat"]).found
+        assert "6 source files (1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)" in many.statement
+        assert "1 source file (1 '.dat'), 'a.dat'" in preflight.ignored("source", ["a.dat"]).statement
 
     def test_none(self) -> None:
         finding = preflight.ignored("source", ())
@@ -96,17 +98,20 @@ class TestIgnored:
 
 class TestClasses:
     def test_few_classes_are_counted_one_by_one_and_many_in_short(self) -> None:
-        assert preflight.class_sizes(labels(5, 9)).found == "2 classes: 'class-0' 5, 'class-1' 9"
-        assert preflight.class_sizes(labels(*range(5, 18))).found == "13 classes of 5 to 17 images"
+        assert preflight.class_sizes(labels(5, 9)).statement == "2 classes: 'class-0' 5, 'class-1' 9"
+        assert preflight.class_sizes(labels(*range(5, 18))).statement == "13 classes of 5 to 17 images"
         assert preflight.class_sizes(labels(*range(5, 18))).details["images"]["class-12"] == 17
 
     def test_a_small_class_is_a_warning_and_an_empty_one_a_stop(self) -> None:
         small, empty = preflight.class_sizes(labels(9, 4, 1)), preflight.class_sizes(labels(9, 0, 1))
-        assert (small.state, small.found) == (
+        assert (small.state, small.statement) == (
             "warning",
             "2 classes have fewer than 5 source images: 'class-1', 'class-2'",
         )
-        assert (empty.state, empty.found) == ("stop", "No readable image is left of 1 class of the source: 'class-1'")
+        assert (empty.state, empty.statement) == (
+            "stop",
+            "No readable image is left of 1 class of the source: 'class-1'",
+        )
         assert small.advice
         assert empty.advice
 
@@ -114,8 +119,8 @@ class TestClasses:
     def test_balance(self, counts: tuple[int, ...], state: str) -> None:
         finding = preflight.class_balance(labels(*counts))
         assert finding.state == state
-        assert finding.found.startswith("The largest source class, 'class-")
-        assert preflight.class_balance(labels(7, 7)).found == "The source classes have equally many images"
+        assert finding.statement.startswith("The largest source class, 'class-")
+        assert preflight.class_balance(labels(7, 7)).statement == "The source classes have equally many images"
 
     @pytest.mark.parametrize(("distinct", "state"), [(1, "warning"), (2, "ok")])
     def test_fewer_different_targets_than_classes(self, distinct: int, state: str) -> None:
@@ -133,7 +138,7 @@ class TestCopies:
         thumbnails[9] = thumbnails[8]
         finding = subject(examine(doubled._replace(thumbnails=thumbnails), TWO, TARGET), "copies in the source")
         assert finding.state == "warning"
-        assert finding.found == "Copies of another source image: 2 of 20 exactly, 1 nearly"
+        assert finding.statement == "Copies of another source image: 2 of 20 exactly, 1 nearly"
         assert "('cdtrans check --json' lists them)" in finding.advice
 
     def test_under_two_labels(self) -> None:
@@ -142,7 +147,7 @@ class TestCopies:
         doubled = SOURCE._replace(digests=[*SOURCE.digests[:19], "s-0"], thumbnails=thumbnails)
         finding = subject(examine(doubled, TWO, TARGET), "labels of copies")
         assert finding.state == "warning"
-        assert "2 of 20 source images exactly, 2 nearly, such as 's-0.png', 's-19.png'" in finding.found
+        assert "2 of 20 source images exactly, 2 nearly, such as 's-0.png', 's-19.png'" in finding.statement
         assert finding.details == {
             "exact": [{"s-0.png": "class-0", "s-19.png": "class-1"}],
             "near": [{"s-2.png": "class-0", "s-12.png": "class-1"}],
@@ -166,7 +171,7 @@ class TestCopies:
         """They may be what two cameras saw of one thing."""
         finding = subject(examine(SOURCE, TWO, pictures("t", SOURCE.thumbnails[::-1])), "copies across domains")
         assert finding.state == "warning"
-        assert "0 of 20 target images exactly, 20 nearly, such as 't-0.png' and 's-19.png'" in finding.found
+        assert "0 of 20 target images exactly, 20 nearly, such as 't-0.png' and 's-19.png'" in finding.statement
         assert len(finding.details["near"]) == 20
 
 
@@ -187,7 +192,7 @@ class TestPixels:
         mixed[:grey] = mixed[:grey, :, :, :1] // 2 + np.array([0, 1, 2], np.uint8)
         for finding in (preflight.colour(coloured, mixed), preflight.colour(mixed, coloured)):
             assert finding.state == state
-            assert f"{grey}%" in finding.found
+            assert f"{grey}%" in finding.statement
         assert preflight.colour(mixed, mixed).state == "ok"
 
 
@@ -201,16 +206,16 @@ class TestHeaders:
         assert finding.details == {"median": [300, 200], "tiny": ["0"], "thin": ["0", "1"]}
         finding = preflight.image_sizes("source", paths, [*odd, *plain, *odd[:1] * 35], crop=224)
         assert finding.state == "warning"
-        assert "with a side below 56: 36; with one side over 4 times the other: 37" in finding.found
+        assert "with a side below 56: 36; with one side over 4 times the other: 37" in finding.statement
 
     @pytest.mark.parametrize(
         ("odd", "advice"),
         [
-            ([Header(55, 60, False)], "Take larger originals of the small ones."),
-            ([Header(300, 1201, False)], "Cut the long ones to what they show."),
+            ([Header(55, 60, False)], "Use larger originals of the small ones."),
+            ([Header(300, 1201, False)], "Crop the long ones to their content."),
             (
                 [Header(55, 60, False), Header(300, 1201, False)],
-                "Take larger originals of the small ones. Cut the long ones to what they show.",
+                "Use larger originals of the small ones. Crop the long ones to their content.",
             ),
         ],
     )
@@ -224,7 +229,7 @@ class TestHeaders:
         assert preflight.transparency(clear, solid).state == "warning"
         assert preflight.transparency(clear, clear).state == "ok"
         assert (
-            preflight.transparency(solid, solid[:3] + clear[:1]).found
+            preflight.transparency(solid, solid[:3] + clear[:1]).statement
             == "Transparency: 0% of the source, 25% of the target"
         )
 
@@ -232,7 +237,7 @@ class TestHeaders:
 def test_the_layout_of_the_source() -> None:
     assert preflight.layout([]).state == "ok"
     finding = preflight.layout([("One thing", "Do this."), ("Another", "Do that.")])
-    assert (finding.state, finding.found, finding.advice) == ("warning", "One thing. Another", "Do this. Do that.")
+    assert (finding.state, finding.statement, finding.advice) == ("warning", "One thing. Another", "Do this. Do that.")
 
 
 class TestFindings:
@@ -252,7 +257,7 @@ class TestFindings:
 
     def test_refusal(self) -> None:
         refuse([Finding("ok", "a", "b"), Finding("warning", "a", "b")])
-        with pytest.raises(CdtransError, match=r"^It is so. Change it. To go on regardless, give --force.$"):
+        with pytest.raises(CdtransError, match=r"^It is so. Change it. .*--force.$"):
             refuse([Finding("ok", "a", "b"), Finding("stop", "a", "It is so", "Change it.")])
         with pytest.raises(CdtransError, match=r"^It is so \(1 more: see 'cdtrans check'\)\. "):
             refuse([Finding("stop", "a", "It is so", "Change it."), Finding("stop", "a", "b")])

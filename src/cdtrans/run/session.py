@@ -198,7 +198,7 @@ def begin_log(run: Run, skipped: dict[str, Skipped], findings: list[Finding]) ->
             for path, cause in files.items():
                 run.log("skipped", domain=domain, path=path, cause=cause)
         for finding in findings:
-            run.log("check", state=finding.state, subject=finding.subject, found=finding.found)
+            run.log("check", state=finding.state, subject=finding.subject, found=finding.statement)
 
 
 def train_source(
