@@ -18,7 +18,7 @@ from cdtrans.config import (
 from cdtrans.errors import CdtransError
 from cdtrans.run.session import resolve
 
-# FACTS 2 and 3: what the authors' scripts say.
+# docs/method.md, sections 2 and 3: what the authors' scripts say.
 AUTHORS = {
     "resize": 256,
     "crop": 224,

@@ -184,7 +184,7 @@ class TestNeverPartly:
 
 
 class TestDistilled:
-    """Recognised by their keys; the authors' code goes by the file's name and crashes when that lies (FACTS 1.5)."""
+    """Recognised by their keys; the authors' code goes by the file's name and may crash (docs/method.md 1.5)."""
 
     def test_the_distillation_token_and_heads_are_dropped(self, tmp_path: Path) -> None:
         state, model = distilled_state(), vit()

@@ -149,7 +149,7 @@ def test_the_source_target_branch_is_neither_of_the_others(family: Network) -> N
 
 
 class TestStochasticDepth:
-    """Each image of each branch is dropped on its own, in each of a block's two uses (FACTS 1.2)."""
+    """Each image of each branch is dropped on its own, in each of a block's two uses (docs/method.md, section 1.2)."""
 
     @staticmethod
     def model() -> Network:

@@ -33,7 +33,7 @@ def test_pairs_equal_the_authors_in_order(golden, case: str, center_aware: bool,
 def test_mutual_pairs_count_twice_or_once(golden) -> None:
     g = golden("pseudo")
     twice, once = rows(from_golden(g, "clusters")), rows(from_golden(g, "clusters", mutual="once"))
-    assert (len(twice), len(once)) == (338, 293)  # FACTS 3.3 E
+    assert (len(twice), len(once)) == (338, 293)  # docs/method.md, section 3.4
     assert len({tuple(r) for r in once}) == len(once)
     assert {tuple(r) for r in once} == {tuple(r) for r in twice}
     first_seen = [r for i, r in enumerate(twice) if r not in twice[:i]]

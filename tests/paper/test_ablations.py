@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from cdtrans.paper.with_key import adapt_with_key, true_pairs
 
 from ablation_task import make_key, run, start, true_classes
 from cdtrans.bench.results import KINDS, SCORED
@@ -22,7 +23,6 @@ from cdtrans.paper.ablations import ablate, make_plan, read_scored
 from cdtrans.paper.noise import Study
 from cdtrans.paper.pair_quality import UNKNOWN, Answers, check_of_target, measure, read_answers
 from cdtrans.paper.printed_tables import paper_table
-from cdtrans.paper.with_key import adapt_with_key, true_pairs
 from cdtrans.report.page import write_report
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run_folder import read_result

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdtrans.report.embedding import SAMPLE, embedding, marks, on_planes, spread, turned_like
+from cdtrans.report.embedding import SAMPLE, embedding, marks, mirrored_like, on_planes, spread
 from cdtrans.report.record import read_record
 from cdtrans.report.sections import Missing
 
@@ -34,7 +34,7 @@ def test_equal_features_have_equal_planes() -> None:
 @pytest.mark.parametrize("mirror", [[1, 1], [-1, 1], [1, -1], [-1, -1]])
 def test_the_second_plane_is_turned_to_be_like_the_first(mirror: list[int]) -> None:
     first = np.random.default_rng(0).normal(size=(20, 2))
-    assert np.allclose(turned_like(3 * first * mirror, first), 3 * first)
+    assert np.allclose(mirrored_like(3 * first * mirror, first), 3 * first)
 
 
 def test_a_large_sample_is_thinned_evenly() -> None:
@@ -54,7 +54,7 @@ def test_before_and_after(full: Path) -> None:
     before, after = shown.planes
     assert [(len(p.rings), len(p.dots)) for p in shown.planes] == [(24, 21)] * 2
     assert before.dots != after.dots
-    labels, *predicted = record.seen("source_labels", "target_before", "target_after")
+    labels, *predicted = record.view_arrays("source_labels", "target_before", "target_after")
     assert len(set(labels.tolist())) > 1
     for plane, classes in zip(shown.planes, predicted, strict=True):
         assert [m.colour for m in plane.rings] == labels.tolist(), "the source has its labels"

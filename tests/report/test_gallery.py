@@ -116,8 +116,8 @@ class TestPairs:
         source, target = pictures(record)
         task = Counted()
         found = gallery.gallery(record, source, target, task)
-        assert target.gone == len(gone) > 0
-        assert source.gone == 0
+        assert target.missing == len(gone) > 0
+        assert source.missing == 0
         for p in found.pairs:
             assert (p.target is None) == (p.heat is None) == (p.target_path in gone)
             assert p.source is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cdtrans.report import answers, embedding, gallery, page, sections
+from cdtrans.report import embedding, gallery, page, sections
 from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
 from cdtrans.report.record import read_record
@@ -19,7 +19,7 @@ from support import error_says, says
 
 QUIET = Screen(quiet=True)
 SECTIONS = ["scores", "estimate", "classes", "epochs", "pairs", "gallery"]
-SECTIONS += ["changed", "uncertain", "features", "mislabelled", "answers", "settings"]
+SECTIONS += ["changed", "uncertain", "features", "mislabelled", "labels", "settings"]
 LARGEST = 10e6  # bytes
 
 
@@ -98,7 +98,7 @@ def test_the_answer_key_is_marked_as_such(parsed: Parsed, full: Path) -> None:
     assert "uses target labels" in parsed.sections["answers"]
     assert f"{accuracy:.1%}" in parsed.sections["answers"]
     for name in SECTIONS:
-        assert name == "answers" or "True accuracy" not in parsed.sections[name]
+        assert name == "labels" or "True accuracy" not in parsed.sections[name]
 
 
 def test_agreement_of_neighbours_is_told_where_it_is_known(parsed: Parsed, full: Path, old_run: Path) -> None:
@@ -155,7 +155,7 @@ def test_vanished_images_are_told(run: Path, tmp_path: Path) -> None:
     told = re.search(r"(\d+) of the image files .* vanished", text)
     assert told
     assert int(told[1]) > 20
-    assert text.count("file has vanished") > 50
+    assert text.count("file is missing") > 50
     assert 'class="pair"' in text
 
 
@@ -206,7 +206,7 @@ def test_a_stopped_run_shows_what_there_is(stopped_run: Path) -> None:
     assert "before the first epoch" in texts["epochs"]
     assert "source-only model" in texts["classes"]
     assert "after" not in texts["classes"]
-    assert "no prediction has changed" in texts["changed"]
+    assert "no prediction changed" in texts["changed"]
     assert "sure" in texts["uncertain"]
     assert says(texts["gallery"], "source-only model", "no adapted")
     assert "hands over" in texts["answers"]
@@ -291,7 +291,7 @@ def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding.Embedding, "LISTED", 2)
     monkeypatch.setattr(embedding.Embedding, "COLOURS", 2)
     monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
-    monkeypatch.setattr(answers, "SHOWN_CONFUSION", 2)
+    monkeypatch.setattr(target_labels, "TABLE_CLASSES", 2)
     page = written(run)
     texts = page.sections
     assert ("details", {"class": "legend"}) in page.elements

@@ -38,7 +38,7 @@ def test_vanished_and_damaged_files_are_counted_once(tmp_path: Path) -> None:
     pictures = Pictures(tmp_path, ("gone.png", "a.png", "bad.png"), resize=18, crop=16)
     pictures.fetch([2, 1, 0, 1])
     assert [picture is None for picture in pictures.thumbnails([0, 1, 2, 0])] == [True, False, True, True]
-    assert pictures.gone == 2
+    assert pictures.missing == 2
 
 
 def test_heat_is_brightest_where_the_weight_is(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def test_arrays_of_views_come_together_or_not_at_all(run: Path) -> None:
         kept = {name: arrays[name] for name in arrays.files if name != "changed"}
     np.savez(run / "views.npz", **kept)
     record = read_record(run)
-    assert record.seen("target_after", "changed") is None
-    (predicted,) = record.seen("target_after")
+    assert record.view_arrays("target_after", "changed") is None
+    (predicted,) = record.view_arrays("target_after")
     assert np.array_equal(predicted, kept["target_after"])
 
 

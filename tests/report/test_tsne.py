@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.manifold import TSNE, trustworthiness
 
-from cdtrans.report.tsne import affinities, gradient, main_directions, tsne
+from cdtrans.report.tsne import affinities, gradient, principal_components, tsne
 from support import devices
 
 
@@ -42,11 +42,11 @@ def conditional_of(squares: torch.Tensor, perplexity: float) -> torch.Tensor:
     return tried[(found - perplexity).abs().argmin()]
 
 
-def test_the_main_directions_are_those_of_scikit_learn() -> None:
+def test_the_principal_components_are_those_of_scikit_learn() -> None:
     x = points() * torch.tensor([1.0, 5.0, 0.1, 3.0, 1.0, 1.0])
     u, s, _ = np.linalg.svd((x - x.mean(0)).numpy(), full_matrices=False)
     expected = torch.from_numpy(u * s)[:, :2] / float((u * s)[:, 0].std(ddof=1))
-    (ours,) = main_directions(x[None])
+    (ours,) = principal_components(x[None])
     torch.testing.assert_close(ours.abs(), expected.abs(), rtol=1e-6, atol=1e-9)
     assert (ours.gather(0, ours.abs().argmax(0, keepdim=True)) > 0).all()
 
@@ -72,9 +72,9 @@ def test_equal_points_are_no_problem() -> None:
 def test_a_view_is_laid_out_as_if_it_were_alone(device: str) -> None:
     """Before t-SNE's chaos sets in: after many steps the order of additions decides where a group goes."""
     x = torch.stack([points(), 100 * points(seed=1), points(seed=2) + 5]).to(device)
-    p, y = affinities(x, 5.0), main_directions(x)
+    p, y = affinities(x, 5.0), principal_components(x)
     for view in range(3):
-        alone, start = affinities(x[view : view + 1], 5.0), main_directions(x[view : view + 1])
+        alone, start = affinities(x[view : view + 1], 5.0), principal_components(x[view : view + 1])
         torch.testing.assert_close(p[view], alone[0])
         torch.testing.assert_close(y[view], start[0])
         torch.testing.assert_close(gradient(p, y)[view], gradient(alone, start)[0])

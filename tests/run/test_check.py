@@ -223,7 +223,7 @@ def test_no_name_of_the_target_decides_anything(task: Task, weights: Path) -> No
         file.rename(place / f"{n * 31 % 23:02}.png")
     moved = checked(task, weights=weights)
     for before, after in zip(plain.findings, moved.findings, strict=True):
-        assert (before.state, before.found) == (after.state, after.found)
+        assert (before.state, before.statement) == (after.state, after.statement)
     assert details(plain, "domain distance") == details(moved, "domain distance")
 
 
@@ -292,8 +292,8 @@ class TestWithBackbone:
 
 
 def test_images_that_are_decoded_every_time_are_looked_at_too(task: Task) -> None:
-    assert [(f.subject, f.found) for f in checked(task, pixels="stream").findings] == [
-        (f.subject, f.found) for f in checked(task).findings
+    assert [(f.subject, f.statement) for f in checked(task, pixels="stream").findings] == [
+        (f.subject, f.statement) for f in checked(task).findings
     ]
 
 

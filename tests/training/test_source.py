@@ -98,7 +98,7 @@ def test_label_smoothing_and_the_learning_rate_reach_the_training(run: Run, monk
     config = settings(label_smoothing=0.3, source_lr=0.1, source_epochs=2, warmup_epochs=10)
     fit_source(run, Probe(), numbered(20), torch.arange(20) % 3, config, Screen(quiet=True))  # type: ignore[arg-type]
     assert given == {0.3}
-    # FACTS 2.1: from 1 % of the rate upwards during the warm-up
+    # docs/method.md, section 2.1: from 1 % of the rate upwards during the warm-up
     assert [line["lr"] for line in log_lines(run.folder)] == pytest.approx([0.0109, 0.001 + 2 * 0.0099])
 
 

@@ -186,7 +186,7 @@ class TestPixels:
         mixed[:grey] = mixed[:grey, :, :, :1] // 2 + np.array([0, 1, 2], np.uint8)
         for finding in (preflight.colour(coloured, mixed), preflight.colour(mixed, coloured)):
             assert finding.state == state
-            assert f"{grey}%" in finding.found
+            assert f"{grey}%" in finding.statement
         assert preflight.colour(mixed, mixed).state == "ok"
 
 
@@ -226,7 +226,7 @@ class TestHeaders:
 def test_the_layout_of_the_source() -> None:
     assert preflight.layout([]).state == "ok"
     finding = preflight.layout([("One thing", "Do this."), ("Another", "Do that.")])
-    assert (finding.state, finding.found, finding.advice) == ("warning", "One thing. Another", "Do this. Do that.")
+    assert (finding.state, finding.statement, finding.advice) == ("warning", "One thing. Another", "Do this. Do that.")
 
 
 class TestFindings:

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from cdtrans.trust.findings import Finding
-from cdtrans.trust.probes import Seen, domain_distance, probe
+from cdtrans.trust.probes import domain_distance, probe
 from support import says
 
 CLASSES = ("ant", "bee", "cow", "dog")
 EACH = 40
 
 
-def seen(name: str, kinds: list[int], *, seed: int, shift: float = 0.0, spread: float = 1.0) -> Seen:
+def seen(name: str, kinds: list[int], *, seed: int, shift: float = 0.0, spread: float = 1.0) -> Sample:
     """Each kind is a cloud around a point of its own; a domain is shifted as a whole."""
     centres = 4 * np.random.default_rng(99).normal(size=(8, 24))
     drawn = np.random.default_rng(seed).normal(size=(len(kinds), 24))
-    return Seen(centres[kinds] + spread * drawn + shift, [f"{name}-{n}" for n in range(len(kinds))])
+    return Sample(centres[kinds] + spread * drawn + shift, [f"{name}-{n}" for n in range(len(kinds))])
 
 
 def run(labels: list[int] | np.ndarray, target: list[int], **target_kind) -> dict[str, Finding]:
@@ -47,7 +47,7 @@ def test_shuffled_labels_are_a_stop_and_noisy_features_a_warning() -> None:
     (separability, *_) = probe(noisy, TRUE, CLASSES, seen("t", SAME, seed=1), seed=0)
     assert separability.state == "warning"
     few = np.arange(0, len(TRUE), 8)
-    small = Seen(noisy.features[few], [noisy.paths[n] for n in few])
+    small = Sample(noisy.features[few], [noisy.paths[n] for n in few])
     (separability, *_) = probe(small, np.tile([0, 1, 2, 3], 5), CLASSES, seen("t", SAME, seed=1), seed=0)
     assert separability.state == "warning"  # chance may do that
 
@@ -82,7 +82,7 @@ def test_classes_that_the_target_lacks() -> None:
     finding = run(TRUE, [0, 1, 3] * 6)["missing classes"]  # 18 images: of 'cow' 4.5 could be expected
     assert finding.state == "ok"
     assert finding.details["missing"] == []
-    assert "to expect" in finding.found
+    assert "to expect" in finding.statement
 
 
 def test_targets_that_no_class_claims() -> None:

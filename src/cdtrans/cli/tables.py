@@ -21,7 +21,7 @@ def finding_table(result: Any) -> Table:
     for finding in result.findings:
         state = f"[{STATE_COLOURS[finding.state]}]{finding.state}[/]"
         advice = f"\n{finding.advice}" if finding.advice else ""
-        table.add_row(state, escape(finding.subject), escape(f"{finding.found}.{advice}"))
+        table.add_row(state, escape(finding.subject), escape(f"{finding.statement}.{advice}"))
     return table
 
 

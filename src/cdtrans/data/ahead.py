@@ -1,4 +1,4 @@
-"""Decoding that begins while torch and timm are being imported, which takes seconds and one core."""
+"""Decode images while torch and timm are imported, which takes seconds and one core."""
 
 import os
 import signal
@@ -14,19 +14,19 @@ from cdtrans.data.pixels import default_cache, open_pixels, resize_for
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import die_with_parent
 
-NAMED_CROP = 224
+NAMED_CROP = 224  # the crop that a timm model name ending in _224 stands for
 
 
 @contextmanager
 def decoding_ahead(config: Config, *domains: LabelledDomain | UnlabelledDomain) -> Iterator[None]:
-    """`with decoding_ahead(...)`: import what is slow; meanwhile a process of its own fills the stores of these domains
-    as far as it gets. The store allows a kill at any moment, and the run itself finds what is missing or wrong.
+    """Fill the stores of these domains in a child process while the body of the `with` imports slow modules. The child
+    is killed at the end of the body: a store can be interrupted at any moment, and the run decodes what is missing.
 
-    A process, because imports hold the interpreter's lock, which the threads that decode need too. Forked, which is
-    safe as long as there is one thread; once torch is there, nothing is left to wait for."""
+    A process and not threads, because imports hold the GIL. It is forked, which is safe only with a single thread;
+    once torch is imported there is nothing left to wait for."""
     size = size_ahead(config)
-    alone = hasattr(os, "fork") and threading.active_count() == 1 and "torch" not in sys.modules
-    if size is None or config.pixels == "stream" or not alone or not domains:
+    can_fork = hasattr(os, "fork") and threading.active_count() == 1 and "torch" not in sys.modules
+    if size is None or config.pixels == "stream" or not can_fork or not domains:
         yield
         return
     child = os.fork()
@@ -34,17 +34,17 @@ def decoding_ahead(config: Config, *domains: LabelledDomain | UnlabelledDomain) 
         try:
             _fill(config, size, domains)
         finally:
-            os._exit(0)  # nothing of the parent's, such as its buffered output, is done twice
+            os._exit(0)  # skip the parent's exit handlers and buffered output
     try:
         yield
     finally:
-        with suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored, it may be gone for good
+        with suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored, the child is already reaped
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
 
 def size_ahead(config: Config) -> int | None:
-    """What images will be resized to, if that is sure without timm: a backbone called `..._224` has that crop."""
+    """The size that images will be resized to, or None if only timm knows: a backbone named `..._224` has that crop."""
     if isinstance(config.resize, int):
         return config.resize
     if isinstance(config.crop, int):
@@ -57,8 +57,8 @@ def _fill(config: Config, size: int, domains: tuple[LabelledDomain | UnlabelledD
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
     cache = Path(config.cache) if config.cache else default_cache()
-    workers = max(1, len(os.sched_getaffinity(0)) - 1)  # one core is the imports'
-    with suppress(Exception):  # the run will meet it too, and say it
+    workers = max(1, len(os.sched_getaffinity(0)) - 1)  # the imports need one core
+    with suppress(Exception):  # the run meets the same error and reports it
         for domain in domains:
             open_pixels(
                 domain.files(),

@@ -14,13 +14,13 @@ from torch import Tensor
 from cdtrans.data.stream import StreamedPixels
 from cdtrans.runtime.ranks import share
 
-BATCHES_AHEAD = 2  # made ready while a step runs, where images do not lie on the device
-RESIDENT_SHARE = 0.4  # of the GPU's free memory that decoded images may take; beyond it they stay in host memory
+BATCHES_AHEAD = 2  # prepared while a step runs, if the images are not on the device
+RESIDENT_SHARE = 0.4  # of the GPU's free memory for decoded images; larger sets stay in host memory
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """One random crop and flip per image, drawn for a whole epoch at once so that a step waits for nothing."""
+    """One random crop and flip per image, drawn for a whole epoch at once so that no step waits for it."""
 
     top: Tensor  # [N]
     left: Tensor  # [N]
@@ -31,11 +31,11 @@ class Augmentation:
 
 
 class Images:
-    """The images of one domain and the way from indices to model input."""
+    """The images of one domain; turns indices into model input."""
 
     def __init__(
         self,
-        pixels: np.ndarray | StreamedPixels,  # uint8 [rows, resize, resize, 3], in memory or decoded when asked for
+        pixels: np.ndarray | StreamedPixels,  # uint8 [rows, resize, resize, 3], in memory or decoded at every access
         rows: np.ndarray,  # [N] the row of each image of the domain
         *,
         crop: int,
@@ -55,21 +55,21 @@ class Images:
         return len(self.rows)
 
     def select(self, rows: np.ndarray) -> "Images":
-        """Other images of the same pixels, which are not copied."""
+        """Another selection of the same pixels, which are not copied."""
         others = copy(self)
         others.rows = torch.from_numpy(rows).to(self.home)
         return others
 
     def draw(self, count: int, flip: float, generator: torch.Generator) -> Augmentation:
         """Crops and flips with the distribution of RandomCrop and RandomHorizontalFlip."""
-        room = self.resize - self.crop + 1
-        top = torch.randint(room, (count,), generator=generator)
-        left = torch.randint(room, (count,), generator=generator)
+        offsets = self.resize - self.crop + 1
+        top = torch.randint(offsets, (count,), generator=generator)
+        left = torch.randint(offsets, (count,), generator=generator)
         mirrored = torch.rand(count, generator=generator) < flip
         return Augmentation(top.to(self.home), left.to(self.home), mirrored.to(self.home))
 
     def plan(self, indices: Tensor, batches: list[slice], flip: float, generator: torch.Generator) -> "Plan":
-        """An epoch: these images in this order, each with a crop and a flip of its own, in these batches."""
+        """An epoch: these images in this order and these batches, each with its own crop and flip."""
         return Plan(self, indices.to(self.home), batches, self.draw(len(indices), flip, generator))
 
     def centred(self, indices: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Images:
             yield self.centred(indices)
 
     def augmented(self, indices: Tensor, a: Augmentation) -> Tensor:
-        """[B] indices -> [B, 3, crop, crop] input, cropped and mirrored as told."""
+        """[B] indices -> [B, 3, crop, crop] input, cropped and mirrored as in `a`."""
         span = torch.arange(self.crop, device=self.home)
         across = torch.where(a.flip[:, None], self.crop - 1 - span, span)  # [B, crop]
         pixels, row = self._fetch(indices)
@@ -92,7 +92,7 @@ class Images:
         return images.div_(255).sub_(self.mean).div_(self.std)
 
     def _fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels that hold the images, and the row of each."""
+        """An array of pixels, and the row of each image in it."""
         if isinstance(self.pixels, StreamedPixels):
             decoded = self.pixels.fetch(self.rows[indices].tolist())
             return torch.from_numpy(decoded), torch.arange(len(decoded))
@@ -100,13 +100,13 @@ class Images:
 
 
 class Plan:
-    """The batches of an epoch; `plan[step]` is the step's input, [B, 3, crop, crop]. Where the images are not on the
-    device that computes, a thread makes the next batches ready meanwhile."""
+    """The batches of an epoch; `plan[step]` is the step's input, [B, 3, crop, crop]. If the images are not on the
+    device that computes, a thread prepares the next batches."""
 
     def __init__(self, images: Images, indices: Tensor, batches: list[slice], augmentation: Augmentation) -> None:
         self.images, self.indices, self.batches, self.augmentation = images, indices, batches, augmentation
-        away = images.home != images.device or isinstance(images.pixels, StreamedPixels)
-        self.thread = ThreadPoolExecutor(1) if away else None
+        elsewhere = images.home != images.device or isinstance(images.pixels, StreamedPixels)
+        self.thread = ThreadPoolExecutor(1) if elsewhere else None
         self.coming: dict[int, Future[Tensor]] = {}
 
     def __getitem__(self, step: int) -> Tensor:
@@ -123,8 +123,8 @@ class Plan:
 
 
 def _resident(pixels: np.ndarray, device: torch.device) -> Tensor:
-    """On the GPU if there is room."""
-    with warnings.catch_warnings():  # torch warns of a read-only map, and nobody here writes to it
+    """The pixels on the GPU, if they fit."""
+    with warnings.catch_warnings():  # torch warns about read-only arrays; nothing here writes to them
         warnings.simplefilter("ignore", UserWarning)
         tensor = torch.from_numpy(np.asarray(pixels))
     if device.type == "cuda" and tensor.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
@@ -133,7 +133,7 @@ def _resident(pixels: np.ndarray, device: torch.device) -> Tensor:
 
 
 class LabelledImages(NamedTuple):
-    """Images of the source that have their labels with them."""
+    """Source images with their labels."""
 
     images: Images
     labels: Tensor  # [N]

@@ -1,7 +1,6 @@
-"""The paper's four benchmarks: their domains and tasks, and whether a folder really holds them.
+"""The paper's four benchmarks: their domains and tasks, and a check that a folder holds them.
 
-A run never sees more of a benchmark than `adapt` takes: a labelled source, and a target without labels. The target's
-labels are for scoring afterwards.
+`adapt` gets a labelled source and a target without labels. The target labels are for scoring afterwards.
 """
 
 import csv
@@ -16,8 +15,13 @@ from typing import NamedTuple
 from cdtrans.data.layouts import FoundDomain, dataset_root, find_domain, plain
 from cdtrans.errors import CdtransError, nearest
 
-ARROWS = (">", "→", "-")  # '-' last: 'A->W' and 'Real-World>Art' have a better one; 'A-W' needs no quotes in a shell
-NAMED_CLASSES = 3  # more differing classes than this make a sentence unreadable
+ARROWS = (
+    ">",
+    "→",
+    "-",
+)  # '-' last: 'A->W' and 'Real-World>Art' contain it too; 'A-W' needs no quotes in a shell
+NAMED_CLASSES = 3  # differing classes named in an error; more would make it unreadable
+HINTED_TASKS = 30  # task names up to which an error suggests the nearest one
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,8 @@ class Domain:
     images: int
     aliases: tuple[str, ...] = ()
 
-    def is_called(self, word: str) -> bool:
-        return plain(word) in {plain(name) for name in (self.short, self.name, *self.aliases)}
+    def is_called(self, text: str) -> bool:
+        return plain(text) in {plain(name) for name in (self.short, self.name, *self.aliases)}
 
 
 class Task(NamedTuple):
@@ -57,9 +61,9 @@ class Benchmark:
     title: str
     domains: tuple[Domain, ...]
     classes: int
-    class_names: tuple[str, ...] = ()  # where they are known beforehand
+    class_names: tuple[str, ...] = ()  # if the benchmark fixes them
     one_way: bool = False  # only from the first domain to the second
-    class_mean: bool = False  # scored by the mean of the classes' accuracies, not by the share of right images
+    class_mean: bool = False  # scored by the mean of the classes' accuracies, not by overall accuracy
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
@@ -75,13 +79,14 @@ class Benchmark:
             for task in self.tasks:
                 if task.source.is_called(source) and task.target.is_called(target):
                     return task
-        known = [name for task in self.tasks for name in (task.name, task.long_name)]
-        hint = nearest(text, known) if len(known) < 30 else f"write it like {known[0]} or {known[1]}."
-        raise CdtransError(f"'{text}' is no task of {self.title}: {hint}")
+        names = [name for task in self.tasks for name in (task.name, task.long_name)]
+        hint = nearest(text, names) if len(names) < HINTED_TASKS else f"write it like {names[0]} or {names[1]}."
+        raise CdtransError(f"'{text}' is not a task of {self.title}: {hint}")
 
 
-# Image counts: the authors' lists (FACTS 4). They have none of VisDA's `train`, whose count is its own paper's, nor of
-# DomainNet's `quickdraw` and `real`, whose official train and test lists have 120,750 + 51,750 and 120,906 + 52,041.
+# Image counts are those of the authors' lists (docs/method.md, section 4.1). Three are not in them: VisDA's `train` is
+# the count of its own paper; DomainNet's `quickdraw` and `real` are the sums of the official train and test lists,
+# 120,750 + 51,750 and 120,906 + 52,041.
 OFFICE31 = Benchmark(
     "office31",
     "Office-31",
@@ -135,7 +140,7 @@ def benchmark_named(name: str) -> Benchmark:
 
 @dataclass(frozen=True)
 class FoundBenchmark:
-    """The domains that some tasks need, and in what they differ from the published ones."""
+    """The domains that the chosen tasks need, and how they differ from the published ones."""
 
     benchmark: Benchmark
     root: Path
@@ -146,24 +151,23 @@ class FoundBenchmark:
 def find_benchmark(
     benchmark: Benchmark, data: Path, tasks: Sequence[Task], *, allow_incomplete: bool = False
 ) -> FoundBenchmark:
-    """Find and check the domains of these tasks. What differs from the published benchmark is an error, or is noted if
-    that is allowed; but the domains must always agree on the classes, or no model could be scored."""
+    """Find and check the domains of these tasks. A difference from the published benchmark is an error; with
+    `allow_incomplete` it is noted. The domains must always have the same classes, or no model could be scored."""
     needed = [d for d in benchmark.domains if any(d in task for task in tasks)]
     root = dataset_root(data, [d.name for d in benchmark.domains], benchmark.title)
-    found = {d.name: find_domain(root, d.name, benchmark.title) for d in needed}
-    differences = [_difference(benchmark, d, found[d.name]) for d in needed]
-    noted = tuple(difference for difference in differences if difference)
-    if noted and not allow_incomplete:
+    domains = {d.name: find_domain(root, d.name, benchmark.title) for d in needed}
+    differences = tuple(text for d in needed if (text := _difference(benchmark, d, domains[d.name])))
+    if differences and not allow_incomplete:
         raise CdtransError(
-            f"{benchmark.title} in '{root}' is not as it was published: {noted[0]}; complete it, or accept it as it is"
-            " with --allow-incomplete."
+            f"{benchmark.title} in '{root}' differs from the published data: {differences[0]}; complete it, or accept"
+            " it with --allow-incomplete."
         )
-    _check_same_classes(list(found.values()))
-    return FoundBenchmark(benchmark, root, found, noted)
+    _check_same_classes(list(domains.values()))
+    return FoundBenchmark(benchmark, root, domains, differences)
 
 
 def published_class_counts(benchmark: Benchmark) -> dict[str, dict[str, int]]:
-    """domain -> class -> images, for the benchmarks whose own files they were counted from: Office-31."""
+    """domain -> class -> images; only Office-31 has them, counted from its own files."""
     file = resources.files("cdtrans.data") / "counts" / f"{benchmark.name}.csv"
     if not file.is_file():
         return {}
@@ -171,20 +175,20 @@ def published_class_counts(benchmark: Benchmark) -> dict[str, dict[str, int]]:
     return {d.name: {row["class"]: int(row[d.name]) for row in rows} for d in benchmark.domains}
 
 
-def _difference(benchmark: Benchmark, domain: Domain, found: FoundDomain) -> str | None:
-    """In what a domain differs from the published one; classes before counts."""
-    images = found.images
+def _difference(benchmark: Benchmark, domain: Domain, on_disk: FoundDomain) -> str | None:
+    """How a domain differs from the published one; classes before counts."""
+    images = on_disk.images
     counts = published_class_counts(benchmark).get(domain.name, {})
-    known = set(benchmark.class_names) | set(counts)
-    if known and set(images.classes) != known:
-        strange, absent = sorted(set(images.classes) - known), sorted(known - set(images.classes))
-        said = [f"lacks the class{_named(absent)}"] if absent else []
-        said += [f"has the unknown class{_named(strange)}"] if strange else []
-        return f"{domain.name} {' and '.join(said)}"
+    published = set(benchmark.class_names) | set(counts)
+    if published and set(images.classes) != published:
+        extra, missing = sorted(set(images.classes) - published), sorted(published - set(images.classes))
+        parts = [f"lacks the class{_named(missing)}"] if missing else []
+        parts += [f"has the unknown class{_named(extra)}"] if extra else []
+        return f"{domain.name} {' and '.join(parts)}"
     if len(images.classes) != benchmark.classes:
         return f"{domain.name} has {len(images.classes)} classes where {benchmark.classes} were published"
-    seen = dict(zip(images.classes, images.counts(), strict=True))
-    wrong = [f"{name} {seen[name]} of {count}" for name, count in counts.items() if seen[name] != count]
+    per_class = dict(zip(images.classes, images.counts(), strict=True))
+    wrong = [f"{name} {per_class[name]} of {count}" for name, count in counts.items() if per_class[name] != count]
     if len(images) != domain.images or wrong:
         which = f" ({', '.join(wrong[:NAMED_CLASSES])}{', ...' if len(wrong) > NAMED_CLASSES else ''})" if wrong else ""
         return f"{domain.name} has {len(images):,} images where {domain.images:,} were published{which}"
@@ -192,18 +196,18 @@ def _difference(benchmark: Benchmark, domain: Domain, found: FoundDomain) -> str
 
 
 def _check_same_classes(domains: list[FoundDomain]) -> None:
-    """The domain that differs is compared with the one that the others agree with."""
-    sets = [set(found.images.classes) for found in domains]
-    usual = max(sets, key=sets.count)
-    agreed = domains[sets.index(usual)].name
-    for found, classes in zip(domains, sets, strict=True):
-        if classes != usual:
-            strange, absent = sorted(classes - usual), sorted(usual - classes)
-            said = [f"only {found.name} has the class{_named(strange)}"] if strange else []
-            said += [f"only {agreed} has the class{_named(absent)}"] if absent else []
+    """Compare each domain with the classes that most of them have."""
+    class_sets = [set(domain.images.classes) for domain in domains]
+    majority = max(class_sets, key=class_sets.count)
+    reference = domains[class_sets.index(majority)].name
+    for domain, classes in zip(domains, class_sets, strict=True):
+        if classes != majority:
+            extra, missing = sorted(classes - majority), sorted(majority - classes)
+            parts = [f"only {domain.name} has the class{_named(extra)}"] if extra else []
+            parts += [f"only {reference} has the class{_named(missing)}"] if missing else []
             raise CdtransError(
-                f"The domains {agreed} and {found.name} in '{found.images.root}' differ in their classes:"
-                f" {' and '.join(said)}; rename or complete them."
+                f"The domains {reference} and {domain.name} in '{domain.images.root}' differ in their classes:"
+                f" {' and '.join(parts)}; rename or complete them."
             )
 
 

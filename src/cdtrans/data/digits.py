@@ -1,7 +1,7 @@
-"""The built-in demo task, synthetic to real in the small: rendered digits (labelled) to handwriting (unlabelled).
+"""The built-in demo task, a small synthetic-to-real one: rendered digits (labelled) to handwriting (unlabelled).
 
-Both domains come from what the dependencies ship: the fonts inside matplotlib and the scans inside scikit-learn.
-Nothing is downloaded and no system font is used, so every machine makes the same task.
+Both domains come from the dependencies: the fonts in matplotlib and the scans in scikit-learn. Nothing is downloaded
+and no system font is used, so the task is the same on every machine.
 """
 
 import json
@@ -15,15 +15,15 @@ from PIL import Image, ImageFilter, ImageFont, ImageOps
 from sklearn.datasets import load_digits
 
 SIDE = 32  # pixels of an image of either domain
-MARGIN = 0.1  # black on every side, as a part of SIDE: a random crop then shifts a digit and does not cut it
+MARGIN = 0.1  # black border, as a share of SIDE: a random crop then shifts a digit and does not cut it
 CANVAS = 3 * SIDE  # glyphs are deformed at this size and then reduced, which smooths their edges
 GLYPH_POINTS = 96  # font size: a glyph is about as tall as its canvas, so it is hardly resampled
-WARP_CELLS = 3  # a side of the net that bends a glyph
-WARP = 0.06  # how far a knot of the net may move, as a part of the canvas
+WARP_CELLS = 3  # per side of the mesh that bends a glyph
+WARP = 0.06  # how far a mesh point may move, as a share of the canvas
 HANDWRITING_MAX = 16  # scikit-learn's grey levels are 0..16
 DONE = "digits.json"  # written last: a folder that holds it is complete
 
-# Every text font of matplotlib; its others have symbols or old-style figures where the digits should be.
+# Every text font of matplotlib; its other fonts have symbols or old-style figures instead of digits.
 FONTS = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -35,15 +35,15 @@ FONTS = (
 
 @dataclass(frozen=True)
 class Digits:
-    """Where the task lies: what training may read (`source`, `target`) and what only evaluation may (`answers`)."""
+    """The paths of the task: training reads `source` and `target`, only evaluation reads `answers`."""
 
     source: Path  # folders 0..9 of images
     target: Path  # one flat folder of images, in random order
-    answers: Path  # a list 'path label', paths relative to its own folder
+    answers: Path  # the target labels: a list of 'path label', relative to its own folder
 
 
 def write_digits(folder: Path, *, seed: int, images: int = 2000) -> Digits:
-    """Write the task of this seed, unless it lies there complete. A killed write is made good by the next call."""
+    """Write the task of this seed, unless it is complete already. The next call repairs an interrupted write."""
     digits = Digits(source=folder / "source", target=folder / "target", answers=folder / "answers.txt")
     made_from = json.dumps({"seed": seed, "images": images})
     done = folder / DONE
@@ -60,7 +60,7 @@ def write_digits(folder: Path, *, seed: int, images: int = 2000) -> Digits:
 
 
 def _write_source(folder: Path, images: int, rng: np.random.Generator) -> None:
-    """As many images of each digit as the others, give or take one."""
+    """The digits are balanced to within one image."""
     for digit in range(10):
         _empty(folder / str(digit))
     for index in range(images):
@@ -69,7 +69,7 @@ def _write_source(folder: Path, images: int, rng: np.random.Generator) -> None:
 
 
 def _write_target(digits: Digits, rng: np.random.Generator) -> None:
-    """Shuffled, so that neither name nor order says anything about the digit."""
+    """Shuffled, so that neither name nor order reveals the digit."""
     scans = load_digits()
     _empty(digits.target)
     lines = []
@@ -82,7 +82,7 @@ def _write_target(digits: Digits, rng: np.random.Generator) -> None:
 
 def _enlarged(scan: np.ndarray) -> Image.Image:
     """An 8x8 scan as an image of the common size, white on black."""
-    framed = np.pad(scan, 1)  # one pixel of ten is MARGIN
+    framed = np.pad(scan, 1)  # one of ten pixels: MARGIN
     pixels = np.round(framed * (255 / HANDWRITING_MAX)).astype(np.uint8)
     return Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
@@ -91,7 +91,7 @@ def _enlarged(scan: np.ndarray) -> Image.Image:
 def _glyph(font: str, digit: int) -> Image.Image:
     """A digit cut out along its ink, white on black."""
     path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf")
-    # The basic layout engine is in every Pillow; the other one depends on a library of the system.
+    # The basic layout engine is in every Pillow; the other one depends on a system library.
     typeface = ImageFont.truetype(path, GLYPH_POINTS, layout_engine=ImageFont.Layout.BASIC)
     mask = typeface.getmask(str(digit), mode="L")
     drawn = Image.new("L", mask.size)
@@ -100,26 +100,26 @@ def _glyph(font: str, digit: int) -> Image.Image:
 
 
 def _deformed(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A glyph as hand and pen might vary it, in ranges that match the scans' mean height, width, ink and sharpness."""
+    """A glyph varied like handwriting, in ranges that match the scans' mean height, width, ink and sharpness."""
     height = CANVAS * (1 - 2 * MARGIN) * rng.uniform(0.8, 1.05)
     width = height * glyph.width / glyph.height * rng.uniform(0.65, 1.15)
     bent = _bent(glyph, (width, height), rng)
     thick = bent.filter(ImageFilter.MaxFilter(1 + 2 * int(rng.integers(0, 4))))
     blurred = thick.filter(ImageFilter.GaussianBlur(rng.uniform(1, 5))).reduce(CANVAS // SIDE)
-    return ImageOps.autocontrast(blurred)  # thin strokes would fade, where the scans use their whole grey scale
+    return ImageOps.autocontrast(blurred)  # else thin strokes fade, while the scans use their whole grey scale
 
 
 def _bent(glyph: Image.Image, size: tuple[float, float], rng: np.random.Generator) -> Image.Image:
-    """The glyph at this size on a canvas, slanted, rotated, shifted and warped by a coarse net with uneven knots."""
+    """The glyph at this size on a canvas, slanted, rotated, shifted and warped by a coarse mesh."""
     angle, slant = np.radians(rng.uniform(-15, 15)), rng.uniform(-0.3, 0.3)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     forward = rotation @ [[1, slant], [0, 1]] @ np.diag(np.divide(size, glyph.size))
     edges = np.linspace(0, CANVAS, WARP_CELLS + 1).astype(int)
-    knots = np.stack(np.meshgrid(edges, edges), axis=-1)  # [row, column, (x, y)]
+    points = np.stack(np.meshgrid(edges, edges), axis=-1)  # [row, column, (x, y)]
     middle = CANVAS / 2 + rng.uniform(-0.06, 0.06, 2) * CANVAS
-    unevenness = rng.uniform(-WARP, WARP, knots.shape) * CANVAS
-    # Pillow asks where each place of the result comes from, so the deformation is inverted.
-    origins = (knots + unevenness - middle) @ np.linalg.inv(forward).T + np.divide(glyph.size, 2)
+    shifts = rng.uniform(-WARP, WARP, points.shape) * CANVAS
+    # Pillow needs the origin of each point of the result, so the deformation is inverted.
+    origins = (points + shifts - middle) @ np.linalg.inv(forward).T + np.divide(glyph.size, 2)
     mesh = []
     for row, column in np.ndindex(WARP_CELLS, WARP_CELLS):
         box = (edges[column], edges[row], edges[column + 1], edges[row + 1])
@@ -129,11 +129,11 @@ def _bent(glyph: Image.Image, size: tuple[float, float], rng: np.random.Generato
 
 
 def _empty(folder: Path) -> None:
-    """Make the folder and clear it of images from another seed or a killed write."""
+    """Make the folder and delete images of another seed or an interrupted write."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.png"):
         old.unlink()
 
 
 def _save(image: Image.Image, path: Path) -> None:
-    image.save(path, compress_level=0)  # stored, not deflated: the bytes do not depend on the zlib at hand
+    image.save(path, compress_level=0)  # not compressed, so that the bytes do not depend on the version of zlib

@@ -1,7 +1,7 @@
-"""Folders or lists of images -> the two domains of a run: a source with labels and a target that cannot have any.
+"""Folders or lists of images -> the two domains of a run: a source with labels and a target without.
 
-LabelledDomain and UnlabelledDomain share no base and no field for labels, so that code which takes the second for the
-target has no way to look at an answer key.
+UnlabelledDomain has no field for labels and shares no base with LabelledDomain, so code that gets the target cannot
+read target labels.
 """
 
 import os
@@ -24,16 +24,16 @@ _Label = TypeVar("_Label", int, str)
 
 @dataclass(frozen=True)
 class LabelledDomain:
-    """Images with a class each: the source, or an answer key for evaluation."""
+    """Images with a class each: the source, or labelled target images for evaluation."""
 
     root: Path
     paths: tuple[str, ...]  # relative to root, with '/'
     labels: tuple[int, ...]  # an index into classes per path
     classes: tuple[str, ...]
-    loose: int = 0  # images found beside the class folders: they belong to no class and are not in paths
+    loose: int = 0  # images beside the class folders; they have no class and are not in paths
     empty: tuple[str, ...] = ()  # class folders without an image
-    splits: tuple[str, ...] = ()  # class folders that look like train, val and test, the fullest first
-    ignored: tuple[str, ...] = ()  # files that may be images, but whose names do not end like one's
+    splits: tuple[str, ...] = ()  # class folders that look like train, val and test, the largest first
+    ignored: tuple[str, ...] = ()  # files that may be images but have another suffix
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -42,7 +42,7 @@ class LabelledDomain:
         return [self.root / path for path in self.paths]
 
     def keep(self, positions: Sequence[int]) -> "LabelledDomain":
-        """Only the images at these positions. The classes stay, even one that loses all its images."""
+        """Only the images at these positions. All classes stay, even those left without images."""
         paths = tuple(self.paths[i] for i in positions)
         return replace(self, paths=paths, labels=tuple(self.labels[i] for i in positions))
 
@@ -58,7 +58,7 @@ class UnlabelledDomain:
 
     root: Path
     paths: tuple[str, ...]  # relative to root, with '/'
-    ignored: tuple[str, ...] = ()  # files that may be images, but whose names do not end like one's
+    ignored: tuple[str, ...] = ()  # files that may be images but have another suffix
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -73,11 +73,11 @@ class UnlabelledDomain:
 def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: bool = False) -> LabelledDomain:
     """A folder `where/class/**/image`, or a list of lines 'path label'.
 
-    A list line is split at its last space or tab, so that paths may hold spaces; but first at a tab that follows an
-    image's name, so that labels may hold spaces too. Blank lines and lines that start with '#' are skipped. Listed
-    paths start from `root`, or from the list's own folder; for a folder `root` means nothing. Labels that are all
-    integers are put in numeric order and become 0..K-1, the way the authors count classes; any others are class names
-    in alphabetical order. One class is an error unless only for evaluation.
+    A list line is split at a tab that follows an image name, so labels may contain spaces, or else at its last space or
+    tab, so paths may contain spaces. Blank lines and lines that start with '#' are skipped. Listed paths are relative
+    to `root`, or to the list's own folder; `root` has no effect on a folder. Labels that are all integers become 0..K-1
+    in numeric order, as the authors count classes; other labels are class names in alphabetical order. A single class
+    is an error unless `allow_one_class` (evaluation).
     """
     domain = _labelled_folder(where) if is_folder(where) else _labelled_list(where, root)
     if len(domain.classes) == 1 and not allow_one_class:
@@ -90,31 +90,32 @@ def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: boo
 
 
 def _deeper(where: Path) -> str:
-    """The folder itself if the classes lie in it, one level further down than was said."""
+    """The folder, quoted, if it contains the class folders, one level below the path the user gave; else empty."""
     inside = [entry for entry in where.iterdir() if entry.is_dir()] if where.is_dir() else []
     return quoted(where) if len(inside) > 1 else ""
 
 
 def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
-    """A folder of any nesting, whose folder names mean nothing, or a list of lines 'path' or 'path label'.
+    """A folder of any nesting, whose folder names are ignored, or a list of lines 'path' or 'path label'.
 
-    A label in a list is dropped as its line is read. Since paths may hold spaces, a line has two readings: all of it
-    is a path, or all but its label is. A line that ends like an image file ('my cat.jpg') is first taken as a whole,
-    any other ('my cat.jpg 3') first without its label; the first reading that is an existing file counts.
+    Labels in a list are dropped while reading. Since paths may contain spaces, a line can be read as a path or as a
+    path and a label. A line with an image suffix ('my cat.jpg') is tried as a path first, any other ('my cat.jpg 3')
+    first without its label; the first reading that is an existing file is used.
     """
     if is_folder(where):
-        found, ignored = files_below(where)
-        return UnlabelledDomain(where, tuple(found), tuple(ignored))
+        images, ignored = files_below(where)
+        return UnlabelledDomain(where, tuple(images), tuple(ignored))
     base = list_base(where, root)
     return UnlabelledDomain(base, existing(where, base, [(i, *readings(line)) for i, line in list_lines(where)]))
 
 
 def check_distinct(source: Path, target: Path) -> None:
-    """Neither may be the other, or lie in it: images would be on both sides."""
+    """Refuse places that are equal or contain each other: images would be in both domains."""
     places = os.path.realpath(source), os.path.realpath(target)
     if places[0] != places[1] and os.path.commonpath(places) in places and os.path.isdir(os.path.commonpath(places)):
         raise CdtransError(
-            f"Of source {quoted(source)} and target {quoted(target)} one lies in the other: give two separate places."
+            f"Of the source {quoted(source)} and the target {quoted(target)} one lies in the other: give two separate"
+            " places."
         )
     if places[0] == places[1]:
         raise CdtransError(
@@ -124,44 +125,45 @@ def check_distinct(source: Path, target: Path) -> None:
 
 
 def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
-    """What is odd about the layout of a source, yet no reason to stop: what was found, and what to do."""
+    """Problems with the layout of a source that do not stop a run: (problem, advice)."""
     warnings = []
     if source.splits:
-        found = f"Source folders that look like splits of a data set are taken for classes: {named(source.splits)}"
-        better = quoted(source.root / source.splits[0])
-        warnings.append((found, f"If the classes lie in them, give {better} as the source."))
+        problem = f"Source folders that look like splits of a data set are used as classes: {named(source.splits)}"
+        split = quoted(source.root / source.splits[0])
+        warnings.append((problem, f"If the classes lie in them, give {split} as the source."))
     if source.empty:
-        found = f"Folders of the source without an image are not classes: {named(source.empty)}"
-        warnings.append((found, "Put images into these folders, or move them away."))
+        problem = f"Folders of the source without an image are not classes: {named(source.empty)}"
+        warnings.append((problem, "Put images into these folders, or move them away."))
     if source.loose:
         images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
-        found = f"{images} in {quoted(source.root)} beside the class folders and will not be used"
-        warnings.append((found, "Move them into class folders."))
+        problem = f"{images} in {quoted(source.root)} beside the class folders and will not be used"
+        warnings.append((problem, "Move them into class folders."))
     return warnings
 
 
 def _labelled_folder(where: Path) -> LabelledDomain:
-    found, ignored = files_below(where)
-    paths = tuple(path for path in found if "/" in path)
+    images, ignored = files_below(where)
+    paths = tuple(path for path in images if "/" in path)
     if not paths:
         raise CdtransError(
             f"{quoted(where)} holds images but no class folders: put the images of each class into a folder named"
-            f" after the class, like {quoted(where / 'CLASS' / found[0])}."
+            f" after the class, like {quoted(where / 'CLASS' / images[0])}."
         )
     parts = [path.split("/", 2) for path in paths]
     classes, labels = _indexed([names[0] for names in parts])
     folders = [entry.name for entry in listing(where)[1] if is_subfolder(entry)]
     empty = tuple(name for name in folders if name not in classes)
-    loose = len(found) - len(paths)
+    loose = len(images) - len(paths)
     return LabelledDomain(where, paths, labels, classes, loose, empty, _splits(parts), tuple(ignored))
 
 
 def _splits(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Folders that look like `train` and `val` in `train/CLASS`, `val/CLASS`, of paths that are cut at their first two
+    """The top folders that look like splits, as in `train/CLASS`, `val/CLASS`. `parts` are paths cut at their first two
     slashes.
 
-    Those that are called so, if one of them holds several folders. Else all of them, if the same folders lie in each
-    and are more: folders in a class, such as `mug/front`, `mug/side`, are usually fewer than the classes.
+    Folders with the name of a split count if one of them contains several folders. Otherwise all top folders count if
+    most of their subfolders are the same and outnumber them; subfolders of a class, such as `mug/front` and
+    `mug/side`, are usually fewer than the classes.
     """
     images = Counter(names[0] for names in parts)
     inside: dict[str, set[str]] = {top: set() for top in images}
@@ -179,15 +181,15 @@ def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:
     base = list_base(where, root)
     lines = list(labelled_lines(where))
     paths = existing(where, base, [(number, path) for number, path, _ in lines])
-    return labelled(base, paths, [word for _, _, word in lines])
+    return labelled(base, paths, [label for _, _, label in lines])
 
 
-def labelled(root: Path, paths: tuple[str, ...], words: Sequence[str]) -> LabelledDomain:
-    """Images with the labels that a list gave them; see `scan_labelled` for what labels become."""
-    if not all(_INTEGER.fullmatch(word) for word in words):
-        classes, labels = _indexed(words)
+def labelled(root: Path, paths: tuple[str, ...], texts: Sequence[str]) -> LabelledDomain:
+    """Images with their labels as written in a list; see `scan_labelled` for how labels become classes."""
+    if not all(_INTEGER.fullmatch(text) for text in texts):
+        classes, labels = _indexed(texts)
         return LabelledDomain(root, paths, labels, classes)
-    numbers, labels = _indexed([int(word) for word in words])
+    numbers, labels = _indexed([int(text) for text in texts])
     names = _folder_names(paths, labels, len(numbers)) or tuple(map(str, numbers))
     return LabelledDomain(root, paths, labels, names)
 
@@ -205,13 +207,13 @@ def _folder_names(paths: Sequence[str], labels: Sequence[int], classes: int) -> 
     for path, label in zip(paths, labels, strict=True):
         folders[label].add(os.path.basename(os.path.dirname(path)))
     names = tuple(min(names) for names in folders)
-    alone = all(len(names) == 1 for names in folders)
-    return names if alone and all(names) and len(set(names)) == classes else None
+    one_each = all(len(names) == 1 for names in folders)
+    return names if one_each and all(names) and len(set(names)) == classes else None
 
 
 def stream_images(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[Path]:
-    """The images of a folder, of a list, or a single image file, one after the other and never all at once. What is
-    ignored although it may be an image is added to `ignored`."""
+    """The images of a folder, of a list, or a single image file, one by one. Files that may be images but have another
+    suffix are added to `ignored`."""
     if where.is_file() and is_image_name(where.name):
         yield where
     elif is_folder(where):

@@ -1,4 +1,4 @@
-"""What lies in a folder and below it: images, and what may be one."""
+"""Find the images in a folder and below it, and files that may be images."""
 
 import os
 import stat
@@ -9,10 +9,10 @@ from typing import Literal
 from cdtrans.data.images import IMAGE_SUFFIXES, is_image_name
 from cdtrans.errors import CdtransError
 
-ARCHIVE_LEFTOVERS = "__MACOSX"  # macOS packs metadata twins of every file into this folder of a zip
+ARCHIVE_LEFTOVERS = "__MACOSX"  # the folder of a zip in which macOS stores metadata of every file
 _Kind = Literal["folder", "image", "ignored"]
 
-# What lies beside images in any data set, and that nobody takes for one.
+# Files that often lie beside images and are clearly not images.
 _TEXT_SUFFIXES = {
     *(".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
     *(".log", ".html", ".htm", ".xmp", ".aae", ".py", ".ipynb", ".sh"),
@@ -39,7 +39,7 @@ def is_folder(where: Path) -> bool:
 
 
 def files_below(top: Path) -> tuple[list[str], list[str]]:
-    """The images of a folder, and what is ignored although it may be one."""
+    """The images below a folder, and ignored files that may be images."""
     images: list[str] = []
     ignored: list[str] = []
     for path, is_image in walk(top):
@@ -50,7 +50,7 @@ def files_below(top: Path) -> tuple[list[str], list[str]]:
 
 
 def no_image(top: Path, ignored: str) -> CdtransError:
-    """`ignored` is the first file that may be one, if there is any."""
+    """`ignored` is the first ignored file that may be an image, or empty."""
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
     others, convert = (f", only files such as {ignored!r}", "convert them, or ") if ignored else ("", "")
     return CdtransError(
@@ -59,13 +59,12 @@ def no_image(top: Path, ignored: str) -> CdtransError:
 
 
 def walk(top: Path) -> Iterator[tuple[str, bool]]:
-    """The files of a folder and all below it that are images (True) or may be some (False), ordered by name level by
-    level, whatever the file system's order.
+    """The files below a folder that are images (True) or may be images (False), sorted by name on each level, so the
+    order does not depend on the file system.
 
-    Hidden entries, text and what systems leave in folders are left out. Links to folders are followed if they lead out
-    of `top`, and no folder is entered twice through them; a link to a folder inside `top` is another name for what is
-    found there anyway. A link to nothing counts as an image if it is named like one: it is better reported as
-    unreadable than passed over.
+    Hidden files, text files and files of the operating system are left out. Links to folders outside `top` are
+    followed, but no folder is entered twice; links to folders inside `top` are skipped, because those are visited
+    anyway. A broken link with an image suffix counts as an image, so that it is reported as unreadable.
     """
     real_top = os.path.realpath(top) + os.sep
     entered: set[tuple[int, int]] = set()
@@ -91,14 +90,14 @@ def walk(top: Path) -> Iterator[tuple[str, bool]]:
 
 
 def listing(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry]]:
-    """What identifies a folder whatever links led to it, and its entries by name."""
+    """A folder's device and inode, which identify it through any link, and its entries sorted by name."""
     try:
         status = folder.stat()
         with os.scandir(folder) as entries:
-            seen = [entry for entry in entries if not entry.name.startswith(".") and entry.name != ARCHIVE_LEFTOVERS]
+            shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != ARCHIVE_LEFTOVERS]
     except OSError as error:
         raise cannot_read(folder, error) from error
-    return (status.st_dev, status.st_ino), sorted(seen, key=lambda entry: entry.name)
+    return (status.st_dev, status.st_ino), sorted(shown, key=lambda entry: entry.name)
 
 
 def is_subfolder(entry: os.DirEntry) -> bool:
@@ -114,7 +113,7 @@ def _is_image(entry: os.DirEntry) -> bool:
 
 
 def _may_be_image(entry: os.DirEntry) -> bool:
-    """Whether somebody may expect it to be read: an image of another format, or one whose ending has been lost."""
+    """Whether a user may expect it to be read: an image of another format, or one without a suffix."""
     name = entry.name.lower()
     if is_image_name(name) or name in _PLAIN_NAMES or os.path.splitext(name)[1] in _TEXT_SUFFIXES:
         return False

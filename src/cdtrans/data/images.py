@@ -1,4 +1,4 @@
-"""One image file -> upright 8-bit RGB pixels, or one short cause why not."""
+"""One image file -> upright 8-bit RGB pixels, or a short cause why it cannot be read."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from cdtrans.errors import CdtransError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 
-# Only what the suffixes promise: left alone, PIL would also start Ghostscript for an EPS that calls itself .jpg.
+# Only the formats of the suffixes: otherwise PIL would also start Ghostscript for an EPS file named .jpg.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"II*\0", b"MM\0*", b"GIF8")
 
@@ -28,17 +28,17 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# What full white may be in a deep greyscale image: 16 bits for integers; for floats also the unit interval or 8 bits.
+# Possible values of white in a deep greyscale image: 16 bits for integers; for floats also 1 or 8 bits.
 _INTEGER_WHITES = (65535.0,)
 _FLOAT_WHITES = (1.0, 255.0, 65535.0)
 
-# PIL warns about big images and odd metadata; what matters comes back as UnreadableImage. A filter for the whole
-# process, because warnings.catch_warnings is not safe in the threads that decode.
+# PIL warns about big images and odd metadata; real problems are raised as UnreadableImage. The filter is for the whole
+# process, because warnings.catch_warnings is not thread-safe and images are decoded in threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class UnreadableImage(Exception):
-    """The file gives no image. Its text is the cause in a few words, such as 'truncated'."""
+    """The file cannot be read as an image. The text is a short cause, such as 'truncated'."""
 
 
 def is_image_name(name: str) -> bool:
@@ -46,7 +46,7 @@ def is_image_name(name: str) -> bool:
 
 
 def decode(path: Path) -> Image.Image:
-    """The first frame of a file as upright RGB: transparency laid over white, deep greyscale scaled to 8 bits."""
+    """The first frame of a file as upright RGB: transparency over white, deep greyscale scaled to 8 bits."""
     try:
         with Image.open(path, formats=_FORMATS) as image:
             return upright_rgb(image)
@@ -55,15 +55,15 @@ def decode(path: Path) -> Image.Image:
 
 
 class Header(NamedTuple):
-    """What `check` wants to know of a file beside its pixels in RGB."""
+    """What `check` needs of a file besides its pixels."""
 
     width: int
     height: int
-    alpha: bool  # it has transparent parts
+    alpha: bool  # some pixels are transparent
 
 
 def read_header(path: Path) -> Header:
-    """Without decoding, a fraction of a millisecond, unless the image has a channel for transparency."""
+    """Read without decoding, in a fraction of a millisecond, unless the image has an alpha channel."""
     try:
         with Image.open(path, formats=_FORMATS) as image:
             alpha = image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255
@@ -73,7 +73,7 @@ def read_header(path: Path) -> Header:
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """Any image of PIL's as upright 8-bit RGB."""
+    """Any PIL image as upright 8-bit RGB."""
     image.load()
     rgb, turn = _rgb(image), _turn(image)
     return rgb if turn is None else rgb.transpose(turn)
@@ -85,20 +85,20 @@ def resized(image: Image.Image, size: int) -> np.ndarray:
 
 
 def pixel_digest(pixels: np.ndarray) -> str:
-    """What tells one picture from another, whatever its file is called."""
+    """A hash of the pixels: equal images have equal digests, whatever their file names."""
     return hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest()
 
 
 def judge_unreadable(name: str, bad: int, total: int, first: str, cause: str, max_bad: float) -> str:
-    """One rule for every verb: a few unreadable files are skipped with the sentence returned, many are an error."""
-    found = f"{bad} of {total} {name}files cannot be read (the first: {first!r}, {cause})"
+    """One rule for every verb: a few unreadable files are skipped with the returned warning, many are an error."""
+    problem = f"{bad} of {total} {name}files cannot be read (the first: {first!r}, {cause})"
     if bad > max_bad * total:
-        raise CdtransError(f"{found}; repair or remove them, or raise --max-bad above {max_bad:g}.")
-    return f"{found}; they are skipped."
+        raise CdtransError(f"{problem}; repair or remove them, or raise --max-bad above {max_bad:g}.")
+    return f"{problem}; they are skipped."
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """How to set the image upright. EXIF that cannot be parsed says nothing about the pixels, so it counts as none."""
+    """How to turn the image upright. EXIF that cannot be parsed counts as none."""
     try:
         return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:
@@ -110,7 +110,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         return _eight_bits(image, _INTEGER_WHITES).convert("RGB")
     if image.mode == "F":
         return _eight_bits(image, _FLOAT_WHITES).convert("RGB")
-    if image.mode == "La":  # PIL turns premultiplied grey only into plain grey and alpha
+    if image.mode == "La":  # PIL can convert premultiplied grey only to LA
         image = image.convert("LA")
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
@@ -119,9 +119,9 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
-    """Scale deep greyscale by the narrowest range that holds it, or by its own extremes when none does.
+    """Scale deep greyscale by the narrowest range that contains it, or else by its own minimum and maximum.
 
-    PIL's own conversion would clip at 255 and turn most 16-bit pictures white.
+    PIL's own conversion would clip at 255 and turn most 16-bit images white.
     """
     values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())

@@ -1,8 +1,9 @@
-"""Where a benchmark's domain lies on somebody's disk: in class folders, or named by lists that somebody else wrote.
+"""Find a benchmark's domains on disk, in class folders or in lists.
 
-Folders come as `amazon/CLASS` or `amazon/images/CLASS`, with `Real World` spelt in every way. Lists come from the
-authors (`./Real_World/Drill/00014.jpg 0`), from CDAN and SHOT (absolute paths of a machine long gone), and with
-DomainNet and VisDA themselves. A list's class numbers are kept: the order of the classes decides a classifier's draws.
+Folders come as `amazon/CLASS` or `amazon/images/CLASS`, and `Real World` has several spellings. Lists come from the
+authors (`./Real_World/Drill/00014.jpg 0`), from CDAN and SHOT (absolute paths of another machine), and with DomainNet
+and VisDA themselves. A list's class numbers are kept, because the order of the classes affects the random
+initialisation of a classifier.
 """
 
 import os
@@ -15,42 +16,42 @@ from cdtrans.data.domains import LabelledDomain, labelled, scan_labelled
 from cdtrans.data.lists import labelled_lines
 from cdtrans.errors import CdtransError
 
-INNER_FOLDER = "images"  # Office-31 has it between the domain and its classes
+INNER_FOLDER = "images"  # Office-31 has it between a domain and its classes
 LIST_FOLDER = "image_list"  # where tllib keeps the lists of a benchmark
-SHOWN_ENTRIES = 8  # of a folder, when something in it is missing
+SHOWN_ENTRIES = 8  # folder entries named in an error
 
 
 @dataclass(frozen=True)
 class FoundDomain:
-    """The labelled images of one domain. `folder` holds its class folders; a domain of lists has none."""
+    """The labelled images of one domain. `folder` contains its class folders; None if it was read from lists."""
 
     name: str
     images: LabelledDomain
     folder: Path | None
-    layout: str  # for people: "folder amazon/images", "lists clipart_train.txt and clipart_test.txt together"
+    layout: str  # for messages: "folder amazon/images", "lists clipart_train.txt and clipart_test.txt together"
 
 
 def plain(name: str) -> str:
-    """'Real World', 'Real_World' and 'RealWorld' are one name."""
+    """The name in lower case without separators: 'Real World', 'Real_World' and 'RealWorld' are the same."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def dataset_root(data: Path, domains: Sequence[str], title: str) -> Path:
-    """The folder that holds the domains: `data`, or a folder in it, as an unpacked archive often has one more level."""
+    """The folder that contains the domains: `data`, or a folder in it, because archives often have one more level."""
     if not data.is_dir():
-        raise CdtransError(f"There is no folder '{data}' with {title}: say with --data where it is.")
+        raise CdtransError(f"There is no folder '{data}' with {title}: set --data to its folder.")
     candidates = [data, *(Path(entry) for entry in _entries(data) if entry.is_dir())]
-    held = [sum(_is_there(candidate, name) for name in domains) for candidate in candidates]
-    if not max(held):
+    counts = [sum(_has_domain(candidate, name) for name in domains) for candidate in candidates]
+    if not max(counts):
         raise CdtransError(
             f"'{data}' holds no domain of {title}: expected folders or lists named {', '.join(domains)},"
             f" found {_shown(data)}."
         )
-    return candidates[held.index(max(held))]
+    return candidates[counts.index(max(counts))]
 
 
 def find_domain(root: Path, name: str, title: str) -> FoundDomain:
-    """The domain by its list, if there is one, because a list says more than folders do; else by its class folders."""
+    """The domain from its list if it has one, because a list also fixes the class numbers; else from class folders."""
     lists, folder = _lists(root, name), _folder(root, name)
     if lists:
         files = " and ".join(os.path.relpath(file, root) for file in lists)
@@ -66,7 +67,7 @@ def find_domain(root: Path, name: str, title: str) -> FoundDomain:
     return FoundDomain(name, scan_labelled(folder), folder, f"folder {os.path.relpath(folder, root)}")
 
 
-def _is_there(root: Path, name: str) -> bool:
+def _has_domain(root: Path, name: str) -> bool:
     return _folder(root, name) is not None or bool(_lists(root, name))
 
 
@@ -75,14 +76,14 @@ def _folder(root: Path, name: str) -> Path | None:
 
 
 def _lists(root: Path, name: str) -> list[Path]:
-    """One list of the whole domain, or its train and test lists, which together are the whole domain too."""
-    beside = {plain(file.stem): file for place in (root / LIST_FOLDER, root) for file in _texts(place)}
-    word = plain(name)
-    for stem in (word, f"{word}list"):
-        if stem in beside:
-            return [beside[stem]]
-    if f"{word}train" in beside and f"{word}test" in beside:
-        return [beside[f"{word}train"], beside[f"{word}test"]]
+    """One list of the whole domain, or its train and test lists, which together are the whole domain."""
+    files = {plain(file.stem): file for place in (root / LIST_FOLDER, root) for file in _texts(place)}
+    domain = plain(name)
+    for stem in (domain, f"{domain}list"):
+        if stem in files:
+            return [files[stem]]
+    if f"{domain}train" in files and f"{domain}test" in files:
+        return [files[f"{domain}train"], files[f"{domain}test"]]
     folder = _folder(root, name)
     return [file for file in _texts(folder) if plain(file.stem).endswith("imagelist")][:1] if folder else []
 
@@ -105,17 +106,17 @@ def _shown(folder: Path) -> str:
 
 def _read_lists(lists: list[Path], root: Path, folder: Path | None) -> LabelledDomain:
     paths: list[str] = []
-    words: list[str] = []
+    labels: list[str] = []
     for file in lists:
         lines = list(labelled_lines(file))
         paths += _below(root, file, [(number, path) for number, path, _ in lines], folder)
-        words += [word for _, _, word in lines]
-    return labelled(root, tuple(paths), words)
+        labels += [label for _, _, label in lines]
+    return labelled(root, tuple(paths), labels)
 
 
 def _below(root: Path, file: Path, lines: list[tuple[int, str]], folder: Path | None) -> list[str]:
-    """The listed paths from `root`. The first one that is found shows how: how much of its front is another machine's,
-    and where the rest starts here."""
+    """The listed paths relative to `root`. The first one that exists here decides, for all of them, how many leading
+    folders to cut and where the rest starts."""
     places = [file.parent, root, *([folder, folder / INNER_FOLDER] if folder else [])]
     parts = [(number, path.split("/")) for number, path in lines]
     rule = next((rule for _, names in parts if (rule := _rule(names, places))), None)
@@ -125,18 +126,18 @@ def _below(root: Path, file: Path, lines: list[tuple[int, str]], folder: Path | 
             " put the images beside the list."
         )
     cut, place = rule
-    found = [os.path.normpath(os.path.join(os.path.relpath(place, root), *names[cut:])) for _, names in parts]
-    absent = [i for i, path in enumerate(found) if not os.path.isfile(root / path)]
-    if absent:
+    paths = [os.path.normpath(os.path.join(os.path.relpath(place, root), *names[cut:])) for _, names in parts]
+    missing = [i for i, path in enumerate(paths) if not os.path.isfile(root / path)]
+    if missing:
         raise CdtransError(
-            f"{len(absent)} of the {len(lines)} files in '{file}' are missing below '{root}', the first is"
-            f" {found[absent[0]]!r} of line {lines[absent[0]][0]}: put them there, or correct the list."
+            f"{len(missing)} of the {len(lines)} files in '{file}' are missing below '{root}', the first is"
+            f" {paths[missing[0]]!r} in line {lines[missing[0]][0]}: put them there, or correct the list."
         )
-    return found
+    return paths
 
 
 def _rule(names: list[str], places: list[Path]) -> tuple[int, Path] | None:
-    """How many folders to cut from the front of a listed path, and where the rest is; the fewest that will do."""
+    """The fewest leading folders to cut from a listed path so that the rest exists, and the folder it is in."""
     for cut in range(len(names)):
         for place in places:
             if os.path.isfile(os.path.join(place, *names[cut:])):

@@ -1,4 +1,4 @@
-"""Lists of images: a line for each, 'path' or 'path label'."""
+"""Lists of images, one 'path' or 'path label' per line."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _split_label(line: str) -> tuple[str, str]:
-    """'path label' -> path, label, see `scan_labelled`; without a label the second is empty."""
+    """'path label' -> (path, label), see `scan_labelled`; the label is empty if there is none."""
     tabs = (i for i, character in enumerate(line) if character == "\t" and is_image_name(line[:i].rstrip(" \t")))
     cut = next(tabs, max(line.rfind(" "), line.rfind("\t")))
     path = line[: max(cut, 0)].rstrip(" \t")
@@ -27,7 +27,7 @@ def _split_label(line: str) -> tuple[str, str]:
 
 
 def readings(line: str) -> tuple[str, ...]:
-    """The paths that a line with or without a label may mean, the likelier first."""
+    """The possible paths of a line with or without a label, the more likely first."""
     path, label = _split_label(line)
     if not label:
         return (line,)
@@ -35,12 +35,12 @@ def readings(line: str) -> tuple[str, ...]:
 
 
 def list_lines(where: Path) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a list that say something. Undecodable bytes pass through, as they do in file names."""
+    """The non-empty lines of a list with their numbers. Undecodable bytes are kept, as in file names."""
     empty = True
     try:
         with where.open("rb") as file:
-            for number, raw in enumerate(file, 1):  # at b"\n" alone: names may hold the rarer line ends of text files
-                if b"\0" in raw or (number == 1 and b"\0" in file.peek()):  # a picture's first line may look like text
+            for number, raw in enumerate(file, 1):  # split at b"\n" only: file names may contain other line ends
+                if b"\0" in raw or (number == 1 and b"\0" in file.peek()):  # an image's first line may look like text
                     raise CdtransError(f"{quoted(where)} is not a text file: give a folder, or a list of images.")
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
                 if line and not line.startswith("#"):
@@ -49,18 +49,18 @@ def list_lines(where: Path) -> Iterator[tuple[int, str]]:
     except OSError as error:
         raise cannot_read(where, error) from error
     if empty:
-        raise CdtransError(f"The list {quoted(where)} is empty: write a line for every image.")
+        raise CdtransError(f"The list {quoted(where)} is empty: write one line per image.")
 
 
 def list_base(where: Path, root: Path | None) -> Path:
     base = where.parent if root is None else root
     if not os.path.isdir(base):
-        raise CdtransError(f"The root {quoted(base)} is not a folder: say with --root where the listed paths start.")
+        raise CdtransError(f"The root {quoted(base)} is not a folder: set --root to the folder of the listed paths.")
     return base
 
 
 def existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ...]:
-    """The first reading of each (line number, reading, ...) that is a file; one that has none is the user's error."""
+    """The first reading of each (line number, reading, ...) that is an existing file; an error if there is none."""
     paths, missing = [], []
     for number, *readings in listed:
         path = next((reading for reading in readings if os.path.isfile(os.path.join(base, reading))), None)
@@ -74,6 +74,6 @@ def existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ...
         tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
         raise CdtransError(
             f"{len(missing)} of the {len(listed)} files in {quoted(where)} cannot be found below {quoted(base)},"
-            f" the first is {path!r} in line {number}: {tab}correct the list, or say with --root where its paths start."
+            f" the first is {path!r} in line {number}: {tab}correct the list, or set --root to the folder of its paths."
         )
     return tuple(paths)

@@ -1,4 +1,4 @@
-"""Decode once: the images of a folder, resized, as uint8 rows of one memory-mapped file that later runs share."""
+"""Decode once: the resized images of a folder as uint8 rows of a memory-mapped file that later runs share."""
 
 import os
 import time
@@ -27,27 +27,27 @@ from cdtrans.data.thumbnails import trace
 from cdtrans.runtime.screen import Screen
 
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
-CHUNK_IMAGES = 64  # written at a time; a kill loses no more than two chunks, and no more wait in memory
+CHUNK_IMAGES = 64  # written at a time; a kill loses at most two chunks, and memory holds at most two
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """Decoded images: `array[rows[n]]` is the n-th file asked for, unless `bad[n]` says why there is none."""
+    """Decoded images: `array[rows[n]]` is the n-th file, unless `bad[n]` says why it cannot be read."""
 
-    array: np.ndarray  # uint8 [rows of the store, size, size, 3], a read-only map
-    thumbnails: np.ndarray  # uint8 [rows of the store, SIDE, SIDE, 3], another
+    array: np.ndarray  # uint8 [rows of the store, size, size, 3], a read-only memory map
+    thumbnails: np.ndarray  # uint8 [rows of the store, SIDE, SIDE, 3], likewise
     rows: np.ndarray  # int64 [N], -1 where the file could not be read
-    digests: list[str]  # [N] of the pixels, '' where there are none
+    digests: list[str]  # [N] of the pixels, '' for unreadable files
     bad: dict[int, str]  # position -> cause
 
 
 def resize_for(crop: int) -> int:
-    """The size that images are decoded to for this crop, unless `--resize` says otherwise."""
+    """The size that images are decoded to for this crop, unless `--resize` is set."""
     return round(crop * RESIZE_RATIO)
 
 
 def default_cache() -> Path:
-    """Where stores live unless `--cache` says otherwise."""
+    """The folder of the stores, unless `--cache` is set."""
     if own := os.environ.get("CDTRANS_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cdtrans"
@@ -56,7 +56,7 @@ def default_cache() -> Path:
 def open_pixels(
     files: Sequence[Path], *, root: Path, size: int, cache: Path, screen: Screen, name: str, workers: int | None = None
 ) -> Pixels:
-    """Open the store of `root` at `size`, once it holds all of `files`: only new and changed ones are decoded."""
+    """Decode new and changed `files` into the store of `root` at `size`, and open it."""
     keys = _keys(files, root)
     images, gone = _look_at(dict(zip(keys, files, strict=True)))
     folder, need = store_folder(cache, root, size), len(images) * image_bytes(size)
@@ -76,20 +76,20 @@ def open_pixels(
                     task.advance(len(chunk), f"{done / (time.monotonic() - began):.0f} images/s")
         with disk():
             array, thumbnails = store.pixels(), store.thumbnails()
-    found = store.entries | gone
-    bad = {n: found[key].cause for n, key in enumerate(keys) if found[key].row < 0}
-    rows = np.array([found[key].row for key in keys], dtype=np.int64)
-    return Pixels(array, thumbnails, rows, [found[key].digest for key in keys], bad)
+    entries = store.entries | gone
+    bad = {n: entries[key].cause for n, key in enumerate(keys) if entries[key].row < 0}
+    rows = np.array([entries[key].row for key in keys], dtype=np.int64)
+    return Pixels(array, thumbnails, rows, [entries[key].digest for key in keys], bad)
 
 
 def _keys(files: Sequence[Path], root: Path) -> list[str]:
-    """Paths below the root relative to it, so that all spellings of the root share a store; other paths absolute."""
+    """Paths below the root are relative to it, so that all spellings of the root share a store; others are absolute."""
     here, prefix = os.getcwd(), f"{root.absolute()}{os.sep}"
     return [os.path.join(here, file).removeprefix(prefix) for file in files]
 
 
 def _look_at(paths: dict[str, Path]) -> tuple[list[ImageFile], dict[str, Entry]]:
-    """The files as they are now, and those that are gone."""
+    """The files as they are now, and entries for those that cannot be found."""
     images, gone = [], {}
     for key, path in paths.items():
         try:
@@ -101,7 +101,7 @@ def _look_at(paths: dict[str, Path]) -> tuple[list[ImageFile], dict[str, Entry]]
 
 
 def _decoded(todo: list[ImageFile], size: int, workers: int | None) -> Iterator[list[Result]]:
-    """Chunks in the order of `todo`; the next one is under way while the caller writes."""
+    """Chunks in the order of `todo`; the next one is decoded while the caller writes."""
     rows = (result for _, result in make_in_order((image.path for image in todo), size, _row, workers))
     results = zip(todo, rows, strict=True)
     while chunk := list(islice(results, CHUNK_IMAGES)):

@@ -1,14 +1,14 @@
-"""A folder of decoded images on the disk: rows of pixels, an index that vouches for them, and a lock.
+"""A folder of decoded images on disk: rows of pixels, an index of the valid rows, and a lock.
 
 A store is a folder `CACHE/pixels/<hash of root and size>/` with four files:
 
-    pixels.u8       rows of size x size x 3 bytes, only ever appended to, so that maps of other processes stay valid
+    pixels.u8       rows of size x size x 3 bytes, append-only, so that memory maps of other processes stay valid
     thumbnails.u8   rows of 16 x 16 x 3 bytes, likewise
-    index.jsonl     a header, then a line per image: its path, its bytes and mtime, and its row or why it has none
-    lock            held by the one process that reads or extends the store; its mtime is the time of last use
+    index.jsonl     a header, then a line per image: path, bytes, mtime, and its row or why it has none
+    lock            held by the process that reads or extends the store; its mtime is the time of last use
 
-An index line is written after its pixels have reached the disk. So a process may be killed at any moment: whatever
-the index does not vouch for is overwritten by the next one.
+An index line is written after its pixels are on disk, so a process may be killed at any moment: rows that are not in
+the index are overwritten by the next process.
 """
 
 import errno
@@ -31,10 +31,10 @@ from cdtrans.data.images import UnreadableImage
 from cdtrans.data.thumbnails import SIDE, Trace
 from cdtrans.errors import CdtransError, DiskFull
 
-FORMAT = 3  # raise it when the same file would give another row: stores of another format are built anew
+FORMAT = 3  # raise it when the same file would give another row: stores of another format are rebuilt
 PIXELS, THUMBNAILS, INDEX, LOCK = "pixels.u8", "thumbnails.u8", "index.jsonl", "lock"
 CONTENT = (PIXELS, THUMBNAILS, INDEX)
-POLL_SECONDS = 0.1  # how often to try for a lock that another process holds
+POLL_SECONDS = 0.1  # between attempts to take a lock that another process holds
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class StoreInfo:
     images: int
     nbytes: int  # on disk
     last_used: datetime
-    outdated: bool = False  # of an older version, to be built anew when it is next used
+    outdated: bool = False  # of an older format, rebuilt when it is next used
 
 
 def list_stores(cache: Path) -> list[StoreInfo]:
-    """Every store with a readable index, the one used last first."""
+    """Every store with a readable index, the most recently used first."""
     with explained(cache):
         stores = [_info(folder) for folder in _folders(cache)]
     return sorted((store for store in stores if store), key=lambda store: store.last_used, reverse=True)
@@ -68,7 +68,7 @@ def clear_stores(cache: Path, root: Path | None = None) -> int:
 
 
 class ImageFile(NamedTuple):
-    """A file as it is now; bytes and mtime tell whether it is still the one that was decoded."""
+    """A file as it is now; bytes and mtime show whether it has changed since it was decoded."""
 
     key: str
     path: Path
@@ -77,7 +77,7 @@ class ImageFile(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What is known of a file, a line of the index: its row, or -1 and why it has none."""
+    """A line of the index: the file's row, or -1 and why it has none."""
 
     nbytes: int
     mtime_ns: int
@@ -87,7 +87,7 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is stored of an image."""
+    """The pixels, thumbnail and digest of one image."""
 
     pixels: np.ndarray  # uint8 [size, size, 3]
     trace: Trace
@@ -98,20 +98,20 @@ Result = tuple[ImageFile, Row | UnreadableImage]
 
 @dataclass
 class Store:
-    """A store as the process that holds its lock sees and extends it."""
+    """A store, read and extended by the process that holds its lock."""
 
     folder: Path
     root: Path
     size: int
-    index_end: int  # bytes of the index that are whole lines
-    rows: int = 0  # rows that the index vouches for
+    index_end: int  # bytes of the index that are complete lines
+    rows: int = 0  # rows that are in the index
     entries: dict[str, Entry] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, root: Path, size: int) -> "Store":
-        """What is there and whole; begun anew if there is no header of this format."""
+        """The valid part of an existing store, or a new store if there is no header of this format."""
         if store := cls.read(folder):
-            for name in (PIXELS, THUMBNAILS):  # one that somebody has deleted is as good as empty
+            for name in (PIXELS, THUMBNAILS):  # a deleted file counts as empty
                 (folder / name).touch()
             return store
         for name in CONTENT:  # unlinked, not truncated: another process may have the old file mapped
@@ -124,7 +124,7 @@ class Store:
 
     @classmethod
     def read(cls, folder: Path) -> "Store | None":
-        """The index up to the first line that is torn or vouches for pixels that are not there."""
+        """The index up to the first line that is incomplete or whose pixels are missing."""
         records = _records(folder / INDEX)
         header, end = next(records, ({}, 0))
         if header.get("format") != FORMAT:
@@ -146,7 +146,7 @@ class Store:
         return entry is not None and (entry.nbytes, entry.mtime_ns) == (image.nbytes, image.mtime_ns)
 
     def append(self, results: list[Result]) -> None:
-        """Pixels and thumbnails first, to the disk; then the lines that vouch for them."""
+        """Write pixels and thumbnails to disk first, then their index lines."""
         lines = []
         with (self.folder / PIXELS).open("r+b") as pixels, (self.folder / THUMBNAILS).open("r+b") as thumbnails:
             pixels.seek(self.rows * row_bytes(self.size))
@@ -156,13 +156,13 @@ class Store:
                     pixels.write(result.pixels.data)
                     thumbnails.write(result.trace.thumbnail.data)
                     entry = Entry(image.nbytes, image.mtime_ns, self.rows, digest=result.trace.digest)
-                    lasting = True
+                    permanent = True
                     self.rows += 1
                 else:
                     entry = Entry(image.nbytes, image.mtime_ns, row=-1, cause=str(result))
-                    lasting = _lies_in_the_file(result)
+                    permanent = _is_permanent(result)
                 self.entries[image.key] = entry
-                if lasting:
+                if permanent:
                     lines.append(_line({"path": image.key, **entry._asdict()}))
             for file in (pixels, thumbnails):
                 file.flush()
@@ -188,14 +188,15 @@ class Store:
         return np.memmap(self.folder / name, np.uint8, mode="r", shape=shape)
 
 
-def _lies_in_the_file(error: UnreadableImage) -> bool:
-    """Missing rights, a lost network drive or too little memory do not: then the file is tried again next time."""
-    why = error.__cause__
-    return not isinstance(why, MemoryError) and getattr(why, "errno", None) is None
+def _is_permanent(error: UnreadableImage) -> bool:
+    """Whether the file itself is bad. After missing permissions, a lost network drive or too little memory it is tried
+    again next time."""
+    cause = error.__cause__
+    return not isinstance(cause, MemoryError) and getattr(cause, "errno", None) is None
 
 
 def lock_store(folder: Path, disk: Callable[[], AbstractContextManager], waiting: Callable[[], None]) -> BinaryIO:
-    """The store's lock, as an open file that gives it back when closed or when its process dies."""
+    """The store's lock, as an open file; closing it, or the end of the process, releases the lock."""
     with disk():
         lock = _try_lock(folder)
     if lock is None:
@@ -212,7 +213,7 @@ def _try_lock(folder: Path) -> BinaryIO | None:
     lock = (folder / LOCK).open("ab")
     with suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name)):  # else another process has cleared it
+        if os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name)):  # else another process has deleted it
             os.utime(lock.fileno())
             return lock
     lock.close()
@@ -220,24 +221,24 @@ def _try_lock(folder: Path) -> BinaryIO | None:
 
 
 def check_space(cache: Path, missing: int) -> None:
-    """Now rather than after an hour of decoding."""
+    """Fail before decoding and not after an hour of it."""
     if missing > shutil.disk_usage(cache).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextmanager
 def explained(cache: Path, need: int = 0) -> Iterator[None]:
-    """Around what touches the store, never around the screen: a closed terminal is not a full disk."""
+    """Explain errors of the file system. Wrap only access to the store: a closed terminal is not a full disk."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(
                 f"The disk of the cache folder {cache} is too full: the decoded images need {need / 1e9:.3g} GB; "
-                "free some space there, name a folder on a larger disk with --cache DIR, or use --pixels stream."
+                "free some space there, use a folder on a larger disk with --cache DIR, or use --pixels stream."
             ) from error
         raise CdtransError(
-            f"The cache folder {cache} cannot be used ({error.strerror or error}); name another one with --cache DIR."
+            f"The cache folder {cache} cannot be used ({error.strerror or error}); use another one with --cache DIR."
         ) from error
 
 
@@ -246,7 +247,7 @@ def _line(record: dict[str, object]) -> bytes:
 
 
 def _records(index: Path) -> Iterator[tuple[dict, int]]:
-    """The lines of an index and where each ends, up to the first that is torn."""
+    """The lines of an index and where each ends, up to the first incomplete one."""
     end = 0
     with suppress(FileNotFoundError, ValueError), index.open("rb") as lines:
         for line in lines:
@@ -266,7 +267,7 @@ def row_bytes(side: int) -> int:
 
 
 def image_bytes(size: int) -> int:
-    """What an image takes, its thumbnail included."""
+    """Bytes on disk per image, thumbnail included."""
     return row_bytes(size) + row_bytes(SIDE)
 
 
@@ -284,7 +285,7 @@ def _folders(cache: Path) -> list[Path]:
 
 
 def _info(folder: Path) -> StoreInfo | None:
-    """Of a store of any version: its header says whose it is."""
+    """What the header and index of a store of any format say."""
     records = _records(folder / INDEX)
     header, _ = next(records, ({}, 0))
     if not {"root", "size", "format"} <= header.keys():
@@ -301,14 +302,14 @@ def _info(folder: Path) -> StoreInfo | None:
 
 
 def _clear(folder: Path) -> int:
-    """Deletes by name what a store consists of, since the cache may be any folder the user has pointed us to."""
+    """Delete only the files of a store, by name, since the cache may be any folder of the user."""
     lock = _try_lock(folder)
     if lock is None:
         return 0
     with lock:
         freed = sum(_bytes(folder / name) for name in CONTENT)
-        for name in (*CONTENT, LOCK):  # the lock last: until then nobody else begins anew
+        for name in (*CONTENT, LOCK):  # the lock last, so that no other process starts a new store before
             (folder / name).unlink(missing_ok=True)
-    with suppress(OSError):  # not empty: something of the user's, or already a new store
+    with suppress(OSError):  # not empty: it has files of the user, or a new store
         folder.rmdir()
     return freed

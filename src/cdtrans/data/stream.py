@@ -1,4 +1,4 @@
-"""Many image files, decoded in parallel and handed on in order, a bounded number at a time."""
+"""Decode many image files in parallel and in order, a bounded number at a time."""
 
 import os
 from collections import deque
@@ -15,12 +15,12 @@ from cdtrans.data.thumbnails import SIDE, Trace, trace
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.screen import Screen
 
-IN_FLIGHT_PER_WORKER = 16
+IN_FLIGHT_PER_WORKER = 16  # images decoded ahead of the reader; bounds memory and hides slow files
 
 Made = TypeVar("Made")
 Source = str | Path | Image.Image
 
-# The file, if it was one, and its pixels, uint8 [size, size, 3], or the reason why there are none.
+# The file, if it was one, and its pixels, uint8 [size, size, 3], or why it cannot be read.
 Decoded = tuple[Path | None, np.ndarray | UnreadableImage]
 
 
@@ -32,8 +32,8 @@ def decode_in_order(images: Iterable[Source], size: int, workers: int | None = N
 def make_in_order(
     images: Iterable[Source], size: int, make: Callable[[np.ndarray], Made], workers: int | None = None
 ) -> Iterator[tuple[Path | None, Made | UnreadableImage]]:
-    """Decode, resize, and make something of the pixels, keeping the order. Threads, because PIL, numpy and hashlib work
-    without the GIL."""
+    """Decode, resize, and apply `make` to the pixels, keeping the order. Threads are enough, because PIL, numpy and
+    hashlib release the GIL."""
     workers = workers or len(os.sched_getaffinity(0))
     waiting: deque[Future[tuple[Path | None, Made | UnreadableImage]]] = deque()
     pool = ThreadPoolExecutor(workers)
@@ -49,22 +49,22 @@ def make_in_order(
 
 
 class StreamedPixels:
-    """Pixels that are decoded every time they are asked for (`--pixels stream`): for sets too large for the disk."""
+    """Pixels that are decoded at every access (`--pixels stream`), for sets too large for the disk."""
 
     def __init__(self, files: list[Path], size: int) -> None:
         self.files, self.size = files, size
 
     def look(self, screen: Screen, name: str) -> tuple[list[str], np.ndarray, dict[int, str]]:
-        """One pass over all files, so that training meets no surprise: the digest and the thumbnail of each, [N, SIDE,
-        SIDE, 3], and position -> cause of those that cannot be read."""
+        """One pass over all files before training: the digest and the thumbnail of each, [N, SIDE, SIDE, 3], and
+        position -> cause of those that cannot be read."""
         digests, bad = [""] * len(self.files), {}
         thumbnails = np.zeros((len(self.files), SIDE, SIDE, 3), np.uint8)
         with screen.track(f"check {name}", len(self.files)) as task:
-            for n, (_, found) in enumerate(make_in_order(self.files, self.size, trace)):
-                if isinstance(found, Trace):
-                    digests[n], thumbnails[n] = found
+            for n, (_, result) in enumerate(make_in_order(self.files, self.size, trace)):
+                if isinstance(result, Trace):
+                    digests[n], thumbnails[n] = result
                 else:
-                    bad[n] = str(found)
+                    bad[n] = str(result)
                 task.advance(1)
         return digests, thumbnails, bad
 
@@ -73,7 +73,7 @@ class StreamedPixels:
         decoded = []
         for path, pixels in decode_in_order([self.files[n] for n in positions], self.size):
             if isinstance(pixels, UnreadableImage):
-                raise CdtransError(f"'{path}' could be read when the run began and now cannot: {pixels}.")
+                raise CdtransError(f"'{path}' was readable when the run began and cannot be read any more: {pixels}.")
             decoded.append(pixels)
         return np.stack(decoded)
 
@@ -85,5 +85,5 @@ def _decode(image: Source, size: int, make: Callable[[np.ndarray], Made]) -> tup
         return path, make(resized(rgb, size))
     except UnreadableImage as error:
         return path, error
-    except OSError as error:  # a PIL image is read from its file only now
+    except OSError as error:  # a lazily opened PIL image reads its file only here
         return path, UnreadableImage(str(error))

@@ -1,4 +1,4 @@
-"""A finished run against an answer key: the chosen model's scores, and every epoch's if the key is of the target."""
+"""Score a finished run with target labels: the chosen model, and every epoch if the images are the run's target."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from cdtrans.storage.run_folder import EVALUATION, find_model
 
 @dataclass(frozen=True)
 class History:
-    """Accuracy after each epoch of adaptation, by the answer key. Epoch 0 is the source-only model."""
+    """Accuracy after each epoch of adaptation, by target labels. Epoch 0 is the source-only model."""
 
     accuracy: tuple[float, ...]
     class_mean_accuracy: tuple[float, ...]
@@ -29,7 +29,7 @@ class History:
 
     @property
     def best_epoch(self) -> int:
-        """The epoch that the answer key would choose: an upper bound that nobody without labels can have."""
+        """The best epoch by target labels: an upper bound that is not available without labels."""
         return int(np.argmax(self.accuracy[1:])) + 1 if len(self.accuracy) > 1 else 0
 
 
@@ -38,9 +38,9 @@ class Evaluation:
     scores: Scores
     classes: tuple[str, ...]
     skipped: tuple[Unreadable, ...]
-    history: History | None  # None when the answer key is not of the run's own target images
+    history: History | None  # None if the labelled images are not the run's own target images
     calibration: tuple[CalibrationBin, ...] = ()
-    model: str = ""  # which one, in words
+    model: str = ""  # a description of the model
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `eval --json`."""
@@ -72,7 +72,7 @@ class Evaluation:
 
 
 def _without_nan(values: Sequence[float]) -> list[float | None]:
-    """JSON has no NaN: a class without images has no accuracy."""
+    """NaN, for a class without images, becomes None, because JSON has no NaN."""
     return [None if np.isnan(value) else value for value in values]
 
 
@@ -88,15 +88,15 @@ def evaluate(
 ) -> Evaluation:
     """Score a run's model on labelled images."""
     find_model(run, model)
-    key = scan_key(where, root)
+    labelled = scan_key(where, root)
     classifier = load(run, model=model, device=device)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
-    true = match_classes(key, classifier.classes, where)
+    true = match_classes(labelled, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}
     predicted, sure, kept, digests, skipped = [], [], [], [], []
-    with screen.track("evaluating", len(key)) as task:
-        for i, result in enumerate(classifier.stream(key.files(), digests=True)):
+    with screen.track("evaluating", len(labelled)) as task:
+        for i, result in enumerate(classifier.stream(labelled.files(), digests=True)):
             if isinstance(result, Unreadable):
                 skipped.append(result)
                 screen.warn(f"skipped '{result.path}': {result.cause}")
@@ -108,9 +108,9 @@ def evaluate(
             task.advance(1)
     if skipped:
         first = skipped[0]
-        screen.warn(judge_unreadable("labelled ", len(skipped), len(key), str(first.path), first.cause, max_bad))
+        screen.warn(judge_unreadable("labelled ", len(skipped), len(labelled), str(first.path), first.cause, max_bad))
     if not kept:
-        raise CdtransError(f"None of the {len(key)} labelled images of '{where}' can be read.")
+        raise CdtransError(f"None of the {len(labelled)} labelled images of '{where}' can be read.")
     classes = len(classifier.classes)
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
@@ -122,21 +122,21 @@ def evaluate(
 
 
 def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
-    """evaluation.json: the report shows it, marked as made with an answer key. A run folder that cannot be written is
-    evaluated all the same."""
-    before, now = kept_images(run), evaluation.scores.images
+    """Write evaluation.json, which the report shows as made with target labels. A read-only run folder is evaluated
+    too, with a warning."""
+    previous, now = kept_images(run), evaluation.scores.images
     try:
         with atomic(run / EVALUATION) as file:
             file.write((json.dumps(evaluation.summary(), indent=2) + "\n").encode())
     except OSError as error:
-        screen.warn(f"The evaluation could not be kept in '{run}' for the report: {error.strerror}.")
+        screen.warn(f"The evaluation could not be saved in '{run}' for the report: {error.strerror}.")
     else:
-        if before is not None and before > now:
-            screen.say(f"Kept for the report in place of an earlier evaluation, of {before} images instead of {now}.")
+        if previous is not None and previous > now:
+            screen.say(f"This replaces an earlier evaluation in the report, of {previous} images instead of {now}.")
 
 
 def kept_images(run: Path) -> int | None:
-    """How many images the evaluation that is kept so far was of, if there is one."""
+    """The number of images of the saved evaluation, if there is one."""
     try:
         return int(json.loads((run / EVALUATION).read_text(encoding="utf-8"))["images"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -144,37 +144,37 @@ def kept_images(run: Path) -> int | None:
 
 
 def scan_key(where: Path, root: Path | None) -> LabelledDomain:
-    """Labelled images as an answer key, which errors call it: there are other labelled folders on a command line."""
+    """Labelled target images. Errors say so, because the source is labelled too."""
     try:
         return scan_labelled(where, root, allow_one_class=True)
     except CdtransError as error:
-        raise CdtransError(f"The answer key cannot be used: {error}") from error
+        raise CdtransError(f"The labelled images cannot be used: {error}") from error
 
 
-def match_classes(key: LabelledDomain, classes: tuple[str, ...], where: Path) -> np.ndarray:
-    """The key's labels as indices into the model's classes, matched by name."""
-    unknown = [name for name in key.classes if name not in classes]
+def match_classes(labelled: LabelledDomain, classes: tuple[str, ...], where: Path) -> np.ndarray:
+    """The labels as indices into the model's classes, matched by name."""
+    unknown = [name for name in labelled.classes if name not in classes]
     if unknown:
         raise CdtransError(
-            f"The class {unknown[0]!r} of '{where}' is not one the model knows: {nearest(unknown[0], list(classes))}"
+            f"The class {unknown[0]!r} of '{where}' is unknown to the model: {nearest(unknown[0], list(classes))}"
         )
-    order = [classes.index(name) for name in key.classes]
-    return np.array([order[label] for label in key.labels], dtype=np.int64)
+    order = [classes.index(name) for name in labelled.classes]
+    return np.array([order[label] for label in labelled.labels], dtype=np.int64)
 
 
 def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) -> History | None:
-    """Score the predictions that every epoch left behind, if the labelled pictures are all of the run's own target.
-    Pictures are known by their pixels, wherever their files are now."""
+    """Score the saved predictions of every epoch, if the labelled images all belong to the run's own target. Images are
+    matched by their pixels, so their files may have moved."""
     position = target_positions(run)
-    found = [position.get(digest) for digest in digests]
-    if not found or None in found:
+    positions = [position.get(digest) for digest in digests]
+    if not positions or None in positions:
         return None
-    rows = np.array(found)
+    rows = np.array(positions)
     scores = []
     for file in sorted((run / "predictions").glob("epoch-*.npz")):
         with np.load(file) as arrays:
             scores.append(score(true, arrays["predicted"][rows].astype(np.int64), classes))
-    if not scores:  # somebody has tidied the folder
+    if not scores:  # deleted by the user
         return None
     return History(
         tuple(s.accuracy for s in scores),
@@ -184,9 +184,9 @@ def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) 
 
 
 def target_positions(run: Path) -> dict[str, int]:
-    """The digest of each of the run's target pictures -> its index in the predictions."""
+    """The digest of each target image of the run -> its index in the predictions."""
     file = run / "images.csv"
-    if not file.is_file():  # somebody has tidied the folder
+    if not file.is_file():  # deleted by the user
         return {}
     with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
         return {row["digest"]: int(row["index"]) for row in DictReader(lines) if row["domain"] == "target"}

@@ -1,4 +1,4 @@
-"""Scores of predictions against an answer key."""
+"""Scores of predictions against target labels."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Scores:
-    """What an answer key says of predictions. Rows of the confusion matrix are true classes, columns predicted ones."""
+    """Predictions against true labels. Rows of the confusion matrix are true classes, columns predicted ones."""
 
     confusion: np.ndarray  # int [K, K]
 
@@ -18,26 +18,26 @@ class Scores:
 
     @property
     def accuracy(self) -> float:
-        """Share of images that are right: Office-31, Office-Home, DomainNet."""
+        """Overall accuracy: Office-31, Office-Home, DomainNet."""
         return float(np.trace(self.confusion) / self.confusion.sum())
 
     @property
     def per_class(self) -> np.ndarray:
-        """Share of each true class that is right, NaN for a class without images: [K]."""
+        """The accuracy of each true class, NaN for a class without images: [K]."""
         counts = self.confusion.sum(axis=1)
         return np.where(counts > 0, np.diag(self.confusion) / np.maximum(counts, 1), np.nan)
 
     @property
     def class_mean_accuracy(self) -> float:
-        """Mean over the classes that have images: VisDA-2017."""
+        """The mean over the classes that have images: VisDA-2017."""
         return float(np.nanmean(self.per_class))
 
 
-CALIBRATION_BINS = 10  # of equal width, as is usual
+CALIBRATION_BINS = 10  # of equal width, a common choice
 
 
 class CalibrationBin(NamedTuple):
-    """The images of like confidence."""
+    """The images of similar confidence."""
 
     confidence: float  # their mean
     accuracy: float
@@ -45,14 +45,14 @@ class CalibrationBin(NamedTuple):
 
 
 def calibration(confidence: np.ndarray, right: np.ndarray) -> tuple[CalibrationBin, ...]:
-    """[N] confidences and [N] whether each was right -> the bins that hold images, the least sure first."""
+    """[N] confidences and [N] whether each is correct -> the bins with images, the lowest confidence first."""
     place = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     bins = [place == k for k in np.unique(place)]
     return tuple(CalibrationBin(float(confidence[b].mean()), float(right[b].mean()), int(b.sum())) for b in bins)
 
 
 def calibration_error(bins: tuple[CalibrationBin, ...]) -> float:
-    """Expected calibration error: how far confidence and accuracy lie apart, on the mean over the images."""
+    """Expected calibration error: the mean difference of confidence and accuracy, weighted by images."""
     images = sum(b.images for b in bins)
     return sum(b.images * abs(b.confidence - b.accuracy) for b in bins) / images
 

@@ -49,7 +49,7 @@ def plain_name(name: str) -> str:
 
 def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, Any]) -> VisionTransformer:
     """The architecture with random weights. A distilled DeiT gives its plain sibling: the authors drop the
-    distillation token (FACTS 1.1)."""
+    distillation token (docs/method.md, section 1.1)."""
     plain = plain_name(_known(name))
     other = CdtransError(f"The backbone '{name}' is not a timm VisionTransformer; use one such as {EXAMPLES}.")
     if not _may_be_vision_transformer(plain):
@@ -142,7 +142,7 @@ def load_state(vit: VisionTransformer, state: State, origin: str) -> None:
 
 
 def drop_distillation(state: State) -> State:
-    """A distilled DeiT's tensors without its distillation token, recognised by its keys (FACTS 1.5)."""
+    """A distilled DeiT's tensors without the distillation token, known by its key (docs/method.md, section 1.5)."""
     if "dist_token" not in state:
         return state
     state = {key: value for key, value in state.items() if key != "dist_token" and not key.startswith("head")}

@@ -12,7 +12,7 @@ def pseudo_labels(features: Tensor, logits: Tensor) -> Tensor:
 
     Only a class that the classifier predicts at least once may become a label. A class that wins no image in the first
     assignment has no centre to refine and is left out of the second: the authors' code lets such a class take every
-    image (FACTS 5.1, trap 4)."""
+    image (docs/method.md, section 6, trap 1)."""
     probabilities = logits.softmax(dim=1)  # [Nt, K]
     ones = features.new_ones(len(features), 1)
     x = F.normalize(torch.cat([features, ones], dim=1))  # [Nt, D + 1]

@@ -91,7 +91,7 @@ def named_pair(record: Record, words: str) -> Pair:
         source_path, target_path = words[:place].strip(), words[place + 1 :].strip()
         if source_path in record.source and target_path in record.target:
             source, target = record.source.index(source_path), record.target.index(target_path)
-            labels = record.seen("source_labels")
+            labels = record.view_arrays("source_labels")
             source_class = record.classes[labels[0][source]] if labels else ""
             return Pair(source, target, source_path, target_path, source_class)
     raise CdtransError(
@@ -158,8 +158,10 @@ def attention(
     target = Pictures(record.root("target"), record.target, **sizes)
     source.fetch(pair.source for pair in pairs)
     target.fetch(pair.target for pair in pairs)
-    if source.gone or target.gone:
-        raise CdtransError(f"{source.gone + target.gone} images of the pairs can no longer be read; put them back.")
+    if source.missing or target.missing:
+        raise CdtransError(
+            f"{source.missing + target.missing} images of the pairs can no longer be read; put them back."
+        )
     pixels = [(source[pair.source], target[pair.target]) for pair in pairs]
     for start in range(0, len(pixels), BATCH):
         sources, targets = (np.stack(side) for side in zip(*pixels[start : start + BATCH], strict=True))  # type: ignore[arg-type]

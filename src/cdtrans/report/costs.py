@@ -1,4 +1,4 @@
-"""What a run took: its stages, what lies between them, and a total."""
+"""The time a run took: its stages, the time between them, and the total."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from cdtrans.report.sections import Missing
 from cdtrans.training.reporting import clock
 
 MINUTE = 60  # seconds
-STAGES = {  # what the stages of timings.jsonl are called on the page
+STAGES = {  # stages of timings.jsonl -> their names on the page
     "source": "Stage 1, source",
     "adaptation": "Stage 2, adaptation",
     "check": "Check of the data",
@@ -24,7 +24,7 @@ class Cost:
     stage: str
     seconds: float
     epochs: int = 0
-    rate: float | None = None  # images per second of its epochs
+    rate: float | None = None  # images per second
 
     @property
     def time(self) -> str:
@@ -34,13 +34,13 @@ class Cost:
 @dataclass(frozen=True)
 class Costs:
     stages: tuple[Cost, ...]
-    rest: Cost | None  # what lies between the stages
-    total: Cost | None  # of all of them; an older run may not know
-    page: bool  # whether writing the page is among them
+    rest: Cost | None  # the time between the stages
+    total: Cost | None  # None for an older run
+    page: bool  # whether the time to write the page is included
 
 
 def costs(record: Record) -> Costs | Missing:
-    """Seconds by stage, what lies between them, and their sum."""
+    """Seconds by stage, between the stages, and in total."""
     stages: dict[str, list[dict[str, Any]]] = {}
     for line in record.timings:
         stages.setdefault(str(line.get("stage", "other")), []).append(line)
@@ -52,18 +52,18 @@ def costs(record: Record) -> Costs | Missing:
         return Costs(rows, None, None, "report" in stages)
     timed = sum(row.seconds for row in rows)
     total = _seconds(sessions) + _seconds(_outside(record.timings, sessions))
-    return Costs(rows, Cost("All between them", max(total - timed, 0.0)), Cost("Together", total), "report" in stages)
+    return Costs(rows, Cost("Between the stages", max(total - timed, 0.0)), Cost("Total", total), "report" in stages)
 
 
 def _outside(timings: list[dict[str, Any]], sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines that no session's time includes: the report, which is written after its session's line, and what a
-    session timed that was killed, and so has no line of its own."""
+    """The lines outside every session's time: the report, which is written after its session's line, and the stages of
+    a killed session, which has no line of its own."""
     spans = [(float(line.get("at", 0)) - float(line.get("seconds", 0)), float(line.get("at", 0))) for line in sessions]
     return [line for line in timings if not any(a <= float(line.get("at", 0)) <= b for a, b in spans)]
 
 
 def _cost(stage: str, lines: list[dict[str, Any]]) -> Cost:
-    """The rate is that of all its epochs together, so that a slow one counts for as long as it took."""
+    """The rate is over all epochs together, so that each epoch is weighted by its time."""
     rated = [line for line in lines if "images_per_second" in line]
     images = sum(float(line["images_per_second"]) * float(line.get("seconds", 0)) for line in rated)
     rate = images / max(_seconds(rated), 1e-9) if rated else None

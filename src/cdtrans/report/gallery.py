@@ -1,4 +1,4 @@
-"""The sections of the page that are pictures: pairs with heat maps, and images worth a look."""
+"""The sections of the page that show images: pairs with heat maps, and images worth a look."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from cdtrans.report.sections import Missing
 from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import Task
 
-ROUNDS = 4  # of which pairs are shown: the first, the last, and between
+ROUNDS = 4  # of which pairs are shown: the first, the last, and some in between
 PAIRS = 72  # shown in all: about 1.5 MB of page
-LOOKS = 24  # images in each of the sections that ask for a look: whole rows on a desk and on a phone
+LOOKS = 24  # images in each section of images worth a look: full rows on a desktop and on a phone
 BATCH = 16  # pairs in a pass of the model
-SEED = 0  # of the choice of pairs: equal runs have equal pages
+SEED = 0  # of the choice of pairs, so that equal runs have equal pages
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Pair:
     round: int
     kept: bool
     source_class: str
-    target_class: str  # the pseudo label
+    target_class: str  # the pseudo-label
     source_path: str
     target_path: str
-    source: str | None  # data addresses; None for a file that has vanished
+    source: str | None  # data URLs; None for a missing file
     target: str | None
     heat: str | None
 
@@ -41,9 +41,9 @@ class Pair:
 @dataclass(frozen=True)
 class Gallery:
     pairs: tuple[Pair, ...]
-    of: int  # proposed pairs of all rounds that these are a sample of
-    model: str | None  # whose heat maps these are, "adapted" or "source"
-    why: str  # there are no heat maps, or nothing
+    of: int  # proposed pairs of all rounds; `pairs` is a sample of them
+    model: str | None  # the model of the heat maps, "adapted" or "source"
+    why: str  # why there are no heat maps, or empty
 
     @property
     def class_names(self) -> set[str]:
@@ -52,7 +52,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Look:
-    """An image worth a look: what was said of it, and what is said now."""
+    """An image worth a look, with a headline and a detail."""
 
     picture: str | None
     path: str
@@ -63,18 +63,18 @@ class Look:
 @dataclass(frozen=True)
 class Looks:
     images: tuple[Look, ...]
-    of: int  # images of which these stand out
+    of: int  # images in all; these stand out most
 
 
 def gallery(record: Record, source: Pictures, target: Pictures, task: Task) -> Gallery | Missing:
-    """A sample of pairs with the attention of the source image over the target image, in the adapted model; a run that
-    was stopped before it has the source-only model's, which found the pairs."""
+    """A sample of pairs with the attention of the source image over the target image, in the adapted model. A run that
+    was stopped before adaptation has the source-only model's."""
     if not record.rounds or not record.classes or not record.target:
-        return Missing("The run folder holds no pairs, or not what says which images they are (images.csv).")
+        return Missing("The run folder has no pairs, or no images.csv with the images of the pairs.")
     chosen = sample_pairs(record.rounds)
     sources = source.thumbnails(r.source[i] for r, i in chosen)
     targets = target.thumbnails(r.target[i] for r, i in chosen)
-    model = looking_model(record.run)
+    model = heat_map_model(record.run)
     heat, why = heat_maps(record, model, [(source[r.source[i]], target[r.target[i]]) for r, i in chosen], task)
     pairs = tuple(
         Pair(
@@ -94,8 +94,8 @@ def gallery(record: Record, source: Pictures, target: Pictures, task: Task) -> G
 
 
 def sample_pairs(rounds: list[Round]) -> list[tuple[Round, int]]:
-    """Pairs of a few rounds, as many kept as rejected ones while there are any of both, the classes in turn. The last
-    round comes first, then by class."""
+    """Pairs of a few rounds, kept and rejected ones in equal numbers as far as possible, the classes in turn. Sorted by
+    round, the last first, then by class."""
     some = np.linspace(0, len(rounds) - 1, min(ROUNDS, len(rounds))).round().astype(int)
     shown = [rounds[k] for k in np.unique(some)]
     number = np.concatenate([np.full(len(r.kept), n) for n, r in enumerate(shown)])  # [P]
@@ -106,19 +106,19 @@ def sample_pairs(rounds: list[Round]) -> list[tuple[Round, int]]:
     order = np.random.default_rng(SEED).permutation(len(number))
     order = order[np.argsort(turn(state[order] * (label.max() + 1) + label[order]), kind="stable")]  # classes in turn
     order = order[np.argsort(turn(state[order]), kind="stable")]  # states and rounds in turn
-    found: dict[tuple[int, int, int], int] = {}  # a pair found from both sides stands in the list twice
+    distinct: dict[tuple[int, int, int], int] = {}  # a mutual pair is in the list twice
     for i in order.tolist():
         r = shown[number[i]]
-        found.setdefault((number[i], r.source[place[i]], r.target[place[i]]), i)
-        if len(found) == PAIRS:
+        distinct.setdefault((number[i], r.source[place[i]], r.target[place[i]]), i)
+        if len(distinct) == PAIRS:
             break
-    chosen = np.array(list(found.values()))
+    chosen = np.array(list(distinct.values()))
     chosen = chosen[np.lexsort((~kept[chosen], label[chosen], -number[chosen]))]
     return [(shown[number[i]], int(place[i])) for i in chosen]
 
 
 def turn(kinds: np.ndarray) -> np.ndarray:
-    """[N] -> [N]: how many of its own kind came before each."""
+    """[N] -> [N]: how many of the same kind come before each."""
     order = np.argsort(kinds, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(kinds[order]) != 0))
     counted = np.arange(len(kinds)) - np.repeat(starts, np.diff(np.append(starts, len(kinds))))
@@ -130,7 +130,7 @@ def turn(kinds: np.ndarray) -> np.ndarray:
 Pixels = np.ndarray | None
 
 
-def looking_model(run: Path) -> str | None:
+def heat_map_model(run: Path) -> str | None:
     """The folder of the model that the heat maps are made with."""
     return next((name for name in ("adapted", "source") if (run / name / WEIGHTS).exists()), None)
 
@@ -138,10 +138,10 @@ def looking_model(run: Path) -> str | None:
 def heat_maps(
     record: Record, name: str | None, pairs: list[tuple[Pixels, Pixels]], task: Task
 ) -> tuple[list[str | None], str]:
-    """A picture for every pair whose files are still there; and why there are none."""
+    """A heat map for every pair whose files exist, or why there are none."""
     maps: list[str | None] = [None] * len(pairs)
     if name is None:
-        return maps, "There are no heat maps, because the run folder holds no model."
+        return maps, "There are no heat maps, because the run folder has no model."
     try:
         model, card = load_model(record.run / name)
     except CdtransError as error:
@@ -174,7 +174,7 @@ def look(model: Network, card: Card, source: np.ndarray, target: np.ndarray, dev
 
 
 def device_for(record: Record) -> torch.device:
-    """The run's own, or the CPU where that is not there."""
+    """The run's device, or the CPU if this machine does not have it."""
     try:
         return pick_device(str(record.config.get("device", "auto")))
     except CdtransError:
@@ -183,57 +183,57 @@ def device_for(record: Record) -> torch.device:
 
 def changed(record: Record, target: Pictures) -> Looks | Missing:
     """The target images whose predicted distribution moved furthest."""
-    seen = record.seen("target_before", "target_after", "confidence_before", "confidence_after", "changed")
+    arrays = record.view_arrays("target_before", "target_after", "confidence_before", "confidence_after", "changed")
     if not record.adapted:
-        return Missing("There is no adapted model, so no prediction has changed.")
-    if seen is None or not record.target:
+        return Missing("There is no adapted model, so no prediction changed.")
+    if arrays is None or not record.target:
         return Missing("This run did not keep how each prediction changed (views.npz).")
-    before, after, sure_before, sure_after, distance = seen
+    before, after, sure_before, sure_after, distance = arrays
     order = np.argsort(-distance, kind="stable")
     order = order[before[order] != after[order]]
     if not len(order):
-        return Missing("The adapted model predicts what the source-only model does, for every target image.")
+        return Missing("For every target image the adapted model predicts what the source-only model does.")
 
-    def words(i: int) -> tuple[str, str]:
+    def caption(i: int) -> tuple[str, str]:
         return (
             f"{record.classes[before[i]]} → {record.classes[after[i]]}",
             f"{sure_before[i]:.0%} → {sure_after[i]:.0%} sure",
         )
 
-    return _looks(order, target, words)
+    return _looks(order, target, caption)
 
 
 def uncertain(record: Record, target: Pictures) -> Looks | Missing:
-    """The target images that the model handed over is least sure of."""
+    """The target images that the selected model is least sure of."""
     when = "before" if record.used_source else "after"
-    seen = record.seen(f"target_{when}", f"confidence_{when}")
-    if seen is None or not record.target:
-        return Missing("This run did not keep how sure it was of each image (views.npz).")
-    predicted, sure = seen
+    arrays = record.view_arrays(f"target_{when}", f"confidence_{when}")
+    if arrays is None or not record.target:
+        return Missing("This run did not keep the confidence of each prediction (views.npz).")
+    predicted, sure = arrays
     return _looks(
         np.argsort(sure, kind="stable"), target, lambda i: (record.classes[predicted[i]], f"{sure[i]:.0%} sure")
     )
 
 
 def mislabelled(record: Record, source: Pictures) -> Looks | Missing:
-    """The source images that the source-only model contradicts most, though it was trained on their labels."""
-    seen = record.seen("source_labels", "source_predicted", "source_confidence", "source_own")
-    if seen is None or not record.source:
-        return Missing("This run did not keep what the source-only model says of the source (views.npz).")
-    labels, predicted, sure, own = seen
+    """The source images whose label the source-only model contradicts most, although it was trained on it."""
+    arrays = record.view_arrays("source_labels", "source_predicted", "source_confidence", "source_own")
+    if arrays is None or not record.source:
+        return Missing("This run did not keep the source-only model's predictions for the source (views.npz).")
+    labels, predicted, sure, own = arrays
     order = np.argsort(own - sure, kind="stable")
     order = order[predicted[order] != labels[order]]
     if not len(order):
         return Missing("The source-only model agrees with every label of the source.")
 
-    def words(i: int) -> tuple[str, str]:
+    def caption(i: int) -> tuple[str, str]:
         return f"labelled {record.classes[labels[i]]}", f"looks like {record.classes[predicted[i]]}, {sure[i]:.0%} sure"
 
-    return _looks(order, source, words)
+    return _looks(order, source, caption)
 
 
-def _looks(order: np.ndarray, pictures: Pictures, words: Callable[[int], tuple[str, str]]) -> Looks:
+def _looks(order: np.ndarray, pictures: Pictures, caption: Callable[[int], tuple[str, str]]) -> Looks:
     shown = order[:LOOKS].tolist()
     thumbnails = pictures.thumbnails(shown)
-    images = tuple(Look(picture, pictures.paths[i], *words(i)) for i, picture in zip(shown, thumbnails, strict=True))
+    images = tuple(Look(picture, pictures.paths[i], *caption(i)) for i, picture in zip(shown, thumbnails, strict=True))
     return Looks(images, len(order))

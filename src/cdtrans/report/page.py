@@ -1,4 +1,4 @@
-"""The page itself: what a run folder tells, in one file that needs nothing else."""
+"""The page itself: a run folder as one self-contained HTML file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from markupsafe import Markup, escape
 
 from cdtrans.report import gallery as galleries
 from cdtrans.report import sections
-from cdtrans.report.answers import Answers, answers
 from cdtrans.report.costs import Costs, costs
 from cdtrans.report.embedding import Embedding, embedding
 from cdtrans.report.gallery import Gallery, Looks
 from cdtrans.report.pictures import SIDE, Pictures
 from cdtrans.report.record import Record, read_record
 from cdtrans.report.sections import Missing
+from cdtrans.report.target_labels import LabelledResults, labelled_results
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic
@@ -26,7 +26,7 @@ NAME = "report.html"
 
 @dataclass(frozen=True)
 class Page:
-    """What the template shows. A section that is not there is a Missing, with the reason."""
+    """What the template shows. A section without content is a Missing with the reason."""
 
     record: Record
     version: str
@@ -42,17 +42,17 @@ class Page:
     uncertain: Looks | Missing
     mislabelled: Looks | Missing
     embedding: Embedding | Missing
-    answers: Answers | Missing
+    labelled: LabelledResults | Missing
     costs: Costs | Missing
-    gone: int  # image files that have vanished since the run
+    missing_files: int  # image files that are missing or unreadable now
 
 
 def write_report(run: Path, screen: Screen) -> Path:
-    """RUN/report.html, whole or not at all."""
+    """Write RUN/report.html, complete or not at all."""
     file = run / NAME
     content = render(collect(read_record(run), screen))
     with atomic(file) as out:
-        out.write(content.encode("utf-8", "backslashreplace"))  # names may hold bytes that are no text
+        out.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
     return file
 
 
@@ -79,9 +79,9 @@ def collect(record: Record, screen: Screen) -> Page:
         uncertain=uncertain,
         mislabelled=mislabelled,
         embedding=attempt(embedding, record),
-        answers=attempt(answers, record),
+        labelled=attempt(labelled_results, record),
         costs=attempt(costs, record),
-        gone=source.gone + target.gone,
+        missing_files=source.missing + target.missing,
     )
 
 
@@ -89,8 +89,8 @@ Section = TypeVar("Section")
 
 
 def attempt(make: Callable[..., Section | Missing], *arguments: Any) -> Section | Missing:
-    """A section, or what is wrong with it: whatever people or a full disk did to a run folder, the rest of the page is
-    worth having, and a report must not spoil the end of a long run."""
+    """A section, or the error that prevents it: a damaged part of a run folder must not prevent the rest of the page,
+    nor fail a long run at its end."""
     try:
         return make(*arguments)
     except Exception as error:
@@ -115,12 +115,12 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def signed(value: float, digits: int) -> str:
-    """With a true minus sign, which is as wide as the plus."""
+    """With a real minus sign, which is as wide as the plus."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def plain(value: Any) -> str:
-    """A setting as one would write it in the YAML file."""
+    """A setting as written in a YAML file."""
     if isinstance(value, dict):
         return ", ".join(f"{key}: {plain(v)}" for key, v in value.items()) or "none"
     if isinstance(value, bool):
@@ -129,5 +129,5 @@ def plain(value: Any) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A name or path that may go on in the next line after an underscore or a slash."""
+    """A name or path that may break after an underscore or a slash."""
     return escape(name).replace("_", Markup("_<wbr>")).replace("/", Markup("/<wbr>"))

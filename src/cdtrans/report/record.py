@@ -1,5 +1,5 @@
-"""A run folder read back for the report. Older runs lack parts and people tidy up: a part that is not there, or cannot
-be read, is None here, and its section of the page says so."""
+"""A run folder read for the report. A part that is missing, as in older runs, or cannot be read is None here, and its
+section of the page says so."""
 
 import csv
 import json
@@ -16,12 +16,12 @@ from cdtrans.errors import CdtransError
 from cdtrans.storage.run_folder import CARD, CONFIG, EVALUATION, read_result
 
 Arrays = dict[str, np.ndarray]
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what a damaged file raises
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # raised by damaged files
 
 
 @dataclass(frozen=True)
 class Round:
-    """One search for pairs. The arrays are of all proposed pairs, or of the kept ones alone in an older run."""
+    """One search for pairs. The arrays hold all proposed pairs, or only the kept ones in an older run."""
 
     number: int
     source: np.ndarray  # [P] indices of images
@@ -29,13 +29,13 @@ class Round:
     source_labels: np.ndarray  # [P]
     target_labels: np.ndarray  # [P] pseudo labels
     kept: np.ndarray  # [P] bool
-    complete: bool  # whether the rejected ones are among them
+    complete: bool  # whether rejected pairs are included
     facts: dict[str, Any]  # the round's line in the log
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run left behind."""
+    """The contents of a run folder."""
 
     run: Path
     result: dict[str, Any]
@@ -43,7 +43,7 @@ class Record:
     environment: dict[str, Any] | None
     data: dict[str, Any] | None
     classes: tuple[str, ...]
-    source: tuple[str, ...]  # the paths of images.csv, by their index; empty without it
+    source: tuple[str, ...]  # the paths of images.csv by index; empty without it
     target: tuple[str, ...]
     log: list[dict[str, Any]]
     timings: list[dict[str, Any]]
@@ -55,19 +55,19 @@ class Record:
         return [line for line in self.log if line.get("event") == name]
 
     @property
-    def trained_with_key(self) -> bool:
-        """Whether this is a run of an ablation whose pairs were made with the target's labels."""
+    def trained_with_labels(self) -> bool:
+        """Whether this is a run of an ablation whose pairs were made with target labels."""
         return bool(self.result.get("trained_with_key"))
 
     @property
     def used_source(self) -> bool:
-        """Whether the run ended with the model before adaptation."""
+        """Whether the run selected the source-only model."""
         return bool(self.result["chosen_model"] == "source")
 
     @property
     def shown_epoch(self) -> int:
-        """The epoch of adaptation that the page compares with the source-only model: the chosen one, also if the guard
-        then refused it. Runs of the first version do not say which that was; of them it is the last."""
+        """The epoch of adaptation that the page compares with the source-only model: the chosen one, even if the guard
+        then refused it. Runs of the first version did not record it; for them it is the last epoch."""
         if "judged_epoch" in self.result:
             return int(self.result["judged_epoch"])
         chosen = int(self.result["chosen_epoch"])
@@ -78,16 +78,16 @@ class Record:
 
     @property
     def adapted(self) -> bool:
-        """Whether there was a model after adaptation, to compare with the one before; it may have been refused."""
+        """Whether there is an adapted model to compare with the source-only one; the guard may have refused it."""
         return self.shown_epoch > 0
 
     @property
     def held_out(self) -> int:
-        """How many labelled source images were only watched."""
+        """How many source images were held out."""
         return int(((self.data or {}).get("source") or {}).get("held_out", 0))
 
-    def seen(self, *names: str) -> list[np.ndarray] | None:
-        """These arrays of views.npz, or None if one of them is not there."""
+    def view_arrays(self, *names: str) -> list[np.ndarray] | None:
+        """These arrays of views.npz, or None if one of them is missing."""
         views = self.views or {}
         return [views[name] for name in names] if views.keys() >= set(names) else None
 
@@ -97,7 +97,7 @@ class Record:
         return None if arrays is None else arrays["predicted"]
 
     def root(self, domain: str) -> Path:
-        """The folder that the paths of a domain start from."""
+        """The folder that the paths of a domain are relative to."""
         where, root = Path(self.config.get(domain) or ""), self.config.get("root")
         if where.is_file():  # a list
             return Path(root) if root else where.parent
@@ -105,7 +105,7 @@ class Record:
 
 
 def read_record(run: Path) -> Record:
-    """All of a finished run; one that is not finished is an error that says so."""
+    """Read a finished run; an unfinished one is an error."""
     result = read_result(run)
     try:
         config = read_yaml(run / CONFIG)
@@ -140,7 +140,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The lines of a .jsonl file; one that a crash cut short is left out."""
+    """The lines of a .jsonl file; incomplete ones are skipped."""
     try:
         text = file.read_text(encoding="utf-8")
     except UNREADABLE:
@@ -155,7 +155,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def read_arrays(file: Path, names: Sequence[str] = ()) -> Arrays | None:
-    """The arrays of a .npz file: these, or all of them."""
+    """The named arrays of a .npz file, or all of them."""
     try:
         with np.load(file) as arrays:
             return {name: arrays[name] for name in names or arrays.files}
@@ -164,7 +164,7 @@ def read_arrays(file: Path, names: Sequence[str] = ()) -> Arrays | None:
 
 
 def read_classes(run: Path) -> tuple[str, ...]:
-    """The classes in the models' order; a run that ended before adaptation has no adapted model."""
+    """The classes in the model's order; a run stopped before adaptation has only the source model."""
     for model in ("adapted", "source"):
         card = read_json(run / model / CARD)
         if card is not None and "classes" in card:
@@ -173,7 +173,7 @@ def read_classes(run: Path) -> tuple[str, ...]:
 
 
 def read_images(file: Path) -> dict[str, tuple[str, ...]]:
-    """Domain -> the paths of its images, by their index."""
+    """Domain -> the paths of its images by index."""
     paths: dict[str, list[str]] = {}
     try:
         with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
@@ -181,7 +181,7 @@ def read_images(file: Path) -> dict[str, tuple[str, ...]]:
                 paths.setdefault(row["domain"], []).append(row["path"])
     except UNREADABLE:
         return {}
-    return {domain: tuple(found) for domain, found in paths.items()}
+    return {domain: tuple(listed) for domain, listed in paths.items()}
 
 
 def read_rounds(folder: Path, facts: dict[Any, dict[str, Any]]) -> list[Round]:

@@ -1,5 +1,5 @@
-"""The sections of the page that are numbers. Each is made from a record of the run, or says in one line why it is not
-there."""
+"""The sections of the page that show numbers. Each is made from a record of the run, or is a Missing with the
+reason."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,44 +10,44 @@ import numpy as np
 
 from cdtrans.report.record import Record, Round
 
-SHOWN_CLASSES = 40  # a longer list of classes is not read; those that stand out are shown
+SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
 
-# What the scores of log.jsonl are called on the page, and what each asks for, in the order of the page.
+# The scores of log.jsonl -> name and meaning, in the order of the page.
 SCORES = {
-    "consensus": ("Consensus", "the geometric mean of four scores; by default it picks the epoch"),
-    "information": ("Information", "each prediction certain, all of them varied"),
-    "nuclear_norm": ("Nuclear norm", "certain and varied predictions, in another measure"),
-    "clusters": ("Clusters", "the features fall into the predicted groups by themselves"),
+    "consensus": ("Consensus", "the geometric mean of four scores; by default it selects the epoch"),
+    "information": ("Information", "predictions are certain and varied"),
+    "nuclear_norm": ("Nuclear norm", "predictions are certain and varied, measured differently"),
+    "clusters": ("Clusters", "clusters of the features match the predicted classes"),
     "centers": ("Centres", "each image lies nearest to the centre of its own predicted class"),
-    "confidence": ("Confidence", "each prediction certain; collapse into one class is rewarded too"),
-    "diversity": ("Diversity", "all classes predicted equally often"),
-    "density": ("Neighbourhood density", "images agree with their neighbours; collapse is rewarded too"),
-    "holdout": ("Held-out source", "accuracy on source images that were kept out of training"),
+    "confidence": ("Confidence", "predictions are certain; also high after a collapse into one class"),
+    "diversity": ("Diversity", "all classes are predicted equally often"),
+    "density": ("Neighbourhood density", "images agree with their neighbours; also high after a collapse"),
+    "holdout": ("Held-out source", "accuracy on held-out source images"),
 }
 LOSSES = {
     "loss_source": ("Loss, source branch", "cross-entropy on the source's labels"),
-    "loss_target": ("Loss, target branch", "cross-entropy on the target's pseudo labels"),
+    "loss_target": ("Loss, target branch", "cross-entropy on the target's pseudo-labels"),
     "loss_distillation": ("Loss, distillation", "the target branch learns from the source-target branch"),
-    "loss_divergence": ("Loss, model regularisation", "what MRKLD+LRENT takes for being sure"),
+    "loss_divergence": ("Loss, model regularisation", "the penalty of MRKLD+LRENT for certain predictions"),
     "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
 }
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A section that has nothing to show, and why."""
+    """A section without content, and why."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Something that the guard looked at, and the limit to its healthy side."""
+    """A value that the guard measured, and its limit."""
 
     what: str
-    found: float
+    value: float
     limit: float
-    healthy: str  # above or below
+    healthy: str  # the healthy side of the limit: above or below
     harm: bool
 
 
@@ -72,7 +72,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Score:
-    """One label-free score before and after adaptation, if there was any."""
+    """One label-free score before and, if there is an adapted model, after adaptation."""
 
     name: str
     meaning: str
@@ -106,7 +106,7 @@ class Curve:
 
     @property
     def mark(self) -> tuple[float, float, float] | None:
-        """Where the chosen epoch is, and its value."""
+        """Position and value of the chosen epoch."""
         if self.chosen not in self.epochs:
             return None
         value = self.values[self.epochs.index(self.chosen)]
@@ -115,8 +115,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class ClassShare:
-    """How often a class is, as shares of the images: labelled in the source, predicted in the target. Without an
-    adapted model, after is before."""
+    """The share of a class among the images: labelled in the source, predicted in the target. Without an adapted model
+    `after` equals `before`."""
 
     name: str
     source: float
@@ -127,7 +127,7 @@ class ClassShare:
 @dataclass(frozen=True)
 class Histogram:
     rows: tuple[ClassShare, ...]
-    classes: int  # of which the rows are those that differ most
+    classes: int  # in all; the rows are those that differ most
 
     @property
     def largest(self) -> float:
@@ -155,7 +155,7 @@ class ClassCount:
 class PairCounts:
     rounds: tuple[RoundCount, ...]
     by_class: tuple[ClassCount, ...]
-    classes: int  # of which by_class are those that lose most
+    classes: int  # in all; by_class has those that lose most
     complete: bool  # whether rejected pairs were recorded
 
     @property
@@ -164,32 +164,32 @@ class PairCounts:
 
 
 def verdict(record: Record) -> Verdict:
-    """One sentence to remember, and what it rests on. It never says that adaptation helped: nobody knows without
+    """The verdict in one sentence, and its evidence. It never says that adaptation helped: that cannot be known without
     labels."""
     guard, chosen = record.result.get("guard") or {}, record.result["chosen_epoch"]
     model = f"the adapted model of epoch {chosen}"
-    judged = guard.get("verdict")
-    if record.trained_with_key:
-        tone, badge = "warned", "trained with the answer key"
-        sentence = "This run was trained on pairs made with the answer key: it measures something and adapts nothing."
+    outcome = guard.get("verdict")
+    if record.trained_with_labels:
+        tone, badge = "warned", "trained with target labels"
+        sentence = "This run was trained on pairs made with target labels: it is a measurement, not an adaptation."
     elif record.used_source and not record.adapted:
         tone, badge = "bad", "stopped"
-        sentence = "There is no adapted model: the run was stopped, and hands over the source-only model."
+        sentence = "There is no adapted model: the run was stopped and selected the source-only model."
     elif record.used_source:
         tone, badge = "bad", "harm found"
-        sentence = "Adaptation was judged to do harm, so this run hands over the source-only model."
-    elif judged == "kept" and guard.get("warning"):
+        sentence = "Adaptation was judged to do harm, so this run selected the source-only model."
+    elif outcome == "kept" and guard.get("warning"):
         tone, badge = "warned", "later epochs went wrong"
-        sentence = f"Training went wrong later on, so this run hands over {model}, an earlier one."
-    elif judged == "kept":
+        sentence = f"Training went wrong later on, so this run selected {model}, an earlier one."
+    elif outcome == "kept":
         tone, badge = "good", "no sign of harm"
-        sentence = f"No sign of harm was found, so this run hands over {model}."
-    elif judged == "off":
+        sentence = f"No sign of harm was found, so this run selected {model}."
+    elif outcome == "off":
         tone, badge = "bad", "harm found"
-        sentence = f"This run hands over {model} against the evidence, because the guard was off."
+        sentence = f"This run selected {model} against the evidence, because the guard was off."
     else:
         tone, badge = "unknown", "not checked"
-        sentence = f"This run hands over {model}, and did not check whether adaptation did harm."
+        sentence = f"This run selected {model} and did not check whether adaptation did harm."
     findings = tuple(f"{finding['name']}: {finding['sentence']}" for finding in guard.get("findings", ()))
     opening = guard.get("opening", guard.get("paragraph", ""))  # runs of the first version have one text
     measures = tuple(
@@ -200,62 +200,62 @@ def verdict(record: Record) -> Verdict:
 
 
 def estimate(record: Record) -> Estimate | Missing:
-    found = record.result.get("estimate")
-    if not found:
+    value = record.result.get("estimate")
+    if not value:
         return Missing("This run made no estimate of its accuracy.")
-    return Estimate(float(found["low"]), float(found["high"]), str(found["sentence"]), bool(found.get("harm")))
+    return Estimate(float(value["low"]), float(value["high"]), str(value["sentence"]), bool(value.get("harm")))
 
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:
     by_epoch = {int(line["epoch"]): line for line in record.events("scores")}
     before, after = by_epoch.get(0), by_epoch.get(record.shown_epoch)
     if before is None or after is None:
-        return Missing("This run scored no model without labels.")
+        return Missing("This run has no label-free scores.")
     shared = [name for name in _score_names(by_epoch) if name in before and name in after]
     return tuple(
-        Score(*_words(name), float(before[name]), float(after[name]) if record.adapted else None) for name in shared
+        Score(*_heading(name), float(before[name]), float(after[name]) if record.adapted else None) for name in shared
     )
 
 
 def score_curves(record: Record) -> tuple[Curve, ...] | Missing:
     lines = {int(line["epoch"]): line for line in record.events("scores")}
     if not lines:
-        return Missing("This run scored no epoch without labels.")
+        return Missing("This run has no label-free scores.")
     if not record.adapted:
-        return Missing("The run ended before the first epoch of adaptation, so there is nothing to draw over epochs.")
-    curves = _drawn(curve(lines, name, _words(name), record) for name in _score_names(lines))
-    return curves or Missing("Only one epoch has scores, which makes no curve; they are in log.jsonl.")
+        return Missing("The run ended before the first epoch of adaptation, so there are no curves.")
+    curves = _drawn(curve(lines, name, _heading(name), record) for name in _score_names(lines))
+    return curves or Missing("Only one epoch has scores, too few for a curve; they are in log.jsonl.")
 
 
 def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
     lines = {int(line["epoch"]): line for line in record.events("epoch") if line.get("stage") == "adaptation"}
     names = [name for name in LOSSES if any(name in line for line in lines.values())]
     if not names:
-        return Missing("The log holds no epoch of adaptation.")
+        return Missing("The log has no epoch of adaptation.")
     curves = _drawn(curve(lines, name, LOSSES[name], record) for name in names)
-    return curves or Missing("Only one epoch has losses, which makes no curve; they are in log.jsonl.")
+    return curves or Missing("Only one epoch has losses, too few for a curve; they are in log.jsonl.")
 
 
 def _drawn(curves: Iterable[Curve]) -> tuple[Curve, ...]:
-    """Those that are more than a dot."""
+    """The curves of more than one epoch."""
     return tuple(c for c in curves if len(c.epochs) > 1)
 
 
-def curve(lines: dict[int, dict[str, Any]], name: str, words: tuple[str, str], record: Record) -> Curve:
+def curve(lines: dict[int, dict[str, Any]], name: str, heading: tuple[str, str], record: Record) -> Curve:
     """A number of the log over the epochs that have it."""
     values = {epoch: float(lines[epoch][name]) for epoch in sorted(lines) if name in lines[epoch]}
-    found = {epoch: value for epoch, value in values.items() if isfinite(value)}  # a diverged run has others
+    finite = {epoch: value for epoch, value in values.items() if isfinite(value)}  # not all are in a diverged run
     chosen = 0 if record.used_source else int(record.result["chosen_epoch"])
-    return Curve(*words, tuple(found), tuple(found.values()), chosen)
+    return Curve(*heading, tuple(finite), tuple(finite.values()), chosen)
 
 
 def _score_names(lines: dict[int, dict[str, Any]]) -> list[str]:
-    """The known scores in the order of the page, then any that a later version has added."""
-    found = {name for line in lines.values() for name, value in line.items() if isinstance(value, int | float)}
-    return [n for n in SCORES if n in found] + sorted(found - SCORES.keys() - {"epoch"})
+    """The scores of SCORES in its order, then those of a later version."""
+    names = {name for line in lines.values() for name, value in line.items() if isinstance(value, int | float)}
+    return [n for n in SCORES if n in names] + sorted(names - SCORES.keys() - {"epoch"})
 
 
-def _words(name: str) -> tuple[str, str]:
+def _heading(name: str) -> tuple[str, str]:
     return SCORES.get(name, (name.replace("_", " ").capitalize(), ""))
 
 
@@ -263,7 +263,7 @@ def histogram(record: Record) -> Histogram | Missing:
     before, after = record.predicted(0), record.predicted(record.shown_epoch)
     counts = ((record.data or {}).get("source") or {}).get("classes")
     if before is None or after is None or counts is None or not record.classes:
-        return Missing("The run folder lacks the predictions or the counts of the classes.")
+        return Missing("The run folder has no predictions or no class counts.")
     total = max(sum(counts.values()), 1)
     source = np.array([counts.get(name, 0) / total for name in record.classes])
     shares = [np.bincount(p, minlength=len(source)) / max(len(p), 1) for p in (before, after)]
@@ -274,14 +274,14 @@ def histogram(record: Record) -> Histogram | Missing:
 
 
 def _most(values: np.ndarray, limit: int) -> list[int]:
-    """The positions of the largest values, in their own order."""
+    """The positions of the largest values, in ascending order."""
     return sorted(np.argsort(-values, kind="stable")[:limit].tolist())
 
 
 def pair_counts(record: Record) -> PairCounts | Missing:
     rounds = record.rounds
     if not rounds or not record.classes:
-        return Missing("The run folder holds no pairs, or no model that names their classes.")
+        return Missing("The run folder has no pairs, or no model with the class names.")
     complete = all(r.complete for r in rounds)
     kept = np.stack([_per_class(r, r.kept, len(record.classes)) for r in rounds], axis=1)  # [K, rounds]
     rejected = np.stack([_per_class(r, ~r.kept, len(record.classes)) for r in rounds], axis=1)

@@ -13,7 +13,7 @@ from cdtrans.run.session import make_images
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding
-from cdtrans.trust.probes import Seen, enough, probe
+from cdtrans.trust.probes import Sample, enough, probe
 
 PROBED = 4000  # images of a domain that the backbone looks at: a minute of a CPU with DeiT-tiny, and shares to 1 %
 
@@ -45,7 +45,7 @@ def look(
         if len(sample) < len(domain):
             screen.say(f"The backbone looks at {len(sample)} of the {len(domain)} {name} images, drawn at random.")
         encoded = Encoder(network, config, screen)(make_images(pixels.keep(sample), card, device), name)
-        seen.append(Seen(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
+        seen.append(Sample(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
         samples.append(sample)
     labels = np.array(source.labels)[samples[0]]
     return probe(seen[0], labels, source.classes, seen[1], config.seed), ""

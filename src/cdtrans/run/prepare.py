@@ -113,7 +113,7 @@ def check_data(
     if not force:
         refuse(findings)
     for finding in findings:
-        screen.warn(f"{finding.found}. {finding.advice}")
+        screen.warn(f"{finding.statement}. {finding.advice}")
     return findings
 
 

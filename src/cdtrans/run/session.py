@@ -196,7 +196,7 @@ def begin_log(run: Run, stage_1: Stage1, skipped: dict[str, Skipped], findings: 
             for path, cause in files.items():
                 run.log("skipped", domain=domain, path=path, cause=cause)
         for finding in findings:
-            run.log("check", state=finding.state, subject=finding.subject, found=finding.found)
+            run.log("check", state=finding.state, subject=finding.subject, found=finding.statement)
 
 
 def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixels]]) -> None:

@@ -1,4 +1,4 @@
-"""Where tensors live and what arithmetic the model runs in."""
+"""The device and the precision of a run."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,7 +11,7 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def pick_device(name: str) -> torch.device:
-    """'auto' is a GPU if there is one; a GPU always comes with its number, so that equal devices compare equal."""
+    """'auto' is a GPU if there is one. A GPU always has its number, so that equal devices compare equal."""
     require_device(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,8 +24,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str, *, cache: bool = True) -> AbstractContextManager:
-    """Forward passes in this precision; the weights stay in float32, and a rounded one serves until the end of the
-    context if there is a `cache`."""
+    """Run forward passes in this precision. The weights stay in float32; with `cache`, rounded copies are kept until
+    the end of the context."""
     dtype = AUTOCAST[precision]
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=cache)
 

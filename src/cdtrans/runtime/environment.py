@@ -1,4 +1,4 @@
-"""What a run ran on: versions and device, for its record."""
+"""The versions and the device of a run, for environment.json."""
 
 import platform
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""How torch, timm and the like are imported: they take seconds, so all that can be told without them is told first."""
+"""Import torch, timm and the like late: they take seconds, and many errors can be reported without them."""
 
 import gc
 import signal
@@ -11,8 +11,8 @@ from cdtrans.runtime.signals import StopSignals
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around slow imports. What they make stays, so the garbage collector would go through it for nothing, which takes
-    a fifth of the time. Ctrl-C takes effect when they are done: some libraries catch it there, or crash."""
+    """Wrap slow imports. The garbage collector is off, because their objects stay and scanning them takes a fifth of
+    the time. Ctrl-C takes effect after them, because some libraries catch it during the import, or crash."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What a person watching a run sees: rich bars on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Output for the user: progress bars on a terminal, plain lines elsewhere, nothing when quiet."""
 
 import os
 import time
@@ -15,17 +15,17 @@ PLAIN_LINE_SECONDS = 10.0  # without a terminal, a long task prints a line this 
 
 
 class Task(Protocol):
-    """A piece of work under way: advance it by what was done and say what is worth knowing about it."""
+    """A task in progress: `advance` it by the work done, with an optional note."""
 
     def advance(self, done: int, note: str = "") -> None: ...
 
 
 class Screen:
-    """`say`, `warn`, show a `result`, `track` a long task. `machine` sends all of it to standard error,
-    because standard output then carries one JSON object and nothing else."""
+    """`say`, `warn`, show a `result`, `track` a long task. With `machine` everything goes to standard error, because
+    standard output is then one JSON object."""
 
     def __init__(self, *, quiet: bool = False, machine: bool = False) -> None:
-        follower = os.environ.get("RANK", "0") != "0"  # of several processes, the first speaks for all
+        follower = os.environ.get("RANK", "0") != "0"  # of several processes, only rank 0 prints
         self.quiet = quiet or follower
         self.console = Console(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
         self.warnings = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
@@ -35,11 +35,11 @@ class Screen:
             self.console.print(Text(text))
 
     def warn(self, text: str) -> None:
-        """A warning is worth reading even when quiet; it goes to standard error."""
+        """Print a warning to standard error, even when quiet."""
         self.warnings.print(Text.assemble(("warning:", "yellow"), f" {text}"))
 
     def result(self, text: str | RenderableType) -> None:
-        """What the user asked for; shown even when quiet."""
+        """Print the result of a command, even when quiet."""
         self.console.print(Text(text) if isinstance(text, str) else text)
 
     @contextmanager

@@ -1,1 +1,1 @@
-"""A trained model at work: predict and export."""
+"""Use a trained model: predict and export."""

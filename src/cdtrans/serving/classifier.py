@@ -1,5 +1,5 @@
-"""A trained model at work: images in, labels with probabilities out. torch is imported when a model is loaded, so that
-a wrong run folder is told at once."""
+"""A trained model: images in, labels with probabilities out. torch is imported when a model is loaded, so that a wrong
+run folder is reported at once."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
     from cdtrans.model.card import Card
     from cdtrans.model.network import Network
 
-BATCH = 64
+BATCH = 64  # images per forward pass
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One image's label. `top` holds the most probable classes, best first, and starts with (label, probability)."""
+    """One image's label. `top` has the most probable classes, best first, and starts with (label, probability)."""
 
     path: Path | None  # None for an image that was not read from a file
     label: str
     probability: float
     top: tuple[tuple[str, float], ...]
-    digest: str = ""  # of the pixels, if asked for
+    digest: str = ""  # of the pixels, with `digests`
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A file that gave no image, and why."""
+    """A file that cannot be read as an image, and why."""
 
     path: Path | None  # None for an image that was not read from a file
     cause: str
 
 
 class Classifier:
-    """`cdtrans.load(RUN)` gives one."""
+    """A loaded model; `cdtrans.load(RUN)` returns one."""
 
     def __init__(
         self, model: "Network", card: "Card", device: "torch.device", *, trained_with_key: bool = False
     ) -> None:
         self.model, self.card, self.device = model.to(device).eval(), card, device
-        self.trained_with_key = trained_with_key  # a run of an ablation that was given the target's labels
+        self.trained_with_key = trained_with_key  # in an ablation that trains with target labels
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -80,8 +80,8 @@ class Classifier:
     def stream(
         self, images: Iterable[str | Path | Image.Image], *, top: int = 1, batch: int = BATCH, digests: bool = False
     ) -> Iterator[Prediction | Unreadable]:
-        """Labels for any number of images, in order, with a bounded number of them in memory at a time. With `digests`
-        each also says which picture it was, whatever its file is called."""
+        """Labels for any number of images, in order, with a bounded number of them in memory. With `digests` each
+        prediction also identifies its image by its pixels."""
         if top < 1:
             raise CdtransError(f"The number of classes to list, top, must be at least 1, not {top}.")
         pixels = decode_in_order(images, self.card.resize)
@@ -119,16 +119,16 @@ class Classifier:
         card = self.card
         rows = np.arange(len(pixels))
         images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=self.device)
-        precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training: the same labels
+        precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training, for equal labels
         with torch.inference_mode(), autocast(self.device, precision):
             logits = self.model.encode(next(images.in_order(len(pixels)))).logits
-        found: np.ndarray = logits.float().cpu().numpy()
-        return found
+        array: np.ndarray = logits.float().cpu().numpy()
+        return array
 
 
 def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Classifier:
-    """The classifier of a finished run: the chosen one, or by name the 'source' (not adapted), the 'adapted' (the epoch
-    that was selected) or the 'last' (epoch) one."""
+    """The classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected epoch)
+    or the 'last' (last epoch) one."""
     name, with_key = find_model(Path(run), model)
     require_device(device)
     with importing():
@@ -140,9 +140,7 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Cla
 
 
 def key_warning(run: str | Path, classifier: Classifier) -> str:
-    """What anybody who uses this classifier should know, if there is something."""
+    """A warning if the classifier was trained with target labels, else empty."""
     if not classifier.trained_with_key:
         return ""
-    return (
-        f"The model of '{run}' was trained with the target's labels (cdtrans ablate): it shows nothing of adaptation."
-    )
+    return f"The model of '{run}' was trained with target labels (cdtrans ablate): it says nothing about adaptation."

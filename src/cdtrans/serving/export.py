@@ -1,5 +1,5 @@
-"""A run's classifier as one file that needs no cdtrans: an ONNX graph, or weights for timm. A file that does not say
-what the model says is not handed over."""
+"""Export a run's classifier as one file that needs no cdtrans: an ONNX graph, or weights for timm. The file is checked
+against the model before it is written."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from cdtrans.serving.classifier import Classifier
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-CHECKED = 8  # pictures of noise, which bring every part of a model to work
-LARGEST_ONNX = 2**31 - 2**24  # bytes of weights: protobuf writes no file over 2 GiB
-TOLERANCE = 1e-3  # of the largest logit; float32 in another order of additions differs by about a millionth
+CHECKED = 8  # images of random noise, which exercise every part of a model
+LARGEST_ONNX = 2**31 - 2**24  # bytes of weights: protobuf cannot write a file over 2 GiB
+TOLERANCE = 1e-3  # of the largest logit; float32 with another order of additions differs by about 1e-6
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Exported:
 
     file: Path
     format: str  # onnx or timm
-    model: str  # which one of the run, in words
+    model: str  # a description of the model
     classes: int
     bytes: int
-    checked: int  # pictures
+    checked: int  # images
     difference: float  # of the logits, at most, as a share of the largest
 
     def summary(self) -> dict[str, Any]:
@@ -43,15 +43,15 @@ class Exported:
 def export(
     run: str | Path, out: str | Path | None = None, *, model: str = "chosen", screen: Screen | None = None
 ) -> Exported:
-    """Write a finished run's classifier to `out`: `.onnx`, pictures in and probabilities out, or `.safetensors`, the
-    weights of a plain timm model with its head. By default it is RUN/model.onnx, or RUN/source.onnx and the like."""
+    """Write a finished run's classifier to `out`: `.onnx`, images in and probabilities out, or `.safetensors`, the
+    weights of a plain timm model with its head. The default is RUN/model.onnx, or RUN/source.onnx and the like."""
     screen = screen or Screen(quiet=True)
     find_model(Path(run), model)
     file = Path(out) if out else Path(run) / f"{'model' if model == 'chosen' else model}.onnx"
     kind = format_of(file)
     require_writable(file, "export", "--out")
     if (file.parent / CARD).exists():
-        raise CdtransError(f"'{file.parent}' is a model's own folder, which must stay as it is; choose another --out.")
+        raise CdtransError(f"'{file.parent}' is the folder of a model and must not be changed; choose another --out.")
     with importing():
         from cdtrans.serving.classifier import key_warning, load
         from cdtrans.serving.portable import onnx_file, read_onnx, read_timm, timm_file
@@ -74,7 +74,7 @@ def export(
 
 
 def format_of(file: Path) -> str:
-    """By the name's ending; what ONNX needs besides must be there."""
+    """The format by the suffix; the packages for ONNX must be installed."""
     kinds = {".onnx": "onnx", ".safetensors": "timm"}
     if file.suffix.lower() not in kinds:
         raise CdtransError(f"'{file}' should end in .onnx, or in .safetensors for weights that timm reads.")
@@ -86,12 +86,12 @@ def format_of(file: Path) -> str:
 
 
 def check(classifier: "Classifier", exported: Callable[[np.ndarray], np.ndarray]) -> float:
-    """The largest difference of the logits between the file as others will read it and the model itself, as a share of
-    the largest logit; too large a one is an error."""
+    """The largest difference between the logits of the exported file and of the model, as a share of the largest logit.
+    More than TOLERANCE is an error."""
     size = classifier.card.resize
-    pictures = np.random.default_rng(0).integers(0, 256, (CHECKED, size, size, 3), dtype=np.uint8)
-    ours = classifier.logits(pictures)
-    difference = float(np.abs(exported(pictures) - ours).max() / np.abs(ours).max())
+    images = np.random.default_rng(0).integers(0, 256, (CHECKED, size, size, 3), dtype=np.uint8)
+    ours = classifier.logits(images)
+    difference = float(np.abs(exported(images) - ours).max() / np.abs(ours).max())
     if not difference <= TOLERANCE:
         raise CdtransError(
             f"The exported file differs from the model (by {difference:.1g} of the largest logit) and was not written; "

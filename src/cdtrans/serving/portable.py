@@ -1,4 +1,4 @@
-"""The target branch for other programs: a graph with the preprocessing in it, or the weights of a plain timm model."""
+"""The target branch for other programs: a graph with its preprocessing, or the weights of a plain timm model."""
 
 import io
 import json
@@ -23,8 +23,7 @@ Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> log
 
 
 class Portable(nn.Module):
-    """uint8 pictures [B, resize, resize, 3], RGB, as PIL decodes and resizes them -> logits and probabilities, [B, K]
-    each."""
+    """uint8 RGB images [B, resize, resize, 3], decoded and resized by PIL -> logits and probabilities, [B, K] each."""
 
     mean: Tensor
     std: Tensor
@@ -44,9 +43,9 @@ class Portable(nn.Module):
 
 
 def onnx_file(model: Network, card: Card) -> bytes:
-    """For any number of pictures at a time; its metadata are those of `facts`."""
+    """An ONNX graph for any batch size, with the metadata of `facts`."""
     example = torch.zeros(2, card.resize, card.resize, 3, dtype=torch.uint8)
-    with warnings.catch_warnings(action="ignore"):  # torch's, of its own code
+    with warnings.catch_warnings(action="ignore"):  # torch warns about its own code
         program = torch.onnx.export(
             Portable(model, card).eval(),
             (example,),
@@ -57,7 +56,7 @@ def onnx_file(model: Network, card: Card) -> bytes:
             verbose=False,
         )
     assert program is not None, "the exporter without TorchScript gives one"
-    for node in program.model.graph.all_nodes():  # where the source code lies that each came from
+    for node in program.model.graph.all_nodes():  # remove paths of this machine's source code
         node.metadata_props.clear()
         for value in node.outputs:
             value.metadata_props.clear()
@@ -87,7 +86,7 @@ def timm_file(model: Network, card: Card) -> bytes:
 
 
 def folded(head: Head) -> tuple[Tensor, Tensor]:
-    """Neck and classifier as one linear layer: [K, D] and [K]. In eval the norm is a factor and a shift."""
+    """Neck and classifier as one linear layer: [K, D] and [K]. In eval mode the norm is a factor and a shift."""
     weight, neck = head.classifier.weight.detach(), head.neck
     if not isinstance(neck, nn.BatchNorm1d):
         return weight.clone(), head.classifier.bias.detach().clone()
@@ -99,33 +98,33 @@ def folded(head: Head) -> tuple[Tensor, Tensor]:
 
 
 def read_timm(content: bytes) -> Read:
-    """As somebody would who has timm and not cdtrans."""
-    told = metadata(content)
-    mean, std = (torch.tensor(json.loads(told[name])).view(3, 1, 1) for name in ("mean", "std"))
-    vit = timm.create_model(told["architecture"], **json.loads(told["arguments"])).eval()
+    """Read the file with timm alone, without cdtrans."""
+    facts = metadata(content)
+    mean, std = (torch.tensor(json.loads(facts[name])).view(3, 1, 1) for name in ("mean", "std"))
+    vit = timm.create_model(facts["architecture"], **json.loads(facts["arguments"])).eval()
     vit.load_state_dict(load(content))
-    crop = int(told["crop"])
+    crop = int(facts["crop"])
 
     @torch.inference_mode()
-    def logits(pictures: np.ndarray) -> np.ndarray:
-        edge = round((pictures.shape[1] - crop) / 2)
-        cut = torch.from_numpy(pictures[:, edge : edge + crop, edge : edge + crop])
-        found: np.ndarray = vit((cut.permute(0, 3, 1, 2).float() / 255 - mean) / std).numpy()
-        return found
+    def logits(images: np.ndarray) -> np.ndarray:
+        edge = round((images.shape[1] - crop) / 2)
+        cut = torch.from_numpy(images[:, edge : edge + crop, edge : edge + crop])
+        array: np.ndarray = vit((cut.permute(0, 3, 1, 2).float() / 255 - mean) / std).numpy()
+        return array
 
     return logits
 
 
 def metadata(content: bytes) -> dict[str, str]:
-    """Of a safetensors file: a length, then a JSON header."""
+    """The metadata of a safetensors file, which starts with a length and a JSON header."""
     file = io.BytesIO(content)
     header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    told: dict[str, str] = header["__metadata__"]
-    return told
+    facts: dict[str, str] = header["__metadata__"]
+    return facts
 
 
 def facts(card: Card) -> dict[str, str]:
-    """What a user of the file must know, as text, which is all that metadata can hold; lists and mappings are JSON."""
+    """What a user of the file needs. Metadata is text, so lists and mappings are JSON."""
     arguments = {"num_classes": len(card.classes), "img_size": card.crop, **card.backbone_args}
     return {
         "classes": json.dumps(card.classes),

@@ -1,4 +1,4 @@
-"""Labels for any number of images, as a CSV that is written row by row and takes its place only when it is whole."""
+"""Labels for any number of images, as a CSV that is written row by row and replaced only when complete."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from cdtrans.trust.preflight import ignored
 
 @dataclass
 class Counts:
-    """How a prediction went. The keys are promised by `predict --json`."""
+    """Counts of a prediction. The keys are promised by `predict --json`."""
 
     images: int = 0
     abstained: int = 0
@@ -38,7 +38,7 @@ def predict_to_csv(
     max_bad: float,
     screen: Screen,
 ) -> Counts:
-    """Write path, label, probability and, for top > 1, the next classes; to standard output when there is no file."""
+    """Write path, label, probability and, for top > 1, the next classes; to standard output without a file."""
     counts = Counts()
     lines = csv_lines(classifier, images, root, top, abstain, counts, screen)
     if file is None:
@@ -48,7 +48,7 @@ def predict_to_csv(
         check_skipped(counts, max_bad, screen)
     else:
         require_writable(file, "predictions", "--csv")
-        header = next(lines)  # the images have been found by now, so that a wrong path leaves nothing behind
+        header = next(lines)  # fails here for a wrong path, before a file is made
         with atomic(file) as out:
             for line in chain([header], lines):
                 out.write(line)
@@ -59,7 +59,7 @@ def predict_to_csv(
 
 
 def check_places(images: Path, root: Path | None, file: Path | None) -> None:
-    """That there is an image, and a place for the table."""
+    """Check that there is an image, and that the CSV can be written."""
     if file is not None:
         require_writable(file, "predictions", "--csv")
     next(stream_images(images, root))
@@ -71,10 +71,10 @@ def csv_lines(
     """The CSV line by line; `counts` is kept up to date."""
     top = min(top, len(classifier.classes))
     others: list[str] = []
-    total = sum(1 for _ in stream_images(images, root, others))  # names alone, so that the bar can tell the time left
+    total = sum(1 for _ in stream_images(images, root, others))  # counts names only, for the progress bar
     if others:
         finding = ignored("", others)
-        screen.warn(f"{finding.found}. {finding.advice}")
+        screen.warn(f"{finding.statement}. {finding.advice}")
     ranks = range(1, top + 1) if top > 1 else ()
     columns = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
     yield csv_line(["path", "label", "probability", *columns])

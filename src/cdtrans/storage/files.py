@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, whatever happens while they are written."""
+"""Write files and folders completely or not at all."""
 
 import csv
 import errno
@@ -17,7 +17,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def atomic(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its place only when it is whole and on the disk."""
+    """Open a draft for writing; it replaces `path` when it is complete and on disk."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
 
 
 def require_writable(file: Path, what: str, flag: str) -> None:
-    """Now rather than after the work. What is made replaces what lies there, so that must be a file."""
+    """Fail before the work and not after it. An existing file is replaced, anything else is an error."""
     if file.exists() and not file.is_file():
         raise CdtransError(f"'{file}' is not a file that the {what} could replace; choose another {flag}.")
     folder = next(above for above in file.absolute().parents if above.exists())
@@ -43,7 +43,7 @@ def require_writable(file: Path, what: str, flag: str) -> None:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Also when a library, as torch.save does, fails anew while it cleans up after the full disk."""
+    """Also if a library, such as torch.save, raises another error while it cleans up after the full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return True
@@ -53,19 +53,19 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def disk_full(path: Path) -> DiskFull:
     return DiskFull(
-        f"The disk is full: '{path}' could not be written. The last saved state is whole; free some space and give the "
-        "same command again to go on."
+        f"The disk is full: '{path}' could not be written. The last saved state is intact; free some space and run the "
+        "same command again to resume."
     )
 
 
 def csv_line(fields: Sequence[object]) -> bytes:
-    """A line of a table; names that are no text keep their bytes."""
+    """A line of a CSV; undecodable names keep their bytes."""
     text = io.StringIO(newline="")
     csv.writer(text).writerow(fields)
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
 def replace_folder(draft: Path, final: Path) -> None:
-    """Put a finished folder in the place of an older one."""
+    """Replace an older folder by a finished one."""
     shutil.rmtree(final, ignore_errors=True)
     os.replace(draft, final)

@@ -1,4 +1,4 @@
-"""The run folder: the unit of everything. One process owns it at a time, and every write in it is whole or absent."""
+"""The run folder. One process owns it at a time, and every file in it is written completely or not at all."""
 
 import fcntl
 import hashlib
@@ -22,7 +22,7 @@ from cdtrans.storage.run_folder import CONFIG, check_folder
 
 
 class Run:
-    """`Run.open` makes a folder or takes up an unfinished one; `close` lets it go."""
+    """`Run.open` creates a folder or resumes an unfinished one; `close` releases it."""
 
     def __init__(self, folder: Path, lock: IO[str] | None) -> None:
         self.folder = folder
@@ -30,12 +30,12 @@ class Run:
 
     @property
     def writes(self) -> bool:
-        """Of several ranks only the main one writes."""
+        """Whether this process writes: only rank 0 does."""
         return self._lock is not None
 
     @classmethod
     def open(cls, folder: Path, config: Config, data: dict[str, Any]) -> "Run":
-        """Take the folder for this configuration and data, or say why not."""
+        """Lock the folder for this configuration and data, or raise an error that says why not."""
         check_folder(folder, config)
         if not is_main():
             barrier()
@@ -62,7 +62,7 @@ class Run:
             raise CdtransError(
                 f"The images have changed since the run in '{folder}' began; choose another --out, or put them back."
             )
-        # config.yaml first: it is what makes the folder a run's, whatever a kill then leaves undone
+        # config.yaml first: it marks the folder as a run, even if the process is killed right after
         run.write(CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
         run.write_json("data.json", data)
         run.write_json("environment.json", environment(config))
@@ -92,16 +92,16 @@ class Run:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
     def log(self, event: str, **fields: Any) -> None:
-        """A line of log.jsonl: what happened. It holds no clock, so that equal runs have equal logs."""
+        """Append a line to log.jsonl: what happened. Without times, so that equal runs have equal logs."""
         self._append("log.jsonl", {"event": event, **fields})
 
     def log_timing(self, **fields: Any) -> None:
-        """A line of timings.jsonl: how long things took, and when they ended (seconds since 1970)."""
+        """Append a line to timings.jsonl: how long a stage took, and when it ended (seconds since 1970)."""
         self._append("timings.jsonl", {**fields, "at": round(time.time(), 3)})
 
     @contextmanager
     def timed(self, stage: str, **fields: Any) -> Iterator[None]:
-        """How long the body took, as a line of timings.jsonl."""
+        """Append the time that the body takes to timings.jsonl."""
         started = time.monotonic()
         yield
         self.log_timing(stage=stage, **fields, seconds=round(time.monotonic() - started, 3))
@@ -109,7 +109,7 @@ class Run:
     def _append(self, name: str, fields: dict[str, Any]) -> None:
         if not self.writes:
             return
-        line = json.dumps(fields) + "\n"  # ASCII: file names may hold bytes that are no text
+        line = json.dumps(fields) + "\n"  # ASCII: file names may contain undecodable bytes
         try:
             with open(self.folder / name, "ab") as file:
                 file.write(line.encode())
@@ -123,13 +123,13 @@ class Run:
         return file.stat().st_size if file.exists() else 0
 
     def cut_log(self, size: int) -> None:
-        """Forget what was logged after the state that the run goes on from; it will be logged again."""
+        """Remove lines that were logged after the state from which the run resumes; they will be logged again."""
         if self.writes and self.log_size() > size:
             os.truncate(self.folder / "log.jsonl", size)
 
 
 def fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...] = ()) -> str:
-    """Tells whether a domain is the same as before: names, sizes and, for a source, labels."""
+    """A hash of a domain's names, sizes and, for a source, labels, to see whether it has changed."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(f"{path}\0{(root / path).stat().st_size}\0".encode("utf-8", "surrogateescape"))

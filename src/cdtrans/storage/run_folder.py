@@ -1,5 +1,5 @@
-"""A run folder as others see it: whose it is, whether it is finished, which models it holds. Needs no torch, so that a
-wrong one is told at once."""
+"""Inspect a run folder: its settings, whether it is finished, which models it has. Needs no torch, so that a wrong
+folder is reported at once."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ from typing import Any
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, with_method_args
 from cdtrans.errors import CdtransError, nearest
 
-FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
-CONFIG = "config.yaml"  # the resolved settings; its presence means that the run has begun
-RESULT = "result.json"  # what a finished run came to
+FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed right at the start
+CONFIG = "config.yaml"  # the resolved settings; written when a run begins
+RESULT = "result.json"  # of a finished run
 CARD = "model.json"  # beside a model's weights
-EVALUATION = "evaluation.json"  # the last time `eval` scored it on its own target
+EVALUATION = "evaluation.json"  # of the last `eval` on the run's own target
 MODELS = ("chosen", "adapted", "last", "source")
 
 
@@ -36,27 +36,27 @@ def check_folder(folder: Path, config: Config) -> None:
 
 
 def read_result(run: Path) -> dict[str, Any]:
-    """What a finished run came to: its chosen epoch and which model that is."""
+    """The result of a finished run: the chosen epoch, the chosen model and more."""
     if not run.is_dir():
         raise CdtransError(
             f"The run folder '{run}' does not exist; make one with 'cdtrans adapt SOURCE TARGET --out {run}'."
         )
     file = run / RESULT
     if not file.exists():
-        raise CdtransError(f"'{run}' holds no finished run; give its 'cdtrans adapt' command again to finish it.")
+        raise CdtransError(f"'{run}' holds no finished run; run its 'cdtrans adapt' command again to finish it.")
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         complete = {"chosen_epoch", "chosen_model"} <= result.keys()
     except (ValueError, AttributeError):  # not JSON, or not a mapping
         complete = False
     if not complete:
-        raise CdtransError(f"'{file}' is damaged; remove it and give the 'cdtrans adapt' command again.")
+        raise CdtransError(f"'{file}' is damaged; remove it and run the 'cdtrans adapt' command again.")
     return result
 
 
 def find_model(run: Path, model: str) -> tuple[str, bool]:
-    """The folder's name of a finished run's 'chosen', 'adapted', 'last' or 'source' model, and whether the target's
-    labels had a part in its training."""
+    """The folder name of a finished run's 'chosen', 'adapted', 'last' or 'source' model, and whether it was trained
+    with target labels."""
     if model not in MODELS:
         raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODELS))}")
     result = read_result(run)

@@ -1,14 +1,13 @@
-"""Which images are the same picture: to the last pixel, or but for compression, size, brightness and contrast.
+"""Find copies of images: exact ones, and near ones that differ in compression, size, brightness or contrast.
 
-Near duplicates are told by their thumbnails, not by a hash of signs: in the white background of a product photo such
-bits are noise, so that copies differ and strangers agree. A thumbnail becomes a unit vector, freed of its brightness
-and contrast and of what all pictures share (a background, a round mask), and two vectors that correlate by LIKENESS are
-the same picture. Crops, mirror images and other views of one thing are not.
+Near copies are found by their thumbnails, not by a perceptual hash: in the white background of a product photo the bits
+of a hash are noise, so copies differ and different images agree. A thumbnail becomes a unit vector without its
+brightness, its contrast and what all images share (a background, a round mask). Two images whose vectors correlate by
+LIKENESS or more are near copies. Crops, mirror images and other views of an object are not.
 
-The search compares all with all and yet never builds the matrix. A distance can only shrink when vectors are projected,
-so pairs that are too far apart along the first principal axis, then in AXES of them, need not be looked at; those that
-are left are compared in full. The work grows with the square of the images: 4,000 take 0.1 s, 200,000 a minute of one
-core, and memory is a kilobyte an image.
+The search is exact but does not build the whole matrix. Projections only shrink distances, so pairs that are too far
+apart on the first principal axis, then on AXES of them, are skipped; the others are compared in full. The work grows
+with the square of the images: 4,000 take 0.1 s, 200,000 a minute on one core. Memory is a kilobyte per image.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +16,13 @@ from math import sqrt
 import numpy as np
 
 LIKENESS = 0.99  # in Office-31 copies at JPEG quality 30 or half the size have 0.995, two classes less than 0.985
-PLAIN = 4.0  # grey levels of spread, below which a thumbnail's rounding alone takes up most of what LIKENESS allows
-ENOUGH_TO_SHARE = 100  # images whose mean shows what all share and no longer any one of them
-AXES = 32  # hold three quarters of the variance of photographs
-AXES_FROM = 200  # images the axes are found from; worse axes cost time, never a pair
+PLAIN = 4.0  # grey levels of standard deviation; below it rounding alone uses up most of what LIKENESS allows
+ENOUGH_TO_SHARE = 100  # images from which on the mean shows what they share and not single images
+AXES = 32  # they contain three quarters of the variance of photographs
+AXES_FROM = 200  # images that the axes are computed from; worse axes cost time but lose no pair
 ROWS, COLUMNS = 512, 8192  # a tile of the comparison: 16 MB
-LOOKALIKES = 256  # compared in full for one image and tile; only a film of a thing that does not move has more
-SLACK = 1e-4  # of float32 in a squared distance
+LOOKALIKES = 256  # compared in full per image and tile; only a video of a still object has more
+SLACK = 1e-4  # rounding of float32 in a squared distance
 
 
 def exact_groups(digests: Sequence[str]) -> np.ndarray:
@@ -33,7 +32,7 @@ def exact_groups(digests: Sequence[str]) -> np.ndarray:
 
 
 def near_groups(digests: Sequence[str], thumbnails: np.ndarray) -> np.ndarray:
-    """[N] -> [N]: equal numbers for pictures that are equal or near duplicates, directly or through others."""
+    """[N] -> [N]: equal numbers for images that are exact or near copies, directly or through others."""
     group = exact_groups(digests)
     distinct = np.unique(group)
     pairs = distinct[near_pairs(thumbnails[distinct])]  # [P, 2]
@@ -52,8 +51,8 @@ def near_groups(digests: Sequence[str], thumbnails: np.ndarray) -> np.ndarray:
 
 
 class Looks:
-    """Thumbnails as unit vectors, made when they are asked for: as float32 they would take three times the memory of
-    everything else here."""
+    """Thumbnails as unit vectors, computed on demand: as float32 they would take three times the memory of everything
+    else here."""
 
     def __init__(self, thumbnails: np.ndarray) -> None:
         self.thumbnails = thumbnails
@@ -63,7 +62,7 @@ class Looks:
             self.shared = total / np.float32(len(thumbnails))
 
     def vectors(self, which: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
-        """[n, D] of unit length, and [n] the spread that each had, in grey levels."""
+        """[n, D] of unit length, and [n] their original standard deviations in grey levels."""
         unit, spread = _unit(self.thumbnails[which])
         own = unit - self.shared
         length = np.linalg.norm(own, axis=1)
@@ -78,8 +77,8 @@ class Looks:
 
 
 def near_pairs(thumbnails: np.ndarray) -> np.ndarray:
-    """uint8 [N, side, side, 3] -> [P, 2], i < j: every pair whose vectors correlate by LIKENESS or more. Pictures of
-    almost one colour have no likeness to speak of and are left out."""
+    """uint8 [N, side, side, 3] -> [P, 2], i < j: every pair whose vectors correlate by LIKENESS or more. Images of
+    almost one colour are left out, because their correlation is noise."""
     if len(thumbnails) < 2:
         return np.empty((0, 2), np.int64)
     looks = Looks(thumbnails)
@@ -92,8 +91,8 @@ def near_pairs(thumbnails: np.ndarray) -> np.ndarray:
     for candidates in _candidates(short[order]):
         pair = order[candidates]
         pairs.append(pair[_correlation(looks, pair) >= LIKENESS])
-    found = np.sort(np.concatenate(pairs), axis=1)
-    return found[np.lexsort((found[:, 1], found[:, 0]))]
+    near = np.sort(np.concatenate(pairs), axis=1)
+    return near[np.lexsort((near[:, 1], near[:, 0]))]
 
 
 def _candidates(short: np.ndarray) -> Iterator[np.ndarray]:
@@ -121,7 +120,7 @@ def _correlation(looks: Looks, pairs: np.ndarray) -> np.ndarray:
 
 
 def _unit(thumbnails: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Freed of brightness and contrast: [n, D] of mean 0 and length 1, and [n] the standard deviation it had."""
+    """Vectors without brightness and contrast: [n, D] of mean 0 and length 1, and [n] the original deviations."""
     values = thumbnails.reshape(len(thumbnails), -1).astype(np.float32)
     values -= values.mean(axis=1, keepdims=True)
     spread = values.std(axis=1)

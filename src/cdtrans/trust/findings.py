@@ -1,4 +1,4 @@
-"""What a check has found: one subject, one state, and one sentence of what to do."""
+"""The result of a check: a subject, a state, a statement and advice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ from typing import Any, Literal
 from cdtrans.errors import CdtransError
 
 State = Literal["ok", "warning", "stop"]
-LISTED = "'cdtrans check --json' lists them"  # for an advice, which `adapt` may print too
+LISTED = "'cdtrans check --json' lists them"  # names the command, because `adapt` prints the advice too
 GRAVITY: tuple[State, ...] = ("ok", "warning", "stop")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`stop` is for what makes a run pointless or its result wrong; `warning` for what is worth a look before it."""
+    """`stop`: a run would be pointless or its result wrong. `warning`: worth a look before a run."""
 
     state: State
     subject: str
-    found: str  # a statement without its full stop
-    advice: str = ""  # what to do, a sentence; nothing where all is well
+    statement: str  # a sentence without its full stop
+    advice: str = ""  # what to do, a sentence; empty if nothing is wrong
     details: dict[str, Any] = field(default_factory=dict)  # every name and number, for --json
 
     def summary(self) -> dict[str, Any]:
@@ -26,7 +26,7 @@ class Finding:
         return {
             "state": self.state,
             "subject": self.subject,
-            "found": self.found,
+            "found": self.statement,
             "advice": self.advice,
             "details": self.details,
         }
@@ -42,8 +42,8 @@ def graded(value: float, *, warning: float, stop: float = float("inf")) -> State
 
 
 def refuse(findings: Sequence[Finding]) -> None:
-    """Before an hour is spent: an error that says the first reason to stop."""
+    """Raise an error with the first reason to stop."""
     stops = [f for f in findings if f.state == "stop"]
     if stops:
         more = f" ({len(stops) - 1} more: see 'cdtrans check')" if len(stops) > 1 else ""
-        raise CdtransError(f"{stops[0].found}{more}. {stops[0].advice} To go on regardless, give --force.")
+        raise CdtransError(f"{stops[0].statement}{more}. {stops[0].advice} To continue anyway, use --force.")

@@ -1,24 +1,24 @@
-"""A part of the source that is not trained on: what the model does with labels it has not seen."""
+"""Hold out a part of the source, to score the model on labels it was not trained on."""
 
 import numpy as np
 
 SHARE = 0.1
-IMAGES_PER_CLASS = 50  # on average; a source with fewer needs them all, and a tenth of it would say little
+IMAGES_PER_CLASS = 50  # on average; a smaller source needs all its images, and a tenth of it would say little
 
 
 def holdout_share(setting: float | str, images: int, classes: int) -> float:
-    """What 'auto' means for a source."""
+    """The share to hold out; 'auto' depends on the size of the source."""
     if setting == "auto":
         return SHARE if images >= IMAGES_PER_CLASS * classes else 0.0
     return float(setting)
 
 
 def why_none(setting: float | str, largest: int) -> str:
-    """Why nothing of a source, whose largest class has so many images, is held out, although the setting is not 0."""
+    """Why no image is held out although the setting is not 0; `largest` is the size of the largest class."""
     if setting == "auto":
         return (
-            f"No source image is held out to be watched: there are fewer than {IMAGES_PER_CLASS} a class on average "
-            f"(--holdout {SHARE:g} does it all the same)."
+            f"No source image is held out: there are fewer than {IMAGES_PER_CLASS} per class on average "
+            f"(use --holdout {SHARE:g} to hold some out anyway)."
         )
     return (
         f"No source image is held out: --holdout {setting:g} is less than one image of the largest class, which has "

@@ -1,16 +1,16 @@
-"""Adjusted mutual information (Vinh, Epps and Bailey, 2010): how much two labellings of the same things say of each
-other, beyond what chance gives: 1 if they are the same but for names, 0 on average if they have nothing in common.
+"""Adjusted mutual information (Vinh, Epps and Bailey, 2010) of two labellings of the same items: 1 if they are equal
+up to the names of the labels, 0 on average for random ones.
 
-scikit-learn has it too, but its import takes longer than an epoch on a small target."""
+Not scikit-learn's, because its import takes longer than an epoch on a small target."""
 
 import numpy as np
 
 
 def adjusted_mutual_information(first: np.ndarray, second: np.ndarray) -> float:
-    """Labels of N things, twice, [N] integers each."""
+    """Two labellings of N items, [N] integers each."""
     (_, first, a), (_, second, b) = (np.unique(x, return_inverse=True, return_counts=True) for x in (first, second))
-    both = np.unique(first * len(b) + second, return_counts=True)[1]  # how many things have each pair of labels
-    if len(a) == len(b) == len(both):  # the same but for names
+    both = np.unique(first * len(b) + second, return_counts=True)[1]  # items per pair of labels
+    if len(a) == len(b) == len(both):  # equal up to names
         return 1.0
     mutual = entropy(a) + entropy(b) - entropy(both)
     by_chance = expected_mutual_information(a, b)
@@ -19,15 +19,15 @@ def adjusted_mutual_information(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Of the distribution that these counts are in proportion to, in nats."""
+    """The entropy of the distribution with these counts, in nats."""
     total = counts.sum()
     return float(np.log(total) - (counts * np.log(counts)).sum() / total)
 
 
 def expected_mutual_information(a: np.ndarray, b: np.ndarray) -> float:
-    """Over all pairs of labellings with these class sizes. A class of size a and one of size b share n things with the
-    probability of a hypergeometric draw. Classes of equal size count together: few sizes differ, however many classes
-    there are."""
+    """The mean over all pairs of labellings with these class sizes. The number n of items that a class of size a and
+    one of size b share is hypergeometric. Classes of equal size are counted together, because there are few distinct
+    sizes."""
     total = int(a.sum())
     (sizes_a, times_a), (sizes_b, times_b) = np.unique(a, return_counts=True), np.unique(b, return_counts=True)
     a, b = (sizes.ravel() for sizes in np.meshgrid(sizes_a, sizes_b, indexing="ij"))  # [P] pairs of sizes

@@ -1,7 +1,7 @@
-"""What is wrong with these two sets of images, before an hour is spent: everything that needs no model.
+"""Check two sets of images before a run, without a model.
 
-`examine` works on what decoding leaves behind (digests and thumbnails), so that `adapt` can afford it every time. The
-target is looked at as pictures alone: nothing here can ask for a label of it.
+`examine` works on the digests and thumbnails that decoding makes, so `adapt` can run it every time. The target comes
+in as images only: no label of it is available here.
 """
 
 import os
@@ -16,22 +16,22 @@ from cdtrans.errors import NAMED, named
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
 from cdtrans.trust.findings import LISTED, Finding, State, graded
 
-FEW = 5  # images of a class; below it there is not one for each part of a five-fold check, and little to learn from
-BALANCE = 10.0  # largest class to smallest; Office-31 has 4.4 at most, and the losses do not make up for it
-COPIES = 0.1  # of the source: what is there twice counts twice, and beyond a tenth that shows
-CONTRADICTED = 0.25  # of the source: then at least every eighth label is wrong, more than any real set is known for
-LEAKED = 0.5  # of the target: then most of it has its label in the source, and there is no second domain
-BLANK, MOSTLY_BLANK = 0.01, 0.5  # of a domain; blank images are usually a failed export, and come in numbers
-COLOURLESS = 4  # grey levels between the channels of a thumbnail; JPEG adds about one to a greyscale picture
-GAP = 0.25  # between the domains' shares; a quarter more of one kind is a difference that a model can learn instead
-ENLARGED = 4.0  # times: an image this much smaller than the model's is mostly invented by the resize
+FEW = 5  # images of a class; fewer do not fill the folds of a five-fold check, and teach little
+BALANCE = 10.0  # largest class to smallest; Office-31 has 4.4 at most, and the losses are not weighted by class
+COPIES = 0.1  # of the source: a copy gives its image twice the weight, and beyond a tenth that matters
+CONTRADICTED = 0.25  # of the source: then at least one label in eight is wrong, more than in any real data set
+LEAKED = 0.5  # of the target: then most of it is in the source with a label, and there is no second domain
+BLANK, MOSTLY_BLANK = 0.01, 0.5  # of a domain; many blank images usually mean a failed export
+COLOURLESS = 4  # grey levels between the channels of a thumbnail; JPEG adds about one to a greyscale image
+GAP = 0.25  # between the domains' shares; a model could learn such a difference instead of the classes
+ENLARGED = 4.0  # times smaller than the model's input: most pixels are then interpolated
 STRETCHED = 4.0  # width to height or height to width: both sides are resized to one length
-ODD = 0.05  # of a domain, the share of odd sizes that is worth a warning
-LISTED_CLASSES = 12  # as many as a line can hold
+ODD = 0.05  # share of odd sizes in a domain from which on there is a warning
+LISTED_CLASSES = 12  # as many as fit on a line
 
 
 class Pictures(NamedTuple):
-    """A domain's readable images, as far as they are needed here."""
+    """What the checks need of a domain's readable images."""
 
     paths: Sequence[str]
     digests: Sequence[str]
@@ -39,7 +39,7 @@ class Pictures(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """What the source has and the target has not."""
+    """The labels of the source."""
 
     of: np.ndarray  # [N] an index into classes
     classes: Sequence[str]
@@ -62,75 +62,74 @@ def examine(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]
 
 
 def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) -> Finding:
-    """`adapt` has the same limit, and raises its own error."""
+    """`adapt` has the same limit but raises its own error."""
     subject, details = f"{name} files", {"files": total, "unreadable": dict(bad)}
     if not bad:
         return Finding("ok", subject, f"All {total} can be read", details=details)
     first = "; ".join(f"{path!r}, {cause}" for path, cause in list(bad.items())[:NAMED])
     more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-    found = f"{len(bad)} of {total} {name} files cannot be read: {first}{more}"
+    statement = f"{len(bad)} of {total} {name} files cannot be read: {first}{more}"
     state = "stop" if len(bad) == total else graded(len(bad) / total, warning=0.0, stop=max_bad)
-    return Finding(state, subject, found, "Repair or remove them; a run skips them.", details)
+    return Finding(state, subject, statement, "Repair or remove them; a run skips them.", details)
 
 
 def ignored(name: str, paths: Sequence[str]) -> Finding:
-    """Files that are left out for their endings, which nobody would miss until an hour later. `name` is the domain's,
-    if they are of one."""
+    """Files that are ignored because of their suffix. `name` is the domain, or empty."""
     subject, details = f"ignored files, {name}", {"files": list(paths)}
     if not paths:
-        return Finding("ok", subject, f"No {name} file is left out for its ending", details=details)
+        return Finding("ok", subject, f"No {name} file is ignored because of its ending", details=details)
     endings = Counter(os.path.splitext(path)[1].lower() for path in paths).most_common()
     listed = ", ".join(f"{count} {repr(ending) if ending else 'without'}" for ending, count in endings[:NAMED])
     more = ", ..." if len(endings) > NAMED else ""
     files = f"{name} file{'s' if len(paths) > 1 else ''}".lstrip()
-    found = f"Ignored because of the ending: {len(paths)} {files} ({listed}{more}), {named(paths)}"
+    statement = f"Ignored because of the ending: {len(paths)} {files} ({listed}{more}), {named(paths)}"
     advice = "If they are images, convert them (HEIC and AVIF too) to JPEG or PNG, or rename those that already are."
-    return Finding("warning", subject, found, advice, details)
+    return Finding("warning", subject, statement, advice, details)
 
 
 def class_sizes(labels: Labels) -> Finding:
-    """Images per class, of those that can be read."""
+    """Readable images per class."""
     counts = labels.counts()
     details = {"images": counts}
     empty = [name for name, count in counts.items() if count == 0]
     few = [name for name, count in counts.items() if count < FEW]
     if empty:
-        found = f"No readable image is left of {_classes(len(empty))} of the source: {named(empty)}"
-        return Finding("stop", "classes", found, "Repair or remove the class.", details)
+        statement = f"No readable image is left of {_classes(len(empty))} of the source: {named(empty)}"
+        return Finding("stop", "classes", statement, "Repair or remove the class.", details)
     if few:
         have = "has" if len(few) == 1 else "have"
-        found = f"{_classes(len(few))} {have} fewer than {FEW} source images: {named(few)}"
-        return Finding("warning", "classes", found, "Add images, or leave such classes out.", details)
+        statement = f"{_classes(len(few))} {have} fewer than {FEW} source images: {named(few)}"
+        return Finding("warning", "classes", statement, "Add images, or leave such classes out.", details)
     if len(counts) <= LISTED_CLASSES:
-        found = f"{len(counts)} classes: " + ", ".join(f"{name!r} {count}" for name, count in counts.items())
+        statement = f"{len(counts)} classes: " + ", ".join(f"{name!r} {count}" for name, count in counts.items())
     else:
-        found = f"{len(counts)} classes of {min(counts.values())} to {max(counts.values())} images"
-    return Finding("ok", "classes", found, details=details)
+        statement = f"{len(counts)} classes of {min(counts.values())} to {max(counts.values())} images"
+    return Finding("ok", "classes", statement, details=details)
 
 
 def class_balance(labels: Labels) -> Finding:
     counts = {name: count for name, count in labels.counts().items() if count}
     least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     ratio = counts[most] / counts[least]
-    found = "The source classes have equally many images"
+    statement = "The source classes have equally many images"
     if ratio > 1:
-        found = f"The largest source class, {most!r}, has {ratio:.3g} times the images of the smallest, {least!r}"
-    advice = "Add images of the small classes, or take fewer of the large ones: the model will lean towards these."
+        statement = f"The largest source class, {most!r}, has {ratio:.3g} times the images of the smallest, {least!r}"
+    advice = "Add images of the small classes, or use fewer of the large ones: the model will favour the large ones."
     state = graded(ratio, warning=BALANCE)
-    return Finding(state, "balance", found, advice if state != "ok" else "", {"largest_to_smallest": ratio})
+    return Finding(state, "balance", statement, advice if state != "ok" else "", {"largest_to_smallest": ratio})
 
 
 def target_size(labels: Labels, target: Pictures) -> Finding:
     distinct, classes = len(set(target.digests)), len(labels.classes)
     details = {"images": len(target.digests), "distinct": distinct}
     if distinct < classes:
-        found = f"The target has {distinct} different images for {classes} classes"
-        return Finding("warning", "target size", found, "Add target images: some classes cannot be there.", details)
+        statement = f"The target has {distinct} different images for {classes} classes"
+        return Finding("warning", "target size", statement, "Add target images: some classes must be missing.", details)
     return Finding("ok", "target size", f"The target has {distinct} different images", details=details)
 
 
 def copies(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]:
-    """The same picture more than once: in the source, under two labels, on both sides."""
+    """The same image more than once: in the source, under two labels, in both domains."""
     digests = [*source.digests, *target.digests]
     exact = exact_groups(digests)
     near = near_groups(digests, np.concatenate([source.thumbnails, target.thumbnails]))
@@ -146,15 +145,15 @@ def copies_in_source(paths: Sequence[str], exact: np.ndarray, near: np.ndarray) 
     total = len(paths)
     same, alike = (total - len(np.unique(group[:total])) for group in (exact, near))
     groups = [[paths[n] for n in group] for group in _groups(near[:total])]
-    found = f"Copies of another source image: {same} of {total} exactly, {alike - same} nearly"
+    statement = f"Copies of another source image: {same} of {total} exactly, {alike - same} nearly"
     state = graded(alike / total, warning=COPIES)
-    advice = f"Remove the copies ({LISTED}): they count as often as they are there."
+    advice = f"Remove the copies ({LISTED}): each copy counts as one more image."
     details = {"exact": same, "near": alike - same, "groups": groups}
-    return Finding(state, "copies in the source", found, advice if state != "ok" else "", details)
+    return Finding(state, "copies in the source", statement, advice if state != "ok" else "", details)
 
 
 def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near: np.ndarray) -> Finding:
-    """One picture, two labels: at least one is wrong."""
+    """Copies of an image with different labels: at least one label is wrong."""
     total = len(paths)
     details: dict[str, list[dict[str, str]]] = {"exact": [], "near": []}
     images = {"exact": 0, "near": 0}
@@ -165,35 +164,35 @@ def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near
                 images[kind] += len(members)
     contradicted = details["exact"] + details["near"]
     if not contradicted:
-        return Finding("ok", "labels of copies", "No picture of the source has two labels", details=details)
-    found = (
-        f"One picture under two labels: {images['exact']} of {total} source images exactly, {images['near']} nearly, "
+        return Finding("ok", "labels of copies", "No source image has two labels", details=details)
+    statement = (
+        f"One image under two labels: {images['exact']} of {total} source images exactly, {images['near']} nearly, "
         f"such as {named(list(contradicted[0]))}"
     )
     state: State = "stop" if images["exact"] > CONTRADICTED * total else "warning"
-    return Finding(state, "labels of copies", found, f"Give each picture one label ({LISTED}).", details)
+    return Finding(state, "labels of copies", statement, f"Give each image one label ({LISTED}).", details)
 
 
 def leak(source: Sequence[str], target: Sequence[str], exact: np.ndarray, near: np.ndarray) -> Finding:
-    """Target images whose label lies in the source."""
+    """Target images that are also in the source, with a label."""
     total = len(source)
     details: dict[str, list[dict[str, str]]] = {"exact": [], "near": []}
     for kind, group in (("exact", exact), ("near", near)):
         originals = {number: source[n] for n, number in reversed(list(enumerate(group[:total].tolist())))}
-        known = {pair["target"] for pair in details["exact"]}
+        already_listed = {pair["target"] for pair in details["exact"]}
         for path, number in zip(target, group[total:].tolist(), strict=True):
-            if number in originals and path not in known:
+            if number in originals and path not in already_listed:
                 details[kind].append({"target": path, "source": originals[number]})
     leaked = details["exact"] + details["near"]
     if not leaked:
         return Finding("ok", "copies across domains", "No target image is also in the source", details=details)
-    found = (
+    statement = (
         f"In the target and in the source too: {len(details['exact'])} of {len(target)} target images exactly, "
         f"{len(details['near'])} nearly, such as {leaked[0]['target']!r} and {leaked[0]['source']!r}"
     )
     state: State = "stop" if len(details["exact"]) > LEAKED * len(target) else "warning"
-    advice = "Take them out of one of the two: a score on them says nothing about new images."
-    return Finding(state, "copies across domains", found, advice, details)
+    advice = "Remove them from one of the two: a score on them says nothing about new images."
+    return Finding(state, "copies across domains", statement, advice, details)
 
 
 def blank_images(name: str, paths: Sequence[str], thumbnails: np.ndarray) -> Finding:
@@ -202,21 +201,21 @@ def blank_images(name: str, paths: Sequence[str], thumbnails: np.ndarray) -> Fin
     subject, details = f"blank images, {name}", {"images": blank}
     if not blank:
         return Finding("ok", subject, f"No {name} image is of almost one colour", details=details)
-    found = f"Of almost one colour: {len(blank)} of {len(paths)} {name} images, {named(blank)}"
+    statement = f"Of almost one colour: {len(blank)} of {len(paths)} {name} images, {named(blank)}"
     state = graded(len(blank) / len(paths), warning=BLANK, stop=MOSTLY_BLANK)
-    advice = "Look at them, and remove what shows nothing." if state != "ok" else ""
-    return Finding(state, subject, found, advice, details)
+    advice = "Look at them, and remove blank ones." if state != "ok" else ""
+    return Finding(state, subject, statement, advice, details)
 
 
 def colour(source: np.ndarray, target: np.ndarray) -> Finding:
-    """By the pixels, because a greyscale picture is often stored in three channels."""
+    """Measured on the pixels, because greyscale images are often stored with three channels."""
     grey = [float((_tint(thumbnails) < COLOURLESS).mean()) for thumbnails in (source, target)]
-    return _gap("greyscale", grey, "Convert both domains alike: else colour tells them apart.")
+    return _gap("greyscale", grey, "Convert both domains the same way: otherwise colour tells them apart.")
 
 
 def _tint(thumbnails: np.ndarray) -> np.ndarray:
-    """uint8 [N, side, side, 3] -> [N], the largest difference between the channels of a pixel. Numpy is slow along an
-    axis of three, so channel by channel."""
+    """uint8 [N, side, side, 3] -> [N], the largest difference between the channels of a pixel. Channel by channel,
+    because numpy is slow along an axis of three."""
     red, green, blue = np.moveaxis(thumbnails, 3, 0)
     most, least = np.maximum(np.maximum(red, green), blue), np.minimum(np.minimum(red, green), blue)
     tint: np.ndarray = (most - least).max(axis=(1, 2))
@@ -225,11 +224,11 @@ def _tint(thumbnails: np.ndarray) -> np.ndarray:
 
 def transparency(source: Sequence[Header], target: Sequence[Header]) -> Finding:
     alpha = [float(np.mean([h.alpha for h in headers])) for headers in (source, target)]
-    return _gap("transparency", alpha, "Give both domains like backgrounds: transparent parts become white.")
+    return _gap("transparency", alpha, "Give both domains similar backgrounds: transparent parts become white.")
 
 
 def image_sizes(name: str, paths: Sequence[str], headers: Sequence[Header], crop: int) -> Finding:
-    """Files as they lie on the disk, before they are made square."""
+    """The sizes of the files, before images are resized to a square."""
     sides = np.array([(h.width, h.height) for h in headers])  # [N, 2]
     tiny = sides.min(axis=1) * ENLARGED < crop
     thin = sides.max(axis=1) > STRETCHED * sides.min(axis=1)
@@ -238,29 +237,29 @@ def image_sizes(name: str, paths: Sequence[str], headers: Sequence[Header], crop
         "tiny": [paths[n] for n in np.flatnonzero(tiny).tolist()],
         "thin": [paths[n] for n in np.flatnonzero(thin).tolist()],
     }
-    found = (
+    statement = (
         f"Half of the {name} images have {details['median'][0]} x {details['median'][1]} pixels or more; with a side "
         f"below {crop / ENLARGED:.3g}: {tiny.sum()}; with one side over {STRETCHED:.3g} times the other: {thin.sum()}"
     )
     state = graded(float((tiny | thin).mean()), warning=ODD)
-    cures = ((tiny, "Take larger originals of the small ones."), (thin, "Cut the long ones to what they show."))
+    cures = ((tiny, "Use larger originals of the small ones."), (thin, "Crop the long ones to their content."))
     advice = " ".join(cure for odd, cure in cures if odd.any()) if state != "ok" else ""
-    return Finding(state, f"image sizes, {name}", found, advice, details)
+    return Finding(state, f"image sizes, {name}", statement, advice, details)
 
 
 def layout(warnings: Sequence[tuple[str, str]]) -> Finding:
-    """What the scan of the source has to say: what was found, and what to do."""
+    """The warnings of the scan of the source, each (problem, advice)."""
     if not warnings:
-        return Finding("ok", "source layout", "Every image found is of a class")
-    found, advice = zip(*warnings, strict=True)
-    return Finding("warning", "source layout", ". ".join(found), " ".join(advice))
+        return Finding("ok", "source layout", "Every image belongs to a class")
+    problems, advice = zip(*warnings, strict=True)
+    return Finding("warning", "source layout", ". ".join(problems), " ".join(advice))
 
 
 def _gap(subject: str, shares: Sequence[float], advice: str) -> Finding:
-    found = f"{subject.capitalize()}: {shares[0]:.0%} of the source, {shares[1]:.0%} of the target"
+    statement = f"{subject.capitalize()}: {shares[0]:.0%} of the source, {shares[1]:.0%} of the target"
     state: State = graded(abs(shares[0] - shares[1]), warning=GAP)
     details = {"source": shares[0], "target": shares[1]}
-    return Finding(state, subject, found, advice if state != "ok" else "", details)
+    return Finding(state, subject, statement, advice if state != "ok" else "", details)
 
 
 def _groups(group: np.ndarray) -> list[list[int]]:

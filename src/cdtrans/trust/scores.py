@@ -1,8 +1,8 @@
-"""Scores of a model on a target without labels, all from one pass over it. Higher is better, 1 the best, and
-0 the worst but for `clusters`, which is adjusted for chance and can fall a little below.
+"""Label-free scores of a model on the target, all from one pass. Higher is better, from 0 to 1; `clusters` is adjusted
+for chance and can be below 0.
 
-None of them is accuracy. Confidence alone (`confidence`, `density`) also rewards a model that puts everything into one
-class, so whatever chooses by scores pairs it with diversity (selection.py).
+None of them is accuracy. `confidence` and `density` are also high for a model that predicts one class only, so the
+choice of an epoch combines them with diversity (selection.py).
 """
 
 import math
@@ -16,17 +16,17 @@ from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.centers import pseudo_labels
 from cdtrans.trust.mutual_information import adjusted_mutual_information
 
-SAMPLE = 4096  # images that the scores of quadratic or iterated cost are made from: the first ones, in random order
-CLUSTER_TRIES, CLUSTER_STEPS = 3, 20  # of k-means; the tightest of the tries counts
-DENSITY_TEMPERATURE = 0.05  # of the paper on soft neighbourhood density (ICCV 2021)
+SAMPLE = 4096  # images for the scores of quadratic or iterated cost: the first ones, whose order is random
+CLUSTER_TRIES, CLUSTER_STEPS = 3, 20  # of k-means; the tightest result is used
+DENSITY_TEMPERATURE = 0.05  # of the paper on soft neighbourhood density (Saito et al., ICCV 2021)
 
 
 class Scores(NamedTuple):
-    """How a model sees the target."""
+    """The scores of one model."""
 
     confidence: float  # 1 - mean entropy of the predictions / its maximum
     diversity: float  # entropy of the mean prediction / its maximum
-    information: float  # mutual information of image and prediction / its maximum: confidence and diversity in one
+    information: float  # mutual information of image and prediction / its maximum: confidence and diversity
     nuclear_norm: float  # of the prediction matrix / its maximum (batch nuclear-norm maximisation, CVPR 2020)
     clusters: float  # adjusted mutual information of predictions and clusters of the features
     density: float  # soft neighbourhood density: how many images share an image's prediction
@@ -54,20 +54,20 @@ def score(encoded: Encoded) -> Scores:
 
 
 def entropy(p: Tensor) -> Tensor:
-    """Of distributions along the last dimension, in nats. Not torch's own `entr`: that is compiled in the run, for a
-    third of a second."""
+    """The entropy of distributions along the last dimension, in nats. Not torch's `entr`, which takes a third of a
+    second to compile."""
     return -torch.xlogy(p, p).sum(dim=-1)
 
 
 def agreement(predicted: Tensor, clusters: Tensor) -> float:
-    """Adjusted mutual information; nothing if all is one class, which agrees with everything that is one cluster."""
+    """Adjusted mutual information; 0 if only one class is predicted, which would agree with a single cluster."""
     first, second = torch.stack([predicted, clusters]).cpu().numpy()
     return 0.0 if (first == first[0]).all() else adjusted_mutual_information(first, second)
 
 
 def nuclear_norm(p: Tensor) -> float:
-    """[N, K] -> the sum of the singular values over its largest possible one: 1 if every prediction is certain and all
-    classes are predicted equally often, 1 / sqrt(K) if all are certain and one."""
+    """[N, K] -> the sum of the singular values over its maximum: 1 if all predictions are certain and all classes
+    equally frequent, 1 / sqrt(K) if all are certain of the same class."""
     squares = torch.linalg.eigvalsh((p.T @ p).cpu()).clamp(min=0)  # [K], of the singular values
     return float(squares.sqrt().sum() / math.sqrt(len(p) * min(p.shape)))
 
@@ -83,18 +83,18 @@ def density(p: Tensor) -> float:
 
 
 def cluster(x: Tensor, count: int) -> Tensor:
-    """k-means of unit rows by cosine, [N, D] -> [N] cluster numbers: the tightest of a few tries (T), made at once.
-    Seeded: equal features have equal clusters."""
+    """k-means of unit rows by cosine, [N, D] -> [N] cluster numbers: the tightest of a few tries (T), computed at once.
+    Seeded, so equal features give equal clusters."""
     labels, tightness = _lloyd(x, _spread_out(x, min(count, len(x))))
     return labels[tightness.argmax()]
 
 
 def _spread_out(x: Tensor, count: int) -> Tensor:
-    """k-means++: centres drawn one by one, each with the chance of its squared distance from those before.
-    -> [T, count, D]"""
+    """k-means++: centres drawn one by one, each with a probability in proportion to its squared distance from the
+    previous ones. -> [T, count, D]"""
     draws = torch.rand(count, CLUSTER_TRIES, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     draws = draws.to(x.device)
-    chances = torch.arange(1, len(x) + 1, dtype=torch.float64, device=x.device).expand(CLUSTER_TRIES, -1)  # all alike
+    chances = torch.arange(1, len(x) + 1, dtype=torch.float64, device=x.device).expand(CLUSTER_TRIES, -1)  # uniform
     distance = x.new_full((), torch.inf)
     centers = []
     for draw in draws:
@@ -106,7 +106,7 @@ def _spread_out(x: Tensor, count: int) -> Tensor:
 
 
 def _lloyd(x: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Assign and average in turn, [T, count, D] -> labels [T, N], and the mean similarity to the centres, [T]."""
+    """Lloyd's algorithm, [T, count, D] -> labels [T, N], and the mean similarity to the centres, [T]."""
     for _ in range(CLUSTER_STEPS):
         members = F.one_hot((x @ centers.mT).argmax(dim=2), centers.shape[1]).to(x.dtype)  # [T, N, count]
         sums = members.mT @ x
