@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cdtrans.report import embedding, gallery, page, sections
+from cdtrans.report import embedding, gallery, page, sections, target_labels
 from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
 from cdtrans.report.record import read_record

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cdtrans.trust.findings import Finding
-from cdtrans.trust.probes import domain_distance, probe
+from cdtrans.trust.probes import Sample, domain_distance, probe
 from support import says
 
 CLASSES = ("ant", "bee", "cow", "dog")
