@@ -12,10 +12,10 @@ from PIL import Image
 
 from ablation_task import make_key, run, start, true_classes
 from cdtrans.bench.results import Spread
-from cdtrans.errors import CdtransError
 from cdtrans.paper.ablations import read_scored
 from cdtrans.paper.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Study, parse_levels
 from cdtrans.paper.noise_figure import figure
+from support import error_says, says
 from tiny_task import QUICK, Task, log_lines, make_task, warm
 
 FLAGS = ("--levels", "0,50,100", "--pairs", "20")
@@ -91,15 +91,17 @@ class TestRuns:
         for name in RUNS:
             assert len(list((noise / name / "pairs").iterdir())) == 1
             config = yaml.safe_load((noise / name / "config.yaml").read_text())
-            assert config["pairing"] == ("sampled_true" if "only" in name else "sampled")
-            assert (config["sampled_pairs"], config["false_share"]) == (20, int(name.split("-")[-1]) / 100)
+            assert config["method"] == "sampled_pairs"
+            options = config["method_args"]
+            assert options["drop_false"] == ("only" in name)
+            assert (options["pairs"], options["false_share"]) == (20, int(name.split("-")[-1]) / 100)
+            assert options["sample_seed"] == config["seed"] == 1234
             assert not any(config[name] for name in ("guard", "report"))
 
     def test_adapt_refuses_such_a_setting(self, task: Task, tmp_path: Path) -> None:
-        for pairing in ("sampled", "sampled_true"):
-            ended = warm().run(task.adapt(tmp_path / "out", "--pairing", pairing), tmp_path / "logs")
-            assert ended.code == 2
-            assert f"error: '--pairing {pairing}' needs an answer key, which 'adapt' never opens" in ended.err
+        ended = warm().run(task.adapt(tmp_path / "out", "--method", "sampled_pairs"), tmp_path / "logs")
+        assert ended.code == 2
+        assert says(ended.err, "error: ", "'sampled_pairs'", "target labels", "'adapt' never")
         assert not (tmp_path / "out").exists()
 
 
@@ -198,7 +200,7 @@ class TestFiles:
         assert (read(noise), (noise / "noise.png").read_bytes(), (noise / "noise.md").read_text()) == before
         ended = run(task, "noise", noise, "--levels", "0,50,100")
         assert ended.code == 2, "one pair for each of the 21 target images"
-        assert "holds another ablation's runs (sampled_pairs: 20 there, 21 now)" in ended.err
+        assert says(ended.err, "another ablation", "pairs: 20 there, 21 now")
         run(task, "noise", noise, *FLAGS)
 
 
@@ -209,7 +211,7 @@ def test_what_check_would_stop_is_run_with_force(tmp_path: Path) -> None:
     flags = ("--levels", "0", "--pairs", "20", "--key", str(task.target))
     ended = run(task, "noise", tmp_path / "out", *flags)
     assert ended.code == 1
-    assert "To go on regardless, give --force." in ended.err
+    assert says(ended.err, "--force")
     ended = run(task, "noise", tmp_path / "out", *flags, "--force")
     assert ended.code == 0, ended.err
     assert "20 pairs, 1 epoch, seed 1234." in (tmp_path / "out" / "noise.md").read_text(encoding="utf-8")
@@ -219,6 +221,7 @@ class TestStudy:
     def test_seeds_have_runs_of_their_own(self) -> None:
         variants = Study((0, 50), (1234, 1), pairs=10).variants()
         assert [v.settings["seed"] for v in variants] == [1234] * 5 + [1] * 5
+        assert all(v.settings["sample_seed"] == v.settings["seed"] for v in variants)
         assert len({v.folder for v in variants}) == 10
 
     def test_where_fewer_than_two_true_pairs_are_left_there_is_no_run(self) -> None:
@@ -229,7 +232,7 @@ class TestStudy:
     def test_levels(self) -> None:
         assert parse_levels("100, 0,12.5") == (0, 12.5, 100)
         for text in ("", "x", "0,0", "-1", "101", "nan", "1,1.0000001"):
-            with pytest.raises(CdtransError, match="--levels must be different percentages from 0 to 100"):
+            with error_says("--levels", "different percentages", "0 to 100"):
                 parse_levels(text)
 
     def test_close_levels_have_folders_of_their_own(self) -> None:
