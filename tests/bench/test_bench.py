@@ -380,7 +380,7 @@ class TestRealProcesses:
         card = json.loads((run / "adapted" / "model.json").read_text())
         assert card["classes"] == ["ruler", "pen", "mug"]
         config = yaml.safe_load((run / "config.yaml").read_text())
-        assert (config["center_aware"], config["root"]) == (False, str(data))
+        assert (config["method_args"]["center_aware"], config["root"]) == (False, str(data))
         unlabelled = mini_bench.out / "data" / "webcam.unlabelled.txt"
         assert config["target"] == str(unlabelled)
         assert unlabelled.read_text().splitlines()[0] == "webcam/images/mug/frame_0000.png"
@@ -427,7 +427,10 @@ class TestBadInput:
             ({"lr": -1}, ["'lr'", "from 0"]),
             ({"weights": "gone.pth"}, ["weights", "'gone.pth'"]),
             ({"device": "tpu"}, ["device 'tpu'"]),
-            ({"pairing": "ground_truth"}, ["--pairing ground_truth", "needs"]),
+            ({"pairing": "ground_truth"}, ["'ground_truth'", "'pairing'", "two_way"]),
+            ({"method": "ground_truth"}, ["'ground_truth'", "target labels"]),
+            ({"method": "dan"}, ["'dan'", "did you mean 'dann'?"]),
+            ({"method": "dann", "method_args": {"ramp": -1}}, ["'ramp'", "at least 0"]),
             ({"backbone": "deit_smal"}, ["deit_smal"]),
             ({"data": Path("gone")}, ["'gone'", "Office-31"]),
         ],

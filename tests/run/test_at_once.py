@@ -64,13 +64,17 @@ WRONG = [
     ("adapt source target --epochs 0", ["'epochs'", "at least 1"]),
     ("adapt source target --neck xyz", ["'xyz'", "'neck'", "batchnorm, none"]),
     ("adapt source target --config no.yaml", ["'no.yaml'", "cannot be read"]),
-    ("adapt source target --pairing ground_truth", ["--pairing ground_truth", "needs"]),
+    ("adapt source target --method ground_truth", ["'ground_truth'", "target labels"]),
+    ("adapt source target --method rpl", ["'rpl'", "'rpll'?"]),
+    ("adapt source target --method no.py:Mine", ["'no.py'", "--method"]),
+    ("adapt source target --set pairin=two_way", ["'pairin'", "'pairing'?"]),
+    ("adapt source target --set pairing", ["--set", "KEY=VALUE"]),
+    ("methods rpl", ["'rpl'", "'rpll'?"]),
     ("adapt source target --crop 64 --resize 32", ["resized to 32", "cropped to 64"]),
     (
         "adapt source target --loss-source none --loss-source-target none --loss-target none",
         ["loss", "stage 2"],
     ),
-    ("adapt source target --self-training rpll --loss-target none", ["rpll", "without pairs"]),
     ("adapt source target --out other", ["'other'", "not a run folder", "--out"]),
     (
         "adapt source target --config tiny.yaml --out begun --epochs 9 --precision auto",
@@ -130,6 +134,10 @@ RIGHT = [
     ("adapt source target --config tiny.yaml --out begun --device cuda:99", NO_SUCH_DEVICE),
     ("adapt source target --config tiny.yaml --out new --device cuda:99", NO_SUCH_DEVICE),
     ("check source target --config tiny.yaml --device cuda:99", NO_SUCH_DEVICE),
+    (
+        "adapt source target --config tiny.yaml --out new --method rpll --loss-target none",
+        ["error: ", "'rpll'", "no option 'loss_target'"],
+    ),
     ("eval finished source", ["'finished/adapted'", "no finished model"]),
     ("predict finished target", ["'finished/adapted'", "no finished model"]),
 ]

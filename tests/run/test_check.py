@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import cdtrans.run.check as verb
 from cdtrans.data import stream
-from cdtrans.errors import CdtransError
+from cdtrans.errors import WeightsUnavailable
 from cdtrans.model.backbone import create_backbone
 from cdtrans.run import check_model
 from cdtrans.run.check import Check, check
@@ -133,7 +133,7 @@ def test_folders_and_images_that_are_of_no_class(task: Task) -> None:
     screen = Notes()
     result = checked(task, screen)
     assert states(result) == {"source layout": "warning"}
-    assert says(result.findings[0].found, "'zebra'", str(task.source), "beside the class folders")
+    assert says(result.findings[0].statement, "'zebra'", str(task.source), "beside the class folders")
 
 
 def test_splits_that_are_taken_for_classes_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:
@@ -271,14 +271,15 @@ class TestWithBackbone:
 
     def test_weights_out_of_reach_are_a_warning_and_no_error(self, task: Task, monkeypatch) -> None:
         def out_of_reach(vit: object, name: str) -> None:
-            raise CdtransError(f"The weights of '{name}' could not be downloaded; connect.")
+            raise WeightsUnavailable(f"The weights of '{name}' could not be downloaded", "connect.")
 
-        monkeypatch.setattr("cdtrans.run.session.load_pretrained", out_of_reach)
+        monkeypatch.setattr("cdtrans.model.backbone.load_pretrained", out_of_reach)
         result = checked(task, pretrained=True)
         *others, weights = result.findings
         assert [f.subject for f in others] == MODEL_FREE
         assert (weights.state, weights.subject) == ("warning", "weights")
-        assert says(weights.found, f"'{TINY['backbone']}'", "downloaded")
+        assert says(weights.statement, f"'{TINY['backbone']}'", "downloaded")
+        assert "connect" not in weights.statement, "the advice is the check's own"
         assert result.backbone is None
         assert "no weights" in result.skipped
 

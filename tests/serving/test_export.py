@@ -88,7 +88,7 @@ def test_the_model_asked_for_is_the_one_exported(finished, tmp_path: Path) -> No
 
 def test_a_model_of_the_run_is_not_overwritten(finished) -> None:
     before = (finished.run / "source" / "model.safetensors").read_bytes()
-    with error_says(f"'{finished.run / 'source'}'", "own folder"):
+    with error_says(f"'{finished.run / 'source'}'", "folder of a model", "--out"):
         cdtrans.export(finished.run, finished.run / "source" / "model.safetensors")
     assert (finished.run / "source" / "model.safetensors").read_bytes() == before
 
