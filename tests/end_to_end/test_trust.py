@@ -86,16 +86,20 @@ def test_the_chosen_epochs_own_weights_and_predictions_are_kept_and_the_last_one
 
 
 def test_an_earlier_epoch_can_win(task: Task, healthy: Path) -> None:
-    """With a rate that ruins the model the first epochs are the best."""
-    out = task.folder / "earlier"
-    assert cdtrans(*task.adapt(out, "--lr", "10", "--epochs", "6", "--no-guard")).code == 0
-    lines = [line for line in log_lines(out) if line["event"] == "scores" and line["epoch"] > 0]
-    best = max(lines, key=lambda line: (line["consensus"], line["epoch"]))["epoch"]
-    assert result(out)["chosen_epoch"] == best < 6
+    """With a rate that ruins the model an earlier epoch is the best. Which rate does so depends on the machine: what is
+    trained then is chaos."""
+    for rate in ("10", "5", "3", "2", "20"):
+        out = task.folder / f"earlier-{rate}"
+        assert cdtrans(*task.adapt(out, "--lr", rate, "--epochs", "6", "--no-guard")).code == 0
+        lines = [line for line in log_lines(out) if line["event"] == "scores" and line["epoch"] > 0]
+        best = max(lines, key=lambda line: (line["consensus"], line["epoch"]))["epoch"]
+        found = {line["epoch"]: line["consensus"] for line in lines}
+        assert result(out)["chosen_epoch"] == best
+        if min(found[epoch] for epoch in range(best, 7)) < 0.9 * found[best]:
+            break
+    else:
+        pytest.fail("no rate has an epoch that is much better than a later one")
     assert not equal(out / "adapted", out / "last")
-    found = {line["epoch"]: line["consensus"] for line in lines}
-    later = [found[epoch] for epoch in range(best + 1, 7)]
-    assert min(later) < 0.9 * found[best], "the premise of the warning"
     assert f"after epoch {best}" in result(out)["guard"]["warning"]
     assert result(healthy)["guard"]["warning"] == ""
 

@@ -135,6 +135,13 @@ class TestScores:
         curves = sections.loss_curves(record(log=log))
         assert [c.values for c in curves] == [(3.0, 2.0), (1.0, 0.5)]
 
+    def test_losses_of_any_method_are_shown_by_their_names(self) -> None:
+        other = {"lr": 0.1, "pairs": 20, "loss_domain": 0.7, "entropy_of_mine": 0.2, "loss_source": 1.0}
+        log = [{"event": "epoch", "stage": "adaptation", "epoch": epoch} | other for epoch in (1, 2)]
+        curves = sections.loss_curves(record(log=log))
+        assert [c.name for c in curves] == ["Loss, source branch", "Loss domain", "Entropy of mine"]
+        assert [c.values for c in curves] == [(1.0, 1.0), (0.7, 0.7), (0.2, 0.2)]
+
     @pytest.mark.parametrize("make", [sections.scores, sections.score_curves, sections.loss_curves, costs])
     def test_a_log_without_them(self, make: Any) -> None:
         assert isinstance(make(record()), Missing)

@@ -31,6 +31,7 @@ LOSSES = {
     "loss_divergence": ("Loss, model regularisation", "the penalty of MRKLD+LRENT for certain predictions"),
     "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
 }
+NOT_LOSSES = ("event", "stage", "epoch", "lr", "pairs")  # in the log's line of an epoch
 
 
 @dataclass(frozen=True)
@@ -229,10 +230,11 @@ def score_curves(record: Record) -> tuple[Curve, ...] | Missing:
 
 def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
     lines = {int(line["epoch"]): line for line in record.events("epoch") if line.get("stage") == "adaptation"}
-    names = [name for name in LOSSES if any(name in line for line in lines.values())]
-    if not names:
+    if not lines:
         return Missing("The log has no epoch of adaptation.")
-    curves = _drawn(curve(lines, name, LOSSES[name], record) for name in names)
+    logged = dict.fromkeys(name for line in lines.values() for name in line if name not in NOT_LOSSES)
+    names = [name for name in LOSSES if name in logged] + [name for name in logged if name not in LOSSES]
+    curves = _drawn(curve(lines, name, LOSSES.get(name, _heading(name)), record) for name in names)
     return curves or Missing("Only one epoch has losses, too few for a curve; they are in log.jsonl.")
 
 
