@@ -190,6 +190,7 @@ class Server:
         folder: Path | None = None,
         without: Sequence[str] = (),
         look_for: Sequence[str] = (),
+        env: dict[str, str] | None = None,
     ) -> Process:
         """`fork_jobs`: the processes that `cdtrans bench` starts are forked too, so that each has torch already.
         `folder`: where it is started. `without`: modules that it cannot import. `look_for`: at the end, which of these
@@ -199,7 +200,7 @@ class Server:
         files = logs / f"{self.count}.out", logs / f"{self.count}.err"
         order = {"start": arguments, "out": str(files[0]), "err": str(files[1]), "crash": crash, "fork_jobs": fork_jobs}
         order |= {"folder": str(folder or Path.cwd()), "without": list(without), "look_for": list(look_for)}
-        order["env"] = {"CDTRANS_CACHE": os.environ.get("CDTRANS_CACHE", str(logs / "cache"))}
+        order["env"] = {"CDTRANS_CACHE": os.environ.get("CDTRANS_CACHE", str(logs / "cache"))} | (env or {})
         return Process(self, self.ask(order), files)
 
     def run(self, arguments: list[str], logs: Path, **how: Any) -> Ended:
