@@ -10,10 +10,16 @@ NAMED = 5  # more names than this make a sentence unreadable
 class CdtransError(Exception):
     """Bad input or a condition the user can act on. The command line prints it as one sentence and exits with 2."""
 
+    details: str = ""  # more lines, shown with --debug
+
 
 class Hopeless(CdtransError):
     """Training that cannot go on: numbers that are not finite, or no pairs left. In stage 2 the guard takes it for
     harm, and the source-only model stands."""
+
+
+class WeightsUnavailable(CdtransError):
+    """Pretrained weights that could not be downloaded."""
 
 
 class DiskFull(CdtransError):

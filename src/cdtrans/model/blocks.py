@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
 AttentionStep = Callable[[Any, Stream, Tensor | None, int | None], tuple[Tensor, Update]]
 
 
-def why_no_shared_attention(backbone: nn.Module) -> str:
+def why_no_shared_attention(backbone: Any) -> str:
     """Why a backbone's queries cannot be matched with the keys of another image, as the end of a sentence about it;
     empty if they can."""
     if not has_attention(backbone):

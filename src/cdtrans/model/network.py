@@ -1,5 +1,7 @@
 """A backbone and a head: images -> features and logits."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,7 @@ class Network(nn.Module):
     and target together (`encode_each`), as tllib does. Their running statistics, which predictions use, are those of
     the same batches."""
 
+    backbone: Any  # timm's models have no type in common
     keep: Tensor  # [depth, 2] how often each block's attention and MLP are kept in training
 
     def __init__(self, backbone: nn.Module, head: Head) -> None:
@@ -28,7 +31,7 @@ class Network(nn.Module):
         self.runs_blocks = not why_no_shared_attention(backbone)  # otherwise timm's forward runs it
         drops = [
             [getattr(path, "drop_prob", 0.0) for path in (block.drop_path1, block.drop_path2)]
-            for block in (backbone.blocks if self.runs_blocks else ())  # type: ignore[union-attr]
+            for block in (self.backbone.blocks if self.runs_blocks else ())
         ]
         self.drops_paths = any(map(any, drops))
         self.register_buffer("keep", 1 - torch.tensor(drops), persistent=False)
@@ -76,10 +79,10 @@ class Network(nn.Module):
         return (drawn < keep) / keep
 
 
-def feature_dim(backbone: nn.Module) -> int:
+def feature_dim(backbone: Any) -> int:
     """The length of a timm model's feature vector. `num_features` is the length before the layers that some models
     have between the pooling and the classifier."""
-    return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
+    return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
 
 
 def has_batchnorm(backbone: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.data.pixels import resize_for
 from cdtrans.errors import CdtransError, Interrupted
-from cdtrans.model.backbone import load_pretrained, load_weights, native_crop
+from cdtrans.model.backbone import load_pretrained, load_weights, native_crop, resolve_name
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
 from cdtrans.model.fast.fused import build
 from cdtrans.model.network import Network
@@ -145,10 +145,11 @@ def hold_out(
 def resolve(config: Config) -> Config:
     """Every 'auto' replaced by what it means here; settings that do not go together are refused."""
     device = pick_device(config.device)
-    crop = native_crop(config.backbone) if config.crop == "auto" else config.crop
+    backbone = resolve_name(config.backbone)
+    crop = native_crop(backbone) if config.crop == "auto" else config.crop
     resize = resize_for(crop) if config.resize == "auto" else config.resize
     precision = pick_precision(config.precision, device)
-    auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
+    auto = {"device": str(device), "backbone": backbone, "crop": crop, "resize": resize, "precision": precision}
     return settle(make_config(config.to_dict() | auto))
 
 

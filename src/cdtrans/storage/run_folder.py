@@ -7,6 +7,7 @@ from typing import Any
 
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, read_yaml
 from cdtrans.errors import CdtransError, nearest
+from cdtrans.model.names import may_mean
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # what a run killed in its first moment leaves
 CONFIG = "config.yaml"  # the resolved settings; its presence means that the run has begun
@@ -23,6 +24,8 @@ def check_folder(folder: Path, config: Config) -> None:
     if recorded.exists():
         before, now = Config().to_dict() | read_yaml(recorded), config.to_dict()  # an older run lacks newer settings
         free = {*RESUME_MAY_CHANGE, *(k for k in DECIDED_LATE if now[k] == "auto")}
+        if may_mean(now["backbone"], before["backbone"]):
+            free.add("backbone")  # a name that is not resolved yet
         if (folder / RESULT).exists():
             free.remove("guard")  # it has judged
         changed = [k for k in now if k not in free and before[k] != now[k]]

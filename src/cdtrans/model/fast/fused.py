@@ -169,7 +169,8 @@ class QueriesKeysValues(Function):
         qkv = F.linear(x, weight, None if bias is None else bias.to(x.dtype)).unflatten(2, (3, heads, -1))
         ctx.save_for_backward(x, weight)
         ctx.queries, ctx.cross, ctx.shifts = queries, cross, bias is not None
-        return split(*qkv.unbind(2), queries, cross)
+        q, k, v = qkv.unbind(2)
+        return split(q, k, v, queries, cross)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

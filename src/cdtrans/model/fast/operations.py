@@ -57,16 +57,18 @@ def queries_keys_values(attn: Any, x: Tensor, *, rows: int | None = None, cross:
     queries of both in a row and the keys and values of the target."""
     rows = x.shape[1] if rows is None else rows
     if attn.qkv is None:  # three layers, as in DINOv3; with fewer heads of keys and values, as in Sapiens
-        heads = attn.num_heads, *[getattr(attn, "num_kv_heads", attn.num_heads)] * 2
-        layers = zip((attn.q_proj, attn.k_proj, attn.v_proj), heads, strict=True)
-        return fused.split(*(layer(x).unflatten(2, (n, -1)) for layer, n in layers), rows, cross)
+        q = attn.q_proj(x).unflatten(2, (attn.num_heads, -1))
+        heads = getattr(attn, "num_kv_heads", attn.num_heads)
+        k, v = (layer(x).unflatten(2, (heads, -1)) for layer in (attn.k_proj, attn.v_proj))
+        return fused.split(q, k, v, rows, cross)
     bias = attn.qkv.bias
     if getattr(attn, "q_bias", None) is not None:  # as in EVA-02
         bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
     if fused.usable(x):
         return fused.QueriesKeysValues.apply(rounded(x), attn.qkv.weight, bias, attn.num_heads, rows, cross)  # type: ignore[no-any-return]
     qkv = attn.qkv(x) if bias is attn.qkv.bias else F.linear(x, attn.qkv.weight, bias)  # [B, N, 3 * heads * d]
-    return fused.split(*qkv.unflatten(2, (3, attn.num_heads, -1)).unbind(2), rows, cross)
+    q, k, v = qkv.unflatten(2, (3, attn.num_heads, -1)).unbind(2)  # [B, N, heads, d]
+    return fused.split(q, k, v, rows, cross)
 
 
 def mlp(layers: Any, layer_scale: LayerScale | None, x: Tensor) -> Update:
