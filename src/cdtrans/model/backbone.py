@@ -148,7 +148,7 @@ def _check_size(backbone: Any, name: str, crop: int) -> None:
         raise CdtransError(f"--crop {crop} is smaller than a patch of '{name}', which is {max(patch)} pixels wide.")
 
 
-def _check_output(backbone: nn.Module, name: str, crop: int, call: tuple[str, dict[str, Any]]) -> None:
+def _check_output(backbone: Any, name: str, crop: int, call: tuple[str, dict[str, Any]]) -> None:
     """Refuse a model that does not give one feature vector for an image of this size. A copy on the meta device tells,
     where a model of any size takes no memory or time; some models cannot be run there."""
     shape = None
@@ -164,8 +164,10 @@ def _check_output(backbone: nn.Module, name: str, crop: int, call: tuple[str, di
     except Exception as error:  # almost anything, from somewhere within the model
         cause = " ".join(str(error).split())[:150]
         raise CdtransError(f"The backbone '{name}' cannot be run with --crop {crop}: {cause}.") from error
-    if shape != (2, feature_dim(backbone)):
+    if len(shape) != 2 or shape[1] == 0:
         raise CdtransError(f"The backbone '{name}' gives no single feature vector for an image; use another one.")
+    if shape[1] != feature_dim(backbone):  # timm states another length, as for SAM, or for a pooling of two parts
+        backbone.head_hidden_size = int(shape[1])
 
 
 def load_pretrained(backbone: nn.Module, name: str) -> None:

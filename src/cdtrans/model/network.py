@@ -49,9 +49,9 @@ class Network(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """The backbone's features, before the head: [B, 3, H, W] -> [B, D]."""
-        return self._features(images, [len(images)])
+        return self._features(images)  # no len() here, which would fix the batch size of an exported graph
 
-    def _features(self, images: Tensor, sizes: list[int]) -> Tensor:
+    def _features(self, images: Tensor, sizes: list[int] | None = None) -> Tensor:
         if not self.runs_blocks:
             return self.backbone(images)  # type: ignore[no-any-return]
         tokens = embed(self.backbone, images)

@@ -1,0 +1,168 @@
+"""What must hold for every family of backbone."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import CROSS, OTHERS, Small, images, small_network
+from cdtrans.errors import CdtransError
+from cdtrans.model.blocks import embed
+from cdtrans.model.cross_attention import branch_features, require_cross_attention, three_branches
+from cdtrans.model.network import Network
+
+EVERY = {**CROSS, **OTHERS}
+network_of = cache(lambda family: small_network(EVERY[family]))  # no test changes one
+TOLERANCE = {"atol": 1e-9, "rtol": 1e-9}
+ROUNDED = {"atol": 1e-5, "rtol": 1e-5}  # rotary positions that timm computes in float32
+
+
+@pytest.fixture(params=CROSS)
+def cross(request: pytest.FixtureRequest) -> tuple[Network, Small]:
+    return network_of(request.param), CROSS[request.param]
+
+
+def test_there_are_many() -> None:
+    assert len(EVERY) >= 70
+
+
+@pytest.mark.parametrize("family", EVERY)
+@torch.no_grad()
+def test_encode_is_timms_forward_and_the_head(family: str) -> None:
+    network, small = network_of(family), EVERY[family]
+    x = images(small.size, 0)
+    feature = network.backbone(x)
+    assert feature.shape == (2, network.dim)
+    assert feature[0].sub(feature[1]).abs().max() > 1e-6, "features that tell images apart"
+    torch.testing.assert_close(network.features(x), feature, **TOLERANCE)
+    for ours, theirs in zip(network.encode(x), network.head(feature), strict=True):
+        torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    outputs = network.encode_each(x, images(small.size, 1, count=1))
+    torch.testing.assert_close(outputs[0].feature, network.head(feature).feature, **TOLERANCE)
+    assert outputs[1].feature.shape == (1, network.dim)
+    names = {name.split(".")[0] for name in network.state_dict()}
+    assert names == {"backbone", "head"}
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_which_of_them_have_cross_attention(family: str) -> None:
+    network, small = network_of(family), EVERY[family]
+    assert network.runs_blocks == (family in CROSS)
+    if family in CROSS:
+        require_cross_attention(network.backbone, small.name)
+        return
+    with pytest.raises(CdtransError) as error:
+        require_cross_attention(network.backbone, small.name)
+    assert f"'{small.name}'" in str(error.value)
+    assert "--method" in str(error.value)
+
+
+@torch.no_grad()
+def test_equal_images_give_three_equal_branches(cross: tuple[Network, Small]) -> None:
+    network, small = cross
+    x = images(small.size, 0)
+    out = three_branches(network, x, x)
+    torch.testing.assert_close(out.source.logits, out.target.logits, **TOLERANCE)
+    torch.testing.assert_close(out.source_target.logits, out.target.logits, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_source_and_target_branch_are_plain_forwards(cross: tuple[Network, Small]) -> None:
+    network, small = cross
+    source, target = images(small.size, 0), images(small.size, 1)
+    feature_s, feature_t, feature_c = branch_features(network, source, target)
+    torch.testing.assert_close(feature_s, network.backbone(source), **TOLERANCE)
+    torch.testing.assert_close(feature_t, network.backbone(target), **TOLERANCE)
+    assert (feature_c - feature_s).abs().max() > 1e-6
+    assert (feature_c - feature_t).abs().max() > 1e-6
+
+
+@torch.no_grad()
+def test_pairs_are_independent(cross: tuple[Network, Small]) -> None:
+    network, small = cross
+    source, target, other = images(small.size, 0), images(small.size, 1), images(small.size, 2)
+    before = branch_features(network, source, target)
+    source[1], target[1] = other[0], other[1]
+    after = branch_features(network, source, target)
+    for a, b in zip(before, after, strict=True):
+        torch.testing.assert_close(a[0], b[0], **TOLERANCE)
+        assert (a[1] - b[1]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("first_block_residual", [True, False])
+@torch.no_grad()
+def test_one_batch_equals_attention_written_out(cross: tuple[Network, Small], first_block_residual: bool) -> None:
+    network, small = cross
+    source, target = images(small.size, 0), images(small.size, 1)
+    fast = branch_features(network, source, target, first_block_residual=first_block_residual)
+    tolerance = ROUNDED if getattr(network.backbone, "rope_mixed", False) else TOLERANCE
+    slow = slow_features(network.backbone, source[:1], target[:1], first_block_residual)
+    for a, b in zip(fast, slow, strict=True):
+        torch.testing.assert_close(a[:1], b, **tolerance)
+
+
+def slow_features(vit: nn.Module, source: Tensor, target: Tensor, first_block_residual: bool) -> list[Tensor]:
+    """One pair, one branch after the other, head by head and query by query."""
+    tokens, rope = zip(*(embed(vit, x) for x in (source, target)), strict=True)
+    s, t = (x[0] for x in tokens)  # [N, D]
+    c = t if first_block_residual else torch.zeros_like(t)
+    for i, block in enumerate(vit.blocks):
+        normed_s, normed_t = block.norm1(s), block.norm1(t)
+        found = [
+            slow_attention(block.attn, queries, keys, rope[0][i])
+            for queries, keys in ((normed_s, normed_s), (normed_t, normed_t), (normed_s, normed_t))
+        ]
+        s, t, c = (x + slow_scale(block, 1, y) for x, y in zip((s, t, c), found, strict=True))
+        s, t, c = (x + slow_scale(block, 2, block.mlp(block.norm2(x))) for x in (s, t, c))
+    return [vit.forward_head(vit.norm(x[None]), pre_logits=True) for x in (s, t, c)]
+
+
+def slow_scale(block: nn.Module, half: int, x: Tensor) -> Tensor:
+    if hasattr(block, "gamma_1"):
+        gamma = getattr(block, f"gamma_{half}")
+        return x if gamma is None else x * gamma
+    return getattr(block, f"ls{half}")(x)
+
+
+def slow_attention(attn: nn.Module, x: Tensor, other: Tensor, rope: Tensor | None) -> Tensor:
+    """Queries of x [N, D], keys and values of the other image."""
+    queries, keys, values = slow_projections(attn, x)[0], *slow_projections(attn, other)[1:]
+    heads = []
+    for h in range(attn.num_heads):
+        shared = h * keys.shape[1] // attn.num_heads
+        q, k, v = attn.q_norm(queries[:, h]), attn.k_norm(keys[:, shared]), values[:, shared]
+        if rope is not None:
+            q, k = (
+                slow_rotation(attn, q, rope[:, h % rope.shape[1]]),
+                slow_rotation(attn, k, rope[:, h % rope.shape[1]]),
+            )
+        rows = []
+        for query in q:
+            weights = torch.stack([query @ key for key in k]).div(q.shape[1] ** 0.5).softmax(dim=0)
+            rows.append(sum(weight * value for weight, value in zip(weights, v, strict=True)))
+        heads.append(torch.stack(rows))
+    return attn.proj(attn.norm(torch.cat(heads, dim=1)))
+
+
+def slow_projections(attn: nn.Module, x: Tensor) -> list[Tensor]:
+    """[N, D] -> three times [N, heads, d]."""
+    if attn.qkv is None:
+        parts = [attn.q_proj(x), attn.k_proj(x), attn.v_proj(x)]
+    else:
+        parts = list(attn.qkv(x).chunk(3, dim=1))
+    if getattr(attn, "q_bias", None) is not None:
+        parts[0], parts[2] = parts[0] + attn.q_bias, parts[2] + attn.v_bias
+    return [part.unflatten(1, (-1, attn.head_dim)) for part in parts]
+
+
+def slow_rotation(attn: nn.Module, x: Tensor, rope: Tensor) -> Tensor:
+    """Each pair of numbers of a patch turned by its angle; class token and registers stay."""
+    x, prefix, d = x.clone(), attn.num_prefix_tokens, x.shape[1]
+    sines, cosines = rope[:, :d], rope[:, d:]
+    pairs = [(i, i + d // 2) for i in range(d // 2)] if attn.rotate_half else [(i, i + 1) for i in range(0, d, 2)]
+    for n, (sine, cosine) in enumerate(zip(sines, cosines, strict=True)):
+        for i, j in pairs:
+            a, b = x[prefix + n, i].clone(), x[prefix + n, j].clone()
+            x[prefix + n, i], x[prefix + n, j] = a * cosine[i] - b * sine[i], b * cosine[j] + a * sine[j]
+    return x
