@@ -4,13 +4,12 @@ from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from architectures import CROSS, OTHERS, Small, images, small_network
 from cdtrans.errors import CdtransError
-from cdtrans.model.blocks import embed
 from cdtrans.model.cross_attention import branch_features, require_cross_attention, three_branches
 from cdtrans.model.network import Network
+from slow_attention import slow_features
 
 EVERY = {**CROSS, **OTHERS}
 network_of = cache(lambda family: small_network(EVERY[family]))  # no test changes one
@@ -100,69 +99,3 @@ def test_one_batch_equals_attention_written_out(cross: tuple[Network, Small], fi
     slow = slow_features(network.backbone, source[:1], target[:1], first_block_residual)
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a[:1], b, **tolerance)
-
-
-def slow_features(vit: nn.Module, source: Tensor, target: Tensor, first_block_residual: bool) -> list[Tensor]:
-    """One pair, one branch after the other, head by head and query by query."""
-    tokens, rope = zip(*(embed(vit, x) for x in (source, target)), strict=True)
-    s, t = (x[0] for x in tokens)  # [N, D]
-    c = t if first_block_residual else torch.zeros_like(t)
-    for i, block in enumerate(vit.blocks):
-        normed_s, normed_t = block.norm1(s), block.norm1(t)
-        found = [
-            slow_attention(block.attn, queries, keys, rope[0][i])
-            for queries, keys in ((normed_s, normed_s), (normed_t, normed_t), (normed_s, normed_t))
-        ]
-        s, t, c = (x + slow_scale(block, 1, y) for x, y in zip((s, t, c), found, strict=True))
-        s, t, c = (x + slow_scale(block, 2, block.mlp(block.norm2(x))) for x in (s, t, c))
-    return [vit.forward_head(vit.norm(x[None]), pre_logits=True) for x in (s, t, c)]
-
-
-def slow_scale(block: nn.Module, half: int, x: Tensor) -> Tensor:
-    if hasattr(block, "gamma_1"):
-        gamma = getattr(block, f"gamma_{half}")
-        return x if gamma is None else x * gamma
-    return getattr(block, f"ls{half}")(x)
-
-
-def slow_attention(attn: nn.Module, x: Tensor, other: Tensor, rope: Tensor | None) -> Tensor:
-    """Queries of x [N, D], keys and values of the other image."""
-    queries, keys, values = slow_projections(attn, x)[0], *slow_projections(attn, other)[1:]
-    heads = []
-    for h in range(attn.num_heads):
-        shared = h * keys.shape[1] // attn.num_heads
-        q, k, v = attn.q_norm(queries[:, h]), attn.k_norm(keys[:, shared]), values[:, shared]
-        if rope is not None:
-            q, k = (
-                slow_rotation(attn, q, rope[:, h % rope.shape[1]]),
-                slow_rotation(attn, k, rope[:, h % rope.shape[1]]),
-            )
-        rows = []
-        for query in q:
-            weights = torch.stack([query @ key for key in k]).div(q.shape[1] ** 0.5).softmax(dim=0)
-            rows.append(sum(weight * value for weight, value in zip(weights, v, strict=True)))
-        heads.append(torch.stack(rows))
-    return attn.proj(attn.norm(torch.cat(heads, dim=1)))
-
-
-def slow_projections(attn: nn.Module, x: Tensor) -> list[Tensor]:
-    """[N, D] -> three times [N, heads, d]."""
-    if attn.qkv is None:
-        parts = [attn.q_proj(x), attn.k_proj(x), attn.v_proj(x)]
-    else:
-        parts = list(attn.qkv(x).chunk(3, dim=1))
-    if getattr(attn, "q_bias", None) is not None:
-        parts[0], parts[2] = parts[0] + attn.q_bias, parts[2] + attn.v_bias
-    return [part.unflatten(1, (-1, attn.head_dim)) for part in parts]
-
-
-def slow_rotation(attn: nn.Module, x: Tensor, rope: Tensor) -> Tensor:
-    """Each pair of numbers of a patch turned by its angle; class token and registers stay."""
-    x, prefix, d = x.clone(), attn.num_prefix_tokens, x.shape[1]
-    sines, cosines = rope[:, :d], rope[:, d:]
-    pairs = [(i, i + d // 2) for i in range(d // 2)] if attn.rotate_half else [(i, i + 1) for i in range(0, d, 2)]
-    for n, (sine, cosine) in enumerate(zip(sines, cosines, strict=True)):
-        for i, j in pairs:
-            a, b = x[prefix + n, i].clone(), x[prefix + n, j].clone()
-            x[prefix + n, i], x[prefix + n, j] = a * cosine[i] - b * sine[i], b * cosine[j] + a * sine[j]
-    return x
