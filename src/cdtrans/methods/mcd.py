@@ -80,8 +80,7 @@ class MCD(Method):
 
     def features(self, *batches: Tensor) -> tuple[Tensor, ...]:
         """[B, D] of each batch, in one pass of the backbone; of all ranks."""
-        features = self.network.features(torch.cat(batches))
-        return tuple(gather(feature) for feature in features.split([len(batch) for batch in batches]))
+        return tuple(gather(feature) for feature in self.network.features_each(*batches))
 
     def predictions(self, features: Tensor) -> tuple[Tensor, Tensor]:
         first, second = self.classifiers.each(features)

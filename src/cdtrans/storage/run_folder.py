@@ -7,6 +7,7 @@ from typing import Any
 
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, with_method_args
 from cdtrans.errors import CdtransError, nearest
+from cdtrans.model.names import may_mean
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed right at the start
 CONFIG = "config.yaml"  # the resolved settings; written when a run begins
@@ -24,6 +25,8 @@ def check_folder(folder: Path, config: Config) -> None:
         before = flat(Config().to_dict() | with_method_args(read_yaml(recorded)))  # an older run lacks newer settings
         now = flat(config.to_dict())
         free = {*RESUME_MAY_CHANGE, *(k for k in DECIDED_LATE if now[k] == "auto")}
+        if may_mean(now["backbone"], before["backbone"]):
+            free.add("backbone")  # a name that is not resolved yet
         if (folder / RESULT).exists():
             free.remove("guard")  # it has judged
         free |= {k for k, v in config.method_args.items() if isinstance(v, str) and not isinstance(before.get(k), str)}
