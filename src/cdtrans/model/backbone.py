@@ -18,11 +18,11 @@ from timm.models._registry import _deprecated_models
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
+from cdtrans.backbone_names import SHORT_NAMES, expand_short
 from cdtrans.config import require_weights
 from cdtrans.errors import CdtransError, WeightsUnavailable
 from cdtrans.model.blocks import why_no_shared_attention
 from cdtrans.model.misfit import misfit_error
-from cdtrans.model.names import SHORT_NAMES, expand_short
 from cdtrans.model.network import feature_dim
 
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs

@@ -8,8 +8,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from cdtrans.backbone_names import SHORT_NAMES
 from cdtrans.errors import CdtransError
-from cdtrans.model.names import SHORT_NAMES
 
 SIZES = ("tiny", "small", "medium", "base", "large", "huge", "giant")
 State = dict[str, Tensor]

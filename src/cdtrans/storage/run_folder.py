@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cdtrans.backbone_names import may_mean
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, with_method_args
 from cdtrans.errors import CdtransError, nearest
-from cdtrans.model.names import may_mean
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed right at the start
 CONFIG = "config.yaml"  # the resolved settings; written when a run begins
