@@ -16,6 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 demo: $(VENV)/.installed
 	$(BIN)/cdtrans demo
 
+test test-fast: export OMP_NUM_THREADS = 1
 test: lint
 	$(PYTEST)
 
