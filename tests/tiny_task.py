@@ -159,6 +159,9 @@ class Process:
         return Ended(self.code, out, err)
 
 
+may_be_slow = True  # whether the test that runs now is marked `slow`; conftest.py sets it
+
+
 class Server:
     def __init__(self, temperature: str) -> None:
         command = [sys.executable, __file__, temperature]
@@ -207,18 +210,18 @@ class Server:
         return self.start(arguments, logs, **how).wait()
 
 
-@functools.cache
 def warm() -> Server:
     """The warm process of this test session; started when it is first needed, ended with the session."""
+    assert may_be_slow, "this test uses the warm process: mark it with pytest.mark.slow"
     return _started("warm")
 
 
-@functools.cache
 def cold() -> Server:
     """The same with a process that has imported nothing slow."""
     return _started("cold")
 
 
+@functools.cache
 def _started(temperature: str) -> Server:
     server = Server(temperature)
     atexit.register(server.close)
@@ -232,7 +235,8 @@ def _serve(temperature: str) -> None:
     if temperature == "warm":
         _import_all()
     else:
-        import cdtrans.cli.app  # noqa: F401 (so that the children need not)
+        import cdtrans.cli.app
+        import cdtrans.run.pipeline  # noqa: F401 (so that the children need not)
     gc.freeze()  # what is there now is no garbage: the children need not look through it
     for line in sys.stdin:
         order = json.loads(line)

@@ -26,6 +26,8 @@ from cdtrans.training.state import Loop
 from support import error_says, says
 from tiny_task import TINY, Process, Task, draw, log_lines, make_task, tree, warm
 
+pytestmark = pytest.mark.slow
+
 KILLS = 14
 WRITES = (
     "config.yaml",

@@ -58,6 +58,7 @@ def losses(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 class TestLosses:
     def test_the_rows_are_the_papers(self) -> None:
         assert [variant.paper for variant in LOSSES.variants] == [row.method for row in paper_table("losses", 3)]
@@ -290,6 +291,7 @@ def pseudo_labels(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 class TestPseudoLabels:
     def test_the_rows_are_the_papers_in_its_order(self) -> None:
         assert [v.paper for v in PSEUDO_LABELS.variants] == [row.method for row in paper_table("pseudo-labels")]
@@ -431,6 +433,7 @@ class TestPseudoLabels:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_configuration_with_self_training_changes_no_row_that_has_pairs(task: Task, tmp_path: Path) -> None:
     config = tmp_path / "self.yaml"
     config.write_text(task.config.read_text() + "self_training: mrkld_lrent\n")
@@ -517,6 +520,7 @@ def directions(degrees: torch.Tensor) -> torch.Tensor:
     return torch.stack([radians.cos(), radians.sin()], dim=1)
 
 
+@pytest.mark.slow
 def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> None:
     shown = warm().run(["ablate", "--help"], tmp_path).out
     assert all(verb in shown for verb in ("losses", "pseudo-labels", "noise", "attention", "theory"))

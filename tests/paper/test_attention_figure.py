@@ -14,6 +14,8 @@ from cdtrans.report.record import read_record
 from support import error_says
 from tiny_task import CLASSES, Task, make_task, warm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:

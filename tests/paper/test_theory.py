@@ -276,6 +276,7 @@ class TestProofSteps:
 
 
 class TestVerb:
+    @pytest.mark.slow
     def test_end_to_end(self, ablate: Callable[..., Ended], tmp_path: Path, monkeypatch) -> None:
         ended = ablate("theory", "--out", tmp_path / "a" / "b")
         assert ended.code == 0, ended.err
@@ -333,6 +334,7 @@ class TestVerb:
 
 
 class TestPage:
+    @pytest.mark.slow
     def test_the_table_is_what_the_command_prints(self) -> None:
         """Every row of docs/theory.md, simulated anew; the last digit may differ, as sums round differently."""
         study = simulate(tuple(cases()), seed=0, trials=TRIALS, screen=Screen(quiet=True))
