@@ -57,7 +57,7 @@ def logits_of(model: Network, card: Card, pictures: np.ndarray) -> np.ndarray:
         return model.encode(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("ResNet", "ConvNeXt")])  # slow to export
 def test_the_graph_says_the_same_for_any_number_of_pictures(kind: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
