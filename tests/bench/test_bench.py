@@ -138,7 +138,7 @@ class TestWhole:
 
     def test_the_table_says_what_it_lacks(self, whole: Path) -> None:
         table = (whole / "table.md").read_text(encoding="utf-8")
-        assert "# Office-31, vit_tiny_patch16_224\n" in table
+        assert "# Office-31, vit_tiny_patch16_224.augreg_in21k_ft_in1k\n" in table
         assert (
             "NOT THE PUBLISHED DATA: amazon lacks the classes 'back_pack', 'bike', 'bike_helmet' and 25 more;" in table
         )

@@ -143,8 +143,8 @@ class TestRefused:
             (nothing, ["--neck", "none"], "is another kind of model (neck: batchnorm there, none here)"),
             (nothing, ["--crop", "8"], "(crop: 16 there, 8 here)"),
             (nothing, ["--resize", "20"], "(resize: 18 there, 20 here)"),
-            (nothing, ["--backbone", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"], "(backbone: vit_tiny_patch16_224 "
-             "there, vit_tiny_patch16_224.augreg_in21k_ft_in1k here"),
+            (nothing, ["--backbone", "vit_tiny_patch16_224.augreg_in21k"], "(backbone: "
+             "vit_tiny_patch16_224.augreg_in21k_ft_in1k there, vit_tiny_patch16_224.augreg_in21k here"),
             (nothing, ["--holdout", "0.25"], "(24, and 0 held out, there; 18, and 6 held out with --holdout 0.25 "
              "--seed 2, here); give the same source, --holdout and --seed"),
         ],

@@ -18,7 +18,7 @@ class Output(NamedTuple):
 
 class Head(nn.Module):
     """On several ranks the head is trained on the features of all of them.
-    `neck="batchnorm"`: BatchNorm with its bias frozen at 0, then a linear layer without bias (FACTS 1.3).
+    `neck="batchnorm"`: BatchNorm with its bias frozen at 0, then a linear layer without bias.
     `neck="none"`: a plain linear layer on the backbone's feature."""
 
     def __init__(self, dim: int, classes: int, neck: str) -> None:

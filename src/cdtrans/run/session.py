@@ -15,8 +15,9 @@ from cdtrans.data.pixels import resize_for
 from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.model.backbone import load_pretrained, load_weights, native_crop, resolve_name
 from cdtrans.model.card import Card, build_model, load_model, make_card, save_model
+from cdtrans.model.cross_attention import require_cross_attention
 from cdtrans.model.fast.fused import build
-from cdtrans.model.network import Network
+from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
 from cdtrans.run.finish import conclude, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
 from cdtrans.run.stage_1 import SOURCE, check_same_images, stage_1_for, take_source
@@ -58,6 +59,9 @@ def run_session(
         return
 
     model, card = before_training(config, source.classes, out)
+    require_no_batchnorm_on_ranks(model.backbone, config.backbone)
+    if config.self_training == "none":
+        require_cross_attention(model.backbone, config.backbone)
     if (out / CONFIG).exists():
         screen.say(f"Going on with the unfinished run in '{out}'; its settings are in {CONFIG} there.")
     else:
