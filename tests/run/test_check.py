@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import cdtrans.run.check as verb
 from cdtrans.data import stream
 from cdtrans.errors import CdtransError
-from cdtrans.model.backbone import create_backbone
+from cdtrans.model.backbone import create_backbone, resolve_name
 from cdtrans.run import check_model
 from cdtrans.run.check import Check, check
 from cdtrans.run.check_model import draw_sample
@@ -235,7 +235,7 @@ class TestWithBackbone:
     def test_its_findings_come_last(self, task: Task, weights: Path) -> None:
         result = checked(task, weights=weights)
         assert [f.subject for f in result.findings] == MODEL_FREE + WITH_MODEL
-        assert (result.backbone, result.skipped) == (TINY["backbone"], "")
+        assert (result.backbone, result.skipped) == (resolve_name(TINY["backbone"]), "")
         assert result.state != "stop"
         assert checked(task, weights=weights) == result
 

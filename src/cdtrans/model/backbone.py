@@ -22,7 +22,7 @@ from cdtrans.backbone_names import SHORT_NAMES, expand_short
 from cdtrans.config import require_weights
 from cdtrans.errors import CdtransError, WeightsUnavailable
 from cdtrans.model.blocks import why_no_shared_attention
-from cdtrans.model.misfit import misfit_error
+from cdtrans.model.misfit import State, drop_heads, misfit_error
 from cdtrans.model.network import feature_dim
 
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs
@@ -44,8 +44,6 @@ NOT_IN_ARGS = {  # arguments of timm's create_model that are set elsewhere, and 
     "features_only": "a backbone must give one feature vector",
 }
 
-State = dict[str, Tensor]
-
 
 class Recipe(NamedTuple):
     """How timm builds a backbone."""
@@ -64,12 +62,12 @@ def resolve_name(name: str) -> str:
         return name
     if name.startswith(HUB):
         in_timm = name.removeprefix(f"{HUB}timm/")
-        return in_timm if timm.get_pretrained_cfg(in_timm, allow_unregistered=False) is not None else name
+        return in_timm if in_timm in _exact_names(in_timm.split(".")[0]) else name
     name = _deprecated_models.get(name) or name
     architecture, _, tag = name.partition(".")
     if ":" in name or not timm.is_model(architecture) or _deprecated_models.get(name, "") is None:
         raise CdtransError(f"timm has no model '{name}'; {_suggestion(name)}")
-    exact = [f"{architecture}.{t}" if t else architecture for t in _tags(architecture)]
+    exact = _exact_names(architecture)
     if tag and name not in exact:
         close = get_close_matches(name, exact, n=1, cutoff=0.0) or [architecture]
         raise CdtransError(f"timm has no weights '{name}'; did you mean '{close[0]}'? (known: {', '.join(exact)})")
@@ -151,10 +149,10 @@ def _check_size(backbone: Any, name: str, crop: int) -> None:
 def _check_output(backbone: Any, name: str, crop: int, call: tuple[str, dict[str, Any]]) -> None:
     """Refuse a model that does not give one feature vector for an image of this size. A copy on the meta device tells,
     where a model of any size takes no memory or time; some models cannot be run there."""
-    shape = None
+    shape, on_meta = None, next(backbone.parameters()).is_meta
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-        shape = _build(*call).eval()(torch.zeros(2, 3, crop, crop)).shape
-    if shape is None and next(backbone.parameters()).is_meta:
+        shape = (backbone if on_meta else _build(*call)).eval()(torch.zeros(2, 3, crop, crop)).shape
+    if shape is None and on_meta:
         return
     try:
         if shape is None:
@@ -253,16 +251,6 @@ def fits(state: State, expected: State) -> bool:
     return state.keys() == expected.keys() and all(state[key].shape == expected[key].shape for key in expected)
 
 
-def drop_heads(backbone: nn.Module, state: State) -> State:
-    """Without the classifier, which lies in the modules that timm names. Other layers in them are the backbone's, such
-    as ConvNeXt's last norm."""
-    classifier = getattr(backbone, "default_cfg", {}).get("classifier") or "head"
-    names = (classifier,) if isinstance(classifier, str) else classifier
-    heads = {name.split(".")[0] for name in names}
-    expected = backbone.state_dict().keys()
-    return {key: value for key, value in state.items() if key in expected or key.split(".")[0] not in heads}
-
-
 def convert_for_vit(vit: VisionTransformer, state: State) -> State:
     state = drop_heads(vit, drop_distillation(state))
     if "pos_embed" in state:
@@ -316,12 +304,13 @@ def _recipe(name: str) -> Recipe:
     return Recipe(architecture, cfg, args or {})
 
 
-def _tags(architecture: str) -> list[str]:
-    """Of the weights that timm has for an architecture, its default first."""
-    default = timm.get_pretrained_cfg(architecture)
-    first = (default.tag or "") if default else ""
-    tagged = timm.list_models(f"{architecture}.*", include_tags=True)
-    return [first, *(t for t in (m.partition(".")[2] for m in tagged) if t != first)]
+def _exact_names(architecture: str) -> list[str]:
+    """The architecture with each tag that timm has for it, its default first; none for an unknown one."""
+    default = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
+    if default is None:
+        return []
+    first = f"{architecture}.{default.tag}" if default.tag else architecture
+    return [first, *(name for name in timm.list_models(f"{architecture}.*", include_tags=True) if name != first)]
 
 
 def _suggestion(name: str) -> str:

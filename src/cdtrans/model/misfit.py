@@ -1,18 +1,27 @@
 """Weights that do not fit a backbone: one sentence that says why, and the backbone that they do fit."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
-from cdtrans.backbone_names import SHORT_NAMES
 from cdtrans.errors import CdtransError
 
-SIZES = ("tiny", "small", "medium", "base", "large", "huge", "giant")
+WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # of vision transformers
+RESNETS = {8: "resnet18", 16: "resnet50", 33: "resnet101", 50: "resnet152"}  # by their number of blocks
 State = dict[str, Tensor]
+
+
+def drop_heads(backbone: Any, state: State) -> State:
+    """Without the classifier, which lies in the modules that timm names. Other layers in them are the backbone's, such
+    as ConvNeXt's last norm."""
+    classifier = getattr(backbone, "default_cfg", {}).get("classifier") or "head"
+    names = (classifier,) if isinstance(classifier, str) else classifier
+    heads = {name.split(".")[0] for name in names}
+    expected = backbone.state_dict().keys()
+    return {key: value for key, value in state.items() if key in expected or key.split(".")[0] not in heads}
 
 
 def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError:
@@ -29,8 +38,8 @@ def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError
         cause = "it is of another architecture"
     if not cause:
         cause = first_tensors(missing, unexpected, misshapen, state, expected)
-    close = next(fitting(name, state), None)
-    advice = f"did you mean --backbone {close}?" if close else "check --backbone and --weights."
+    meant = likely_architecture(name, state)
+    advice = f"did you mean --backbone {meant}?" if meant and is_of(meant, state) else "check --backbone and --weights."
     error = CdtransError(f"{origin} does not fit '{name}', so nothing was loaded: {cause}; {advice}")
     shapes = [f"{key} {tuple(state[key].shape)}, expected {tuple(expected[key].shape)}" for key in misshapen]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
@@ -68,20 +77,27 @@ def more(names: list[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def fitting(name: str, state: State) -> Iterator[str]:
-    """Architectures that the weights fit: the model's own in another size, then those with a short name. They are built
-    on the meta device, where they take no memory."""
-    own = (re.sub(rf"_({'|'.join(SIZES)})(?=_|$)", f"_{size}", name) for size in SIZES)
-    others = (exact.split(".")[0].replace("_distilled", "") for exact in SHORT_NAMES.values())
-    common = ("resnet18", "resnet34", "resnet50", "resnet101", "convnext_tiny", "convnext_small", "convnext_base")
-    for candidate in dict.fromkeys((*own, *others, *common)):
-        if candidate != name and timm.is_model(candidate) and is_of(candidate, state):
-            yield candidate
+def likely_architecture(name: str, state: State) -> str:
+    """By the file's width, the model's own family in another size, or a DeiT; a ResNet by its number of blocks."""
+    if "layer1.0.conv1.weight" in state:
+        blocks = {key.rsplit(".conv1.", 1)[0] for key in state if key.endswith(".conv1.weight")}
+        return RESNETS.get(len(blocks), "")
+    width = state["patch_embed.proj.weight"].shape[0] if "patch_embed.proj.weight" in state else 0
+    if width not in WIDTHS:
+        return ""
+    sibling, same_family = re.subn(r"_(tiny|small|base|large|huge)(?=_)", f"_{WIDTHS[width]}", name, count=1)
+    return sibling if same_family else f"deit_{WIDTHS[width]}_patch16_224"
 
 
 def is_of(architecture: str, state: State) -> bool:
-    """Whether a model has these tensors, apart from its head and its position embedding."""
+    """Whether a model has these tensors, apart from its head and its position embedding. It is built on the meta
+    device, where it takes no memory."""
+    if not timm.is_model(architecture):
+        return False
     with torch.device("meta"):
         model: Any = timm.create_model(architecture, num_classes=0)
-    expected = {key: value.shape for key, value in model.state_dict().items() if key != "pos_embed"}
-    return expected == {key: value.shape for key, value in state.items() if key != "pos_embed"}
+    shapes = [
+        {key: value.shape for key, value in tensors.items() if key != "pos_embed"}
+        for tensors in (model.state_dict(), drop_heads(model, state))
+    ]
+    return shapes[0] == shapes[1]
