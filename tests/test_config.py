@@ -1,5 +1,6 @@
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -8,15 +9,23 @@ from cdtrans.cli.options import NOT_FLAGS, help_line
 from cdtrans.config import (
     FIELDS,
     HINTS,
+    METHOD_FIELDS,
     RESUME_MAY_CHANGE,
+    SETTINGS,
+    CDTransOptions,
     Config,
+    check_options,
+    flat,
     make_config,
+    option,
     preset_names,
     read_preset,
     read_yaml,
+    settle,
 )
 from cdtrans.errors import CdtransError
 from cdtrans.run.session import resolve
+from support import error_says, says
 
 # docs/method.md, sections 2 and 3: what the authors' scripts say.
 AUTHORS = {
@@ -61,8 +70,11 @@ def error_of(**values: Any) -> str:
 
 
 def test_the_defaults_are_the_authors_recipe() -> None:
-    config = resolve(make_config({"device": "cpu"})).to_dict()
-    assert {key: config[key] for key in AUTHORS} == AUTHORS
+    config = resolve(make_config({"device": "cpu"}))
+    assert config.method == "cdtrans"
+    values = flat(config.to_dict())
+    assert {key: values[key] for key in AUTHORS} == AUTHORS
+    assert config.method_args == asdict(CDTransOptions()), "every option is written out"
 
 
 def test_every_auto_is_resolved() -> None:
@@ -85,31 +97,112 @@ def test_paths_are_resolved_so_that_a_run_can_go_on_from_another_folder(
 
 def test_a_stage_without_any_loss_is_refused() -> None:
     nothing = {"loss_source": "none", "loss_source_target": "none", "loss_target": "none", "device": "cpu"}
-    with pytest.raises(CdtransError, match="Without any loss there is nothing to learn in stage 2"):
-        resolve(make_config(nothing))
-    assert resolve(make_config(nothing | {"loss_target": "cls"})).loss_target == "cls"
+    with error_says("without any loss", "stage 2"):
+        make_config(nothing)
+    assert resolve(make_config(nothing | {"loss_target": "cls"})).method_args["loss_target"] == "cls"
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    "setting",
     [
-        ({"loss_source": "none"}, "loss_source: none"),
-        ({"loss_source_target": "cls"}, "loss_source_target: cls"),
-        ({"loss_target": "none"}, "loss_target: none"),
-        ({"pairing": "one_way_source"}, "pairing: one_way_source"),
-        ({"target_class": "pair"}, "target_class: pair"),
-        ({"center_aware": False}, "center_aware: False"),
+        {"loss_source": "none"},
+        {"loss_source_target": "cls"},
+        {"loss_target": "none"},
+        {"pairing": "one_way_source"},
+        {"target_class": "pair"},
+        {"center_aware": False},
     ],
 )
-def test_what_self_training_would_not_look_at_is_refused(setting: dict[str, Any], told: str) -> None:
-    resolve(make_config({"self_training": "rpll", "device": "cpu"}))
+@pytest.mark.parametrize("method", ["rpll", "mrkld_lrent", "dann"])
+def test_what_another_method_would_not_look_at_is_refused(setting: dict[str, Any], method: str) -> None:
+    resolve(make_config({"method": method, "device": "cpu"}))
     resolve(make_config({"device": "cpu"}, setting))
-    with pytest.raises(CdtransError, match=f"'--self-training rpll' trains without pairs.*'{told}' would do nothing"):
-        resolve(make_config({"self_training": "rpll", "device": "cpu"}, setting))
+    with error_says(f"'{method}'", f"no option '{next(iter(setting))}'"):
+        resolve(make_config({"method": method, "device": "cpu"}, setting))
+
+
+# Options of a method
+
+
+def test_an_option_of_cdtrans_may_stand_beside_the_settings() -> None:
+    beside = make_config({"pairing": "one_way_source", "center_aware": False})
+    assert beside == make_config({"method_args": {"pairing": "one_way_source", "center_aware": False}})
+    assert beside.method_args == {"pairing": "one_way_source", "center_aware": False}
+    assert make_config({}).method_args == {}
+    with error_says("'method_args'", "mapping"):
+        make_config({"method_args": "pairing=one_way_source"})
+
+
+def test_later_layers_win_option_by_option() -> None:
+    layers: list[dict[str, Any]] = [
+        {"pairing": "one_way_source", "mutual_pairs": "once"},
+        {"method_args": {"pairing": "one_way_target", "center_aware": False}},
+        {"center_aware": True},
+    ]
+    expected = {"pairing": "one_way_target", "mutual_pairs": "once", "center_aware": True}
+    assert make_config(*layers).method_args == expected
+    assert make_config(*layers, {"method": "cdtrans"}).method_args == expected
+    other = make_config(*layers, {"method": "dann", "method_args": {"ramp": 5.0}})
+    assert (other.method, other.method_args) == ("dann", {"ramp": 5.0}), "options of the method before are dropped"
+    assert make_config(*layers, {"method": "rpll"}).method_args == {}
+
+
+def test_flat_has_settings_and_options_side_by_side() -> None:
+    values = flat(make_config({"lr": 0.1, "pairing": "two_way"}).to_dict())
+    assert (values["lr"], values["pairing"]) == (0.1, "two_way")
+    assert "method_args" not in values
+
+
+@dataclass(frozen=True)
+class Options:
+    """As a method declares them."""
+
+    weight: float = option(1.0, "A weight.", minimum=0)
+    count: int = option(3, "How often.", minimum=1, maximum=9)
+    kind: Literal["soft", "hard"] = option("soft", "Of labels.")
+    balanced: bool = option(False, "Whether.")
+    trade_off: float | Literal["auto"] = option("auto", "Or a number.", minimum=0)
+
+
+def test_options_are_checked_as_strictly_as_settings() -> None:
+    assert check_options(Options, {}, "mine") == Options()
+    given = check_options(Options, {"weight": 2, "count": "4", "kind": "hard", "trade_off": "1e-3"}, "mine")
+    assert given == Options(2.0, 4, "hard", trade_off=0.001)
+    assert type(given.weight) is float
+    assert type(given.count) is int
+    for values, words in (
+        ({"wieght": 1}, ("'mine'", "no option 'wieght'", "did you mean 'weight'?")),
+        ({"zzzzzzzz": 1}, ("'mine'", "no option 'zzzzzzzz'", "weight, count, kind, balanced, trade_off")),
+        ({"weight": -1}, ("'weight'", "at least 0")),
+        ({"weight": "heavy"}, ("'weight'", "a number", "'heavy'")),
+        ({"count": 10}, ("'count'", "from 1 to 9", "10")),
+        ({"count": 1.5}, ("'count'", "a whole number")),
+        ({"count": True}, ("'count'", "a whole number")),
+        ({"kind": "sotf"}, ("'sotf'", "'kind'", "did you mean 'soft'?")),
+        ({"balanced": 1}, ("'balanced'", "true or false")),
+        ({"trade_off": "atuo"}, ("'atuo'", "did you mean 'auto'?")),
+    ):
+        with error_says(*words):
+            check_options(Options, values, "mine")
+
+
+def test_every_option_of_a_run_is_written_out_with_its_value() -> None:
+    config = resolve(make_config({"device": "cpu", "method": "mrkld_lrent", "method_args": {"divergence": "0.3"}}))
+    expected = {"first_portion": 0.2, "last_portion": 0.5, "label_entropy": 0.25, "divergence": 0.3}
+    assert config.method_args == expected
+    assert resolve(make_config({"device": "cpu", "method": "rpll"})).method_args == {}
+    with error_says("'rpll'", "no option 'alpha'", "no options"):
+        resolve(make_config({"device": "cpu", "method": "rpll", "method_args": {"alpha": 1}}))
+
+
+def test_a_file_with_a_method_is_resolved_like_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert settle(make_config({"method": "mine.py:Mine"})).method == f"{tmp_path / 'mine.py'}:Mine"
+    assert settle(make_config({"method": "dann"})).method == "dann"
 
 
 def test_a_crop_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(CdtransError, match="resized to 100 cannot be cropped to 224"):
+    with error_says("resized to 100", "cropped to 224", "--resize", "--crop"):
         resolve(make_config({"resize": 100, "device": "cpu"}))
 
 
@@ -118,30 +211,41 @@ def test_a_configuration_cannot_be_changed() -> None:
         make_config({}).lr = 1.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_has_help_a_group_and_a_default_that_passes_its_own_check(name: str) -> None:
-    metadata = FIELDS[name].metadata
+    metadata = SETTINGS[name].metadata
     assert metadata["help"].endswith((".", "]."))
     assert metadata["group"]
-    default = getattr(Config(), name)
-    assert getattr(make_config({name: default}), name) == default
+    if name in METHOD_FIELDS:
+        default = getattr(CDTransOptions(), name)
+        assert make_config({name: default}).method_args == {name: default}
+    else:
+        default = getattr(Config(), name)
+        assert getattr(make_config({name: default}), name) == default
+    assert not set(FIELDS) & set(METHOD_FIELDS)
 
 
 @pytest.mark.parametrize(
     ("key", "meant"),
-    [("epoch", "epochs"), ("sorce_lr", "source_lr"), ("batchsize", "batch_size"), ("source-epochs", "source_epochs")],
+    [
+        ("epoch", "epochs"),
+        ("sorce_lr", "source_lr"),
+        ("batchsize", "batch_size"),
+        ("source-epochs", "source_epochs"),
+        ("center_awre", "center_aware"),
+    ],
 )
 def test_an_unknown_setting_names_the_nearest_known(key: str, meant: str) -> None:
-    assert error_of(**{key: 1}) == f"Unknown setting '{key}': did you mean '{meant}'?"
+    assert says(error_of(**{key: 1}), "unknown setting", f"'{key}'", f"did you mean '{meant}'?")
 
 
 def test_a_setting_like_no_other_lists_what_there_is() -> None:
-    assert error_of(zzzzzz=1).startswith("Unknown setting 'zzzzzz': known: source, target, ")
+    assert says(error_of(zzzzzz=1), "unknown setting", "'zzzzzz'", "known: source, target, ", "mutual_pairs")
 
 
 @pytest.mark.parametrize("key", [True, 3, None])
 def test_a_key_that_yaml_did_not_read_as_text_is_just_unknown(key: Any) -> None:
-    with pytest.raises(CdtransError, match=f"Unknown setting '{key}'"):
+    with error_says("unknown setting", f"'{key}'"):
         make_config({key: 1})
 
 
@@ -150,43 +254,45 @@ def test_a_key_that_yaml_did_not_read_as_text_is_just_unknown(key: Any) -> None:
     [("optimizer", "sdg", "sgd"), ("neck", "batch_norm", "batchnorm"), ("mutual_pairs", "twise", "twice")],
 )
 def test_an_unknown_value_names_the_nearest_known(key: str, value: str, meant: str) -> None:
-    assert error_of(**{key: value}) == f"'{value}' is not a value of '{key}': did you mean '{meant}'?"
+    assert says(error_of(**{key: value}), f"'{value}'", f"'{key}'", f"did you mean '{meant}'?")
 
 
 def test_a_value_like_no_other_lists_what_there_is() -> None:
-    assert error_of(precision="int4") == "'int4' is not a value of 'precision': known: auto, fp32, bf16, fp16."
+    assert says(error_of(precision="int4"), "'int4'", "'precision'", "auto, fp32, bf16, fp16")
 
 
 def test_auto_is_the_only_word_for_a_number_that_may_be_auto() -> None:
     assert make_config({"crop": "auto"}).crop == "auto"
-    assert error_of(crop="atuo") == "'atuo' is not a value of 'crop': did you mean 'auto'?"
+    assert says(error_of(crop="atuo"), "'atuo'", "'crop'", "did you mean 'auto'?")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("epochs", True, "int"),  # bool is not int, though Python says so
-        ("epochs", 1.5, "int"),
-        ("epochs", "many", "int"),
-        ("epochs", None, "int"),
-        ("epochs", [3], "int"),
-        ("epochs", float("nan"), "int"),
-        ("lr", False, "float"),
-        ("lr", "fast", "float"),
-        ("lr", float("nan"), "float"),
-        ("lr", "inf", "float"),
-        ("weight_decay", 10**400, "float"),
-        ("pretrained", 1, "bool"),
-        ("pretrained", "yes", "bool"),
-        ("backbone", 16, "str"),
-        ("backbone_args", "depth=4", "dict"),
-        ("neck", 3, "batchnorm or none"),
-        ("crop", [224], "int or auto"),
-        ("weights", 7, "str"),
+        ("epochs", True, ["whole number"]),  # bool is not int, though Python says so
+        ("epochs", 1.5, ["whole number"]),
+        ("epochs", "many", ["whole number"]),
+        ("epochs", None, ["whole number"]),
+        ("epochs", [3], ["whole number"]),
+        ("epochs", float("nan"), ["whole number"]),
+        ("lr", False, [" number"]),
+        ("lr", "fast", [" number"]),
+        ("lr", float("nan"), [" number"]),
+        ("lr", "inf", [" number"]),
+        ("weight_decay", 10**400, [" number"]),
+        ("pretrained", 1, ["true", "false"]),
+        ("pretrained", "yes", ["true", "false"]),
+        ("backbone", 16, ["text"]),
+        ("backbone_args", "depth=4", ["mapping"]),
+        ("neck", 3, ["batchnorm", "none"]),
+        ("crop", [224], ["whole number", "auto"]),
+        ("weights", 7, ["text"]),
+        ("center_aware", "yes", ["true", "false"]),
+        ("pairing", 2, ["two_way", "one_way_source", "one_way_target"]),
     ],
 )
-def test_a_value_of_the_wrong_type_says_what_it_must_be(key: str, value: Any, expected: str) -> None:
-    assert error_of(**{key: value}) == f"The setting '{key}' must be {expected}, not {value!r}."
+def test_a_value_of_the_wrong_type_says_what_it_must_be(key: str, value: Any, expected: list[str]) -> None:
+    assert says(error_of(**{key: value}), f"'{key}'", "must be", *expected, f"not {value!r}")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +310,7 @@ def test_a_value_of_the_wrong_type_says_what_it_must_be(key: str, value: Any, ex
     ],
 )
 def test_a_value_out_of_range_names_the_range(key: str, value: float, limits: str) -> None:
-    assert error_of(**{key: value}).startswith(f"The setting '{key}' must be {limits}, not ")
+    assert says(error_of(**{key: value}), f"'{key}'", limits, f"not {value}")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +362,7 @@ def test_two_configurations_do_not_share_their_arguments() -> None:
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
-    config = make_config({"source": "ä b", "backbone_args": {"depth": 2}, "lr": "1e-5", "crop": 32})
+    config = make_config({"source": "ä b", "backbone_args": {"depth": 2}, "lr": "1e-5", "pairing": "two_way"})
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config.to_dict()))
     assert make_config(read_yaml(file)) == config
@@ -272,7 +378,8 @@ def test_every_preset_loads_and_opens_with_what_it_is(name: str) -> None:
     assert values
     config = make_config(values)
     assert all(
-        getattr(config, key) == value or str(value) == str(getattr(config, key)) for key, value in values.items()
+        flat(config.to_dict())[key] == value or str(value) == str(flat(config.to_dict())[key])
+        for key, value in values.items()
     )
     text = (Path(__file__).parents[1] / "src" / "cdtrans" / "presets" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
@@ -283,7 +390,7 @@ def test_the_preset_auto_is_the_defaults() -> None:
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(CdtransError, match="Unknown preset 'digit': did you mean 'digits'"):
+    with error_says("unknown preset", "'digit'", "did you mean 'digits'"):
         read_preset("digit")
 
 
@@ -335,7 +442,7 @@ def test_the_guide_has_every_setting_as_the_help_says_it() -> None:
 
 def setting_rows() -> list[str]:
     rows = []
-    for name, spec in FIELDS.items():
+    for name, spec in SETTINGS.items():
         if name not in NOT_FLAGS:
             dashed = name.replace("_", "-")
             flag = f"`--{dashed}`, `--no-{dashed}`" if isinstance(spec.default, bool) else f"`--{dashed}`"

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from cdtrans.paper.sampled_pairs import draw, sampled_pairs
 
 from cdtrans.config import Config, make_config
 from cdtrans.pairing.pairs import Search
 from cdtrans.paper.pair_quality import UNKNOWN
-from cdtrans.paper.sampled_pairs import draw, sampled_pairs
 
 LABELS = torch.tensor([2, 0, 1, 1, 2, 0, 2, 2])  # of the source; class 3 has no image there
 TRUE = torch.tensor([0, 1, 2, 2, 1, 0, 3, UNKNOWN, 2, 1])

@@ -1,21 +1,55 @@
-"""Schedule, parameter groups and one whole step against the authors' vectors."""
+"""Schedule, parameter groups and one whole step against the authors' vectors; a method's own modules and updates."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from cdtrans.config import Config, make_config
-from cdtrans.model.cross_attention import three_branches
-from cdtrans.training.losses import adaptation_losses
+from cdtrans.config import CDTransOptions, Config, make_config
+from cdtrans.methods.base import Batch, Sizes
+from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.training.optimisation import Optimisation, learning_rate, parameter_groups
 from support import from_authors_names
 
 CPU = torch.device("cpu")
 
 
+class Critical(nn.Module):
+    """A network and a critic beside it, as a method has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.ModuleDict({"backbone": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+        self.critic = nn.Linear(2, 2)
+
+
+def make_optimisation(module: nn.Module, **values: Any) -> Optimisation:
+    """Without what would hide the gradients: no momentum, no weight decay, one rate."""
+    how = {"precision": "fp32", "momentum": 0.0, "weight_decay": 0.0, "bias_lr_factor": 1.0, "warmup_epochs": 0}
+    network = getattr(module, "network", None)
+    return Optimisation(module, make_config(how | values), lr=0.1, epochs=40, device=CPU, network=network)
+
+
+def moved(module: nn.Module, before: dict[str, torch.Tensor]) -> dict[str, float]:
+    """How far each submodule has gone."""
+    names = ("network.backbone", "network.head", "critic")
+    after = module.state_dict()
+    return {
+        name: sum(float((after[k] - x).square().sum()) for k, x in before.items() if k.startswith(name)) ** 0.5
+        for name in names
+    }
+
+
+def copied(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in module.state_dict().items()}
+
+
 @pytest.mark.parametrize(
     ("name", "base"), [("pretrain_default", 8e-3), ("pretrain_visda", 5e-4), ("uda_default", 8e-3), ("uda_visda", 5e-5)]
 )
-def test_schedule_equals_the_authors(golden, name: str, base: float) -> None:
+def test_schedule_equals_the_authors(golden: Callable, name: str, base: float) -> None:
     table = golden("cdtrans_tiny")[f"lr/{name}"]
     epochs = len(table)
     for factor, column in ((1.0, 0), (2.0, 1)):
@@ -35,10 +69,10 @@ def test_one_step_equals_the_authors(tiny: tuple) -> None:
     optimisation.start_epoch(1)
     rates = [group["lr"] for group in optimisation.optimizer.param_groups]
     assert rates == pytest.approx([float(g["step/lr_weight"]), float(g["step/lr_bias"])], rel=1e-12)
-    losses = adaptation_losses(
-        three_branches(model.train(), g["x_s"], g["x_t"]), g["y_s"], g["y_t"], detach_teacher=False
-    )
-    optimisation.step(torch.stack(losses).sum())
+    count = len(g["x_t"])
+    batch = Batch(g["x_s"], g["y_s"], g["x_t"], g["y_t"], torch.arange(count), torch.ones(count))
+    method = CDTrans(model, CDTransOptions(), Sizes(5, 10, 10)).train()
+    method.train_step(batch, torch.zeros(()), optimisation.update)
     after = from_authors_names({k[14:]: v for k, v in g.items() if k.startswith("sd_after_step/")})
     state = model.state_dict()
     assert state.keys() == after.keys()
@@ -57,10 +91,19 @@ def test_every_trainable_parameter_is_in_one_group(tiny: tuple) -> None:
 def test_a_loss_that_is_not_finite_is_remembered_with_its_step() -> None:
     model = torch.nn.Linear(2, 1)
     optimisation = Optimisation(model, make_config({"precision": "fp32"}), lr=0.1, epochs=1, device=CPU)
-    optimisation.step(model(torch.ones(1, 2)).sum())
-    assert optimisation.first_bad_step() is None
-    optimisation.step(model(torch.full((1, 2), torch.nan)).sum())
-    optimisation.step(model(torch.full((1, 2), torch.nan)).sum())
+    for value, expected in ((1.0, None), (torch.nan, 2), (torch.nan, 2)):
+        optimisation.start_step()
+        optimisation.update(model(torch.full((1, 2), value)).sum())
+        assert optimisation.first_bad_step() == expected
+
+
+def test_several_updates_are_one_step() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimisation = make_optimisation(model)
+    for value in (1.0, torch.nan):
+        optimisation.start_step()
+        for _ in range(3):
+            optimisation.update(model(torch.full((1, 2), value)).sum())
     assert optimisation.first_bad_step() == 2
 
 
@@ -70,3 +113,74 @@ def test_adamw_is_a_choice() -> None:
         Optimisation(torch.nn.Linear(2, 1), config, lr=0.1, epochs=1, device=CPU).optimizer, torch.optim.AdamW
     )
     assert Config().optimizer == "sgd"
+
+
+def test_rates_are_those_of_the_innermost_submodule_named() -> None:
+    module = Critical()
+    rates = {"critic": 10.0, "network": 0.5, "network.head": 2.0, "net": 99.0}
+    groups = parameter_groups(module, 2.0, rates)
+    of = {id(p): (group["rate"], group["factor"]) for group in groups for p in group["params"]}
+    assert {name: of[id(p)] for name, p in module.named_parameters()} == {
+        "network.backbone.weight": (0.5, 1.0),
+        "network.backbone.bias": (0.5, 2.0),
+        "network.head.weight": (2.0, 1.0),
+        "network.head.bias": (2.0, 2.0),
+        "critic.weight": (10.0, 1.0),
+        "critic.bias": (10.0, 2.0),
+    }
+
+
+@pytest.mark.parametrize("epoch", [1, 5, 10, 25, 40])
+def test_a_rate_is_relative_to_the_learning_rate_in_every_epoch_and_0_is_none(epoch: int) -> None:
+    module = Critical()
+    config = make_config({"precision": "fp32", "bias_lr_factor": 1.0})
+    rates = {"critic": 10.0, "network.head": 0.0}
+    optimisation = Optimisation(module, config, lr=0.1, epochs=40, device=CPU, rates=rates, network=module.network)
+    shown = optimisation.start_epoch(epoch)
+    lrs = {id(p): group["lr"] for group in optimisation.optimizer.param_groups for p in group["params"]}
+    assert lrs[id(module.network["backbone"].weight)] == shown == learning_rate(epoch, 40, 0.1)
+    assert lrs[id(module.critic.weight)] == pytest.approx(10 * shown)
+    assert lrs[id(module.network["head"].weight)] == 0
+
+
+def test_the_gradients_of_network_and_method_are_clipped_apart() -> None:
+    module = Critical()
+    before = copied(module)
+    optimisation = make_optimisation(module, clip_norm=1.0)
+    shown = optimisation.start_epoch(1)
+    loss = 1000 * sum(p.sum() for p in module.critic.parameters()) + 0.01 * sum(
+        p.sum() for p in module.network.parameters()
+    )
+    optimisation.update(loss)
+    gone = moved(module, before)
+    assert gone["critic"] == pytest.approx(shown, rel=1e-4), "a norm of 1"
+    assert gone["network.backbone"] == pytest.approx(shown * 0.01 * 6**0.5, rel=1e-3), "as if the critic were not there"
+    loss = 1000 * sum(p.sum() for p in module.network.parameters())
+    before = copied(module)
+    optimisation.update(loss)
+    gone = moved(module, before)
+    assert gone["critic"] == 0
+    assert (gone["network.backbone"] ** 2 + gone["network.head"] ** 2) ** 0.5 == pytest.approx(shown, rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_an_update_of_some_parameters_leaves_all_others_alone(optimizer: str) -> None:
+    """Also what would move them without a gradient: momentum and weight decay."""
+    module = Critical()
+    optimisation = make_optimisation(module, optimizer=optimizer, momentum=0.9, weight_decay=0.1)
+    optimisation.start_epoch(1)
+
+    def loss() -> torch.Tensor:
+        x = module.network["head"](module.network["backbone"](torch.ones(3, 2)))
+        return module.critic(x).square().sum()
+
+    optimisation.update(loss())  # all: now everything has a momentum
+    for own in ("critic", "network.backbone", "network.head"):
+        before = copied(module)
+        optimisation.update(loss(), list(module.get_submodule(own).parameters()))
+        gone = moved(module, before)
+        assert gone.pop(own) > 0
+        assert set(gone.values()) == {0.0}
+    before = copied(module)
+    optimisation.update(loss())
+    assert min(moved(module, before).values()) > 0, "and without a choice all move again"

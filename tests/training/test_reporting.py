@@ -44,7 +44,7 @@ class Stage:
     def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: self.now))
-        losses = {"mean_losses": lambda: [0.25, 0.5]}
+        losses = {"mean_losses": lambda: {"loss_source": 0.25, "loss_target": 0.5}}
         self.loop: Any = SimpleNamespace(stage="adaptation", epoch=2, last_epoch=4, step=0, **losses)
         self.screen = Heard()
         self.report = StageReport(run, self.screen, self.loop, make_config({}))

@@ -1,18 +1,22 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cdtrans.config import Config, make_config
 from cdtrans.data.batches import Images
 from cdtrans.model.head import Output
+from cdtrans.model.network import Network
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
 from cdtrans.training import source as source_module
+from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.source import batch_slices, fit_source
 from tiny_task import log_lines
 
@@ -52,6 +56,58 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run.close()
 
 
+def watch_loss(monkeypatch: pytest.MonkeyPatch, record: Callable[[Tensor, float], Any]) -> None:
+    """`record` the labels and the smoothing of every step's loss."""
+
+    def recorded(logits: Tensor, y: Tensor, label_smoothing: float) -> Tensor:
+        record(y, label_smoothing)
+        return F.cross_entropy(logits, y, label_smoothing=label_smoothing)
+
+    monkeypatch.setattr(source_module, "F", SimpleNamespace(cross_entropy=recorded))
+
+
+class OneBatch:
+    """In place of `Images`: all of these, as they are."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images, self.device, self.order = images, CPU, torch.empty(0)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def plan(self, order: Tensor, batches: list[slice], *how: Any) -> list[Tensor]:
+        assert len(batches) == 1
+        self.order = order
+        return [self.images[order]]
+
+
+def test_loss_gradients_and_statistics_equal_the_authors(
+    run: Run, tiny: tuple[Network, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, g = tiny
+    losses: list[Tensor] = []
+    logits: list[Tensor] = []
+
+    def update(self: Optimisation, loss: Tensor) -> None:
+        losses.append(loss.detach())
+        loss.backward()
+
+    monkeypatch.setattr(Optimisation, "update", update)
+    network.head.register_forward_hook(lambda head, inputs, out: logits.append(out.logits.detach()))
+    images = OneBatch(g["x_s"])
+    config = settings(batch_size=64, source_epochs=1, label_smoothing=0.1)
+    fit_source(run, network, images, g["y_s"], config, Screen(quiet=True))  # type: ignore[arg-type]
+    (loss,), (given,) = losses, logits
+    assert not torch.equal(images.order, torch.arange(len(images))), "shuffled"
+    torch.testing.assert_close(given[images.order.argsort()], g["pretrain/logits"], atol=1e-10, rtol=0)
+    torch.testing.assert_close(loss, g["pretrain/loss_smooth01"], atol=0, rtol=1e-7)
+    head, block = network.head, network.backbone.blocks[0]
+    torch.testing.assert_close(head.classifier.weight.grad, g["pretrain/grad_classifier"], atol=1e-7, rtol=1e-6)
+    torch.testing.assert_close(block.attn.qkv.weight.grad, g["pretrain/grad_qkv0"], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(head.neck.running_mean, g["pretrain/running_mean_after"], atol=1e-10, rtol=0)
+    torch.testing.assert_close(head.neck.running_var, g["pretrain/running_var_after"], atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("count", "size", "lengths"),
     [
@@ -73,12 +129,7 @@ def test_every_image_comes_once_in_an_epoch_in_another_order_each_time_and_with_
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, labels, batches = 20, torch.arange(20) % 3, []
-    loss = source_module.source_loss
-    monkeypatch.setattr(
-        source_module,
-        "source_loss",
-        lambda logits, y, smoothing: (batches.append(y.tolist()), loss(logits, y, smoothing))[1],
-    )
+    watch_loss(monkeypatch, lambda y, smoothing: batches.append(y.tolist()))
     model = Probe()
     fit_source(run, model, numbered(count), labels, settings(), Screen(quiet=True))  # type: ignore[arg-type]
     assert len(model.seen) == 3 * 3
@@ -91,10 +142,7 @@ def test_every_image_comes_once_in_an_epoch_in_another_order_each_time_and_with_
 
 def test_label_smoothing_and_the_learning_rate_reach_the_training(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     given = set()
-    loss = source_module.source_loss
-    monkeypatch.setattr(
-        source_module, "source_loss", lambda logits, y, smoothing: (given.add(smoothing), loss(logits, y, smoothing))[1]
-    )
+    watch_loss(monkeypatch, lambda y, smoothing: given.add(smoothing))
     config = settings(label_smoothing=0.3, source_lr=0.1, source_epochs=2, warmup_epochs=10)
     fit_source(run, Probe(), numbered(20), torch.arange(20) % 3, config, Screen(quiet=True))  # type: ignore[arg-type]
     assert given == {0.3}

@@ -15,7 +15,7 @@ from cdtrans.runtime.signals import StopSignals
 from cdtrans.storage.run import Run
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.state import STATE_FILE, Loop, all_finite, load_state, step_seed
-from support import devices
+from support import devices, error_says, says
 from tiny_task import make_task, warm
 
 EPOCHS, STEPS = 3, 4
@@ -57,8 +57,9 @@ def train(run: Run, *, stop_after: int | None = None, spoil: Any = None, **setti
             out = model(torch.randn(6, 3))  # the loop has seeded this
             losses = torch.stack([out[:, 0].square().mean(), out[:, 1].abs().mean()])
             loss = losses.sum() if spoil is None else spoil(epoch, step, model, losses.sum())
-            optimisation.step(loss)
-            loop.update(losses.detach())
+            optimisation.start_step()
+            optimisation.update(loss)
+            loop.update(("square", "absolute"), losses.detach())
             updates += 1
             if updates == stop_after:
                 raise Stopped
@@ -104,7 +105,7 @@ def test_seeds_are_what_torch_takes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_stopped_after_any_step_it_goes_on_as_if_nothing_had_happened(tmp_path: Path, optimizer: str) -> None:
+def test_stopped_after_any_step_it_continues_as_if_nothing_had_happened(tmp_path: Path, optimizer: str) -> None:
     whole = new_run(tmp_path / "whole")
     model, seen = train(whole, optimizer=optimizer)
     for stop in range(1, EPOCHS * STEPS + 1):
@@ -142,27 +143,46 @@ def test_the_state_of_another_stage_is_not_taken_up(run: Run) -> None:
     model = Net()
     optimisation = Optimisation(model, config, lr=0.1, epochs=2, device=torch.device("cpu"))
     loop = Loop(run, "adaptation", model, optimisation, config=config, epochs=2)
-    assert (loop.epoch, loop.step, loop.extras) == (1, 0, {})
+    assert (loop.epoch, loop.step, loop.sums) == (1, 0, None)
+    assert loop.fresh
     assert_equal(model.state_dict(), Net().state_dict())
     state = load_state(run)
     assert state is not None
     assert state["stage"] == "adaptation"  # a kill from here on begins this stage anew
 
 
-def test_what_the_stage_wants_kept_is_kept(run: Run) -> None:
+class Part:
+    """Owns something that a stage wants kept."""
+
+    def __init__(self) -> None:
+        self.owned: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.owned
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.owned = state
+
+
+def test_what_the_stage_wants_kept_is_kept_by_its_owners(run: Run) -> None:
     config = make_config({"device": "cpu", "precision": "fp32"})
 
-    def loop() -> Loop:
+    def loop(*parts: Part) -> Loop:
         model = Net()
         optimisation = Optimisation(model, config, lr=0.1, epochs=2, device=torch.device("cpu"))
-        return Loop(run, "adaptation", model, optimisation, config=config, epochs=2)
+        named = dict(zip(("pairs", "scores"), parts, strict=True))
+        return Loop(run, "adaptation", model, optimisation, config=config, epochs=2, parts=named)
 
-    first = loop()
-    first.extras["pairs"] = {"source": torch.tensor([3, 1]), "proposed": 9}
+    pairs, scores = Part(), Part()
+    first = loop(pairs, scores)
+    pairs.owned = {"source": torch.tensor([3, 1]), "proposed": 9}
+    scores.owned = {"by_epoch": {0: {"consensus": 0.5}}}
     first.save()
-    pairs = loop().extras["pairs"]
-    assert pairs["source"].tolist() == [3, 1]
-    assert pairs["proposed"] == 9
+    pairs, scores = Part(), Part()
+    loop(pairs, scores)
+    assert pairs.owned["source"].tolist() == [3, 1]
+    assert pairs.owned["proposed"] == 9
+    assert scores.owned == {"by_epoch": {0: {"consensus": 0.5}}}
 
 
 @pytest.mark.parametrize(("save_every", "saves"), [(0, 1 + EPOCHS * (STEPS + 1)), (1000, 1)])
@@ -186,7 +206,7 @@ def test_a_damaged_state_is_named(run: Run) -> None:
     train(run)
     file = run.folder / STATE_FILE
     file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(CdtransError, match=r"The saved state '.*state\.pt' is damaged; start again"):
+    with error_says("saved state", "state.pt'", "damaged", "start again"):
         load_state(run)
 
 
@@ -202,12 +222,11 @@ def test_a_loss_that_is_not_finite_stops_it_and_is_never_saved(run: Run, value: 
     with pytest.raises(CdtransError) as caught:
         train(run, spoil=spoil, save_every=save_every)
     file = run.folder / STATE_FILE
-    assert "not finite in the source stage, epoch 2, step 3;" in str(caught.value)
-    assert f"the last good state is in '{file}'" in str(caught.value)
+    assert says(str(caught.value), "not finite", "source stage, epoch 2, step 3.", "last good state", f"'{file}'")
     state = load_state(run)
     assert state is not None
     assert (state["epoch"], state["step"]) == ((2, 2) if save_every == 0 else (1, 0))
-    assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
+    assert all(bool(tensor.isfinite().all()) for tensor in state["parts"]["model"].values())
 
 
 @pytest.mark.parametrize("place", [(1, 0), (2, 2), (EPOCHS, STEPS - 1)])
@@ -219,11 +238,11 @@ def test_a_finite_loss_that_ruins_the_weights_stops_it_too(run: Run, place: tupl
 
     with pytest.raises(CdtransError) as caught:
         train(run, spoil=spoil)
-    assert f"not finite in the source stage, epoch {place[0]}, step {place[1] + 1};" in str(caught.value)
+    assert says(str(caught.value), "not finite", f"source stage, epoch {place[0]}, step {place[1] + 1}.")
     state = load_state(run)
     assert state is not None
     assert (state["epoch"], state["step"]) == place
-    assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
+    assert all(bool(tensor.isfinite().all()) for tensor in state["parts"]["model"].values())
 
 
 @pytest.mark.parametrize("device", devices())
@@ -243,28 +262,28 @@ def test_all_finite_looks_at_weights_and_running_statistics(device: str, value: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "words"),
     [
-        (["--source-lr", "1e30"], "The loss is not finite in the source stage, epoch 1, step 2; the last good state"),
-        (["--lr", "1e30"], "The loss is not finite in the adaptation stage, epoch 1, step 2; the last good state"),
+        (["--source-lr", "1e30"], ["loss", "not finite", "source stage, epoch 1, step 2.", "last good state"]),
+        (["--lr", "1e30"], ["loss", "not finite", "adaptation stage, epoch 1, step 2.", "last good state"]),
         # one step in all: no later loss would tell
-        (["--lr", "1e10", "--epochs", "1", "--batch-size", "64"], "scores of the target images are not finite"),
-        (["--source-lr", "1e10", "--source-epochs", "1", "--batch-size", "64"], "scores of the target images"),
+        (["--lr", "1e10", "--epochs", "1", "--batch-size", "64"], ["scores of the target images", "not finite"]),
+        (["--source-lr", "1e10", "--source-epochs", "1", "--batch-size", "64"], ["scores of the target images"]),
     ],
 )
 def test_a_run_that_diverges_ends_in_one_sentence_and_hands_over_no_model(
-    tmp_path: Path, flags: list[str], said: str
+    tmp_path: Path, flags: list[str], words: list[str]
 ) -> None:
     task = make_task(tmp_path / "task")
     out = tmp_path / "run"
     ended = warm().run(task.adapt(out, *flags), tmp_path / "logs")
     assert ended.code == 2, ended.err
     assert ended.err.startswith("error: ")
-    assert said in ended.err
+    assert says(ended.err, *words)
     assert ended.err.count("\n") == 1
     assert not (out / "adapted").exists()
     assert not (out / "result.json").exists()
-    saved = torch.load(out / STATE_FILE, weights_only=True)["model"]
+    saved = torch.load(out / STATE_FILE, weights_only=True)["parts"]["model"]
     assert all(bool(tensor.isfinite().all()) for tensor in saved.values())
 
 

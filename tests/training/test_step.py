@@ -8,11 +8,12 @@ import pytest
 import torch
 from timm.models import VisionTransformer
 
-from cdtrans.config import make_config
-from cdtrans.model.cross_attention import three_branches
+from cdtrans.config import CDTransOptions, make_config
+from cdtrans.methods.base import Batch, Sizes
+from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
-from cdtrans.training.losses import adaptation_losses
+from cdtrans.training.adaptation import training_step
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import GRAPH_STEPS, WARM_UP, Step
 
@@ -28,14 +29,11 @@ def tiny_model(drop_path: float) -> Network:
     return Network(vit, Head(32, 5, "batchnorm"))
 
 
-def make_step(model: Network, plan: str, device: str) -> tuple[Optimisation, Step]:
+def make_step(model: Network, plan: str, device: str, *, capturable: bool = True) -> tuple[Optimisation, Step]:
     config = make_config({"precision": "fp32"})
     optimisation = Optimisation(model, config, lr=0.05, epochs=40, device=torch.device(device))
-
-    def losses(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return adaptation_losses(three_branches(model, a, b), y, y, False)
-
-    step = Step(losses, optimisation, plan)
+    method = CDTrans(model, CDTransOptions(), Sizes(5, 10, 10))
+    step = Step(training_step(method, optimisation), optimisation, plan, capturable=capturable)
     step.ahead = 10_000
     return optimisation, step
 
@@ -48,7 +46,8 @@ def batches(optimisation: Optimisation, device: str, steps: int = STEPS) -> Iter
         torch.manual_seed(i)
         size = 3 if i == steps - 2 else 6  # one batch of another size
         x = torch.randn(2, size, 3, 32, 32, generator=torch.Generator().manual_seed(i)).to(device)
-        yield x[0], x[1], torch.arange(size, device=device) % 5
+        n = torch.arange(size, device=device)
+        yield *Batch(x[0], n % 5, x[1], n % 5, n, torch.ones(size, device=device)), torch.tensor(i / steps).to(device)
 
 
 def train(model: Network, plan: str, device: str, steps: int = STEPS) -> tuple[Network, list[torch.Tensor], Step]:
@@ -61,6 +60,7 @@ def test_on_the_cpu_every_step_is_plain() -> None:
     _, losses, step = train(tiny_model(0.1), "auto", "cpu", steps=WARM_UP + 1)
     assert step.graph is None
     assert all(loss.shape == (3,) and loss.isfinite().all() for loss in losses)
+    assert step.names == ("loss_source", "loss_target", "loss_distillation")
 
 
 def test_every_call_trains_once_on_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +141,15 @@ def test_a_short_run_is_left_alone() -> None:
     model = tiny_model(0.0).cuda()
     optimisation, step = make_step(model, "auto", "cuda")
     step.ahead = STEPS
+    for batch in batches(optimisation, "cuda"):
+        step(*batch)
+    assert step.graph is None
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_method_that_cannot_be_captured_is_not() -> None:
+    optimisation, step = make_step(tiny_model(0.0).cuda(), "graph", "cuda", capturable=False)
     for batch in batches(optimisation, "cuda"):
         step(*batch)
     assert step.graph is None

@@ -21,8 +21,8 @@ def impression_of(
     return Impression(
         target_logits=10.0 * torch.nn.functional.one_hot(predicted, classes),
         centers=predicted if centers is None else centers,
-        nearest=predicted if nearest is None else nearest,
-        found=torch.where(n < 100 * source_agrees, labels, (labels + 1) % classes),
+        label_nearest_target=predicted if nearest is None else nearest,
+        center_nearest_source=torch.where(n < 100 * source_agrees, labels, (labels + 1) % classes),
         source_labels=labels,
         source_predicted=torch.where(n < 100 * source_right, labels, (labels + 1) % classes),
         source_confidence=torch.ones(100).half(),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cdtrans.errors import Hopeless
 from cdtrans.trust import guard
 from cdtrans.trust.guard import Verdict, decide, fell_later, gave_up, judge_adapted, judge_source, shifted
 from impressions import impression_of
@@ -75,7 +76,9 @@ def test_what_speaks_against_the_start_speaks_against_the_end() -> None:
 
 
 def test_training_that_broke_off_says_why_without_advice_for_another_case() -> None:
-    finding = gave_up("The loss is not finite in the adaptation stage, epoch 2, step 3; the last good state is in 'x'.")
+    cause = "The loss is not finite in the adaptation stage, epoch 2, step 3"
+    finding = gave_up(Hopeless(cause, "The last good state is in 'x'."))
+    assert finding.harm
     assert says(finding.sentence, "not finite", "epoch 2, step 3")
     assert "'x'" not in finding.sentence
 

@@ -60,8 +60,8 @@ class TestUnreadable:
     def test_every_file_is_listed_and_the_first_are_named(self) -> None:
         finding = preflight.unreadable("target", BAD, 140, 0.05)
         assert finding.state == "warning"
-        assert says(finding.found, "7 of 140 target files", "'0.png', truncated", "'4.png', truncated", "2 more")
-        assert "'5.png'" not in finding.found
+        assert says(finding.statement, "7 of 140 target files", "'0.png', truncated", "'4.png', truncated", "2 more")
+        assert "'5.png'" not in finding.statement
         assert finding.details["unreadable"] == BAD
 
     @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ class TestUnreadable:
     def test_none(self) -> None:
         finding = preflight.unreadable("source", {}, 7, 0.05)
         assert finding.state == "ok"
-        assert says(finding.found, "all 7")
+        assert says(finding.statement, "all 7")
 
 
 class TestIgnored:
@@ -81,13 +81,13 @@ class TestIgnored:
         paths = [*(f"{n}.heic" for n in range(5)), "x.HEIC", "scan", "odd.a b\nc"]
         finding = preflight.ignored("target", paths)
         assert finding.state == "warning"
-        assert says(finding.found, "8 target files", "(6 '.heic', 1 without, 1 '.a b\\nc')")
-        assert says(finding.found, "'0.heic', '1.heic', '2.heic', '3.heic', '4.heic' and 3 more")
+        assert says(finding.statement, "8 target files", "(6 '.heic', 1 without, 1 '.a b\\nc')")
+        assert says(finding.statement, "'0.heic', '1.heic', '2.heic', '3.heic', '4.heic' and 3 more")
         assert "JPEG" in finding.advice
         assert finding.details == {"files": paths}
         many = preflight.ignored("source", [f"x.{n}" for n in range(6)])
-        assert says(many.found, "6 source files", "(1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)")
-        assert says(preflight.ignored("source", ["a.dat"]).found, "1 source file ", "(1 '.dat')", "'a.dat'")
+        assert says(many.statement, "6 source files", "(1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)")
+        assert says(preflight.ignored("source", ["a.dat"]).statement, "1 source file ", "(1 '.dat')", "'a.dat'")
 
     def test_none(self) -> None:
         finding = preflight.ignored("source", ())
@@ -96,16 +96,16 @@ class TestIgnored:
 
 class TestClasses:
     def test_few_classes_are_counted_one_by_one_and_many_in_short(self) -> None:
-        assert says(preflight.class_sizes(labels(5, 9)).found, "2 classes", "'class-0' 5, 'class-1' 9")
-        assert says(preflight.class_sizes(labels(*range(5, 18))).found, "13 classes", "5 to 17 images")
+        assert says(preflight.class_sizes(labels(5, 9)).statement, "2 classes", "'class-0' 5, 'class-1' 9")
+        assert says(preflight.class_sizes(labels(*range(5, 18))).statement, "13 classes", "5 to 17 images")
         assert preflight.class_sizes(labels(*range(5, 18))).details["images"]["class-12"] == 17
 
     def test_a_small_class_is_a_warning_and_an_empty_one_a_stop(self) -> None:
         small, empty = preflight.class_sizes(labels(9, 4, 1)), preflight.class_sizes(labels(9, 0, 1))
         assert (small.state, empty.state) == ("warning", "stop")
-        assert says(small.found, "2 classes", "fewer than 5", "'class-1', 'class-2'")
-        assert says(empty.found, "no readable image", "1 class", "'class-1'")
-        assert "'class-2'" not in empty.found
+        assert says(small.statement, "2 classes", "fewer than 5", "'class-1', 'class-2'")
+        assert says(empty.statement, "no readable image", "1 class", "'class-1'")
+        assert "'class-2'" not in empty.statement
         assert small.advice
         assert empty.advice
 
@@ -113,8 +113,10 @@ class TestClasses:
     def test_balance(self, counts: tuple[int, ...], state: str) -> None:
         finding = preflight.class_balance(labels(*counts))
         assert finding.state == state
-        assert says(finding.found, "largest", f"'class-{len(counts) - 1}'", f"{counts[-1] / 5:g} times")
-        assert says(preflight.class_balance(labels(7, 7)).found, "equally many")
+        ratio = f"{counts[-1] / 5:.3g} times"
+        assert says(finding.statement, "largest", f"'class-{len(counts) - 1}'", ratio, f"'class-{len(counts) - 2}'")
+        assert finding.details == {"largest_to_smallest": counts[-1] / 5}
+        assert says(preflight.class_balance(labels(7, 7)).statement, "equally many")
 
     @pytest.mark.parametrize(("distinct", "state"), [(1, "warning"), (2, "ok")])
     def test_fewer_different_targets_than_classes(self, distinct: int, state: str) -> None:
@@ -132,7 +134,7 @@ class TestCopies:
         thumbnails[9] = thumbnails[8]
         finding = subject(examine(doubled._replace(thumbnails=thumbnails), TWO, TARGET), "copies in the source")
         assert finding.state == "warning"
-        assert says(finding.found, "2 of 20 exactly", "1 nearly")
+        assert says(finding.statement, "2 of 20 exactly", "1 nearly")
         assert "cdtrans check --json" in finding.advice
 
     def test_under_two_labels(self) -> None:
@@ -141,7 +143,7 @@ class TestCopies:
         doubled = SOURCE._replace(digests=[*SOURCE.digests[:19], "s-0"], thumbnails=thumbnails)
         finding = subject(examine(doubled, TWO, TARGET), "labels of copies")
         assert finding.state == "warning"
-        assert says(finding.found, "2 of 20", "exactly", "2 nearly", "'s-0.png', 's-19.png'")
+        assert says(finding.statement, "2 of 20", "exactly", "2 nearly", "'s-0.png', 's-19.png'")
         assert finding.details == {
             "exact": [{"s-0.png": "class-0", "s-19.png": "class-1"}],
             "near": [{"s-2.png": "class-0", "s-12.png": "class-1"}],
@@ -165,7 +167,7 @@ class TestCopies:
         """They may be what two cameras saw of one thing."""
         finding = subject(examine(SOURCE, TWO, pictures("t", SOURCE.thumbnails[::-1])), "copies across domains")
         assert finding.state == "warning"
-        assert says(finding.found, "0 of 20 target images exactly", "20 nearly", "'t-0.png'", "'s-19.png'")
+        assert says(finding.statement, "0 of 20 target images exactly", "20 nearly", "'t-0.png'", "'s-19.png'")
         assert len(finding.details["near"]) == 20
 
 
@@ -200,7 +202,7 @@ class TestHeaders:
         assert finding.details == {"median": [300, 200], "tiny": ["0"], "thin": ["0", "1"]}
         finding = preflight.image_sizes("source", paths, [*odd, *plain, *odd[:1] * 35], crop=224)
         assert finding.state == "warning"
-        assert says(finding.found, "below 56: 36", "4 times the other: 37")
+        assert says(finding.statement, "below 56: 36", "4 times the other: 37")
 
     @pytest.mark.parametrize(
         ("odd", "small", "long"),
@@ -220,7 +222,9 @@ class TestHeaders:
         clear, solid = [Header(9, 9, True)] * 4, [Header(9, 9, False)] * 4
         assert preflight.transparency(clear, solid).state == "warning"
         assert preflight.transparency(clear, clear).state == "ok"
-        assert says(preflight.transparency(solid, solid[:3] + clear[:1]).found, "0% of the source", "25% of the target")
+        assert says(
+            preflight.transparency(solid, solid[:3] + clear[:1]).statement, "0% of the source", "25% of the target"
+        )
 
 
 def test_the_layout_of_the_source() -> None:

@@ -60,7 +60,7 @@ def test_wrong_labels_are_listed_the_surest_first() -> None:
     listed = finding.details["images"]
     assert {i["path"]: (i["label"], i["looks_like"]) for i in listed} == {"s-3": ("cow", "ant"), "s-70": ("ant", "bee")}
     assert [i["probability"] for i in listed] == sorted((i["probability"] for i in listed), reverse=True)
-    assert listed[0]["path"] in finding.found
+    assert listed[0]["path"] in finding.statement
     assert "cdtrans check --json" in finding.advice
 
 
@@ -78,11 +78,11 @@ def test_classes_that_the_target_lacks() -> None:
     finding = run(TRUE, [0, 1, 3] * 12)["missing classes"]
     assert finding.state == "warning"
     assert finding.details["missing"] == ["cow"]
-    assert says(finding.found, "1 of 4 source classes", "'cow'")
+    assert says(finding.statement, "1 of 4 source classes", "'cow'")
     finding = run(TRUE, [0, 1, 3] * 6)["missing classes"]  # 18 images: of 'cow' 4.5 could be expected
     assert finding.state == "ok"
     assert finding.details["missing"] == []
-    assert "to expect" in finding.statement
+    assert says(finding.statement, "at least 5 expected")
 
 
 def test_targets_that_no_class_claims() -> None:

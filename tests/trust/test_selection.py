@@ -18,12 +18,13 @@ def scores(value: float, **others: float) -> dict[str, float]:
 
 def chosen(rule: str, values: list[dict[str, float]]) -> tuple[int, float]:
     """The epoch, and the weight of the model after restoring: in epoch e it was e."""
-    model, selection = nn.Linear(1, 1), Selection(rule, {})
+    model, selection = nn.Linear(1, 1), Selection(rule)
     for epoch, value in enumerate(values, 1):
         nn.init.constant_(model.weight, epoch)
         selection.consider(epoch, value, model)
-    selection.restore(model)
-    return selection.epoch, float(model.weight.detach())
+    assert selection.best is not None
+    model.load_state_dict(selection.best.weights)
+    return selection.best.epoch, float(model.weight.detach())
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
@@ -37,19 +38,29 @@ def test_last_is_the_last_whatever_the_scores() -> None:
 
 
 def test_the_weights_are_a_copy_and_not_the_models_own() -> None:
-    model, selection = nn.Linear(1, 1), Selection("information", {})
+    model, selection = nn.Linear(1, 1), Selection("information")
     nn.init.constant_(model.weight, 1.0)
     selection.consider(1, scores(0.9), model)
     nn.init.constant_(model.weight, 2.0)
-    assert float(selection.kept["model"]["weight"]) == 1.0
+    assert selection.best is not None
+    assert float(selection.best.weights["weight"]) == 1.0
 
 
-def test_what_is_kept_goes_on_after_a_kill() -> None:
-    model, memory = nn.Linear(1, 1), {}
-    Selection("information", memory).consider(1, scores(0.9), model)
-    later = Selection("information", memory)
+def test_the_choice_survives_a_kill() -> None:
+    model, first = nn.Linear(1, 1), Selection("information")
+    first.consider(1, scores(0.9), model)
+    later = Selection("information")
+    later.load_state_dict(first.state_dict())
     later.consider(2, scores(0.3), model)
-    assert later.epoch == 1
+    assert later.best is not None
+    assert (later.best.epoch, later.best.value) == (1, 0.9)
+    assert torch.equal(later.best.weights["weight"], model.weight)
+
+
+def test_before_the_first_epoch_nothing_is_chosen() -> None:
+    nothing = Selection("information")
+    nothing.load_state_dict(Selection("information").state_dict())
+    assert nothing.best is None
 
 
 def test_consensus_takes_confidence_only_together_with_diversity() -> None:
@@ -68,10 +79,10 @@ def test_every_rule_can_be_asked_for_and_every_score_is_a_rule() -> None:
 
 
 def test_a_buffer_is_chosen_with_the_weights() -> None:
-    model, selection = nn.BatchNorm1d(2), Selection("last", {})
+    model, selection = nn.BatchNorm1d(2), Selection("last")
     model(torch.randn(8, 2) + 5)
     seen = model.running_mean.clone()
     selection.consider(1, scores(0.5), model)
     model(torch.randn(8, 2) - 50)
-    selection.restore(model)
-    assert torch.equal(model.running_mean, seen)
+    assert selection.best is not None
+    assert torch.equal(selection.best.weights["running_mean"], seen)

@@ -37,7 +37,7 @@ def parameter_groups(
             if ("bias" in name) == is_bias:
                 groups.setdefault((_rate(name, rates or {}), is_bias), []).append(p)
     return [
-        {"params": params, "factor": rate * (bias_lr_factor if is_bias else 1.0)}
+        {"params": params, "rate": rate, "factor": bias_lr_factor if is_bias else 1.0}
         for (rate, is_bias), params in groups.items()
     ]
 
@@ -92,7 +92,7 @@ class Optimisation:
         """Set the epoch's rates; the rate of the weights is returned for people to see."""
         warmup = self.config.warmup_epochs
         for group in self.optimizer.param_groups:
-            rate = learning_rate(epoch, self.epochs, self.lr, group["factor"], warmup)
+            rate = learning_rate(epoch, self.epochs, group["rate"] * self.lr, group["factor"], warmup)
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         self.taken.fill_(steps_taken)
         return learning_rate(epoch, self.epochs, self.lr, warmup=warmup)

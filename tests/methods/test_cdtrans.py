@@ -1,0 +1,159 @@
+"""CDTrans: its losses and their gradients against the authors' vectors, and what its options decide. Its pairs are in
+tests/pairing/test_pairs.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.config import CDTransOptions, make_config
+from cdtrans.errors import CdtransError
+from cdtrans.methods import cdtrans as module
+from cdtrans.methods.base import Batch, Round, Sizes
+from cdtrans.methods.cdtrans import CDTrans, branch_losses, distillation_loss
+from cdtrans.model.cross_attention import Branches
+from cdtrans.model.encoding import Encoded
+from cdtrans.model.head import Output
+from cdtrans.model.network import Network
+from cdtrans.pairing.pairs import Domains, Proposals
+from cdtrans.run.session import make_method
+from support import from_authors_names
+
+PROGRESS = torch.zeros(())
+NAMES = ("loss_source", "loss_target", "loss_distillation")
+Tiny = tuple[Network, dict[str, Tensor]]
+
+
+def golden_losses(tiny: Tiny, **options: Any) -> dict[str, Tensor]:
+    network, g = tiny
+    index = torch.arange(len(g["x_t"]))
+    batch = Batch(g["x_s"], g["y_s"], g["x_t"], g["y_t"], index, torch.ones(len(index)))
+    method = CDTrans(network.train(), CDTransOptions(**options), Sizes(5, 10, 10))
+    return method.losses(batch, PROGRESS)
+
+
+def of_logits(s: Tensor, t: Tensor, c: Tensor) -> Branches:
+    return Branches(Output(s, s), Output(t, t), Output(c, c))
+
+
+def test_losses_equal_the_authors(tiny: Tiny) -> None:
+    losses = golden_losses(tiny)
+    assert tuple(losses) == NAMES
+    for name, loss in zip(("source", "target", "distill"), losses.values(), strict=True):
+        torch.testing.assert_close(loss.detach(), tiny[1][f"train/loss_{name}"], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("detach", "prefix"), [(False, "grad/"), (True, "grad_detached_teacher/")])
+def test_gradients_equal_the_authors(tiny: Tiny, detach: bool, prefix: str) -> None:
+    network, g = tiny
+    torch.stack(list(golden_losses(tiny, detach_teacher=detach).values())).sum().backward()
+    named = dict(network.named_parameters())
+    golden = from_authors_names({k.removeprefix(prefix): v for k, v in g.items() if k.startswith(prefix)})
+    assert len(golden) >= 4
+    for name, gradient in golden.items():
+        torch.testing.assert_close(named[name].grad, gradient, atol=1e-9, rtol=1e-9)
+
+
+def test_distillation_is_least_where_the_student_agrees() -> None:
+    """Eq. 8 as printed would be maximised; with the minus sign it is least when p = q."""
+    teacher = torch.tensor([[2.0, 0.0, -1.0]])
+    agreeing = distillation_loss(teacher, teacher)
+    assert agreeing < distillation_loss(teacher.flip(1), teacher)
+    entropy = -(teacher.softmax(1) * teacher.log_softmax(1)).sum()
+    torch.testing.assert_close(agreeing, entropy)
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_detached_teacher_gets_no_gradient(detach: bool) -> None:
+    s, t, c = (torch.randn(2, 3, requires_grad=True) for _ in range(3))
+    options = CDTransOptions(detach_teacher=detach)
+    losses = branch_losses(of_logits(s, t, c), torch.zeros(2).long(), torch.ones(2).long(), options)
+    torch.stack(list(losses.values())).sum().backward()
+    assert (c.grad is None) == detach
+    assert t.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "source_target", "target", "expected"),
+    [
+        ("cls", "dtl", "cls", ["source", "target", "distillation"]),
+        ("cls", "cls", "cls", ["source", "target", "source_target"]),
+        ("cls", "none", "cls", ["source", "target"]),
+        ("none", "none", "cls", ["target"]),
+        ("cls", "none", "none", ["source"]),
+        ("none", "dtl", "none", ["distillation"]),
+    ],
+)
+def test_the_rows_of_table_6_have_the_losses_they_name(
+    source: str, source_target: str, target: str, expected: list[str]
+) -> None:
+    s, t, c = (torch.randn(4, 3) for _ in range(3))
+    y_s, y_t = torch.tensor([0, 1, 2, 0]), torch.tensor([2, 1, 0, 0])
+    every = {
+        "source": F.cross_entropy(s, y_s),
+        "target": F.cross_entropy(t, y_t),
+        "distillation": distillation_loss(t, c),
+        "source_target": F.cross_entropy(c, y_s),  # the true label of the two
+    }
+    options = CDTransOptions(loss_source=source, loss_source_target=source_target, loss_target=target)  # type: ignore[arg-type]
+    losses = branch_losses(of_logits(s, t, c), y_s, y_t, options)
+    assert list(losses) == [f"loss_{name}" for name in expected]
+    assert [float(loss) for loss in losses.values()] == [float(every[name]) for name in expected]
+
+
+def test_without_any_loss_there_is_nothing_to_learn() -> None:
+    with pytest.raises(CdtransError, match="--loss"):
+        CDTransOptions(loss_source="none", loss_source_target="none", loss_target="none")
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_the_first_block_s_residual_is_an_option(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, residual: bool) -> None:
+    given: list[bool] = []
+    three_branches = module.three_branches
+
+    def recorded(*of: Any, first_block_residual: bool) -> Branches:
+        given.append(first_block_residual)
+        return three_branches(*of, first_block_residual=first_block_residual)
+
+    monkeypatch.setattr(module, "three_branches", recorded)
+    losses = golden_losses(tiny, first_block_residual=residual)
+    assert given == [residual]
+    same = torch.allclose(losses["loss_distillation"], tiny[1]["train/loss_distill"], atol=1e-10)
+    assert same == residual, "the authors' code has it"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"center_aware": False, "mutual_pairs": "once", "pairing": "one_way_source", "target_class": "pair"},
+        {"detach_teacher": True, "first_block_residual": False, "loss_source": "none"},
+    ],
+)
+def test_the_settings_of_a_run_reach_the_method(tiny: Tiny, values: dict[str, Any]) -> None:
+    for settings in (values, {"method_args": values}):
+        method = make_method(CDTrans, tiny[0], make_config(settings), Sizes(5, 10, 10))
+        assert method.options == CDTransOptions(**values)
+
+
+def test_options_decide_which_pairs_are_planned(tiny: Tiny) -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = [torch.randn(n, 4, generator=generator) for n in (20, 15)]
+    logits = [torch.randn(n, 5, generator=generator) for n in (20, 15)]
+    labels = torch.randint(5, (20,), generator=generator)
+    domains = Domains(Encoded(features[0], logits[0]), labels, Encoded(features[1], logits[1]))
+
+    def planned(**options: Any) -> Proposals:
+        method = CDTrans(tiny[0], CDTransOptions(**options), Sizes(5, 20, 15))
+        return method.plan(domains, Round(1, 1, 1), torch.Generator())
+
+    assert len(planned().source) == 35
+    assert planned().kept is not None
+    assert planned(center_aware=False).kept is None
+    assert len(planned(mutual_pairs="once").source) < 35
+    assert len(planned(pairing="one_way_source").source) == 20
+    assert len(planned(pairing="one_way_target").source) == 15
+    by_pair = planned(center_aware=False, target_class="pair")
+    assert torch.equal(by_pair.target_labels, by_pair.source_labels)

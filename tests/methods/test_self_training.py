@@ -1,0 +1,186 @@
+"""RPLL and MRKLD+LRENT, by hand."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.methods import method_class
+from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.mrkld_lrent import MRKLDLRENT, MRKLDOptions, balanced_labels, uniform_divergence
+from cdtrans.methods.rpll import RPLL, rectified_loss
+from cdtrans.model.encoding import Encoded
+from cdtrans.model.network import Network
+from cdtrans.pairing.pairs import Domains, Proposals
+
+Tiny = tuple[Network, dict[str, Tensor]]
+SIZES, PROGRESS, ALPHA = Sizes(5, 9, 6), torch.zeros(()), 0.25
+P = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.5, 0.45, 0.05], [0.55, 0.4, 0.05], [0.3, 0.6, 0.1]]).double()
+
+
+class TestRectifiedLoss:
+    def test_by_hand(self) -> None:
+        primary, auxiliary = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+        variance = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)
+        expected = math.exp(-variance) * -math.log(0.2) + variance
+        assert float(rectified_loss(primary, auxiliary, torch.tensor([1]))) == pytest.approx(expected)
+
+    def test_equal_predictions_leave_the_cross_entropy(self) -> None:
+        logits, labels = torch.randn(7, 4), torch.randint(4, (7,))
+        torch.testing.assert_close(rectified_loss(logits, logits, labels), F.cross_entropy(logits, labels))
+
+    def test_labels_may_be_soft(self) -> None:
+        logits, other, labels = torch.randn(7, 4), torch.randn(7, 4), torch.randint(4, (7,))
+        soft = F.one_hot(labels, 4).float()
+        torch.testing.assert_close(rectified_loss(logits, other, soft), rectified_loss(logits, other, labels))
+
+
+def test_the_divergence_from_uniform_is_that_of_torch() -> None:
+    logits = torch.randn(5, 3).double()
+    uniform = torch.full((5, 3), 1 / 3).double()
+    expected = F.kl_div(logits.log_softmax(dim=1), uniform, reduction="batchmean")
+    torch.testing.assert_close(uniform_divergence(logits), expected)
+    assert float(uniform_divergence(torch.zeros(2, 3))) == pytest.approx(0, abs=1e-6)
+
+
+class TestBalancedLabels:
+    def test_the_most_confident_of_each_class_are_selected(self) -> None:
+        # predicted as 0: confidences .9 .6 .55 .5, half of them is two: lambda_0 = .6; as 1: .6 alone; as 2: nobody
+        found = balanced_labels(P, 0.5, ALPHA)
+        assert found.selected.tolist() == [True, True, False, False, True]
+
+    def test_labels_are_the_balanced_predictions_sharpened(self) -> None:
+        thresholds = torch.tensor([0.6, 0.6, 1.0]).double()
+        expected = (P / thresholds) ** 4
+        torch.testing.assert_close(balanced_labels(P, 0.5, ALPHA).labels, expected / expected.sum(dim=1, keepdim=True))
+
+    def test_a_rare_class_gets_images_that_lean_to_it(self) -> None:
+        p = torch.tensor([[0.9, 0.1], [0.55, 0.45], [0.6, 0.4], [0.49, 0.51]]).double()
+        found = balanced_labels(p, 0.01, ALPHA)  # lambda = .9 and .51
+        assert found.selected.tolist() == [True, False, False, True]
+        assert found.labels.argmax(dim=1).tolist() == [0, 1, 1, 1], "0.45 of 0.51 is more than 0.55 of 0.9"
+
+    def test_all_of_them(self) -> None:
+        assert balanced_labels(P, 1.0, ALPHA).selected.all()
+
+
+def made(name: str, network: Network, **options: Any) -> Method:
+    kind = method_class(name)
+    return kind(network, kind.Options(**options), SIZES)
+
+
+class TestPlans:
+    LABELS = torch.arange(9) % 3
+
+    @pytest.fixture
+    def domains(self) -> Domains:
+        torch.manual_seed(0)
+        source = Encoded(torch.randn(9, 4), torch.randn(9, 3))
+        return Domains(source, self.LABELS, Encoded(torch.randn(6, 4), 3 * torch.randn(6, 3)))
+
+    @staticmethod
+    def planned(method: Method, domains: Domains, number: int = 1, seed: int = 0) -> Proposals:
+        return method.plan(domains, Round(number, 4, 10 * number - 9), torch.Generator().manual_seed(seed))
+
+    def test_rpll_has_every_target_image_with_its_prediction(self, tiny: Tiny, domains: Domains) -> None:
+        pairs = self.planned(made("rpll", tiny[0]), domains).pairs()
+        predicted = domains.target.logits.argmax(dim=1)
+        assert sorted(pairs.source.tolist()) == list(range(9)), "the larger side once"
+        assert set(pairs.target.tolist()) == set(range(6))
+        assert torch.equal(pairs.target_labels.argmax(dim=1), predicted[pairs.target])
+        assert (pairs.target_labels.amax(dim=1) == 1).all()
+        assert torch.equal(pairs.source_labels, self.LABELS[pairs.source])
+        assert pairs.coupled
+
+    def test_mrkld_lrent_has_those_that_are_selected_and_more_in_later_rounds(
+        self, tiny: Tiny, domains: Domains
+    ) -> None:
+        method = made("mrkld_lrent", tiny[0])
+        for number, share in ((1, 0.2), (2, 0.3), (3, 0.4), (4, 0.5)):
+            expected = balanced_labels(domains.target.logits.softmax(dim=1), share, ALPHA)
+            result = self.planned(method, domains, number)
+            assert set(result.target.tolist()) == set(expected.selected.nonzero().squeeze(1).tolist())
+            assert torch.equal(result.pairs().target_labels, expected.labels[result.target])
+            assert result.coupled
+
+    def test_the_portion_grows_over_the_rounds(
+        self, tiny: Tiny, domains: Domains, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shares: list[tuple[float, float]] = []
+
+        def recorded(p: Tensor, share: float, alpha: float) -> Any:
+            shares.append((share, alpha))
+            return balanced_labels(p, share, alpha)
+
+        monkeypatch.setattr("cdtrans.methods.mrkld_lrent.balanced_labels", recorded)
+        for number in (1, 2, 3, 4):
+            self.planned(made("mrkld_lrent", tiny[0]), domains, number)
+        assert shares == [(pytest.approx(share), ALPHA) for share in (0.2, 0.3, 0.4, 0.5)]
+        shares.clear()
+        method = made("mrkld_lrent", tiny[0], first_portion=0.1, last_portion=0.9, label_entropy=0.5)
+        method.plan(domains, Round(1, 1, 1), torch.Generator())  # a single round
+        method.plan(domains, Round(3, 3, 21), torch.Generator())
+        assert shares == [(pytest.approx(0.1), 0.5), (pytest.approx(0.9), 0.5)]
+
+    def test_what_is_written_of_a_round_is_what_was_taught(self, tiny: Tiny, domains: Domains) -> None:
+        assert domains.centers.tolist() != domains.target.logits.argmax(dim=1).tolist()
+        result = self.planned(made("rpll", tiny[0]), domains)
+        predicted = domains.target.logits.argmax(dim=1)
+        assert result.arrays()["target_labels"].tolist() == predicted[result.target].tolist()
+        assert result.arrays()["kept"].all()
+
+    @pytest.mark.parametrize("name", ["rpll", "mrkld_lrent"])
+    def test_who_meets_whom_depends_on_the_generator_alone(self, tiny: Tiny, domains: Domains, name: str) -> None:
+        method = made(name, tiny[0])
+        first, again = (self.planned(method, domains, seed=7) for _ in range(2))
+        other = self.planned(method, domains, seed=8)
+        assert torch.equal(first.source, again.source)
+        assert torch.equal(first.target, again.target)
+        assert not torch.equal(first.source, other.source)
+
+
+class TestLosses:
+    @pytest.fixture
+    def batch(self) -> Batch:
+        torch.manual_seed(0)
+        x_s, x_t = (torch.randn(4, 3, 32, 32).double() for _ in range(2))
+        soft = torch.rand(4, 5).double().softmax(dim=1)
+        return Batch(x_s, torch.tensor([0, 1, 2, 3]), x_t, soft, torch.arange(4), torch.ones(4))
+
+    def test_without_stochastic_depth_rpll_is_plain_pseudo_labels(self, tiny: Tiny, batch: Batch) -> None:
+        network = tiny[0].train()
+        losses = made("rpll", network).losses(batch, PROGRESS)
+        assert list(losses) == ["loss_source", "loss_target"]
+        source, target = (network.encode(x).logits for x in (batch.x_s, batch.x_t))
+        torch.testing.assert_close(losses["loss_source"], F.cross_entropy(source, batch.y_s))
+        torch.testing.assert_close(losses["loss_target"], F.cross_entropy(target, batch.y_t))
+
+    def test_two_draws_of_stochastic_depth_differ(
+        self, tiny: Tiny, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        network = tiny[0].train()
+        network.drops_paths = True
+        network.keep.fill_(0.5)
+        predictions: list[Tensor] = []
+        loss: Callable[..., Tensor] = rectified_loss
+        monkeypatch.setattr(
+            "cdtrans.methods.rpll.rectified_loss",
+            lambda primary, auxiliary, y: predictions.extend((primary, auxiliary)) or loss(primary, auxiliary, y),
+        )
+        RPLL(network, RPLL.Options(), SIZES).losses(batch, PROGRESS)
+        assert not torch.equal(*predictions)
+
+    def test_mrkld_lrent_has_a_term_for_being_sure(self, tiny: Tiny, batch: Batch) -> None:
+        network = tiny[0].train()
+        assert MRKLDOptions().divergence == 0.1
+        for weight in (0.1, 0.7):
+            losses = MRKLDLRENT(network, MRKLDOptions(divergence=weight), SIZES).losses(batch, PROGRESS)
+            assert list(losses) == ["loss_source", "loss_target", "loss_divergence"]
+            source, target = (network.encode(x).logits for x in (batch.x_s, batch.x_t))
+            torch.testing.assert_close(losses["loss_source"], F.cross_entropy(source, batch.y_s))
+            torch.testing.assert_close(losses["loss_target"], F.cross_entropy(target, batch.y_t))
+            torch.testing.assert_close(losses["loss_divergence"], weight * uniform_divergence(target))
