@@ -25,6 +25,7 @@ from cdtrans.data.benchmarks import (
     published_class_counts,
 )
 from cdtrans.errors import CdtransError
+from support import error_says, says
 
 SMALL = Benchmark(
     "small",
@@ -114,19 +115,19 @@ class TestTasks:
 
     @pytest.mark.parametrize("text", ["A>A", "A>X", "A", "", ">", "A>W>D", "Ar>Cl"])
     def test_no_task_of_office31(self, text: str) -> None:
-        with pytest.raises(CdtransError, match=f"'{text}' .*task of Office-31: "):
+        with error_says(f"'{text}'", "task", "Office-31"):
             OFFICE31.task(text)
 
     def test_what_is_expected_is_said(self) -> None:
-        with pytest.raises(CdtransError, match=r"did you mean 'amazon>webcam'\?"):
+        with error_says("'amazon>webcam'?"):
             OFFICE31.task("amazon>webcan")
-        with pytest.raises(CdtransError, match="known: S>R, train>validation"):
+        with error_says("'R>S'", "S>R, train>validation"):
             VISDA2017.task("R>S")
-        with pytest.raises(CdtransError, match="write it like clp>inf or clipart>infograph"):
+        with error_says("'clp>clp'", "like clp>inf"):
             DOMAINNET.task("clp>clp")
 
     def test_an_unknown_benchmark(self) -> None:
-        with pytest.raises(CdtransError, match=r"Unknown benchmark 'office': did you mean 'office31'\?"):
+        with error_says("benchmark 'office'", "'office31'?"):
             benchmark_named("office")
         assert benchmark_named("domainnet") is DOMAINNET
 
@@ -175,20 +176,17 @@ class TestFolders:
             **{"amazon": 2817, "dslr": 498, "webcam": 795},
         }
         (tmp_path / "dslr" / "images" / "mug" / "frame_0003.jpg").unlink()
-        message = said(tmp_path, OFFICE31)
-        assert f"Office-31 in '{tmp_path}'" in message
-        assert "dslr has 497 images where 498 were published (mug 7 of 8);" in message
-        assert "--allow-incomplete" in message
+        text = said(tmp_path, OFFICE31)
+        assert says(text, f"Office-31 in '{tmp_path}'", "dslr has 497 images", "498", "(mug 7 of 8)")
+        assert "--allow-incomplete" in text
         touch(tmp_path / "dslr" / "images" / "pen" / "one_more.jpg")
-        assert "498 images where 498 were published (mug 7 of 8, pen 11 of 10);" in said(tmp_path, OFFICE31)
+        assert says(said(tmp_path, OFFICE31), "dslr has 498 images", "(mug 7 of 8, pen 11 of 10)")
         (tmp_path / "webcam" / "images" / "mug").rename(tmp_path / "webcam" / "images" / "cup")
         shutil.rmtree(tmp_path / "dslr")
         tasks = [OFFICE31.task("A>W")]
-        with pytest.raises(
-            CdtransError, match="webcam lacks the class 'mug' and has the unknown class 'cup'; complete"
-        ):
+        with error_says("webcam lacks the class 'mug'", "unknown class 'cup'", "complete"):
             find_benchmark(OFFICE31, tmp_path, tasks)
-        with pytest.raises(CdtransError, match="amazon has the class 'mug'"):
+        with error_says("only amazon", "'mug'"):
             find_benchmark(OFFICE31, tmp_path, tasks, allow_incomplete=True)
 
     def test_the_counts_sum_to_the_published_ones(self) -> None:
@@ -259,17 +257,14 @@ class TestLists:
         file = tmp_path / "amazon_list.txt"
         file.write_text(self.listed("/elsewhere/amazon/images/"))
         (tmp_path / "amazon" / "pen" / "0.jpg").unlink()
-        message = said(tmp_path, allow_incomplete=True)
-        assert message.startswith(f"1 of the 4 files in '{file}' are missing below '{tmp_path}'")
-        assert "'amazon/pen/0.jpg'" in message
-        assert "line 1" in message
+        text = said(tmp_path, allow_incomplete=True)
+        assert says(text, "1 of the 4 files", f"'{file}'", f"'{tmp_path}'", "'amazon/pen/0.jpg'", "line 1")
         shutil.rmtree(tmp_path / "amazon")
-        assert said(tmp_path).startswith(f"None of the 4 files in '{file}' can be found below '{tmp_path}'")
+        assert says(said(tmp_path), "none of the 4 files", f"'{file}'", f"'{tmp_path}'")
 
     def test_a_list_without_labels(self, tmp_path: Path) -> None:
         (folders(tmp_path) / "amazon.txt").write_text("amazon/pen/0.jpg\n")
-        assert "Line 1" in said(tmp_path)
-        assert "has no label" in said(tmp_path)
+        assert says(said(tmp_path), "line 1", "no label")
 
 
 class TestVisda:
@@ -289,57 +284,47 @@ class TestVisda:
 
     def test_the_class_train_is_not_the_domain(self, tmp_path: Path) -> None:
         fill(tmp_path / "train", VISDA2017.class_names)
-        assert "lacks the domain validation" in said(tmp_path, self.BENCHMARK)
+        assert says(said(tmp_path, self.BENCHMARK), f"'{tmp_path}'", "lacks", "domain validation")
 
 
 class TestBadFolders:
     def test_no_folder(self, tmp_path: Path) -> None:
         gone = tmp_path / "gone"
-        assert said(gone).startswith(f"There is no folder '{gone}' with Small-3")
-        assert "--data" in said(gone)
+        assert says(said(gone), f"no folder '{gone}'", "Small-3", "--data")
 
     def test_no_domain(self, tmp_path: Path) -> None:
-        expected = "expected folders or lists named amazon, dslr, Real_World, found "
-        assert said(tmp_path) == f"'{tmp_path}' holds no domain of Small-3: {expected}nothing."
+        expected = f"'{tmp_path}'", "no domain", "Small-3", "amazon, dslr, Real_World"
+        assert says(said(tmp_path), *expected, "found nothing")
         for name in "abcdefghij":
             (tmp_path / name).mkdir()
-        assert f"{expected}'a', 'b'" in said(tmp_path)
-        assert said(tmp_path).endswith("'h' and 2 more.")
+        assert says(said(tmp_path), *expected, "found 'a', 'b'", "'h' and 2 more")
 
     def test_a_domain_is_missing(self, tmp_path: Path) -> None:
         shutil.rmtree(folders(tmp_path) / "dslr")
-        assert said(tmp_path, allow_incomplete=True) == (
-            f"'{tmp_path}' lacks the domain dslr of Small-3: expected a folder 'dslr' or a list 'dslr.txt',"
-            " found 'Real_World', 'amazon'."
-        )
+        text = said(tmp_path, allow_incomplete=True)
+        assert says(text, f"'{tmp_path}' lacks", "domain dslr", "'dslr.txt'", "found 'Real_World', 'amazon'")
 
     @pytest.mark.parametrize("allow_incomplete", [False, True])
     def test_a_class_folder_renamed(self, tmp_path: Path, allow_incomplete: bool) -> None:
         (folders(tmp_path) / "dslr" / "mug").rename(tmp_path / "dslr" / "cup")
-        assert said(tmp_path, allow_incomplete=allow_incomplete) == (
-            f"The domains amazon and dslr in '{tmp_path / 'dslr'}' differ in their classes: only dslr has the class"
-            " 'cup' and only amazon has the class 'mug'; rename or complete them."
-        )
+        text = said(tmp_path, allow_incomplete=allow_incomplete)
+        assert says(text, f"'{tmp_path / 'dslr'}'", "only dslr has the class 'cup'", "only amazon has the class 'mug'")
 
     @pytest.mark.parametrize(
-        ("change", "difference"),
+        ("change", "here", "published"),
         [
-            (lambda data: (data / "dslr/mug/0.jpg").unlink(), "dslr has 3 images where 4 were published"),
-            (lambda data: touch(data / "dslr/mug/9.jpg"), "dslr has 5 images where 4 were published"),
-            (lambda data: touch(data / "dslr/x/0.jpg"), "dslr has 3 classes where 2 were published"),
+            (lambda data: (data / "dslr/mug/0.jpg").unlink(), "dslr has 3 images", "4 were published"),
+            (lambda data: touch(data / "dslr/mug/9.jpg"), "dslr has 5 images", "4 were published"),
+            (lambda data: touch(data / "dslr/x/0.jpg"), "dslr has 3 classes", "2 were published"),
         ],
     )
-    def test_other_images_than_published(self, tmp_path: Path, change: Callable, difference: str) -> None:
+    def test_other_images_than_published(self, tmp_path: Path, change: Callable, here: str, published: str) -> None:
         change(folders(tmp_path))
-        message = said(tmp_path)
-        assert f"Small-3 in '{tmp_path}'" in message
-        assert f": {difference};" in message
-        assert "--allow-incomplete" in message
+        assert says(said(tmp_path), f"Small-3 in '{tmp_path}'", here, published, "--allow-incomplete")
 
     def test_what_is_accepted_is_noted(self, tmp_path: Path) -> None:
         (folders(tmp_path) / "dslr/mug/0.jpg").unlink()
         touch(tmp_path / "amazon/mug/7.jpg")
-        assert find(tmp_path, allow_incomplete=True).differences == (
-            "amazon has 5 images where 4 were published",
-            "dslr has 3 images where 4 were published",
-        )
+        in_amazon, in_dslr = find(tmp_path, allow_incomplete=True).differences
+        assert says(in_amazon, "amazon has 5 images", "4 were published")
+        assert says(in_dslr, "dslr has 3 images", "4 were published")

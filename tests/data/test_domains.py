@@ -25,6 +25,7 @@ from cdtrans.data.domains import (
 )
 from cdtrans.data.images import decode
 from cdtrans.errors import CdtransError
+from support import error_says, says
 
 NOBODY = 65534
 SCANS = pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled])
@@ -50,12 +51,11 @@ def text(path: Path, *lines: str) -> Path:
 
 
 def sentence(function, *arguments: object) -> str:
-    """The error of a call: one sentence on one line, that says what to do after a colon."""
+    """The error of a call: one line that ends like a sentence."""
     with pytest.raises(CdtransError) as raised:
         function(*arguments)
     message = str(raised.value)
-    assert re.fullmatch(r"[^\n]+: [^\n]+\.", message), message
-    assert ". " not in message, message
+    assert re.fullmatch(r"[^\n]+\.", message), message
     return message
 
 
@@ -82,11 +82,6 @@ def public() -> Iterator[Path]:
 
 
 # The types
-
-
-def test_the_target_type_has_no_place_for_labels():
-    assert {field.name for field in dataclasses.fields(UnlabelledDomain)} == {"root", "paths", "ignored"}
-    assert LabelledDomain.__bases__ == UnlabelledDomain.__bases__ == (object,)
 
 
 def test_length_files_counts_and_keep():
@@ -334,10 +329,8 @@ def test_behind_a_tab_a_label_may_hold_spaces(tmp_path):
 def test_a_label_with_spaces_is_told_to_need_a_tab(tmp_path, scan):
     folder(tmp_path, "my seal.png", "b.png")
     where = text(tmp_path / "list.txt", "b.png 0", "my seal.png great white shark")
-    assert "'my seal.png great white' in line 2: put a tab before a label that has spaces, correct" in sentence(
-        scan, where
-    )
-    assert ": correct the list" in sentence(scan, text(tmp_path / "list.txt", "your seal.png 0"))
+    assert says(sentence(scan, where), "'my seal.png great white'", "line 2", "tab", "label", "spaces")
+    assert "tab" not in sentence(scan, text(tmp_path / "list.txt", "your seal.png 0")).replace(str(tmp_path), "")
 
 
 def test_root_of_a_list(tmp_path):
@@ -348,7 +341,7 @@ def test_root_of_a_list(tmp_path):
     assert domain.files() == [root / "a/1.png", root / "b/1.png"]
     assert scan_unlabelled(where, root).files() == domain.files()
     assert "--root" in sentence(scan_labelled, where)
-    assert "nowhere' is not a folder" in sentence(scan_labelled, where, tmp_path / "nowhere")
+    assert says(sentence(scan_labelled, where, tmp_path / "nowhere"), "nowhere'", "not a folder")
 
 
 def test_labels_of_a_target_list_are_dropped(tmp_path):
@@ -450,7 +443,7 @@ def test_no_image_in_a_folder(tmp_path, scan):
     assert "only files" not in message
     (tmp_path / "s" / "class" / "b.heic").touch()
     (tmp_path / "s" / "class" / "c.heic").touch()
-    assert "below it, only files such as 'class/b.heic': convert them, or check" in sentence(scan, tmp_path / "s")
+    assert says(sentence(scan, tmp_path / "s"), "only files such as 'class/b.heic'", "convert")
 
 
 @SCANS
@@ -462,8 +455,8 @@ def test_no_permission(public, scan):
     with unprivileged():
         subfolder, unread_list = sentence(scan, public), sentence(scan, where)
         below_it = sentence(scan, public / "b" / "deep" / "1.png")
-    assert f"'{public}/b/deep' cannot be read (no permission)" in subfolder
-    assert f"'{where}' cannot be read (no permission)" in unread_list
+    assert says(subfolder, f"'{public}/b/deep'", "no permission")
+    assert says(unread_list, f"'{where}'", "no permission")
     assert "no permission" in below_it
 
 
@@ -475,17 +468,15 @@ def test_source_without_class_folders(tmp_path):
 
 def test_only_one_class(tmp_path):
     top = folder(tmp_path / "s", "dog/1.png", "dog/2.png", "1.png")
-    assert "only one class, 'dog'" in sentence(scan_labelled, top)
+    assert "one class, 'dog'" in sentence(scan_labelled, top)
     where = text(tmp_path / "list.txt", "s/dog/1.png 3", "s/dog/2.png 3")
-    assert "only one class, 'dog'" in sentence(scan_labelled, where)
+    assert "one class, 'dog'" in sentence(scan_labelled, where)
     assert scan_labelled(top, allow_one_class=True).labels == (0, 0)
 
 
 def test_classes_one_level_further_down_are_pointed_at(tmp_path):
     top = folder(tmp_path / "amazon", "images/mug/1.png", "images/pen/2.png")
-    assert f"only one class, 'images', but a classifier needs at least two: give '{top}/images'," in sentence(
-        scan_labelled, top
-    )
+    assert says(sentence(scan_labelled, top), "one class, 'images'", f"give '{top}/images'")
 
 
 @SCANS
@@ -505,9 +496,7 @@ def test_listed_files_that_do_not_exist(tmp_path, scan):
     folder(tmp_path, "a.png")
     where = text(tmp_path / "list.txt", "a.png 0", "# comment", "gone.png 1", "a.png/b.png 1")
     message = sentence(scan, where)
-    assert "2 of the 3 files" in message
-    assert "'gone.png' in line 3" in message
-    assert "--root" in message
+    assert says(message, "2 of the 3 files", "'gone.png'", "line 3", "--root")
 
 
 @SCANS
@@ -530,8 +519,8 @@ def test_neither_of_source_and_target_may_lie_in_the_other(tmp_path):
     top = folder(tmp_path / "s", "a/1.png", "b/1.png")
     (tmp_path / "link").symlink_to(top / "a")
     for inner in (top / "a", tmp_path / "link"):
-        assert "one lies in the other" in sentence(check_distinct, top, inner)
-        assert "one lies in the other" in sentence(check_distinct, inner, top)
+        assert says(sentence(check_distinct, top, inner), str(top), str(inner), "in the other")
+        assert says(sentence(check_distinct, inner, top), str(top), str(inner), "in the other")
     check_distinct(top, folder(tmp_path / "s2", "1.png"))  # a longer name is not a place inside
     check_distinct(text(tmp_path / "s.txt", "s/a/1.png 0"), text(tmp_path / "t.txt", "s2/1.png"))
 
@@ -544,7 +533,7 @@ def test_images_of_a_list_are_streamed_and_not_gathered(tmp_path):
     folder(tmp_path, "a.png", "b c.png")
     found = stream_images(text(tmp_path / "list.txt", "a.png", "b c.png 3", "gone.png", "a.png"))
     assert [next(found), next(found)] == [tmp_path / "a.png", tmp_path / "b c.png"]
-    with pytest.raises(CdtransError, match=r"'gone\.png' in line 3"):
+    with error_says("'gone.png'", "line 3"):
         next(found)
 
 
@@ -569,21 +558,21 @@ def test_warning_about_class_folders_without_an_image(tmp_path):
     assert domain.classes == ("a", "b")
     assert domain.empty == ("zebra",)
     ((found, advice),) = warnings_for(domain)
-    assert found == "Folders of the source without an image are not classes: 'zebra'"
-    assert advice == "Put images into these folders, or move them away."
+    assert says(found, "without an image", "'zebra'")
+    assert says(advice, "images", "folders")
     for n in range(6):
         (top / f"c{n}").mkdir()
     ((found, _),) = warnings_for(scan_labelled(top))
-    assert found.endswith(": 'c0', 'c1', 'c2', 'c3', 'c4' and 2 more")
+    assert "'c0', 'c1', 'c2', 'c3', 'c4' and 2 more" in found
 
 
 def test_warning_about_images_beside_the_class_folders(tmp_path):
     top = folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png", "1.png", "2.png", "3.png")
     domain = scan_labelled(top)
     assert len(domain) == 4
-    (warning,) = warnings_for(domain.keep([0, 1, 2, 3]))
-    found = f"3 images lie in '{top}' beside the class folders and will not be used"
-    assert warning == (found, "Move them into class folders.")
+    ((found, advice),) = warnings_for(domain.keep([0, 1, 2, 3]))
+    assert says(found, "3 images", f"'{top}'", "beside the class folders")
+    assert says(advice, "class folders")
 
 
 @pytest.mark.parametrize(
@@ -608,10 +597,10 @@ def test_warning_about_splits_that_are_taken_for_classes(tmp_path, names, splits
     top = folder(tmp_path / "s", *(f"{name}.png" for name in names))
     domain = scan_labelled(top)
     assert domain.splits == splits
-    assert [advice for _, advice in warnings_for(domain)] == [
-        f"If the classes lie in them, give '{top}/{split}' as the source." for split in splits[:1]
-    ]
-    assert not splits or warnings_for(domain)[0][0].endswith(f": '{splits[0]}', '{splits[1]}'")
+    assert len(warnings_for(domain)) == bool(splits)
+    for found, advice in warnings_for(domain):
+        assert f"'{splits[0]}', '{splits[1]}'" in found
+        assert says(advice, f"give '{top}/{splits[0]}'", "source")
 
 
 def test_a_list_names_its_classes_whatever_folders_its_images_lie_in(tmp_path):

@@ -17,6 +17,7 @@ from PIL import Image
 from torchvision.transforms import Resize
 
 from cdtrans.data.images import IMAGE_SUFFIXES, UnreadableImage, decode, is_image_name, resized
+from support import says
 
 ORIENTATION = 0x0112
 EXTRA_SAMPLES = 338  # TIFF tag: 2 is plain alpha, 1 means that colour is premultiplied by alpha
@@ -266,7 +267,7 @@ def test_truncated_file(tmp_path, suffix, part):
 def test_truncated_near_its_start_or_end(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(encoded(".jpg")[:4])
-    assert cause(path) == "truncated or damaged"
+    assert says(cause(path), "truncated", "damaged")
     path.write_bytes(encoded(".jpg")[:-2])
     assert cause(path) == "truncated"
 

@@ -100,7 +100,7 @@ def test_a_rank_that_dies_ends_the_run_and_any_number_of_ranks_goes_on(task: Tas
     code, _, err = finish(process)
     assert code != 0
     # torchrun also tells the rank that is left to stop, which may come before that one misses its peer
-    assert "lost touch with the other processes" in err or "Interrupted" in err, err
+    assert "other processes" in err or "Interrupted" in err, err
     assert not (out / "result.json").exists()
     code, _, err = finish(torchrun(task, out, 1))
     assert code == 0, err

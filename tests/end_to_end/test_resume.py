@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 import cdtrans
 from cdtrans.data import stream
 from cdtrans.data.store import store_folder
-from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone
 from cdtrans.run import prepare as inputs
 from cdtrans.run import session
 from cdtrans.training.state import Loop
+from support import error_says, says
 from tiny_task import TINY, Process, Task, draw, log_lines, make_task, tree, warm
 
 KILLS = 14
@@ -178,7 +178,8 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bytes(
         process.send(number)
         ended = process.wait()
         assert ended.code == code
-        assert ended.err == "error: Interrupted; the state is saved. Give the same command again to go on.\n"
+        assert says(ended.err, "error: interrupted", "saved", "same command again")
+        assert ended.err.count("\n") == 1
         # without the save on the signal the state would be that of the stage's beginning
         assert watched.where()[0] == stage
         assert watched.where()[1:] > (1, 0)
@@ -200,14 +201,13 @@ def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
     process.send_signal(signal.SIGINT)
     printed, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    assert "Give the same command again to go on." in error
+    assert says(error, "interrupted", "same command again")
     assert "Traceback" not in printed + error
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert tree(out) == tree(whole)
-    going_on = f"Going on with the unfinished run in '{out}'"
-    assert going_on not in printed
-    assert going_on in done.stdout
+    assert "unfinished run" not in printed
+    assert says(done.stdout, "unfinished run", str(out))
     assert "source_epochs:" in printed  # the settings, once
     assert "source_epochs:" not in done.stdout
 
@@ -234,10 +234,12 @@ def test_ctrl_c_while_it_waits_for_the_images_ends_it_at_once(tmp_path: Path) ->
         fcntl.flock(held, fcntl.LOCK_EX)  # as another run that decodes would
         process = start(task, out)
         said = process.files[0]
-        assert process.wait_until(lambda: said.exists() and "Waiting for another run" in said.read_text())
+        assert process.wait_until(lambda: said.exists() and "another run" in said.read_text())
         process.send(signal.SIGINT)
         ended = process.wait(10)
-    assert (ended.code, ended.err) == (130, "error: Interrupted.\n")
+    assert ended.code == 130
+    assert says(ended.err, "error: interrupted")
+    assert "saved" not in ended.err
     assert not out.exists()
     assert start(task, out).wait().code == 0
 
@@ -281,7 +283,7 @@ def test_a_second_process_refuses_and_the_first_is_not_disturbed(task: Task, who
     finally:
         os.kill(first.pid, signal.SIGCONT)
     assert second.code == 2
-    assert second.err.startswith("error: Another process is working on the run folder")
+    assert says(second.err, "error: another process", str(out))
     assert second.err.count("\n") == 1
     assert first.wait().code == 0
     assert tree(out) == tree(whole)
@@ -350,7 +352,7 @@ def test_after_stage_1_the_weights_it_began_with_are_not_needed(
     weights.unlink()
     cdtrans.adapt(**places, out=tmp_path / "run")
     assert tree(tmp_path / "run") == tree(tmp_path / "whole")
-    with pytest.raises(CdtransError, match="There is no weights file"):
+    with error_says("no weights file", weights.name):
         cdtrans.adapt(**places, out=tmp_path / "new")
 
 
@@ -409,7 +411,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(
     ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - left))
     ended = start(task, out, "--save-every", str(save_every)).wait()
     assert ended.code == 2, ended.err
-    assert ended.err.startswith(f"error: The disk is full: '{out / named}' could not be written.")
+    assert says(ended.err, "error: ", "disk is full", f"'{out / named}'")
     assert ended.err.count("\n") == 1
     assert not [p for p in out.rglob(".*.draft") if p.is_file()]
     if left > 200_000:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from cdtrans import load
 from cdtrans.trust.scores import Scores
+from support import says
 from tiny_task import Ended, Task, log_lines, make_task, warm
 
 
@@ -33,7 +34,7 @@ def healthy(task: Task) -> Path:
     out = task.folder / "healthy"
     ended = cdtrans(*task.adapt(out))
     assert ended.code == 0, ended.err
-    assert "Estimated accuracy on the target, without labels: " in ended.out
+    assert re.search(r"(?i)estimated accuracy .*\d+%", ended.out)
     return out
 
 
@@ -94,7 +95,7 @@ def test_an_earlier_epoch_can_win(task: Task, healthy: Path) -> None:
     assert not equal(out / "adapted", out / "last")
     found = {line["epoch"]: line["consensus"] for line in lines}
     assert found[6] < 0.9 * found[best], "the premise of the warning"
-    assert f"Training went wrong after epoch {best}" in result(out)["guard"]["warning"]
+    assert f"after epoch {best}" in result(out)["guard"]["warning"]
     assert result(healthy)["guard"]["warning"] == ""
 
 
@@ -110,15 +111,15 @@ def test_the_report_is_written_at_the_end_if_wanted(task: Task, healthy: Path) -
     assert [line["stage"] for line in timings][-2:] == ["session", "report"]
     (total,) = re.findall(r"<tfoot>.*>([\d.]+) s</td></tr></tfoot>", page)
     assert float(total) == round(timings[-2]["seconds"], 1), "known when the page is written the first time"
-    assert "The time to write this page is not in the table." in page
+    assert says(page, "time to write this page")
 
 
 def test_harm_ends_with_the_source_only_model_and_exit_code_3(task: Task) -> None:
     out = task.folder / "harm"
     ended = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3"))
     assert ended.code == 3
-    assert "The guard judges that adaptation did harm" in ended.err
-    assert "chosen: the source-only model" in ended.out
+    assert says(ended.err, "guard", "harm")
+    assert says(ended.out, "chosen", "source-only model")
     found = result(out)
     assert (found["chosen_epoch"], found["chosen_model"]) == (0, "source")
     assert found["guard"]["verdict"] == "harm"
@@ -133,17 +134,17 @@ def test_harm_ends_with_the_source_only_model_and_exit_code_3(task: Task) -> Non
     assert found["judged_epoch"] == json.loads((out / "adapted" / "model.json").read_text())["epoch"] > 0
     kept = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3", "--no-guard"))
     assert kept.code == 2
-    assert "(guard: True there, False now); choose another --out" in kept.err
+    assert says(kept.err, "guard: True there, False now", "--out")
     again = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3"))
     assert again.code == 3, "a finished run ends as it ended"
-    assert "The guard judges that adaptation did harm" in again.err
+    assert says(again.err, "guard", "harm")
 
 
 def test_without_the_guard_the_adapted_model_is_kept_and_that_is_said(task: Task) -> None:
     out = task.folder / "no-guard"
     ended = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3", "--no-guard"))
     assert ended.code == 0
-    assert "switched off and the adapted model is kept" in ended.err
+    assert says(ended.err, "guard", "off", "adapted model is kept")
     assert result(out)["chosen_model"] == "adapted"
     assert result(out)["guard"]["verdict"] == "off"
     quiet = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3", "--no-guard", "--quiet"))
@@ -157,8 +158,7 @@ def test_a_loss_that_is_not_finite_is_harm(task: Task) -> None:
     ended = cdtrans(*task.adapt(out, "--lr", "1e30"))
     assert ended.code == 3
     assert result(out)["guard"]["findings"][0]["name"] == "training broke off"
-    assert "not finite" in ended.err
-    assert "The guard stopped the run before there was an adapted model" in ended.err
+    assert says(ended.err, "not finite", "guard stopped")
     assert result(out)["judged_epoch"] == 0
     assert not (out / "adapted").exists()
     assert not (out / "state").exists()
@@ -195,26 +195,23 @@ class TestHoldout:
     def test_it_can_be_chosen_by_and_must_be_there_then(self, task: Task) -> None:
         ended = cdtrans(*task.adapt(task.folder / "none", "--select", "holdout"))
         assert ended.code == 2
-        assert "give --holdout 0.1" in ended.err
+        assert "--holdout 0.1" in ended.err
         assert not (task.folder / "none").exists()
 
     @pytest.mark.parametrize(
         ("flags", "said", "warned"),
         [
-            ([], "to be watched: there are fewer than 50 a class on average (--holdout 0.1 does it all the same).", ""),
-            (
-                ["--holdout", "0.0001"],
-                "",
-                "--holdout 0.0001 is less than one image of the largest class, which has 8; give a larger share, or 0.",
-            ),
-            (["--holdout", "0"], "", ""),
+            ([], ["fewer than 50", "--holdout 0.1"], []),
+            (["--holdout", "0.0001"], [], ["--holdout 0.0001", "less than one image", "8"]),
+            (["--holdout", "0"], [], []),
         ],
     )
     def test_it_is_said_that_there_is_none(
-        self, task: Task, tmp_path: Path, flags: list[str], said: str, warned: str
+        self, task: Task, tmp_path: Path, flags: list[str], said: list[str], warned: list[str]
     ) -> None:
         ended = cdtrans(*task.adapt(tmp_path / "run", "--epochs", "1", "--source-epochs", "1", "--no-guard", *flags))
         assert ended.code == 0, ended.err
-        for text, expected in ((ended.out, said), (ended.err, warned)):
-            found = [line for line in text.splitlines() if "No source image is held out" in line]
-            assert [line.endswith(expected) for line in found] == [True] * bool(expected)
+        for text, words in ((ended.out, said), (ended.err, warned)):
+            lines = [line for line in text.splitlines() if "held out" in line]
+            assert len(lines) == bool(words)
+            assert all(says(line, *words) for line in lines)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support import says
 from tiny_task import Ended, draw, make_task, tree, warm
 
 CDTRANS = [str(Path(sys.executable).with_name("cdtrans"))]
@@ -93,7 +94,7 @@ def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
     told = only_object(adapted.out)
     assert told.items() >= {"run": "runs/adapt", "chosen_epoch": 1, "harm": False}.items()
     assert 0 <= told["estimate"][0] < told["estimate"][1] <= 1
-    assert "source: 24 images of 3 classes; target: 21 images" in adapted.err
+    assert says(adapted.err, "source: 24 images", "3 classes", "target: 21 images")
     assert "epochs: 1\n" in adapted.err  # the resolved configuration is shown
     config = yaml.safe_load((empty / "runs/adapt/config.yaml").read_text())
     assert (config["epochs"], config["source_epochs"], config["batch_size"]) == (1, 3, 8)
@@ -109,7 +110,7 @@ def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
 
     predicted = run(CDTRANS, "predict", "runs/adapt", "target", "--csv", "p.csv", cwd=empty)
     assert predicted.code == 0, predicted.err
-    assert predicted.out == "model: adapted, epoch 1\nWrote p.csv: 21 images.\n"
+    assert says(predicted.out, "adapted, epoch 1", "p.csv", "21 images")
     rows = list(csv.DictReader((empty / "p.csv").open(newline="")))
     assert [row["path"] for row in rows] == [f"target/{n:02}.png" for n in range(21)]
     right = [row["label"] == ("blue", "green", "red")[n % 3] for n, row in enumerate(rows)]
@@ -128,7 +129,7 @@ def test_demo(empty: Path) -> None:
     assert values["run"] == "runs/demo"
     for name in ("source_only_accuracy", "adapted_accuracy"):
         assert 0 < values[name] < 1
-    assert "source: 2000 images of 10 classes; target: 1797 images" in ended.err
+    assert says(ended.err, "source: 2000 images", "10 classes", "target: 1797 images")
     assert "adaptation 1/1" in ended.err
     assert (empty / "runs/demo/result.json").exists()
 
@@ -139,9 +140,8 @@ def test_without_a_network_both_ways_out_are_named(tmp_path: Path, empty: Path) 
     ended = run(CDTRANS, "adapt", task.source, task.target, "--device", "cpu", cwd=empty, **nowhere)
     assert ended.code == 2
     error = ended.err.splitlines()[-1]
-    assert error.startswith("error: The weights of 'deit_small_distilled_patch16_224.fb_in1k' could not be downloaded")
-    assert "--weights FILE" in error
-    assert "--no-pretrained" in error
+    assert says(error, "error: ", "'deit_small_distilled_patch16_224.fb_in1k'", "downloaded")
+    assert says(error, "--weights", "--no-pretrained")
     assert "Traceback" not in ended.err
     assert list(empty.iterdir()) == []
 
@@ -176,7 +176,8 @@ def test_ctrl_c_while_predicting_leaves_nothing_behind(finished, tmp_path: Path)
     process.send(signal.SIGINT)
     ended = process.wait()
     assert ended.code == 130
-    assert ended.err == "error: Interrupted.\n"
+    assert says(ended.err, "error: interrupted")
+    assert ended.err.count("\n") == 1
     assert list(file.parent.iterdir()) == []
 
 
@@ -189,7 +190,7 @@ def test_an_error_is_one_sentence_and_a_traceback_only_on_request(tmp_path: Path
     ended = warm().run(["adapt", *places, *flags], tmp_path / "logs")
     assert ended.code == 2
     assert ended.out == ""
-    assert "holds images but no class folders" in ended.err
+    assert says(ended.err, str(tmp_path / "flat"), "no class folders")
     assert ("Traceback" in ended.err) == debug
     if not debug:
         assert_sentence(ended.err)
@@ -200,5 +201,6 @@ def test_quiet_prints_the_result_alone(tmp_path: Path) -> None:
     task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
     ended = warm().run(task.adapt(tmp_path / "out", "--quiet"), tmp_path / "logs")
     assert (ended.code, ended.err) == (0, "")
-    done = rf"Done: {re.escape(str(tmp_path / 'out'))} \(chosen: epoch 1, estimated accuracy \d+% to \d+%\)\n"
-    assert re.fullmatch(done, ended.out)
+    assert ended.out.count("\n") == 1
+    assert says(ended.out, str(tmp_path / "out"), "epoch 1")
+    assert re.search(r"\d+% to \d+%", ended.out)

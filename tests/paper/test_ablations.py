@@ -1,6 +1,5 @@
 """`cdtrans ablate losses` on the tiny task: what is run, what the table says, and going on after a kill."""
 
-import ast
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-import cdtrans
 from ablation_task import make_key, run, start, true_classes
 from cdtrans.bench.results import KINDS, SCORED
 from cdtrans.config import FIELDS, layered_config
@@ -489,15 +487,6 @@ def test_rows_differ_in_stage_2_alone(ablation: Ablation) -> None:
     for variant in ablation.variants:
         seeds.setdefault(Path(variant.folder).parent, set()).add(variant.settings.get("seed"))
     assert all(len(found) == 1 for found in seeds.values())
-
-
-def test_pairs_are_rearranged_in_the_room_of_the_answer_key_alone() -> None:
-    """Whoever gives `run_pipeline` other pairs could make them with a key."""
-    for file in Path(cdtrans.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "run_pipeline":
-                given = "rearranged" in [keyword.arg for keyword in node.keywords]
-                assert given == (file.parent.name == "evaluation"), file
 
 
 class TestTruePairs:

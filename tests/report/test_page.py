@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cdtrans.errors import CdtransError
 from cdtrans.report import embedding, gallery, page, sections, target_labels
 from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
 from cdtrans.report.record import read_record
 from cdtrans.runtime.screen import Screen
+from support import error_says, says
 
 QUIET = Screen(quiet=True)
 SECTIONS = ["scores", "estimate", "classes", "epochs", "pairs", "gallery"]
@@ -95,7 +95,7 @@ def test_every_picture_has_words(parsed: Parsed) -> None:
 
 def test_the_answer_key_is_marked_as_such(parsed: Parsed, full: Path) -> None:
     accuracy = json.loads((full / "evaluation.json").read_text())["accuracy"]
-    assert "This section uses target labels" in parsed.sections["labels"]
+    assert "uses target labels" in parsed.sections["labels"]
     assert f"{accuracy:.1%}" in parsed.sections["labels"]
     for name in SECTIONS:
         assert name == "labels" or "True accuracy" not in parsed.sections[name]
@@ -124,14 +124,14 @@ def test_an_older_run_says_what_it_lacks(old_run: Path) -> None:
     texts = written(run).sections
     for name, words in {
         "scores": "no label-free scores",
-        "estimate": "made no estimate",
+        "estimate": "no estimate",
         "epochs": "no label-free scores",
-        "pairs": "did not record rejected pairs by class",
+        "pairs": "not record rejected pairs",
         "changed": "views.npz",
         "uncertain": "views.npz",
         "features": "no features",
         "mislabelled": "views.npz",
-        "labels": "cdtrans eval RUN LABELLED",
+        "labels": "cdtrans eval",
     }.items():
         assert words in texts[name], name
     assert "kept in round 2: both" in texts["gallery"]
@@ -145,7 +145,7 @@ def test_an_older_run_says_what_it_lacks(old_run: Path) -> None:
     assert bare.count('class="why"') == 15
     assert "cannot be shown" not in bare
     chosen = json.loads((run / "result.json").read_text())["chosen_epoch"]
-    assert f"the adapted model of epoch {chosen}" in bare
+    assert f"adapted model of epoch {chosen}" in bare
 
 
 def test_vanished_images_are_told(run: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_folder_that_does_not_fit_itself_spoils_one_section(run: Path) -> None
     wrong = np.array([999])
     np.savez(run / "pairs" / "round-02.npz", source=wrong, target=wrong, source_labels=wrong, target_labels=wrong)
     texts = written(run).sections
-    assert "cannot be shown (IndexError" in texts["gallery"]
+    assert says(texts["gallery"], "cannot be shown", "IndexError")
     assert "sure" in texts["changed"]
 
 
@@ -183,11 +183,11 @@ def test_harm_is_told_first(run: Path) -> None:
     }
     (run / "result.json").write_text(json.dumps(result))
     text = write_report(run, QUIET).read_text(encoding="utf-8")
-    assert "judged to do harm" in text
     assert "harm found" in text
     before_the_sections = text[: text.index("<section")]
+    assert says(before_the_sections, "judged to do harm", "source-only model")
     assert "<li>vanished classes: of 3 classes 1 is left</li>" in before_the_sections
-    assert "1 of 2 on the healthy side" in before_the_sections
+    assert says(before_the_sections, "guard measured", "1 of 2")
     bad, good = re.findall(r'<td class="(value[^"]*)">(.*?)</td><td class="value">(.*?)</td>', before_the_sections)
     assert bad == ("value bad", "30.0%", "above 70.0%")
     assert good == ("value", "95.0%", "above 70.0%")
@@ -200,28 +200,28 @@ def test_harm_is_told_first(run: Path) -> None:
 def test_a_stopped_run_shows_what_there_is(stopped_run: Path) -> None:
     page = written(stopped_run)
     texts = page.sections
-    assert "scores of the source-only model alone" in texts["scores"]
+    assert "source-only model alone" in texts["scores"]
     assert "Consensus" in texts["scores"]
     assert "change" not in texts["scores"]
-    assert "before the first epoch of adaptation" in texts["epochs"]
-    assert "by the source-only model" in texts["classes"]
+    assert "before the first epoch" in texts["epochs"]
+    assert "source-only model" in texts["classes"]
     assert "after" not in texts["classes"]
     assert "no prediction changed" in texts["changed"]
     assert "sure" in texts["uncertain"]
-    assert "last block of the source-only model (there is no adapted one)" in texts["gallery"]
-    assert "the selected model" in texts["labels"]
+    assert says(texts["gallery"], "source-only model", "no adapted")
+    assert "selected" in texts["labels"]
     assert "by adaptation" not in texts["labels"]
     charts = [a["aria-label"] for tag, a in page.elements if tag == "svg"]
     assert not [words for words in charts if "over the epochs" in words], "no curve of a single dot"
 
 
 def test_no_points_by_adaptation_where_it_was_refused(run: Path) -> None:
-    assert "points by adaptation" in written(run).sections["labels"]
+    assert "by adaptation" in written(run).sections["labels"]
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
     texts = written(run).sections
     assert "by adaptation" not in texts["labels"]
-    assert "last block of the adapted model," in texts["gallery"], "what was refused can be looked at"
+    assert "adapted model," in texts["gallery"], "what was refused can be looked at"
 
 
 def test_shares_have_their_unit(parsed: Parsed, full: Path) -> None:
@@ -231,7 +231,7 @@ def test_shares_have_their_unit(parsed: Parsed, full: Path) -> None:
             assert f"{share:.1%}" in parsed.sections["classes"]
 
 
-@pytest.mark.parametrize(("held", "words"), [(0, "3 classes</small>"), (1200, "3 classes; 1,200 more of the source")])
+@pytest.mark.parametrize(("held", "words"), [(0, "3 classes</small>"), (1200, "1,200 more")])
 def test_held_out_images_are_counted_at_the_top(run: Path, held: int, words: str) -> None:
     data = json.loads((run / "data.json").read_text())
     data["source"]["held_out"] = held
@@ -265,7 +265,7 @@ def test_a_full_disk_leaves_the_old_page(full: Path, run: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_room)
-    with pytest.raises(CdtransError, match=r"disk is full: .*report\.html"):
+    with error_says("disk is full", "report.html'"):
         write_report(run, QUIET)
     assert (run / "report.html").read_bytes() == (full / "report.html").read_bytes()
     assert not list(run.glob(".report*"))
@@ -298,7 +298,7 @@ def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [a["class"] for tag, a in page.elements if "swatch dot k" in str(a.get("class"))] == [
         f"swatch dot k{n}" for n in (0, 1, 0)
     ]
-    assert "The 2 colours repeat: there are 3 classes." in texts["features"]
-    assert "The 2 of 3 classes that differ most" in texts["classes"]
-    assert "The 2 of 3 classes that lose the largest share" in texts["pairs"]
-    assert "Accuracy by class" in texts["labels"]
+    assert says(texts["features"], "2 colours", "3 classes")
+    assert says(texts["classes"], "2 of 3 classes", "most")
+    assert says(texts["pairs"], "2 of 3 classes", "largest")
+    assert says(texts["labels"], "accuracy by class")

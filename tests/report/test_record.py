@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdtrans.errors import CdtransError
 from cdtrans.report.record import read_lines, read_record
+from support import error_says
 from tiny_task import CLASSES
 
 
@@ -64,7 +64,7 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_is_an_error(run: Path) -> None:
     (run / "result.json").unlink()
-    with pytest.raises(CdtransError, match="no finished run"):
+    with error_says(f"'{run}'", "no finished run"):
         read_record(run)
 
 

@@ -65,8 +65,9 @@ class TestVerdict:
     def test_a_run_of_an_ablation_that_had_the_key_is_called_so(self) -> None:
         result = {"chosen_epoch": 2, "chosen_model": "adapted", "guard": {"verdict": "kept"}}
         verdict = sections.verdict(record(result=result, config={"pairing": "ground_truth"}))
-        assert (verdict.tone, verdict.badge) == ("warned", "trained with target labels")
-        assert "target labels" in verdict.sentence
+        assert verdict.tone == "warned"
+        assert verdict.badge.startswith("trained with ")
+        assert "adapts nothing" in verdict.sentence
 
     def test_the_estimate_is_a_range_or_missing(self) -> None:
         told = {"low": 0.6, "high": 0.8, "sentence": "So."}

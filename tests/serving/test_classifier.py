@@ -11,7 +11,7 @@ from PIL import Image
 import cdtrans
 from cdtrans.errors import CdtransError
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable, load
-from support import devices
+from support import devices, error_says
 from tiny_task import CLASSES, draw
 
 
@@ -101,7 +101,7 @@ def test_which_model(finished, classifier: Classifier, files: list[Path]) -> Non
     epoch = json.loads((finished.run / "result.json").read_text())["chosen_epoch"]
     assert (classifier.card.stage, classifier.card.epoch) == ("adaptation", epoch)
     assert [p.label for p in source.predict(files)] != [p.label for p in chosen]
-    with pytest.raises(CdtransError, match="Unknown model 'adaptd': did you mean 'adapted'"):
+    with error_says("model 'adaptd'", "'adapted'?"):
         load(finished.run, model="adaptd")
 
 
@@ -113,11 +113,11 @@ def test_the_chosen_model_is_the_one_that_the_result_names(finished, tmp_path: P
 
 
 def test_no_run_and_no_finished_run(finished, tmp_path: Path) -> None:
-    with pytest.raises(CdtransError, match=r"does not exist; make one with 'cdtrans adapt"):
+    with error_says("nowhere'", "not exist", "cdtrans adapt"):
         load(tmp_path / "nowhere")
     run = shutil.copytree(finished.run, tmp_path / "run")
     (run / "result.json").unlink()
-    with pytest.raises(CdtransError, match="no finished run; give its 'cdtrans adapt' command again"):
+    with error_says(f"'{run}'", "no finished run", "cdtrans adapt"):
         load(run)
 
 
@@ -125,7 +125,7 @@ def test_no_run_and_no_finished_run(finished, tmp_path: Path) -> None:
 def test_a_damaged_result(finished, tmp_path: Path, content: str) -> None:
     run = shutil.copytree(finished.run, tmp_path / "run")
     (run / "result.json").write_text(content)
-    with pytest.raises(CdtransError, match=r"result\.json' is damaged"):
+    with error_says("result.json'", "damaged"):
         load(run)
 
 
@@ -134,11 +134,11 @@ def test_an_unreadable_image_is_an_error_that_names_it(
 ) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"")
-    with pytest.raises(CdtransError, match=r"bad\.png' cannot be read: empty file; leave it out"):
+    with error_says("bad.png'", "cannot be read", "empty"):
         classifier.predict([files[0], bad])
-    with pytest.raises(CdtransError, match="missing"):
+    with error_says("nowhere.png'", "missing"):
         classifier.predict([tmp_path / "nowhere.png"])
-    with pytest.raises(CdtransError, match="does not exist"):
+    with error_says("nowhere'", "not exist"):
         classifier.predict(tmp_path / "nowhere")
 
 
@@ -146,7 +146,7 @@ def test_a_pil_image_whose_file_is_truncated_is_an_error_too(classifier: Classif
     """PIL reads the pixels only when they are asked for."""
     cut = tmp_path / "cut.png"
     cut.write_bytes(draw(tmp_path / "whole.png", 0, 0).read_bytes()[:200])
-    with Image.open(cut) as image, pytest.raises(CdtransError, match=r"^An image cannot be read: .+; leave it out\.$"):
+    with Image.open(cut) as image, error_says("image cannot be read", "truncated"):
         classifier.predict(image)
     with Image.open(cut) as image:
         (result,) = classifier.stream([image])

@@ -13,6 +13,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import Counts, predict_to_csv
+from support import error_says, says
 from tiny_task import draw
 
 
@@ -88,7 +89,7 @@ def test_below_the_threshold_there_is_no_label(finished, classifier, screen, tmp
     for row, prediction in zip(rows(tmp_path / "p.csv"), predictions, strict=True):
         assert row["label"] == ("" if prediction.probability < threshold else prediction.label)
         assert float(row["probability"]) > 0  # how unsure it was stays visible
-    assert "21 images, 10 of them left without a label (probability below" in screen.heard[-1]
+    assert says(screen.heard[-1], "21 images", "10 of them", "without a label")
 
 
 def test_a_single_image_and_a_list(finished, classifier, screen, tmp_path: Path) -> None:
@@ -135,13 +136,13 @@ class TestBadFiles:
         counts = write(classifier, folder, tmp_path / "p.csv", screen)
         assert counts.summary() == {"images": 20, "abstained": 0, "skipped": 1}
         assert "07b.png" not in (tmp_path / "p.csv").read_text()
-        assert screen.heard[0] == f"skipped '{folder / '07b.png'}': empty file"
-        assert "1 of 21 files cannot be read" in screen.heard[1]
+        assert says(screen.heard[0], "skipped", f"'{folder / '07b.png'}'", "empty")
+        assert says(screen.heard[1], "1 of 21 files", "cannot be read")
 
     def test_many_are_an_error_and_nothing_is_left(self, classifier, screen, folder: Path, tmp_path: Path) -> None:
         for n in range(8):
             (folder / f"{n}c.png").write_bytes(b"")
-        with pytest.raises(CdtransError, match=r"9 of 29 files cannot be read.*--max-bad"):
+        with error_says("9 of 29 files", "--max-bad"):
             write(classifier, folder, tmp_path / "p.csv", screen)
         assert {p.name for p in tmp_path.iterdir()} == {"images"}
         named = [text for text in screen.heard if text.startswith("skipped")]
@@ -156,34 +157,34 @@ class TestBadFiles:
         assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv"}
 
     def test_no_images_at_all(self, classifier, screen, tmp_path: Path) -> None:
-        with pytest.raises(CdtransError, match="does not exist"):
+        with error_says("nowhere'", "not exist"):
             write(classifier, tmp_path / "nowhere", tmp_path / "new" / "p.csv", screen)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(CdtransError, match="No image lies in"):
+        with error_says("no image", "empty'"):
             write(classifier, tmp_path / "empty", tmp_path / "new" / "p.csv", screen)
         assert {p.name for p in tmp_path.iterdir()} == {"empty"}
 
 
 class TestBadDestinations:
     def test_a_folder(self, finished, classifier, screen, tmp_path: Path) -> None:
-        with pytest.raises(CdtransError, match="not a file that the predictions could replace"):
+        with error_says(f"'{tmp_path}'", "not a file", "--csv"):
             write(classifier, finished.task.target, tmp_path, screen)
 
     def test_a_device_is_not_replaced(self, finished, classifier, screen, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")  # stands for /dev/null, which must not become a table
-        with pytest.raises(CdtransError, match="choose another --csv"):
+        with error_says("pipe'", "--csv"):
             write(classifier, finished.task.target, tmp_path / "pipe", screen)
         assert (tmp_path / "pipe").is_fifo()
 
     def test_below_a_file(self, finished, classifier, screen, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(CdtransError, match="not a writable folder; choose another --csv"):
+        with error_says("not a writable folder", "--csv"):
             write(classifier, finished.task.target, tmp_path / "file" / "deep" / "p.csv", screen)
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     def test_a_folder_without_permission(self, finished, classifier, screen, tmp_path: Path) -> None:
         (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(CdtransError, match="not a writable folder"):
+        with error_says("closed'", "not a writable folder"):
             write(classifier, finished.task.target, tmp_path / "closed" / "p.csv", screen)
 
 
@@ -233,9 +234,7 @@ def test_what_is_left_out_for_its_ending_is_told(classifier: Classifier, screen:
     how = {"root": None, "top": 1, "abstain": 0.0, "max_bad": 0.05, "screen": screen}
     assert predict_to_csv(classifier, tmp_path / "images", tmp_path / "p.csv", **how).images == 1
     (warning,) = [text for text in screen.heard if "Ignored" in text]
-    assert warning.startswith(
-        "Ignored because of the ending: 1 file (1 '.heic'), 'b.heic'. If they are images, convert"
-    )
+    assert says(warning, "1 file", "1 '.heic'", "'b.heic'", "convert")
     screen.heard.clear()
     assert predict_to_csv(classifier, tmp_path / "images" / "a.png", tmp_path / "p.csv", **how).images == 1
     assert not [text for text in screen.heard if "Ignored" in text]

@@ -1,7 +1,6 @@
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,12 +245,3 @@ def test_training_that_breaks_off_at_once_is_an_error_without_the_guard(
     _, adapted = adapt(run, guard=True)
     assert (adapted.after, adapted.chosen_epoch) == (None, 0)
     assert [measure.name for measure in adapted.measures] == ["training broke off"]
-
-
-def test_no_label_of_the_target_has_a_way_in() -> None:
-    hints = get_type_hints(adapt_to_target)
-    assert hints["target"] is Images
-    assert [name for name in inspect.signature(adapt_to_target).parameters if "label" in name] == ["labels"]
-    assert not any("label" in name for name in vars(numbered(2, 0)))
-    pairing = inspect.signature(search_pairs).parameters
-    assert [name for name in pairing if "label" in name] == ["source_labels"]

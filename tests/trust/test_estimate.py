@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cdtrans.trust.estimate import estimate
 from impressions import impression_of
+from support import says
 
 
 @given(seed=st.integers(0, 10**6), images=st.integers(1, 60), classes=st.integers(2, 5))
@@ -56,5 +57,4 @@ def test_where_harm_was_found_nothing_is_promised_from_below() -> None:
     assert (found.low, found.high) == (0.0, 1.0)
     told = found.summary()
     assert told["harm"] is True
-    assert "cannot be estimated" in str(told["sentence"])
-    assert "anything up to" in str(told["sentence"])
+    assert says(str(told["sentence"]), "cannot be estimated")

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from cdtrans.data.images import Header
 from cdtrans.data.thumbnails import SIDE
-from cdtrans.errors import CdtransError
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, graded, gravest, refuse
 from cdtrans.trust.preflight import Labels, Pictures, examine
+from support import error_says, says
 
 
 def noise(count: int, seed: int = 0) -> np.ndarray:
@@ -60,10 +60,8 @@ class TestUnreadable:
     def test_every_file_is_listed_and_the_first_are_named(self) -> None:
         finding = preflight.unreadable("target", BAD, 140, 0.05)
         assert finding.state == "warning"
-        assert finding.statement.startswith(
-            "7 of 140 target files cannot be read: '0.png', truncated; '1.png', truncated;"
-        )
-        assert finding.statement.endswith("; and 2 more")
+        assert says(finding.statement, "7 of 140 target files", "'0.png', truncated", "'4.png', truncated", "2 more")
+        assert "'5.png'" not in finding.statement
         assert finding.details["unreadable"] == BAD
 
     @pytest.mark.parametrize(
@@ -73,7 +71,9 @@ class TestUnreadable:
         assert preflight.unreadable("source", BAD, total, max_bad).state == state
 
     def test_none(self) -> None:
-        assert preflight.unreadable("source", {}, 7, 0.05).statement == "All 7 can be read"
+        finding = preflight.unreadable("source", {}, 7, 0.05)
+        assert finding.state == "ok"
+        assert says(finding.statement, "all 7")
 
 
 class TestIgnored:
@@ -81,15 +81,13 @@ class TestIgnored:
         paths = [*(f"{n}.heic" for n in range(5)), "x.HEIC", "scan", "odd.a b\nc"]
         finding = preflight.ignored("target", paths)
         assert finding.state == "warning"
-        assert finding.statement == (
-            "Ignored because of the ending: 8 target files (6 '.heic', 1 without, 1 '.a b\\nc'), "
-            "'0.heic', '1.heic', '2.heic', '3.heic', '4.heic' and 3 more"
-        )
+        assert says(finding.statement, "8 target files", "(6 '.heic', 1 without, 1 '.a b\\nc')")
+        assert says(finding.statement, "'0.heic', '1.heic', '2.heic', '3.heic', '4.heic' and 3 more")
         assert "JPEG" in finding.advice
         assert finding.details == {"files": paths}
         many = preflight.ignored("source", [f"x.{n}" for n in range(6)])
-        assert "6 source files (1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)" in many.statement
-        assert "1 source file (1 '.dat'), 'a.dat'" in preflight.ignored("source", ["a.dat"]).statement
+        assert says(many.statement, "6 source files", "(1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)")
+        assert says(preflight.ignored("source", ["a.dat"]).statement, "1 source file ", "(1 '.dat')", "'a.dat'")
 
     def test_none(self) -> None:
         finding = preflight.ignored("source", ())
@@ -98,20 +96,16 @@ class TestIgnored:
 
 class TestClasses:
     def test_few_classes_are_counted_one_by_one_and_many_in_short(self) -> None:
-        assert preflight.class_sizes(labels(5, 9)).statement == "2 classes: 'class-0' 5, 'class-1' 9"
-        assert preflight.class_sizes(labels(*range(5, 18))).statement == "13 classes of 5 to 17 images"
+        assert says(preflight.class_sizes(labels(5, 9)).statement, "2 classes", "'class-0' 5, 'class-1' 9")
+        assert says(preflight.class_sizes(labels(*range(5, 18))).statement, "13 classes", "5 to 17 images")
         assert preflight.class_sizes(labels(*range(5, 18))).details["images"]["class-12"] == 17
 
     def test_a_small_class_is_a_warning_and_an_empty_one_a_stop(self) -> None:
         small, empty = preflight.class_sizes(labels(9, 4, 1)), preflight.class_sizes(labels(9, 0, 1))
-        assert (small.state, small.statement) == (
-            "warning",
-            "2 classes have fewer than 5 source images: 'class-1', 'class-2'",
-        )
-        assert (empty.state, empty.statement) == (
-            "stop",
-            "No readable image is left of 1 class of the source: 'class-1'",
-        )
+        assert (small.state, empty.state) == ("warning", "stop")
+        assert says(small.statement, "2 classes", "fewer than 5", "'class-1', 'class-2'")
+        assert says(empty.statement, "no readable image", "1 class", "'class-1'")
+        assert "'class-2'" not in empty.statement
         assert small.advice
         assert empty.advice
 
@@ -119,8 +113,8 @@ class TestClasses:
     def test_balance(self, counts: tuple[int, ...], state: str) -> None:
         finding = preflight.class_balance(labels(*counts))
         assert finding.state == state
-        assert finding.statement.startswith("The largest source class, 'class-")
-        assert preflight.class_balance(labels(7, 7)).statement == "The source classes have equally many images"
+        assert says(finding.statement, "largest", f"'class-{len(counts) - 1}'", f"{counts[-1] / 5:.3g} times")
+        assert says(preflight.class_balance(labels(7, 7)).statement, "equally many")
 
     @pytest.mark.parametrize(("distinct", "state"), [(1, "warning"), (2, "ok")])
     def test_fewer_different_targets_than_classes(self, distinct: int, state: str) -> None:
@@ -138,8 +132,8 @@ class TestCopies:
         thumbnails[9] = thumbnails[8]
         finding = subject(examine(doubled._replace(thumbnails=thumbnails), TWO, TARGET), "copies in the source")
         assert finding.state == "warning"
-        assert finding.statement == "Copies of another source image: 2 of 20 exactly, 1 nearly"
-        assert "('cdtrans check --json' lists them)" in finding.advice
+        assert says(finding.statement, "2 of 20 exactly", "1 nearly")
+        assert "cdtrans check --json" in finding.advice
 
     def test_under_two_labels(self) -> None:
         thumbnails = SOURCE.thumbnails.copy()
@@ -147,12 +141,12 @@ class TestCopies:
         doubled = SOURCE._replace(digests=[*SOURCE.digests[:19], "s-0"], thumbnails=thumbnails)
         finding = subject(examine(doubled, TWO, TARGET), "labels of copies")
         assert finding.state == "warning"
-        assert "2 of 20 source images exactly, 2 nearly, such as 's-0.png', 's-19.png'" in finding.statement
+        assert says(finding.statement, "2 of 20", "exactly", "2 nearly", "'s-0.png', 's-19.png'")
         assert finding.details == {
             "exact": [{"s-0.png": "class-0", "s-19.png": "class-1"}],
             "near": [{"s-2.png": "class-0", "s-12.png": "class-1"}],
         }
-        assert "('cdtrans check --json' lists them)" in finding.advice
+        assert "cdtrans check --json" in finding.advice
 
     def test_a_quarter_of_contradicted_labels_is_a_stop(self) -> None:
         for copied, state in ((2, "warning"), (3, "stop")):
@@ -171,7 +165,7 @@ class TestCopies:
         """They may be what two cameras saw of one thing."""
         finding = subject(examine(SOURCE, TWO, pictures("t", SOURCE.thumbnails[::-1])), "copies across domains")
         assert finding.state == "warning"
-        assert "0 of 20 target images exactly, 20 nearly, such as 't-0.png' and 's-19.png'" in finding.statement
+        assert says(finding.statement, "0 of 20 target images exactly", "20 nearly", "'t-0.png'", "'s-19.png'")
         assert len(finding.details["near"]) == 20
 
 
@@ -206,31 +200,28 @@ class TestHeaders:
         assert finding.details == {"median": [300, 200], "tiny": ["0"], "thin": ["0", "1"]}
         finding = preflight.image_sizes("source", paths, [*odd, *plain, *odd[:1] * 35], crop=224)
         assert finding.state == "warning"
-        assert "with a side below 56: 36; with one side over 4 times the other: 37" in finding.statement
+        assert says(finding.statement, "below 56: 36", "4 times the other: 37")
 
     @pytest.mark.parametrize(
-        ("odd", "advice"),
+        ("odd", "small", "long"),
         [
-            ([Header(55, 60, False)], "Use larger originals of the small ones."),
-            ([Header(300, 1201, False)], "Crop the long ones to their content."),
-            (
-                [Header(55, 60, False), Header(300, 1201, False)],
-                "Use larger originals of the small ones. Crop the long ones to their content.",
-            ),
+            ([Header(55, 60, False)], True, False),
+            ([Header(300, 1201, False)], False, True),
+            ([Header(55, 60, False), Header(300, 1201, False)], True, True),
         ],
     )
-    def test_sizes_have_the_advice_that_applies(self, odd: list[Header], advice: str) -> None:
+    def test_sizes_have_the_advice_that_applies(self, odd: list[Header], small: bool, long: bool) -> None:
         headers = [Header(300, 200, False), *odd]
         finding = preflight.image_sizes("source", [str(n) for n in range(len(headers))], headers, crop=224)
-        assert (finding.state, finding.advice) == ("warning", advice)
+        assert finding.state == "warning"
+        assert ("small" in finding.advice, "long" in finding.advice) == (small, long)
 
     def test_transparency_in_one_domain(self) -> None:
         clear, solid = [Header(9, 9, True)] * 4, [Header(9, 9, False)] * 4
         assert preflight.transparency(clear, solid).state == "warning"
         assert preflight.transparency(clear, clear).state == "ok"
-        assert (
-            preflight.transparency(solid, solid[:3] + clear[:1]).statement
-            == "Transparency: 0% of the source, 25% of the target"
+        assert says(
+            preflight.transparency(solid, solid[:3] + clear[:1]).statement, "0% of the source", "25% of the target"
         )
 
 
@@ -257,7 +248,7 @@ class TestFindings:
 
     def test_refusal(self) -> None:
         refuse([Finding("ok", "a", "b"), Finding("warning", "a", "b")])
-        with pytest.raises(CdtransError, match=r"^It is so. Change it. .*--force.$"):
+        with error_says("It is so", "Change it", "--force"):
             refuse([Finding("ok", "a", "b"), Finding("stop", "a", "It is so", "Change it.")])
-        with pytest.raises(CdtransError, match=r"^It is so \(1 more: see 'cdtrans check'\)\. "):
+        with error_says("It is so", "1 more", "cdtrans check"):
             refuse([Finding("stop", "a", "It is so", "Change it."), Finding("stop", "a", "b")])

@@ -5,6 +5,7 @@ import pytest
 
 from cdtrans.trust.findings import Finding
 from cdtrans.trust.probes import Sample, domain_distance, probe
+from support import says
 
 CLASSES = ("ant", "bee", "cow", "dog")
 EACH = 40
@@ -41,7 +42,7 @@ def test_shuffled_labels_are_a_stop_and_noisy_features_a_warning() -> None:
     source, wrong = seen("s", many.tolist(), seed=0), np.random.default_rng(0).permutation(many)
     (shuffled, *_) = probe(source, wrong, CLASSES, seen("t", SAME, seed=1), seed=0)
     assert shuffled.state == "stop"
-    assert "labels belong to the images" in shuffled.advice
+    assert says(shuffled.advice, "labels", "images")
     noisy = seen("s", TRUE.tolist(), seed=0, spread=16)
     (separability, *_) = probe(noisy, TRUE, CLASSES, seen("t", SAME, seed=1), seed=0)
     assert separability.state == "warning"
@@ -60,7 +61,7 @@ def test_wrong_labels_are_listed_the_surest_first() -> None:
     assert {i["path"]: (i["label"], i["looks_like"]) for i in listed} == {"s-3": ("cow", "ant"), "s-70": ("ant", "bee")}
     assert [i["probability"] for i in listed] == sorted((i["probability"] for i in listed), reverse=True)
     assert listed[0]["path"] in finding.statement
-    assert "('cdtrans check --json' lists them)" in finding.advice
+    assert "cdtrans check --json" in finding.advice
 
 
 def test_the_distance_of_the_domains() -> None:
@@ -77,11 +78,11 @@ def test_classes_that_the_target_lacks() -> None:
     finding = run(TRUE, [0, 1, 3] * 12)["missing classes"]
     assert finding.state == "warning"
     assert finding.details["missing"] == ["cow"]
-    assert "1 of 4 source classes look like no target image: 'cow'" in finding.statement
+    assert says(finding.statement, "1 of 4 source classes", "'cow'")
     finding = run(TRUE, [0, 1, 3] * 6)["missing classes"]  # 18 images: of 'cow' 4.5 could be expected
     assert finding.state == "ok"
     assert finding.details["missing"] == []
-    assert "to expect" in finding.statement
+    assert "expected" in finding.statement
 
 
 def test_targets_that_no_class_claims() -> None:
@@ -90,7 +91,7 @@ def test_targets_that_no_class_claims() -> None:
     assert finding.details["share"] > 0.4
     strangers = [int(path[2:]) >= 40 for path in finding.details["images"]]
     assert np.mean(strangers) > 0.8
-    assert "('cdtrans check --json' lists them)" in finding.advice
+    assert "cdtrans check --json" in finding.advice
 
 
 def test_a_class_of_one_image_and_a_class_without() -> None:

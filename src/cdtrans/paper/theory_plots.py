@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -14,9 +14,6 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from cdtrans.paper.theory import DELTA, Row
 from cdtrans.paper.theory_steps import VIT_WIDTH
 from cdtrans.storage.files import atomic
-
-if TYPE_CHECKING:
-    from cdtrans.paper.theory_study import Study
 
 COLOURS = ("#1f6fb4", "#e08214", "#2a9d5c", "#8a4fbf")  # told apart in print and by the colour-blind
 GREY = "#555555"
@@ -40,14 +37,22 @@ NOISE = "noise |x − u| / σ"
 Curves = dict[str, list[tuple[float, Row]]]
 
 
-def draw_pictures(study: "Study", out: Path) -> None:
+class Study(Protocol):
+    """What the pictures need of a study."""
+
+    @property
+    def steps(self) -> dict[str, list[dict[str, Any]]]: ...
+    def panel(self, name: str) -> Curves: ...
+
+
+def draw_pictures(study: Study, out: Path) -> None:
     with matplotlib.rc_context(STYLE):
         _save(nearest_picture(study), out / "nearest.svg")
         _save(softmax_picture(study), out / "softmax.svg")
         _save(steps_picture(study), out / "proof-steps.svg")
 
 
-def nearest_picture(study: "Study") -> Figure:
+def nearest_picture(study: Study) -> Figure:
     """Theorem 1: the noise after averaging K neighbours."""
     panels = (
         ("nearest_dimension", "dimension (2 clusters of 256, K = 84)", "dimension d"),
@@ -58,7 +63,7 @@ def nearest_picture(study: "Study") -> Figure:
     return _four_panels(study, "Theorem 1: the mean of the K nearest", panels, claim=None)
 
 
-def softmax_picture(study: "Study") -> Figure:
+def softmax_picture(study: Study) -> Figure:
     """Theorem 2: the noise after softmax attention."""
     panels = (
         ("softmax_dimension", "dimension (4 clusters of 64, least λ)", "dimension d"),
@@ -69,7 +74,7 @@ def softmax_picture(study: "Study") -> Figure:
     return _four_panels(study, "Theorem 2: softmax attention", panels, claim=0.5)
 
 
-def steps_picture(study: "Study") -> Figure:
+def steps_picture(study: Study) -> Figure:
     """Lemma 1, the shell of Theorem 1, and the dimension that Theorem 2 asks for."""
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
@@ -95,7 +100,7 @@ def steps_picture(study: "Study") -> Figure:
     return figure
 
 
-def _four_panels(study: "Study", title: str, panels: Iterable[tuple[str, str, str]], *, claim: float | None) -> Figure:
+def _four_panels(study: Study, title: str, panels: Iterable[tuple[str, str, str]], *, claim: float | None) -> Figure:
     figure = Figure(figsize=(10, 7.8), layout="constrained")
     figure.suptitle(title, fontweight="bold")
     for axes, (panel, over, x) in zip(figure.subplots(2, 2).flat, panels, strict=True):
