@@ -67,9 +67,7 @@ def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResul
         device=json.loads((folder / "environment.json").read_text(encoding="utf-8"))["device"],
         images=evaluation["images"],
         scores={kind: scores[kind] for kind in KINDS if kind in scores},
-        per_class={
-            k: dict(zip(evaluation["classes"], v, strict=True)) for k, v in per_class.items() if benchmark.class_mean
-        },
+        per_class={k: dict(zip(names, v, strict=True)) for k, v in per_class.items() if benchmark.class_mean},
         epochs=epochs,
         seconds=sum(session["seconds"] for session in sessions),
         device_seconds=sum(session["seconds"] / session["jobs"] for session in sessions),
