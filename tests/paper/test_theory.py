@@ -303,7 +303,7 @@ class TestVerb:
         case = values["cases"]["sigma = 1, as asked"]
         assert (case["theorem"], case["verdict"], case["averaging"]["itself"]) == (2, "fails", True)
 
-        monkeypatch.setattr(theory_study, "draw_pictures", lambda study, out: None)
+        monkeypatch.setattr(theory_study, "draw_figures", lambda study, out: None)
         other = json.loads(ablate("theory", "--out", tmp_path / "other", "--json", "--seed", 1).out)
         assert other["cases"]["as asked"]["after"] != printed["cases"]["as asked"]["after"]
 

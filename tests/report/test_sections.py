@@ -67,7 +67,7 @@ class TestVerdict:
         verdict = sections.verdict(record(result=result, config={"pairing": "ground_truth"}))
         assert verdict.tone == "warned"
         assert verdict.badge.startswith("trained with ")
-        assert "adapts nothing" in verdict.sentence
+        assert "target labels" in verdict.sentence
 
     def test_the_estimate_is_a_range_or_missing(self) -> None:
         told = {"low": 0.6, "high": 0.8, "sentence": "So."}
