@@ -257,7 +257,7 @@ class TestLosses:
             ({"key": "strange.txt"}, ["'purple'", "strange.txt", "not one the model knows"]),
             ({"key": "source"}, ["The answer key", "source' has none of the target's pictures; give TARGET itself"]),
             ({"key": "mixed.txt"}, ["1 of the 2 pictures of the answer key", "mixed.txt'", "red/00.png"]),
-            ({"key": "target"}, ["The answer key cannot be used", "target' holds images but no class folders"]),
+            ({"key": "target"}, ["labelled images cannot be used", "target' holds images but no class folders"]),
             ({"source": "nowhere"}, ["nowhere"]),
             ({"target": "nowhere"}, ["nowhere"]),
             ({"lr": "fast"}, ["'lr'", "fast"]),

@@ -95,8 +95,8 @@ def test_every_picture_has_words(parsed: Parsed) -> None:
 
 def test_the_answer_key_is_marked_as_such(parsed: Parsed, full: Path) -> None:
     accuracy = json.loads((full / "evaluation.json").read_text())["accuracy"]
-    assert "uses target labels" in parsed.sections["answers"]
-    assert f"{accuracy:.1%}" in parsed.sections["answers"]
+    assert "uses target labels" in parsed.sections["labels"]
+    assert f"{accuracy:.1%}" in parsed.sections["labels"]
     for name in SECTIONS:
         assert name == "labels" or "True accuracy" not in parsed.sections[name]
 
@@ -123,15 +123,15 @@ def test_an_older_run_says_what_it_lacks(old_run: Path) -> None:
     run = old_run
     texts = written(run).sections
     for name, words in {
-        "scores": "no model",
+        "scores": "no label-free scores",
         "estimate": "no estimate",
-        "epochs": "no epoch",
+        "epochs": "no label-free scores",
         "pairs": "not record rejected pairs",
         "changed": "views.npz",
         "uncertain": "views.npz",
         "features": "no features",
         "mislabelled": "views.npz",
-        "answers": "cdtrans eval",
+        "labels": "cdtrans eval",
     }.items():
         assert words in texts[name], name
     assert "kept in round 2: both" in texts["gallery"]
@@ -152,7 +152,7 @@ def test_vanished_images_are_told(run: Path, tmp_path: Path) -> None:
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub(r"(source|target): /.*", rf"\1: {tmp_path}/nowhere", config))
     text = write_report(run, QUIET).read_text(encoding="utf-8")
-    told = re.search(r"(\d+) of the image files .* vanished", text)
+    told = re.search(r"(\d+) of the image files .* missing", text)
     assert told
     assert int(told[1]) > 20
     assert text.count("file is missing") > 50
@@ -209,18 +209,18 @@ def test_a_stopped_run_shows_what_there_is(stopped_run: Path) -> None:
     assert "no prediction changed" in texts["changed"]
     assert "sure" in texts["uncertain"]
     assert says(texts["gallery"], "source-only model", "no adapted")
-    assert "hands over" in texts["answers"]
-    assert "by adaptation" not in texts["answers"]
+    assert "selected" in texts["labels"]
+    assert "by adaptation" not in texts["labels"]
     charts = [a["aria-label"] for tag, a in page.elements if tag == "svg"]
     assert not [words for words in charts if "over the epochs" in words], "no curve of a single dot"
 
 
 def test_no_points_by_adaptation_where_it_was_refused(run: Path) -> None:
-    assert "by adaptation" in written(run).sections["answers"]
+    assert "by adaptation" in written(run).sections["labels"]
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
     texts = written(run).sections
-    assert "by adaptation" not in texts["answers"]
+    assert "by adaptation" not in texts["labels"]
     assert "adapted model," in texts["gallery"], "what was refused can be looked at"
 
 
@@ -301,4 +301,4 @@ def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert says(texts["features"], "2 colours", "3 classes")
     assert says(texts["classes"], "2 of 3 classes", "most")
     assert says(texts["pairs"], "2 of 3 classes", "largest")
-    assert says(texts["answers"], "accuracy by class")
+    assert says(texts["labels"], "accuracy by class")

@@ -66,8 +66,8 @@ class TestVerdict:
         result = {"chosen_epoch": 2, "chosen_model": "adapted", "guard": {"verdict": "kept"}}
         verdict = sections.verdict(record(result=result, config={"pairing": "ground_truth"}))
         assert verdict.tone == "warned"
-        assert verdict.badge.startswith("trained with the ")
-        assert "adapts nothing" in verdict.sentence
+        assert verdict.badge.startswith("trained with ")
+        assert "target labels" in verdict.sentence
 
     def test_the_estimate_is_a_range_or_missing(self) -> None:
         told = {"low": 0.6, "high": 0.8, "sentence": "So."}

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import cdtrans.run.check as verb
 from cdtrans.data import stream
 from cdtrans.errors import CdtransError
-from cdtrans.model.backbone import create_backbone, resolve_name
+from cdtrans.model.backbone import create_backbone
 from cdtrans.run import check_model
 from cdtrans.run.check import Check, check
 from cdtrans.run.check_model import draw_sample
@@ -86,7 +86,6 @@ def test_a_clean_task_and_nothing_is_written_but_the_cache(task: Task) -> None:
     assert after == before
 
 
-@pytest.mark.slow
 def test_what_check_has_decoded_adapt_need_not(task: Task, monkeypatch) -> None:
     checked(task)
 
@@ -134,10 +133,9 @@ def test_folders_and_images_that_are_of_no_class(task: Task) -> None:
     screen = Notes()
     result = checked(task, screen)
     assert states(result) == {"source layout": "warning"}
-    assert says(result.findings[0].found, "'zebra'", str(task.source), "beside the class folders")
+    assert says(result.findings[0].statement, "'zebra'", str(task.source), "beside the class folders")
 
 
-@pytest.mark.slow
 def test_splits_that_are_taken_for_classes_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:
     parts = task.folder / "parts"
     for part in ("train", "val"):
@@ -152,7 +150,6 @@ def test_splits_that_are_taken_for_classes_are_told_by_check_and_by_adapt(task: 
     assert says(warning, "'train', 'val'", f"give '{parts}/train'")
 
 
-@pytest.mark.slow
 def test_files_that_are_ignored_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:
     (task.source / "red" / "20.heic").touch()
     (task.target / "scan").touch()
@@ -183,7 +180,6 @@ def test_copies_of_every_kind(task: Task) -> None:
     }
 
 
-@pytest.mark.slow
 def test_what_adapt_takes_from_the_check_says_where_the_whole_list_is(task: Task, capsys) -> None:
     shutil.copy(task.source / "blue" / "00.png", task.source / "red" / "copy.png")
     adapt(source=task.source, target=task.target, out=task.folder / "run", config=task.config, quiet=True)
@@ -235,7 +231,7 @@ class TestWithBackbone:
     def test_its_findings_come_last(self, task: Task, weights: Path) -> None:
         result = checked(task, weights=weights)
         assert [f.subject for f in result.findings] == MODEL_FREE + WITH_MODEL
-        assert (result.backbone, result.skipped) == (resolve_name(TINY["backbone"]), "")
+        assert (result.backbone, result.skipped) == (TINY["backbone"], "")
         assert result.state != "stop"
         assert checked(task, weights=weights) == result
 
@@ -282,7 +278,7 @@ class TestWithBackbone:
         *others, weights = result.findings
         assert [f.subject for f in others] == MODEL_FREE
         assert (weights.state, weights.subject) == ("warning", "weights")
-        assert says(weights.found, f"'{TINY['backbone']}'", "downloaded")
+        assert says(weights.statement, f"'{TINY['backbone']}'", "downloaded")
         assert result.backbone is None
         assert "no weights" in result.skipped
 
