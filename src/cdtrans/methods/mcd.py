@@ -44,6 +44,7 @@ class MCD(Method):
     options: MCDOptions
     paper = "Saito et al. 2018"
     title = "Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR"
+    cost = "2.8"
 
     def __init__(self, network: Network, options: MCDOptions, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
