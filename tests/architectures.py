@@ -67,7 +67,7 @@ EVAS = {
     "queries and keys normed": Small("vit_small_patch16_dinov3", {**WIDE, "qk_norm": True}, 48),
     "class token alone": Small("eva02_tiny_patch14_224", {**WIDE, "global_pool": "token"}, 48),
     "first patch alone": Small(
-        "vit_small_patch16_rope_224", {**WIDE, "class_token": False, "global_pool": "token"}, 48
+        "vit_small_patch16_dinov3", {**WIDE, "class_token": False, "num_reg_tokens": 0, "global_pool": "token"}, 48
     ),
 }
 CROSS = {**{f"ViT: {k}": v for k, v in VISION_TRANSFORMERS.items()}, **{f"Eva: {k}": v for k, v in EVAS.items()}}
