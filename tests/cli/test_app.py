@@ -25,17 +25,19 @@ from cdtrans.bench.tables import BenchTable
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
 from cdtrans.cli.options import NOT_FLAGS
-from cdtrans.config import FIELDS
+from cdtrans.config import SETTINGS
 from cdtrans.data.benchmarks import BENCHMARKS, FoundBenchmark
 from cdtrans.data.pixels import open_pixels
 from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.evaluation.evaluate import Evaluation
 from cdtrans.evaluation.metrics import score
+from cdtrans.methods import METHODS, method_class
 from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding
+from support import says
 from tiny_task import CLASSES, draw
 
 COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
@@ -107,7 +109,8 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        assert verbs == ["adapt", "check", "eval", "predict", "export", "report", "demo", "cache", "bench", "ablate"]
+        expected = ["adapt", "check", "eval", "predict", "export", "report", "demo", "cache"]
+        assert verbs == [*expected, "methods", "bench", "ablate"]
         assert run("-h").out == ended.out
 
     def test_the_version_and_those_it_runs_with(self, run: Run) -> None:
@@ -128,20 +131,23 @@ class TestHelp:
     )
     def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
         text = " ".join(run(verb, "--help").out.split())
-        for name, spec in FIELDS.items():
+        for name, spec in SETTINGS.items():
             if name not in NOT_FLAGS and name not in own:
                 assert f"--{name.replace('_', '-')}" in text
                 assert " ".join(spec.metadata["help"].split()) in text, name
-        for words in ("cls, none; default: cls", "none, rpll, mrkld_lrent; default: none", "center, pair; default"):
+        for words in ("cls, none; default: cls", "default: cdtrans", "center, pair; default"):
             assert f"({words}" in text
-        assert "(two_way, one_way_source, one_way_target; default: two_way)" in text, "'adapt' refuses the others"
+        assert "(two_way, one_way_source, one_way_target; default: two_way)" in text
+        assert "--set KEY=VALUE" in text
+        assert "--method-args" not in text
 
     def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
         assert flags_of(run, "eval") == COMMON | SCORING
         assert flags_of(run, "export") == COMMON | {"--out", "--model"}
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
         assert flags_of(run, "report") == COMMON
-        settings = {f"--{name.replace('_', '-')}" for name in FIELDS if name not in NOT_FLAGS}
+        assert flags_of(run, "methods") == COMMON
+        settings = {f"--{name.replace('_', '-')}" for name in SETTINGS if name not in NOT_FLAGS} | {"--set"}
         shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
         assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}
         assert flags_of(run, "adapt") >= COMMON | settings | {
@@ -189,8 +195,37 @@ class TestWrongUse:
         assert "'neck': known: batchnorm, none" in one_sentence(run(*places, "--neck", "xyz").err)
         known = "'pairing': known: two_way, one_way_source, one_way_target."
         assert known in one_sentence(run(*places, "--pairing", "xyz").err)
-        assert "'crop' must be int or auto" in one_sentence(run(*places, "--crop", "1.5").err)
+        assert says(one_sentence(run(*places, "--crop", "1.5").err), "'crop'", "whole number", "auto", "'1.5'")
         assert "did you mean 'digits'?" in run(*places, "--preset", "digit").err
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [
+            (["--method", "cdtrnas"], ["'cdtrnas'", "did you mean 'cdtrans'?"]),
+            (["--method", "zzzzz"], ["'zzzzz'", "cdtrans, dann, mcd, rpll, mrkld_lrent"]),
+            (["--method", "ground_truth"], ["'ground_truth'", "target labels", "cdtrans ablate"]),
+            (["--method", "nowhere.py:Mine"], ["'nowhere.py'", "--method"]),
+            (["--method", "dann", "--set", "trade_of=1"], ["'dann'", "'trade_of'", "did you mean 'trade_off'?"]),
+            (["--method", "dann", "--set", "trade_off=-1"], ["'trade_off'", "at least 0"]),
+            (["--method", "dann", "--set", "trade_off=much"], ["'trade_off'", "a number", "'much'"]),
+            (["--method", "dann", "--pairing", "two_way"], ["'dann'", "no option 'pairing'"]),
+            (["--method", "rpll", "--set", "alpha=1"], ["'rpll'", "no option 'alpha'", "no options"]),
+            (["--set", "center-awre=false"], ["'cdtrans'", "'center_awre'", "did you mean 'center_aware'?"]),
+            (["--set", "center_aware"], ["--set", "KEY=VALUE", "'center_aware'"]),
+            (["--set", "=3"], ["--set", "KEY=VALUE", "'=3'"]),
+            (["--set", "pairing=two_way", "--set", "pairing=two_way"], ["--set", "'pairing'", "twice"]),
+        ],
+        ids=lambda value: " ".join(value),
+    )
+    def test_a_wrong_method_or_option_names_the_nearest_right_one(
+        self, run: Run, finished, tmp_path: Path, flags: list[str], words: list[str]
+    ) -> None:
+        ended = run(*finished.task.adapt(tmp_path / "out", *flags))
+        assert ended.code == 2
+        assert says(ended.err, *words)
+        assert ended.err.startswith("error: ")
+        assert ended.err.count("\n") == 1
         assert not (tmp_path / "out").exists()
 
     def test_no_source_or_target(self, run: Run) -> None:
@@ -248,6 +283,14 @@ class TestAdapt:
         assert run("adapt", "a", "b", *flags.split()).code == 0
         expected = {"epochs": 3, "lr": 1e-3, "pretrained": False, "crop": "64", "mutual_pairs": "once"}
         assert called.items() >= (expected | {"detach_teacher": True, "config": Path("c.yaml")}).items()
+
+    def test_options_of_a_method_are_read_as_yaml_reads_them(self, run: Run, called: dict[str, Any]) -> None:
+        options = ("trade_off=0.5", "kind=soft", "balanced=true", "some-name=3", "list=[1, 2]", "odd=a: b: c")
+        flags = [word for option in options for word in ("--set", option)]
+        assert run("adapt", "a", "b", "--method", "dann", *flags).code == 0
+        assert called["method"] == "dann"
+        read = {"trade_off": 0.5, "kind": "soft", "balanced": True, "some_name": 3, "list": [1, 2], "odd": "a: b: c"}
+        assert called["method_args"] == read
 
     def test_the_promised_json(self, run: Run, called: dict[str, Any]) -> None:
         ended = run("adapt", "a", "b", "--json")
@@ -520,6 +563,39 @@ class TestDemo:
         assert "77.8%" in ended.out
         assert "Run folder: runs/demo" in ended.out
         assert asked["seed"] == 0
+
+
+class TestMethods:
+    def test_a_line_for_each(self, run: Run) -> None:
+        ended = run("methods")
+        assert (ended.code, ended.err) == (0, "")
+        lines = {line.split()[0]: line for line in ended.out.splitlines() if line.split()}
+        for name in METHODS:
+            summary = (method_class(name).__doc__ or "").splitlines()[0].rstrip(".")
+            assert says(lines[name], summary, method_class(name).paper, method_class(name).backbones)
+
+    def test_the_options_of_one(self, run: Run) -> None:
+        ended = run("methods", "mrkld_lrent")
+        assert ended.code == 0, ended.err
+        assert says(ended.out, "Zou et al. 2019", "label_entropy", "0.25", "divergence", "--set")
+        assert says(run("methods", "rpll").out, "no options")
+
+    def test_the_promised_json(self, run: Run) -> None:
+        ended = run("methods", "--json")
+        assert (ended.err, ended.out.count("\n")) == ("", 1)
+        rows = json.loads(ended.out)["methods"]
+        assert [row["name"] for row in rows] == list(METHODS)
+        for row in rows:
+            assert row.keys() == {"name", "summary", "paper", "title", "backbones", "cost", "options"}
+            assert all(option.keys() == {"name", "default", "help"} for option in row["options"])
+            assert all(option["help"] for option in row["options"])
+        (one,) = json.loads(run("methods", "mcd", "--json").out)["methods"]
+        assert one == next(row for row in rows if row["name"] == "mcd")
+
+    def test_a_wrong_name(self, run: Run) -> None:
+        ended = run("methods", "dan")
+        assert ended.code == 2
+        assert says(ended.err, "'dan'", "did you mean 'dann'?")
 
 
 class TestCache:

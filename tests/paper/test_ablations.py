@@ -2,31 +2,31 @@
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from cdtrans.paper.with_key import adapt_with_key, true_pairs
 
 from ablation_task import make_key, run, start, true_classes
+from cdtrans.bench.folder import owned
 from cdtrans.bench.results import KINDS, SCORED
-from cdtrans.config import FIELDS, layered_config
+from cdtrans.config import SETTINGS, layered_config
 from cdtrans.data.store import list_stores
 from cdtrans.errors import CdtransError
-from cdtrans.model.encoding import Encoded
-from cdtrans.pairing.pairs import search_pairs
 from cdtrans.paper.ablation_rows import LOSSES, PSEUDO_LABELS, Ablation
 from cdtrans.paper.ablations import ablate, make_plan, read_scored
+from cdtrans.paper.known_pairs import SampledPairsOptions
 from cdtrans.paper.noise import Study
 from cdtrans.paper.pair_quality import UNKNOWN, Answers, check_of_target, measure, read_answers
 from cdtrans.paper.printed_tables import paper_table
 from cdtrans.report.page import write_report
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run_folder import read_result
-from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_source, make_task, tree, warm
+from support import error_says, says
+from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_task, tree, warm
 
 SMALL = {"source_epochs": 2, "epochs": 2, "rebuild_every": 1}
 
@@ -58,7 +58,6 @@ def losses(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
 class TestLosses:
     def test_the_rows_are_the_papers(self) -> None:
         assert [variant.paper for variant in LOSSES.variants] == [row.method for row in paper_table("losses", 3)]
@@ -231,8 +230,34 @@ class TestLosses:
         older = {k: v for k, v in json.loads((out / "ablation.json").read_text()).items() if k != "mutual_pairs"}
         (out / "ablation.json").write_text(json.dumps(older))
         ended = run(task, "losses", out, "--mutual-pairs", "once")
-        assert "(mutual_pairs: twice there, once now)" in ended.err
+        assert ended.code == 2
+        assert says(ended.err, "another ablation", "mutual_pairs: twice there, once now")
         assert run(task, "losses", out).code == 0
+
+    @pytest.mark.parametrize(("first", "second"), [((), ("--mutual-pairs", "once")), (("--mutual-pairs", "once"), ())])
+    def test_an_option_of_the_method_is_part_of_the_recipe_given_or_not(
+        self, task: Task, tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]
+    ) -> None:
+        plans = [
+            make_plan(
+                *(LOSSES, task.source, task.target, {"mutual_pairs": flags[1]} if flags else {}),
+                key=task.folder / "key.txt",
+                out=tmp_path / "out",
+                preset=None,
+                config=task.config,
+                force=False,
+                screen=Screen(quiet=True),
+            )
+            for flags in (first, second)
+        ]
+        with owned(tmp_path / "out", "ablation.json", plans[0].recipe(), "an ablation"):
+            pass
+        recipe = plans[1].recipe()
+        with (
+            error_says("another ablation", "mutual_pairs"),
+            owned(tmp_path / "out", "ablation.json", recipe, "an ablation"),
+        ):
+            pass
 
     def test_a_row_that_fails_is_named_and_the_others_go_on(self, losses: Path, task: Task, tmp_path: Path) -> None:
         out = tmp_path / "out"
@@ -254,7 +279,7 @@ class TestLosses:
         ("change", "words"),
         [
             ({"key": "nowhere"}, ["nowhere"]),
-            ({"key": "strange.txt"}, ["'purple'", "strange.txt", "not one the model knows"]),
+            ({"key": "strange.txt"}, ["'purple'", "strange.txt", "unknown to the model"]),
             ({"key": "source"}, ["The answer key", "source' has none of the target's pictures; give TARGET itself"]),
             ({"key": "mixed.txt"}, ["1 of the 2 pictures of the answer key", "mixed.txt'", "red/00.png"]),
             ({"key": "target"}, ["labelled images cannot be used", "target' holds images but no class folders"]),
@@ -262,9 +287,12 @@ class TestLosses:
             ({"target": "nowhere"}, ["nowhere"]),
             ({"lr": "fast"}, ["'lr'", "fast"]),
             ({"source_model": "nowhere"}, ["nowhere", "has no finished stage 1"]),
-            ({"pairing": "ground_truth"}, ["'--pairing ground_truth' needs an answer key"]),
-            ({"resize": "9"}, ["Images resized to 9 cannot be cropped to 16"]),
-            ({"self_training": "rpll"}, ["'self_training: rpll'", "all rows of 'losses' would be the same"]),
+            ({"pairing": "ground_truth"}, ["'ground_truth'", "'pairing'", "two_way"]),
+            ({"resize": "9"}, ["resized to 9", "cropped to 16"]),
+            ({"method": "rpll"}, ["'losses'", "'loss_source'", "'rpll'", "--method"]),
+            ({"method": "ground_truth"}, ["'ground_truth'", "target labels"]),
+            ({"method": "cdtrnas"}, ["'cdtrnas'", "did you mean 'cdtrans'?"]),
+            ({"mutual_pairs": "thrice"}, ["'thrice'", "'mutual_pairs'"]),
             ({"out": "key.txt/below"}, ["key.txt/below' cannot be written: Not a directory; choose another --out."]),
         ],
     )
@@ -277,9 +305,8 @@ class TestLosses:
         how["out"] = tmp_path / "out"
         for name, value in change.items():
             how[name] = task.folder / value if name in (*how, "source_model") else value
-        with pytest.raises(CdtransError) as caught:
+        with error_says(*words):
             ablate(LOSSES, screen=Screen(quiet=True), **how)
-        assert all(word in str(caught.value) for word in words)
         assert not (tmp_path / "out").exists()
 
 
@@ -291,7 +318,6 @@ def pseudo_labels(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
 class TestPseudoLabels:
     def test_the_rows_are_the_papers_in_its_order(self) -> None:
         assert [v.paper for v in PSEUDO_LABELS.variants] == [row.method for row in paper_table("pseudo-labels")]
@@ -315,7 +341,7 @@ class TestPseudoLabels:
 
     def test_recall_and_precision_are_those_of_the_saved_pairs_and_the_key(self, pseudo_labels: Path) -> None:
         for row in read(pseudo_labels, "pseudo-labels")["rows"]:
-            if row["settings"]["self_training"] != "none":
+            if row["settings"]["method"] in ("rpll", "mrkld_lrent"):
                 assert "pairs" not in row
                 continue
             true = true_classes(pseudo_labels / row["run"])
@@ -353,17 +379,17 @@ class TestPseudoLabels:
             for line in lines:
                 assert {name for name in line if name.startswith("loss")} == {f"loss_{name}" for name in names}
         config = yaml.safe_load((pseudo_labels / "rpll" / "config.yaml").read_text())
-        assert config["self_training"] == "rpll"
+        assert (config["method"], config["method_args"]) == ("rpll", {})
 
-    def test_a_self_training_run_killed_goes_on_and_comes_to_the_same(
+    def test_a_run_of_another_method_killed_continues_and_comes_to_the_same(
         self, pseudo_labels: Path, task: Task, tmp_path: Path
     ) -> None:
         out = tmp_path / "out"
-        killed = warm().start(task.adapt(out, "--self-training", "mrkld_lrent"), tmp_path / "logs")
+        killed = warm().start(task.adapt(out, "--method", "mrkld_lrent"), tmp_path / "logs")
         assert killed.wait_until(lambda: (out / "predictions" / "epoch-001.npz").exists())
         killed.send(9)
         assert killed.wait().code == -9
-        assert warm().run(task.adapt(out, "--self-training", "mrkld_lrent"), tmp_path / "logs").code == 0
+        assert warm().run(task.adapt(out, "--method", "mrkld_lrent"), tmp_path / "logs").code == 0
         ours, row = computed(out), computed(pseudo_labels / "mrkld-lrent")
         assert {name: row[name] for name in ours} == ours
         assert after_stage_1(out) == after_stage_1(pseudo_labels / "mrkld-lrent")
@@ -406,7 +432,7 @@ class TestPseudoLabels:
         assert [row["row"] for row in rows if row["trained_with_key"]] == ["Groundtruth"]
         for row in rows:
             config = yaml.safe_load((pseudo_labels / row["run"] / "config.yaml").read_text())
-            assert (config["pairing"] == "ground_truth") == row["trained_with_key"]
+            assert (config["method"] == "ground_truth") == row["trained_with_key"]
         text = (pseudo_labels / "pseudo-labels.md").read_text(encoding="utf-8")
         assert "Groundtruth was also trained with it, no other row was." in text
 
@@ -417,33 +443,46 @@ class TestPseudoLabels:
             run = pseudo_labels / name
             assert read_result(run)["trained_with_key"] is with_key
             ended = warm().run(["predict", str(run), str(task.target), "--device", "cpu"], tmp_path / "logs")
-            assert ("was trained with the target's labels" in ended.err) == with_key
+            assert ("was trained with target labels" in ended.err) == with_key
             page = write_report(run, Screen(quiet=True)).read_text(encoding="utf-8")
-            assert ("training has seen them" in page) == with_key
-            assert ("never saw" in page) != with_key
+            assert ("trained with target labels" in page) == with_key
+            assert ("training used them" in page) == with_key
+            assert ("did not use them" in page) != with_key
             (run / "report.html").unlink()
 
     def test_adapt_refuses_ground_truth_even_in_the_folder_of_such_a_run(
         self, pseudo_labels: Path, task: Task, tmp_path: Path
     ) -> None:
         for out in (tmp_path / "out", pseudo_labels / "ground-truth"):
-            ended = warm().run(task.adapt(out, "--pairing", "ground_truth"), tmp_path / "logs")
+            ended = warm().run(task.adapt(out, "--method", "ground_truth"), tmp_path / "logs")
             assert ended.code == 2
-            assert "error: '--pairing ground_truth' needs an answer key, which 'adapt' never opens" in ended.err
+            assert says(ended.err, "error: ", "'ground_truth'", "target labels", "'adapt' never")
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_a_configuration_with_self_training_changes_no_row_that_has_pairs(task: Task, tmp_path: Path) -> None:
+def test_a_configuration_with_another_method_changes_no_row(task: Task, tmp_path: Path) -> None:
     config = tmp_path / "self.yaml"
-    config.write_text(task.config.read_text() + "self_training: mrkld_lrent\n")
+    config.write_text(task.config.read_text() + "method: mrkld_lrent\nmethod_args: {divergence: 0.3}\n")
     how = {"key": task.folder / "key.txt", "preset": None, "config": config, "force": True}
     plan = make_plan(PSEUDO_LABELS, task.source, task.target, {}, out=tmp_path, screen=Screen(quiet=True), **how)
     for planned in plan.runs():
-        assert f"--self-training={planned.name.replace('-', '_')}" in planned.adapt or (
-            "--self-training=none" in planned.adapt
-        )
+        own = {"rpll": "rpll", "mrkld-lrent": "mrkld_lrent", "ground-truth": "ground_truth"}
+        assert [word for word in planned.adapt if word.startswith("--method")] == [
+            f"--method={own.get(planned.name, 'cdtrans')}"
+        ]
+        assert ("--set=divergence=0.3" in planned.adapt) == (planned.name == "mrkld-lrent"), "which alone has it"
         assert "--force" in planned.adapt
+
+
+def test_a_shared_option_goes_to_the_rows_whose_method_has_it(task: Task, tmp_path: Path) -> None:
+    how = {"key": task.folder / "key.txt", "preset": None, "config": task.config, "force": False}
+    given = {"mutual_pairs": "once", "detach_teacher": True}
+    plan = make_plan(PSEUDO_LABELS, task.source, task.target, given, out=tmp_path, screen=Screen(quiet=True), **how)
+    for planned in plan.runs():
+        branches = planned.name not in ("rpll", "mrkld-lrent")
+        assert ('--set=mutual_pairs="once"' in planned.adapt) == branches
+        assert ("--set=detach_teacher=true" in planned.adapt) == branches
+        assert not any("mutual-pairs" in word for word in planned.adapt)
 
 
 class TestKey:
@@ -475,52 +514,28 @@ ABLATIONS = [LOSSES, PSEUDO_LABELS, Ablation("noise", "", (), Study((50,), (1,),
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_every_row_decides_all_that_rows_differ_in(ablation: Ablation) -> None:
     """Else a configuration would decide it for some rows, and the table would not say so."""
+    of_method: dict[str, set[str]] = {}
     for variant in ablation.variants:
-        assert set(variant.settings) == set(ablation.varied)
-        if "pairing" in ablation.varied:
-            own = {"rpll": "rpll", "mrkld-lrent": "mrkld_lrent"}
-            assert variant.settings["self_training"] == own.get(variant.folder, "none")
+        of_method.setdefault(variant.settings.get("method", ""), set()).update(variant.settings)
+        assert ("method" in variant.settings) == ("method" in ablation.varied)
+    for variant in ablation.variants:
+        assert set(variant.settings) == of_method[variant.settings.get("method", "")]
+    assert set.union(*of_method.values()) == set(ablation.varied)
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_rows_differ_in_stage_2_alone(ablation: Ablation) -> None:
     """Else they could not share stage 1. Runs of another seed are in another folder, and share nothing."""
-    assert {FIELDS[name].metadata["group"] for name in ablation.varied if name != "seed"} == {"Stage 2: adaptation"}
+    stage_2 = {"Stage 2: adaptation", "Method: cdtrans"}
+    own = {f.name for f in fields(SampledPairsOptions)}  # of the method that Fig. 2b has
+    settings = [name for name in ablation.varied if name not in own | {"seed"}]
+    assert {SETTINGS[name].metadata["group"] for name in settings} <= stage_2
     seeds = {}
     for variant in ablation.variants:
         seeds.setdefault(Path(variant.folder).parent, set()).add(variant.settings.get("seed"))
     assert all(len(found) == 1 for found in seeds.values())
 
 
-class TestTruePairs:
-    def test_nearest_of_the_same_class_from_both_sides(self) -> None:
-        angles_s, angles_t = torch.tensor([0.0, 10, 50, 90]), torch.tensor([2.0, 48, 60, 91, 89])
-        labels, true = torch.tensor([0, 1, 0, 2]), torch.tensor([1, 0, 0, UNKNOWN, 1])
-        source, target = (Encoded(directions(a), torch.randn(len(a), 3)) for a in (angles_s, angles_t))
-        found = search_pairs(source.features, labels, target.features, target.logits, target_class="pair")
-        pairs = true_pairs(found, source, target, true, "once")
-        listed = sorted(zip(pairs.source.tolist(), pairs.target.tolist(), strict=True))
-        assert listed == [(0, 1), (1, 0), (1, 4), (2, 1), (2, 2)], "class 2 and the unknown image are in none"
-        assert pairs.pairs().target_labels.tolist() == labels[pairs.source].tolist()
-        assert pairs.centers is found.centers
-        assert pairs.nearest is found.nearest
-
-    def test_a_key_of_other_images_is_one_sentence(self, task: Task, tmp_path: Path) -> None:
-        key = make_source(tmp_path / "others", each=2)
-        how = {"key": key, "out": tmp_path / "out", "config": task.config, "screen": Screen(quiet=True)}
-        with pytest.raises(CdtransError, match="'--pairing two_way' needs no answer key; 'cdtrans adapt' has it"):
-            adapt_with_key(task.source, task.target, **how)
-        how["pairing"] = "ground_truth"
-        with pytest.raises(CdtransError, match="names no target image of a class of the source"):
-            adapt_with_key(task.source, task.target, **how)
-
-
-def directions(degrees: torch.Tensor) -> torch.Tensor:
-    radians = degrees.deg2rad()
-    return torch.stack([radians.cos(), radians.sin()], dim=1)
-
-
-@pytest.mark.slow
 def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> None:
     shown = warm().run(["ablate", "--help"], tmp_path).out
     assert all(verb in shown for verb in ("losses", "pseudo-labels", "noise", "attention", "theory"))
@@ -529,5 +544,6 @@ def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> No
         shown = warm().run(["ablate", ablation.name, "--help"], tmp_path).out
         assert "--key" in shown
         assert "--source-epochs" in shown
-        assert not [name for name in {*ablation.varied, "self_training"} if f"--{name.replace('_', '-')} " in shown]
-        assert all(f"--{name.replace('_', '-')} " in shown for name in other.varied if name != "self_training")
+        assert not [name for name in {*ablation.varied, "method"} if f"--{name.replace('_', '-')} " in shown]
+        assert all(f"--{name.replace('_', '-')} " in shown for name in other.varied if name != "method")
+        assert "--set " not in shown, "whose options it would be is not said"

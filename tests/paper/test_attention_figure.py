@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from cdtrans.paper.attention_figure import draw_attention, false_pairs
@@ -121,9 +122,9 @@ def test_chosen_pairs_need_no_key(run: Path, tmp_path: Path) -> None:
 def test_a_run_without_pairs_or_without_an_adapted_model_says_so(run: Path, key: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    config = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(config.replace("self_training: none", "self_training: rpll"))
-    with error_says("without pairs"):
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    (copy / "config.yaml").write_text(yaml.safe_dump(config | {"method": "rpll", "method_args": {}}))
+    with error_says("'rpll'", "at random", "--pair"):
         draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
     shutil.rmtree(copy / "adapted")
     with error_says("before stage 2"):

@@ -12,10 +12,10 @@ from PIL import Image
 
 from ablation_task import make_key, run, start, true_classes
 from cdtrans.bench.results import Spread
-from cdtrans.errors import CdtransError
 from cdtrans.paper.ablations import read_scored
 from cdtrans.paper.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Study, parse_levels
 from cdtrans.paper.noise_figure import figure
+from support import error_says, says
 from tiny_task import QUICK, Task, log_lines, make_task, warm
 
 FLAGS = ("--levels", "0,50,100", "--pairs", "20")
@@ -58,7 +58,6 @@ def trained_on(run: Path) -> list[tuple[int, int, int]]:
         return list(zip(*(arrays[k][kept].tolist() for k in ("source", "source_labels", "target")), strict=True))
 
 
-@pytest.mark.slow
 class TestRuns:
     def test_a_run_for_each_point_but_for_those_that_are_the_same_or_empty(self, noise: Path) -> None:
         assert sorted(f.parent.relative_to(noise).as_posix() for f in noise.rglob("result.json")) == sorted(RUNS)
@@ -92,19 +91,20 @@ class TestRuns:
         for name in RUNS:
             assert len(list((noise / name / "pairs").iterdir())) == 1
             config = yaml.safe_load((noise / name / "config.yaml").read_text())
-            assert config["pairing"] == ("sampled_true" if "only" in name else "sampled")
-            assert (config["sampled_pairs"], config["false_share"]) == (20, int(name.split("-")[-1]) / 100)
+            assert config["method"] == "sampled_pairs"
+            options = config["method_args"]
+            assert options["drop_false"] == ("only" in name)
+            assert (options["pairs"], options["false_share"]) == (20, int(name.split("-")[-1]) / 100)
+            assert options["sample_seed"] == config["seed"] == 1234
             assert not any(config[name] for name in ("guard", "report"))
 
     def test_adapt_refuses_such_a_setting(self, task: Task, tmp_path: Path) -> None:
-        for pairing in ("sampled", "sampled_true"):
-            ended = warm().run(task.adapt(tmp_path / "out", "--pairing", pairing), tmp_path / "logs")
-            assert ended.code == 2
-            assert f"error: '--pairing {pairing}' needs an answer key, which 'adapt' never opens" in ended.err
+        ended = warm().run(task.adapt(tmp_path / "out", "--method", "sampled_pairs"), tmp_path / "logs")
+        assert ended.code == 2
+        assert says(ended.err, "error: ", "'sampled_pairs'", "target labels", "'adapt' never")
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 class TestSharedStage1:
     def test_all_points_of_a_seed_start_from_one(self, noise: Path) -> None:
         first = noise / RUNS[0]
@@ -134,7 +134,6 @@ class TestSharedStage1:
         assert "UNFINISHED" not in text
 
 
-@pytest.mark.slow
 class TestFiles:
     def test_the_numbers_are_those_of_the_run_folders(self, noise: Path) -> None:
         record = read(noise)
@@ -201,11 +200,10 @@ class TestFiles:
         assert (read(noise), (noise / "noise.png").read_bytes(), (noise / "noise.md").read_text()) == before
         ended = run(task, "noise", noise, "--levels", "0,50,100")
         assert ended.code == 2, "one pair for each of the 21 target images"
-        assert "holds another ablation's runs (sampled_pairs: 20 there, 21 now)" in ended.err
+        assert says(ended.err, "another ablation", "pairs: 20 there, 21 now")
         run(task, "noise", noise, *FLAGS)
 
 
-@pytest.mark.slow
 def test_what_check_would_stop_is_run_with_force(tmp_path: Path) -> None:
     task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
     shutil.rmtree(task.target)
@@ -213,7 +211,7 @@ def test_what_check_would_stop_is_run_with_force(tmp_path: Path) -> None:
     flags = ("--levels", "0", "--pairs", "20", "--key", str(task.target))
     ended = run(task, "noise", tmp_path / "out", *flags)
     assert ended.code == 1
-    assert "--force" in ended.err
+    assert says(ended.err, "--force")
     ended = run(task, "noise", tmp_path / "out", *flags, "--force")
     assert ended.code == 0, ended.err
     assert "20 pairs, 1 epoch, seed 1234." in (tmp_path / "out" / "noise.md").read_text(encoding="utf-8")
@@ -223,6 +221,7 @@ class TestStudy:
     def test_seeds_have_runs_of_their_own(self) -> None:
         variants = Study((0, 50), (1234, 1), pairs=10).variants()
         assert [v.settings["seed"] for v in variants] == [1234] * 5 + [1] * 5
+        assert all(v.settings["sample_seed"] == v.settings["seed"] for v in variants)
         assert len({v.folder for v in variants}) == 10
 
     def test_where_fewer_than_two_true_pairs_are_left_there_is_no_run(self) -> None:
@@ -233,7 +232,7 @@ class TestStudy:
     def test_levels(self) -> None:
         assert parse_levels("100, 0,12.5") == (0, 12.5, 100)
         for text in ("", "x", "0,0", "-1", "101", "nan", "1,1.0000001"):
-            with pytest.raises(CdtransError, match="--levels must be different percentages from 0 to 100"):
+            with error_says("--levels", "different percentages", "0 to 100"):
                 parse_levels(text)
 
     def test_close_levels_have_folders_of_their_own(self) -> None:

@@ -4,11 +4,13 @@ import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import RESUME_MAY_CHANGE, Config, flat, read_yaml, with_method_args
+from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, read_yaml, with_method_args
 from cdtrans.errors import CdtransError
+from cdtrans.methods import method_class
 from cdtrans.storage.files import atomic
 
 # Defaults of every run: without the guard a row shows what its method did (its verdict is in the run folder anyway),
@@ -39,10 +41,12 @@ def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator
 
 
 def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
-    """The settings that all runs of a folder share: not those `decided` run by run, nor the machine. The guard may
-    change when a single run resumes, but it decides which model is selected, so it is the same in a whole table."""
+    """The settings that all runs of a folder share, with all options of the method: not those `decided` run by run, nor
+    the machine. The guard may change when a single run resumes, but it decides which model is selected, so it is the
+    same in a whole table."""
     free = {*decided, *RESUME_MAY_CHANGE} - {"guard"}
-    return {key: value for key, value in flat(config.to_dict()).items() if key not in free}
+    options = asdict(method_class(config.method).Options()) | config.method_args
+    return {key: value for key, value in flat(config.to_dict() | {"method_args": options}).items() if key not in free}
 
 
 def with_table_defaults(settings: dict[str, Any], config: Path | None) -> dict[str, Any]:
@@ -79,8 +83,9 @@ def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> 
     """Refuse a folder with other contents. Writes nothing."""
     file = out / record
     if file.exists():
-        before = flat(with_method_args(Config().to_dict() | TABLE_DEFAULTS | _read(file)))  # an older one lacks some
-        changed = [key for key in recipe if before.get(key, recipe[key]) != recipe[key]]
+        older = Config().to_dict() | asdict(CDTransOptions()) | TABLE_DEFAULTS  # of what an older one lacks
+        before = flat(with_method_args(older | _read(file)))
+        changed = [key for key in recipe if before.get(key) != recipe[key]]
         if changed:
             what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)
             bare = kind.split(maxsplit=1)[1]  # without the article
