@@ -211,15 +211,13 @@ def _report_run(job: Job, plan: Plan, screen: Screen) -> None:
     """Update the tables with a finished run and print its scores."""
     table = write_tables(plan)
     result = next(result for result in table.results if plan.out / result.run == job.run.folder)
-    scores = ", ".join(
-        f"{KINDS[kind].removeprefix('CDTrans, ')} {100 * score:.1f}" for kind, score in result.scores.items()
-    )
+    scores = ", ".join(f"{KINDS[kind]} {100 * score:.1f}" for kind, score in result.scores.items())
     screen.say(f"{job.run.name}: {scores} ({result.seconds / 60:.1f} min)")
 
 
 def write_tables(plan: Plan) -> BenchTable:
     """Write results.jsonl, table.md and table.tex from all run folders, including tasks of earlier calls."""
-    table = BenchTable(plan.data, plan.seeds, tuple(read_results(plan)))
+    table = BenchTable(plan.data, plan.seeds, tuple(read_results(plan)), plan.config.method)
     contents = {
         "results.jsonl": result_lines(table.results),
         "table.md": markdown(table).encode(),

@@ -17,10 +17,16 @@ SCORED = "eval.json"  # the output of `cdtrans eval`; a run that has it is finis
 # What is reported of every run, in the order of the table's rows.
 KINDS = {
     "source_only": "source only",
-    "last_epoch": "CDTrans, last epoch",
-    "label_free": "CDTrans, label-free choice",
-    "best_by_labels": "CDTrans, best epoch by target labels",
+    "last_epoch": "last epoch",
+    "label_free": "label-free choice",
+    "best_by_labels": "best epoch by target labels",
 }
+
+
+def row_title(kind: str, method: str) -> str:
+    """What a table calls a row of a method's runs."""
+    name = "CDTrans" if method == "cdtrans" else method
+    return KINDS[kind] if kind == "source_only" else f"{name}, {KINDS[kind]}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from cdtrans.bench.results import KINDS, RunResult, Values, columns, shared_stage_1, spread, values
+from cdtrans.bench.results import KINDS, RunResult, Values, columns, row_title, shared_stage_1, spread, values
 from cdtrans.data.benchmarks import DOMAINNET, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import AVERAGE, disagreements, paper_grids, paper_table
 
@@ -36,6 +36,7 @@ class BenchTable:
     data: FoundBenchmark
     seeds: tuple[int, ...]
     results: tuple[RunResult, ...]
+    method: str = "cdtrans"
 
     @property
     def benchmark(self) -> Benchmark:
@@ -102,7 +103,7 @@ def _rows(table: BenchTable) -> Block:
     """A row per method and a column per task or, for VisDA-2017, per class."""
     benchmark = table.benchmark
     names = columns(benchmark)
-    ours = [(title, *_cells(values(benchmark, table.results, kind), names)) for kind, title in KINDS.items()]
+    ours = [(row_title(kind, table.method), *_cells(values(benchmark, table.results, kind), names)) for kind in KINDS]
     printed = [(f"paper: {row.method}", *row.cells.values()) for row in paper_table(benchmark.name)]
     head = ("Method", *(PAPER_CLASSES.get(name, name) for name in names), AVERAGE)
     return Block(head, (tuple(ours), tuple(printed)))
@@ -120,8 +121,8 @@ def _grids(table: BenchTable) -> list[Block]:
     """A grid per method, source by target, with the averages of both."""
     names = [domain.short for domain in table.benchmark.domains]
     ours = [
-        _grid(title, names, _averaged(values(table.benchmark, table.results, kind), names))
-        for kind, title in KINDS.items()
+        _grid(row_title(kind, table.method), names, _averaged(values(table.benchmark, table.results, kind), names))
+        for kind in KINDS
     ]
     return ours + [_grid(f"paper: {grid.method}", names, grid.cell) for grid in paper_grids()]
 
@@ -148,10 +149,10 @@ def _before(table: BenchTable) -> list[str]:
     metric = "Mean of the classes' accuracies" if table.benchmark.class_mean else "Accuracy"
     seeds = ", ".join(map(str, table.seeds))
     over = f"mean ± standard deviation over seeds {seeds}" if len(table.seeds) > 1 else f"one run each, seed {seeds}"
+    by_labels = row_title("best_by_labels", table.method)
     notes = [
-        f"{metric} on the target in percent, {over}."
-        f" Only '{KINDS['best_by_labels']}' used a target label, to choose its epoch, as the authors' code does for the"
-        " paper's Ours rows: nobody without labels can have it."
+        f"{metric} on the target in percent, {over}. Only '{by_labels}' used target labels, to choose its epoch, as the"
+        " authors' code does for the paper's Ours rows: it is out of reach without labels."
     ]
     if table.data.differences:
         notes.append(f"NOT THE PUBLISHED DATA: {'; '.join(table.data.differences)}.")
