@@ -1,21 +1,35 @@
-# make demo: set up and run the built-in task.  make test: set up, lint and run every test.
+# make demo       Set up and run the built-in task.
+# make test-fast  For daily work: ruff, the import contracts, and every test that needs no training run.
+# make test       Everything: ruff, the import contracts, mypy and every test.
+# make lint       The same without the tests.
+#
+# A test that trains a model, waits for processes or a browser, or takes seconds is marked `slow`; tests/conftest.py
+# marks those that use the fixture `finished`. Two processes share the tests, file by file; WORKERS=0 runs them in one.
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-fast lint style bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/cdtrans demo
 
+test test-fast: export OMP_NUM_THREADS = 1
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
-lint: $(VENV)/.installed-dev
+test-fast: style
+	$(PYTEST) -m "not slow"
+
+lint: style
+	$(BIN)/mypy
+
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/mypy
 
 bench: $(VENV)/.installed
 	for b in train_step pair_search decode predict pipeline; do $(BIN)/python benchmarks/$$b.py || exit 1; done

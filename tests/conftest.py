@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 from timm.models import VisionTransformer
 
+import tiny_task
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from cdtrans.run.pipeline import adapt
@@ -16,6 +18,8 @@ from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
 
 GOLDEN = Path(__file__).parent / "golden"
+hypothesis.settings.register_profile("cdtrans", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("cdtrans")
 torch.set_num_threads(1)  # tensors are small here, and on a busy machine threads wait for each other most of the time
 
 
@@ -25,6 +29,18 @@ class Finished(NamedTuple):
     task: Task
     run: Path
     answers: Path  # a list 'path label' of every target image
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever uses the finished run needs a training run."""
+    for item in items:
+        if "finished" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    tiny_task.may_be_slow = item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(autouse=True)

@@ -159,6 +159,9 @@ class Process:
         return Ended(self.code, out, err)
 
 
+may_be_slow = True  # whether the test that runs now is marked `slow`; conftest.py sets it
+
+
 class Server:
     def __init__(self, temperature: str) -> None:
         command = [sys.executable, __file__, temperature]
@@ -190,6 +193,7 @@ class Server:
         folder: Path | None = None,
         without: Sequence[str] = (),
         look_for: Sequence[str] = (),
+        env: dict[str, str] | None = None,
     ) -> Process:
         """`fork_jobs`: the processes that `cdtrans bench` starts are forked too, so that each has torch already.
         `folder`: where it is started. `without`: modules that it cannot import. `look_for`: at the end, which of these
@@ -199,25 +203,25 @@ class Server:
         files = logs / f"{self.count}.out", logs / f"{self.count}.err"
         order = {"start": arguments, "out": str(files[0]), "err": str(files[1]), "crash": crash, "fork_jobs": fork_jobs}
         order |= {"folder": str(folder or Path.cwd()), "without": list(without), "look_for": list(look_for)}
-        order["env"] = {"CDTRANS_CACHE": os.environ.get("CDTRANS_CACHE", str(logs / "cache"))}
+        order["env"] = {"CDTRANS_CACHE": os.environ.get("CDTRANS_CACHE", str(logs / "cache"))} | (env or {})
         return Process(self, self.ask(order), files)
 
     def run(self, arguments: list[str], logs: Path, **how: Any) -> Ended:
         return self.start(arguments, logs, **how).wait()
 
 
-@functools.cache
 def warm() -> Server:
     """The warm process of this test session; started when it is first needed, ended with the session."""
+    assert may_be_slow, "this test uses the warm process: mark it with pytest.mark.slow"
     return _started("warm")
 
 
-@functools.cache
 def cold() -> Server:
     """The same with a process that has imported nothing slow."""
     return _started("cold")
 
 
+@functools.cache
 def _started(temperature: str) -> Server:
     server = Server(temperature)
     atexit.register(server.close)
@@ -231,7 +235,8 @@ def _serve(temperature: str) -> None:
     if temperature == "warm":
         _import_all()
     else:
-        import cdtrans.cli.app  # noqa: F401 (so that the children need not)
+        import cdtrans.cli.app
+        import cdtrans.run.pipeline  # noqa: F401 (so that the children need not)
     gc.freeze()  # what is there now is no garbage: the children need not look through it
     for line in sys.stdin:
         order = json.loads(line)

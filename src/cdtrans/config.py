@@ -53,7 +53,9 @@ class Config:
     max_bad: float = _option(0.05, "Data", "Share of unreadable files that is still accepted.", minimum=0, maximum=1)
 
     backbone: str = _option(
-        "deit_small_distilled_patch16_224.fb_in1k", "Model", "Any timm VisionTransformer, by name and tag."
+        "deit_small_distilled_patch16_224.fb_in1k",
+        "Model",
+        "Any timm model: a name with its tag, or a short one such as dinov2_small.",
     )
     backbone_args: dict = _option({}, "Model", "Arguments for timm's create_model, such as {depth: 4} (YAML only).")
     weights: str | None = _option(None, "Model", "A .safetensors or .pth file to start from instead of timm's weights.")

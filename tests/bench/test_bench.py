@@ -112,6 +112,7 @@ def wait(happened: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 class TestWhole:
     def test_every_run_is_an_ordinary_run_folder_and_a_line(self, whole: Path) -> None:
         assert [(line["task"], line["seed"], line["run"]) for line in lines(whole)] == [
@@ -186,6 +187,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> Path:
     return undisturbed.out
 
 
+@pytest.mark.slow
 class TestSharedStage1:
     def test_the_second_run_has_the_first_s_and_else_what_it_would_have_come_to_alone(
         self, shared: Path, mini_bench: Bench
@@ -264,6 +266,7 @@ class TestSharedStage1:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 class TestKilled:
     def test_killed_in_the_middle_and_continued_it_is_the_same_table(self, whole: Path, mini_bench: Bench) -> None:
         process = mini_bench.start(*TWO)
@@ -315,6 +318,7 @@ class TestKilled:
         assert len(lines(mini_bench.out)) == 2
 
 
+@pytest.mark.slow
 class TestFailing:
     def test_a_run_that_fails_is_reported_and_the_others_go_on(self, mini_bench: Bench) -> None:
         alien = mini_bench.out / "A-W" / "seed-1234"
@@ -362,6 +366,7 @@ def children(pid: int) -> Iterator[int]:
             yield int(file.parent.name)
 
 
+@pytest.mark.slow
 class TestRealProcesses:
     def test_the_command_as_a_user_gives_it(self, mini_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not forked: the children are `python -m cdtrans`, and the domains come as lists."""
@@ -446,6 +451,7 @@ class TestBadInput:
         assert says(self.refused(mini, tmp_path), f"'{tmp_path}'", "not a benchmark", "--out")
         assert [p.name for p in tmp_path.iterdir()] == ["thesis.doc"]
 
+    @pytest.mark.slow
     def test_a_folder_of_another_recipe(self, mini: Path, tmp_path: Path, whole: Path) -> None:
         shutil.copytree(whole, tmp_path / "out")
         before = tree(tmp_path / "out")

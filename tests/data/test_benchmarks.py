@@ -258,7 +258,7 @@ class TestLists:
         file.write_text(self.listed("/elsewhere/amazon/images/"))
         (tmp_path / "amazon" / "pen" / "0.jpg").unlink()
         text = said(tmp_path, allow_incomplete=True)
-        assert says(text, "1 of the 4 files", f"'{file}'", f"'{tmp_path}'", "'amazon/pen/0.jpg' of line 1")
+        assert says(text, "1 of the 4 files", f"'{file}'", f"'{tmp_path}'", "'amazon/pen/0.jpg'", "line 1")
         shutil.rmtree(tmp_path / "amazon")
         assert says(said(tmp_path), "none of the 4 files", f"'{file}'", f"'{tmp_path}'")
 

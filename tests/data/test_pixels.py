@@ -380,7 +380,7 @@ def test_a_real_write_error_is_one_sentence(files, cache):
 
 def test_a_cache_that_cannot_be_used(files, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with error_says(f"'{tmp_path / 'file'}'", "cannot be used", "--cache"):
+    with error_says(f"{tmp_path / 'file'}", "cannot be used", "--cache"):
         open_store(files, tmp_path / "file")
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tiny_task import CLASSES, Task, make_task, tree, warm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:

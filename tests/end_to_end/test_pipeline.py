@@ -21,6 +21,8 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.training import reporting
 from tiny_task import CLASSES, QUICK, Ended, Task, draw, log_lines, make_source, make_task, tree, warm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 from tiny_task import Task, log_lines, make_task
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 120
 
 

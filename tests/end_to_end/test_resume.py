@@ -26,6 +26,8 @@ from cdtrans.training.state import Loop
 from support import error_says, says
 from tiny_task import TINY, Process, Task, draw, log_lines, make_task, tree, warm
 
+pytestmark = pytest.mark.slow
+
 KILLS = 14
 WRITES = (
     "config.yaml",
@@ -363,9 +365,9 @@ def test_on_a_gpu_it_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """In either stage; what was on the GPU, such as the pairs, comes back to it."""
     task, out, update, updates = make_task(tmp_path, device="cuda"), tmp_path / "run", Loop.update, 0
 
-    def update_or_stop(loop: Loop, losses: torch.Tensor) -> None:
+    def update_or_stop(loop: Loop, names: tuple[str, ...], losses: torch.Tensor) -> None:
         nonlocal updates
-        update(loop, losses)
+        update(loop, names, losses)
         updates += 1
         if updates == after:
             raise KeyboardInterrupt

@@ -13,6 +13,8 @@ from cdtrans.config import FIELDS
 from support import says
 from tiny_task import QUICK, Ended, Task, after_stage_1, computed, draw, log_lines, make_target, make_task, tree, warm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:

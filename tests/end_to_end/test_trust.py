@@ -15,6 +15,8 @@ from cdtrans.trust.scores import Scores
 from support import says
 from tiny_task import Ended, Task, log_lines, make_task, warm
 
+pytestmark = pytest.mark.slow
+
 
 def cdtrans(*arguments: str) -> Ended:
     with TemporaryDirectory() as logs:

@@ -16,6 +16,8 @@ import yaml
 from support import says
 from tiny_task import Ended, draw, make_task, tree, warm
 
+pytestmark = pytest.mark.slow
+
 CDTRANS = [str(Path(sys.executable).with_name("cdtrans"))]
 MODULE = [sys.executable, "-m", "cdtrans"]
 BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {"OMP_NUM_THREADS": "1"}

@@ -209,7 +209,7 @@ def test_labels_become_the_model_s() -> None:
 
 def test_a_class_that_the_model_does_not_know(finished, tmp_path: Path) -> None:
     key = write_key(tmp_path / "key", (0, 1, 2), names=("blue", "gren", "red"))
-    with error_says("'gren'", "model", "'green'?"):
+    with error_says("class 'gren'", "'green'?"):
         scored(finished.run, key)
     key.joinpath("gren").rename(key / "zzz")
     with error_says("'zzz'", "known: blue, green, red"):

@@ -2,18 +2,19 @@
 
 import importlib
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 import torch
 from timm.layers.attention import Attention
-from timm.models import VisionTransformer
+from timm.models import Eva, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.model import cross_attention as branches
-from cdtrans.model.cross_attention import Stream, add_norm, embed
+from cdtrans.model.cross_attention import branch_features
 from cdtrans.model.fast import fused
+from cdtrans.model.fast.operations import Stream, add_norm, is_exact_gelu
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 
@@ -121,7 +122,7 @@ def test_queries_keys_and_values(cross: bool, queries: int, bias: bool) -> None:
         return fused.QueriesKeysValues.apply(x.bfloat16(), w, b, heads, queries, cross)
 
     def slow(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, ...]:
-        return fused.split(F.linear(x, w, b).unflatten(2, (3, heads, -1)), queries, cross)
+        return fused.split(*F.linear(x, w, b).unflatten(2, (3, heads, -1)).unbind(2), queries, cross)
 
     assert_equal(gradients(fast, *leaves), gradients(slow, *leaves), ROUNDING)
 
@@ -145,7 +146,7 @@ def test_a_stream_of_16_bits_is_left_to_plain_operations(monkeypatch: pytest.Mon
 def test_what_attention_reads() -> None:
     """Source and target in turn: the source's queries, keys and values, the queries of both, the target's."""
     qkv = torch.arange(2 * 2 * 5 * 3).view(4, 5, 3, 1, 1)  # two pairs, five tokens
-    own, k_s, v_s, both, k_t, v_t = (part.flatten(1).tolist() for part in fused.split(qkv, 2, cross=True))
+    own, k_s, v_s, both, k_t, v_t = (part.flatten(1).tolist() for part in fused.split(*qkv.unbind(2), 2, cross=True))
     assert own == [[0, 3], [30, 33]]
     assert both == [[0, 3, 15, 18], [30, 33, 45, 48]]
     assert k_s[1] == [31, 34, 37, 40, 43]
@@ -169,14 +170,22 @@ BACKBONES = {
     "mean of all tokens": {"global_pool": "avg"},
     "another activation": {"act_layer": nn.SiLU},
 }
+EVAS = {
+    "rotary positions": {"use_rot_pos_emb": True},
+    "split queries, keys and values, SwiGLU": {"use_rot_pos_emb": True, "qkv_fused": False, "swiglu_mlp": True},
+    "rotary positions of each block": {"use_rot_pos_emb": True, "rope_type": "mixed", "init_values": 0.5},
+}
 
 
-@pytest.mark.parametrize(("kind", "cross"), [("deit", False), *((kind, True) for kind in BACKBONES)])
+@pytest.mark.parametrize(("kind", "cross"), [("deit", False), *((kind, True) for kind in {**BACKBONES, **EVAS})])
 def test_whole_backbones(kind: str, cross: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of a training pass: as near to float32's as plain operations in bfloat16 come."""
     torch.manual_seed(0)
     size = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 0}
-    vit = VisionTransformer(**size, drop_path_rate=0.3, attn_layer=Attention, **BACKBONES[kind])
+    if kind in EVAS:
+        vit = Eva(**size, drop_path_rate=0.3, **EVAS[kind])
+    else:
+        vit = VisionTransformer(**size, drop_path_rate=0.3, attn_layer=Attention, **BACKBONES[kind])
     for p in vit.parameters():
         nn.init.normal_(p, std=0.2)
     model = Network(vit, Head(24, 5, "batchnorm")).to(DEVICE).train()
@@ -189,12 +198,7 @@ def test_whole_backbones(kind: str, cross: bool, monkeypatch: pytest.MonkeyPatch
             torch.manual_seed(1)  # of stochastic depth
             model.zero_grad()
             with torch.autocast(DEVICE, torch.bfloat16, enabled=not precise):
-                tokens = embed(model.backbone, source)
-                out = (
-                    torch.cat(branches.branch_features(model, source, target))
-                    if cross
-                    else model.run_blocks(tokens, cross=False)
-                )
+                out = torch.cat(branch_features(model, source, target)) if cross else model.features(source)
             (out.float() * random(*out.shape, seed=3)).sum().backward()
         return [out.detach().float(), *(p.grad.clone() for p in vit.parameters() if p.grad is not None)]
 
@@ -207,8 +211,8 @@ def test_whole_backbones(kind: str, cross: bool, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_tanh_of_some_backbones_is_not_this_gelu() -> None:
-    assert branches.is_exact_gelu(nn.GELU())
-    assert not branches.is_exact_gelu(nn.GELU(approximate="tanh"))
+    assert is_exact_gelu(nn.GELU())
+    assert not is_exact_gelu(nn.GELU(approximate="tanh"))
 
 
 @pytest.mark.parametrize("programs", [1, 128, 300])
@@ -219,23 +223,24 @@ def test_what_the_programs_summed_is_added_up(programs: int) -> None:
 
 def test_they_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model such as those above goes through every one of them."""
-    seen = set()
+    calls = Counter()
     for name in ("AddNorm", "BiasGELU", "Linear", "QueriesKeysValues"):
         real = getattr(fused, name)
 
         class Spy:
             @staticmethod
             def apply(*arguments: object, name: str = name, real: type = real) -> object:
-                seen.add(name)
+                calls[name] += 1
                 return real.apply(*arguments)
 
-        monkeypatch.setattr(branches.fused, name, Spy)
+        monkeypatch.setattr(fused, name, Spy)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=0).to(DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
-        branches.branch_features(
+        branch_features(
             Network(vit, Head(24, 5, "batchnorm").to(DEVICE)), random(2, 3, 16, 16), random(2, 3, 16, 16, seed=1)
         )
-    assert len(seen) == 4
+    # in each of two blocks: two norms, one GELU, four matrix products of which one is of queries, keys and values
+    assert calls == {"AddNorm": 4, "BiasGELU": 2, "Linear": 6, "QueriesKeysValues": 2}
 
 
 def test_the_integral_of_the_normal_density() -> None:

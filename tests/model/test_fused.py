@@ -29,6 +29,7 @@ def test_on_a_gpu() -> None:
     check({})
 
 
+@pytest.mark.slow
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton", reason="Triton comes with torch on Linux alone")
     check({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""})

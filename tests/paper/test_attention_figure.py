@@ -15,6 +15,8 @@ from cdtrans.report.record import read_record
 from support import error_says
 from tiny_task import CLASSES, Task, make_task, warm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
@@ -113,7 +115,7 @@ def test_chosen_pairs_need_no_key(run: Path, tmp_path: Path) -> None:
     assert [pair["source_class"] for pair in told] == [Path(record.source[i]).parent.name for i in (5, 0)]
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.format == "PNG"
-    with error_says(f"'{record.source[0]}'", "no pair", "SOURCE,TARGET"):
+    with error_says(f"'{record.source[0]}'", "pair", "SOURCE,TARGET"):
         draw_attention(run, None, tmp_path / "b.png", pairs=1, chosen=[record.source[0]], device="cpu")
 
 

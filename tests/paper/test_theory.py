@@ -22,9 +22,9 @@ from cdtrans.paper.theory import (
     SoftmaxMean,
     draw,
     draw_noise,
-    least_asked,
     least_lambda,
     least_neighbours,
+    least_setting,
     limit_noise,
     measure,
     place_centres,
@@ -176,7 +176,7 @@ class TestTheorems:
 
     @pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0])
     def test_where_theorem_2_is_only_just_met_its_bound_is_its_claim(self, sigma: float) -> None:
-        setting, lam = least_asked(4, 64, sigma)
+        setting, lam = least_setting(4, 64, sigma)
         assert SoftmaxMean(lam).bound(setting) == pytest.approx(sigma / 2, rel=1e-6)
         assert all(SoftmaxMean(lam).conditions(setting).values())
         assert not SoftmaxMean(lam).conditions(replace(setting, dimension=setting.dimension - 1))["d"]
@@ -219,7 +219,7 @@ class TestVerdicts:
 
     def test_theorem_2_has_a_counterexample(self) -> None:
         """All conditions met, and an input that attends to itself keeps its noise; without j = i the claim is true."""
-        setting, lam = least_asked(4, 64, 1.0)
+        setting, lam = least_setting(4, 64, 1.0)
         with_itself, without = measure(setting, [SoftmaxMean(lam), SoftmaxMean(lam, itself=False)], seed=0, trials=5)
         assert (with_itself.verdict, with_itself.unmet, with_itself.claim_rate) == ("fails", (), 0.0)
         assert with_itself.itself > 0.99
@@ -252,7 +252,7 @@ class TestProofSteps:
         assert (right["cosine"], right["holds"]) == (0.875, True)
 
     def test_lemma_2_is_true_of_two_inputs_and_false_of_one(self) -> None:
-        setting = least_asked(4, 64, 1.0)[0]
+        setting = least_setting(4, 64, 1.0)[0]
         found = lemma_2(setting, seed=0)
         assert 0.4 < found["apart"] < 1
         allowed = 2 * math.sqrt(math.log(256 / 0.1) / setting.dimension)
@@ -276,6 +276,7 @@ class TestProofSteps:
 
 
 class TestVerb:
+    @pytest.mark.slow
     def test_end_to_end(self, ablate: Callable[..., Ended], tmp_path: Path, monkeypatch) -> None:
         ended = ablate("theory", "--out", tmp_path / "a" / "b")
         assert ended.code == 0, ended.err
@@ -303,7 +304,7 @@ class TestVerb:
         case = values["cases"]["sigma = 1, as asked"]
         assert (case["theorem"], case["verdict"], case["averaging"]["itself"]) == (2, "fails", True)
 
-        monkeypatch.setattr(theory_study, "draw_pictures", lambda study, out: None)
+        monkeypatch.setattr(theory_study, "draw_figures", lambda study, out: None)
         other = json.loads(ablate("theory", "--out", tmp_path / "other", "--json", "--seed", 1).out)
         assert other["cases"]["as asked"]["after"] != printed["cases"]["as asked"]["after"]
 
@@ -333,6 +334,7 @@ class TestVerb:
 
 
 class TestPage:
+    @pytest.mark.slow
     def test_the_table_is_what_the_command_prints(self) -> None:
         """Every row of docs/theory.md, simulated anew; the last digit may differ, as sums round differently."""
         study = simulate(tuple(cases()), seed=0, trials=TRIALS, screen=Screen(quiet=True))

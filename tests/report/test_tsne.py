@@ -23,6 +23,7 @@ def test_the_gradient_is_that_of_the_divergence() -> None:
     torch.testing.assert_close(gradient(p[None], y.detach()[None])[0], expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("perplexity", [3.0, 10.0])
 def test_every_point_has_so_many_neighbours(perplexity: float) -> None:
     """The symmetric affinities are the mean of the conditional ones, which a sharpness of its own gives each point."""
@@ -51,6 +52,7 @@ def test_the_principal_components_are_those_of_scikit_learn() -> None:
     assert (ours.gather(0, ours.abs().argmax(0, keepdim=True)) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", devices())
 def test_neighbours_stay_neighbours_as_with_scikit_learn(device: str) -> None:
     x = (load_digits().data[:300] / 16).astype(np.float32)

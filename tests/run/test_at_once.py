@@ -113,6 +113,7 @@ def test_what_is_wrong_is_told_without_torch(here: Path, command: str, words: li
     assert_told_at_once(here, command, words, forked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "words"), [WRONG[0], WRONG[-1]])
 def test_also_when_python_is_started_for_it(here: Path, command: str, words: list[str]) -> None:
     assert_told_at_once(here, command, words, started)
@@ -143,6 +144,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "words"), RIGHT)
 def test_what_is_right_goes_on_to_import_it(here: Path, command: str, words: list[str]) -> None:
     """So that the cases above are wrong in the one respect that they name; whether a device is here is torch's to
@@ -156,6 +158,7 @@ def test_what_is_right_goes_on_to_import_it(here: Path, command: str, words: lis
     assert not (here / "new").exists()
 
 
+@pytest.mark.slow
 def test_and_imports_it_when_python_is_started_for_it(here: Path) -> None:
     command, words = RIGHT[1]
     ended = started(here, command)
@@ -165,6 +168,7 @@ def test_and_imports_it_when_python_is_started_for_it(here: Path) -> None:
     assert not (here / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_whole_run_with_its_report_needs_neither_scikit_learn_nor_matplotlib(here: Path) -> None:
     """Their import takes longer than an epoch of Office-31 on a GPU, and would hold up training if done meanwhile."""
     command = "adapt source target --config tiny.yaml --out new --device cpu --no-guard --force --report"

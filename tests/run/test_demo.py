@@ -16,6 +16,8 @@ from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.run.demo import demo
 from cdtrans.runtime.screen import Screen
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"source_epochs": 1, "epochs": 1, "batch_size": 8, "device": "cpu", "guard": False}
 
 

@@ -69,6 +69,7 @@ def test_the_collector_is_afterwards_as_it_was(before: bool) -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
     """As from a terminal, where the process that decodes ahead gets it too; some moments used to be a crash."""
     places = [str(make_source(tmp_path / "source")), str(make_target(tmp_path / "target"))]

@@ -65,7 +65,7 @@ def test_the_guides_example_loads_the_weights_into_timm(finished, tmp_path: Path
     exported = cdtrans.export(finished.run, tmp_path / "flowers.safetensors")
     assert (exported.format, exported.classes) == ("timm", 3)
     assert exported.difference < 1e-5
-    program = block("flowers.safetensors") + "print(json.loads(told['classes']), model.head.weight.shape[0])\n"
+    program = block("flowers.safetensors") + "print(json.loads(metadata['classes']), model.head.weight.shape[0])\n"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cdtrans.config import Config
+from cdtrans.errors import CdtransError
 from cdtrans.model.card import Card, build_model, make_card
 from cdtrans.model.network import Network
 from cdtrans.serving import portable
@@ -17,12 +18,18 @@ KINDS = {
     "distilled DeiT": ("deit_tiny_distilled_patch16_224", {"depth": 2, "embed_dim": 48}, 32, "batchnorm"),
     "no class token": ("vit_tiny_patch16_224", {"depth": 2, "class_token": False, "global_pool": "avg"}, 48, "none"),
     "registers": ("vit_small_patch14_reg4_dinov2.lvd142m", {"depth": 2, "embed_dim": 48}, 28, "batchnorm"),
+    "rotary positions": ("vit_small_patch16_dinov3", {"depth": 2, "embed_dim": 48}, 32, "batchnorm"),
+    "ResNet": ("test_resnet", {}, 64, "batchnorm"),
+    "ConvNeXt": ("test_convnext", {}, 64, "none"),
+}
+NOT_ONE_LAYER = {  # heads that are no linear layer on the feature, which ONNX does not mind
+    "LeViT": ("levit_128s", {"depth": (1, 1, 1), "embed_dim": (32, 64, 96)}, 224, "batchnorm"),
 }
 
 
 def model_of(kind: str) -> tuple[Network, Card]:
     """With weights and statistics that all matter."""
-    backbone, args, crop, neck = KINDS[kind]
+    backbone, args, crop, neck = {**KINDS, **NOT_ONE_LAYER}[kind]
     config = Config(backbone=backbone, backbone_args=args, crop=crop, resize=crop + 5, neck=neck, pretrained=False)
     card = make_card(dataclasses.replace(config, precision="fp32"), ("a", "b", "c", "é d"), stage="source", epoch=3)
     torch.manual_seed(0)
@@ -50,6 +57,7 @@ def logits_of(model: Network, card: Card, pictures: np.ndarray) -> np.ndarray:
         return model.encode(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_graph_says_the_same_for_any_number_of_pictures(kind: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -67,6 +75,12 @@ def test_the_graph_says_the_same_for_any_number_of_pictures(kind: str) -> None:
     assert b'File "' not in content, "the paths of this machine"
     assert b"site-packages" not in content
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == ["a", "b", "c", "é d"]
+
+
+@pytest.mark.parametrize("kind", NOT_ONE_LAYER)
+def test_a_head_that_timm_cannot_hold_is_refused(kind: str) -> None:
+    with pytest.raises(CdtransError, match="onnx"):
+        portable.timm_file(*model_of(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -103,6 +103,7 @@ def test_seeds_are_what_torch_takes() -> None:
 # Restoring
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_stopped_after_any_step_it_continues_as_if_nothing_had_happened(tmp_path: Path, optimizer: str) -> None:
     whole = new_run(tmp_path / "whole")
@@ -259,6 +260,7 @@ def test_all_finite_looks_at_weights_and_running_statistics(device: str, value: 
     assert not all_finite(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

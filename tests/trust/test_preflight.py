@@ -113,9 +113,7 @@ class TestClasses:
     def test_balance(self, counts: tuple[int, ...], state: str) -> None:
         finding = preflight.class_balance(labels(*counts))
         assert finding.state == state
-        ratio = f"{counts[-1] / 5:.3g} times"
-        assert says(finding.statement, "largest", f"'class-{len(counts) - 1}'", ratio, f"'class-{len(counts) - 2}'")
-        assert finding.details == {"largest_to_smallest": counts[-1] / 5}
+        assert says(finding.statement, "largest", f"'class-{len(counts) - 1}'", f"{counts[-1] / 5:.3g} times")
         assert says(preflight.class_balance(labels(7, 7)).statement, "equally many")
 
     @pytest.mark.parametrize(("distinct", "state"), [(1, "warning"), (2, "ok")])

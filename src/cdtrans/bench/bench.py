@@ -1,9 +1,9 @@
-"""A whole benchmark: every task with every seed, each an ordinary run folder, and the table they come to.
+"""A whole benchmark: every task with every seed, each an ordinary run folder, and the table of their results.
 
-Every run is a process of its own (`cdtrans adapt`, then `cdtrans eval`), so that several fit side by side on one GPU,
-one that fails takes no other along, and a killed benchmark goes on like a killed run does. What is known of a run is
-read from its folder alone: results.jsonl and the tables are written anew from there each time a run ends. The tasks of
-a source share stage 1, seed by seed: the target has no part in it.
+Every run is a process of its own (`cdtrans adapt`, then `cdtrans eval`), so that several fit on one GPU, a failure does
+not affect other runs, and a killed benchmark resumes like a killed run. Results are read from the run folders alone:
+results.jsonl and the tables are rewritten each time a run ends. The tasks of a source share stage 1 for each seed,
+because stage 1 does not depend on the target.
 """
 
 import os
@@ -26,33 +26,33 @@ from cdtrans.run.session import resolve
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic
 
-PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # the two that have presets of their own
+PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # those with presets
 FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...
-MOST_SEEDS = 100  # a larger number is rather a seed than a count
-RECORD = "bench.json"  # what the folder is; it makes a folder a benchmark's
-LISTS = "data"  # in the folder: lists that were rewritten to start from the data here
+MOST_SEEDS = 100  # a larger number is probably a seed and not a count
+RECORD = "bench.json"  # marks the folder of a benchmark and keeps its recipe
+LISTS = "data"  # subfolder: lists, rewritten to start from --data
 DECIDED_HERE = ("source", "target", "root", "seed")  # settings that each run gets from its task
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is settled before the first process starts."""
+    """Everything that is decided before the first process starts."""
 
-    found: FoundBenchmark
+    data: FoundBenchmark
     tasks: tuple[Task, ...]
     seeds: tuple[int, ...]
     out: Path
-    config: Config  # of every run, but for what its task decides
-    flags: tuple[str, ...]  # that make `adapt` arrive at this configuration
+    config: Config  # of every run, except for what its task decides
+    flags: tuple[str, ...]  # that give `adapt` this configuration
 
     def runs(self) -> list[PlannedRun]:
-        """All tasks with the first seed, then all with the next: the table has no holes as early as possible."""
+        """All tasks with the first seed, then all with the next, so that the table is complete early."""
         return [self._run(task, seed) for seed in self.seeds for task in self.tasks]
 
     def _run(self, task: Task, seed: int) -> PlannedRun:
         folder = run_folder(self.out, task, seed)
-        source, target = (self.found.domains[domain.name] for domain in task)
-        root = ("--root", str(self.found.root)) if None in (source.folder, target.folder) else ()
+        source, target = (self.data.domains[domain.name] for domain in task)
+        root = ("--root", str(self.data.root)) if None in (source.folder, target.folder) else ()
         images = str(self._labelled(source)), str(target.folder or self._list(target, "unlabelled"))
         device = ("--device", self.config.device, "--max-bad", str(self.config.max_bad))
         return PlannedRun(
@@ -62,7 +62,7 @@ class Plan:
             score=("eval", str(folder), str(self._labelled(target)), "--json", *root, *device),
             peers=tuple(
                 run_folder(self.out, other, seed)
-                for other in self.found.benchmark.tasks  # also one that is not asked for now may have been run before
+                for other in self.data.benchmark.tasks  # including tasks of earlier calls
                 if other.source == task.source
             ),
         )
@@ -74,8 +74,8 @@ class Plan:
         return self.out / LISTS / f"{domain.name}.{kind}.txt"
 
     def write_lists(self) -> None:
-        """For domains that come as lists: one with labels, for a source or as an answer key, and one without."""
-        for domain in self.found.domains.values():
+        """For domains that come as lists: one list with labels, for the source and for `eval`, and one without."""
+        for domain in self.data.domains.values():
             if domain.folder is None:
                 images = domain.images
                 with atomic(self._list(domain, "labelled")) as file:
@@ -89,12 +89,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a benchmark has come."""
+    """The state of a benchmark after a call."""
 
     table: BenchTable
     out: Path
-    asked: int
-    finished: int  # of those asked for
+    asked: int  # runs of this call
+    finished: int  # of these
     failed: tuple[str, ...]
 
     def summary(self) -> dict[str, Any]:
@@ -110,8 +110,8 @@ class Outcome:
     def means(self) -> dict[str, float | None]:
         """Percent, by kind: the last column of the table."""
         benchmark, results = self.table.benchmark, self.table.results
-        found = {kind: spread(values(benchmark, results, kind), columns(benchmark)) for kind in KINDS}
-        return {kind: None if mean is None else mean.mean for kind, mean in found.items()}
+        means = {kind: spread(values(benchmark, results, kind), columns(benchmark)) for kind in KINDS}
+        return {kind: None if mean is None else mean.mean for kind, mean in means.items()}
 
 
 def bench(
@@ -129,40 +129,40 @@ def bench(
     allow_incomplete: bool = False,
     **settings: Any,
 ) -> Outcome:
-    """Run what is not yet done of a benchmark, `jobs` runs at a time, and write its table into `out`.
+    """Run the unfinished runs of a benchmark, `jobs` at a time, and write its table into `out`.
 
     `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
     benchmark = benchmark_named(name)
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in tasks.split(","))) if tasks else None
     recipe, words = _recipe(benchmark, backbone, config, settings)
     plan = Plan(
-        found=find_benchmark(benchmark, data, chosen or benchmark.tasks, allow_incomplete=allow_incomplete),
+        data=find_benchmark(benchmark, data, chosen or benchmark.tasks, allow_incomplete=allow_incomplete),
         tasks=chosen or benchmark.tasks,
         seeds=parse_seeds(seeds),
         out=out or Path("runs") / f"{name}-{backbone}",
         config=recipe,
         flags=(*words, *(("--force",) if force else ())),
     )
-    for difference in plan.found.differences:
-        screen.warn(f"{benchmark.title} is not as it was published: {difference}.")
+    for difference in plan.data.differences:
+        screen.warn(f"{benchmark.title} differs from the published data: {difference}.")
     with owned(plan.out, RECORD, _record(plan), "a benchmark"):
         plan.write_lists()
         write_tables(plan)
         failed = _run_all(plan, jobs, screen)
         table = write_tables(plan)
-    there = {(result.task, result.seed) for result in table.results}
-    finished = sum((task.name, seed) in there for task in plan.tasks for seed in plan.seeds)
+    scored = {(result.task, result.seed) for result in table.results}
+    finished = sum((task.name, seed) in scored for task in plan.tasks for seed in plan.seeds)
     return Outcome(table, plan.out, len(plan.tasks) * len(plan.seeds), finished, tuple(failed))
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """'3' is three seeds: 1234, 1 and 2. '1234,1' or '7,' are these seeds."""
-    words = [word.strip() for word in text.split(",")]
-    listed = [word for word in words if word]
-    if not listed or not all(word.isascii() and word.isdigit() for word in listed):
+    parts = [part.strip() for part in text.split(",")]
+    listed = [part for part in parts if part]
+    if not listed or not all(part.isascii() and part.isdigit() for part in listed):
         raise CdtransError(f"--seeds must be a number of seeds or a list such as 1234,1,2, not '{text}'.")
-    numbers = [int(word) for word in listed]
-    if len(words) > 1:
+    numbers = [int(part) for part in listed]
+    if len(parts) > 1:
         if len(set(numbers)) < len(numbers):
             raise CdtransError(f"--seeds names a seed twice: '{text}'.")
         return tuple(numbers)
@@ -176,7 +176,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 def _recipe(
     benchmark: Benchmark, backbone: str, config: Path | None, settings: dict[str, Any]
 ) -> tuple[Config, tuple[str, ...]]:
-    """The configuration of every run, checked before any starts, and the flags that lead `adapt` to it."""
+    """The configuration of every run, checked before any starts, and the flags that give it to `adapt`."""
     preset = f"{benchmark.name}-{PRESET_BACKBONES.get(backbone, PRESET_BACKBONES['deit_small'])}"
     if backbone not in PRESET_BACKBONES:
         settings = {"backbone": backbone, **settings}
@@ -197,29 +197,27 @@ def _recipe(
 
 
 def _record(plan: Plan) -> dict[str, Any]:
-    """What must stay the same for the runs of one table. Tasks, seeds and where it runs may change."""
+    """The settings that the runs of one table share. Tasks, seeds and the machine may change."""
     shared = recipe_of(plan.config, DECIDED_HERE)
-    return {"benchmark": plan.found.benchmark.name, "data": os.path.abspath(plan.found.root), **shared}
+    return {"benchmark": plan.data.benchmark.name, "data": os.path.abspath(plan.data.root), **shared}
 
 
 def _run_all(plan: Plan, jobs: int, screen: Screen) -> list[str]:
-    """Run whatever is not finished; returns the names of the runs that failed."""
-    return run_jobs("bench", plan.runs(), jobs, screen, lambda job: _tell(job, plan, screen))
+    """Run everything unfinished; returns the names of the runs that failed."""
+    return run_jobs("bench", plan.runs(), jobs, screen, lambda job: _report_run(job, plan, screen))
 
 
-def _tell(job: Job, plan: Plan, screen: Screen) -> None:
-    """Say what a run came to; the tables have it from now on."""
+def _report_run(job: Job, plan: Plan, screen: Screen) -> None:
+    """Update the tables with a finished run and print its scores."""
     table = write_tables(plan)
     result = next(result for result in table.results if plan.out / result.run == job.run.folder)
-    told = ", ".join(
-        f"{KINDS[kind].removeprefix('CDTrans, ')} {100 * score:.1f}" for kind, score in result.scores.items()
-    )
-    screen.say(f"{job.run.name}: {told} ({result.seconds / 60:.1f} min)")
+    scores = ", ".join(f"{KINDS[kind]} {100 * score:.1f}" for kind, score in result.scores.items())
+    screen.say(f"{job.run.name}: {scores} ({result.seconds / 60:.1f} min)")
 
 
 def write_tables(plan: Plan) -> BenchTable:
-    """results.jsonl, table.md and table.tex, from what the run folders hold now: also tasks that were run before."""
-    table = BenchTable(plan.found, plan.seeds, tuple(read_results(plan)))
+    """Write results.jsonl, table.md and table.tex from all run folders, including tasks of earlier calls."""
+    table = BenchTable(plan.data, plan.seeds, tuple(read_results(plan)), plan.config.method)
     contents = {
         "results.jsonl": result_lines(table.results),
         "table.md": markdown(table).encode(),
@@ -232,8 +230,8 @@ def write_tables(plan: Plan) -> BenchTable:
 
 
 def read_results(plan: Plan) -> Iterator[RunResult]:
-    for task in plan.found.benchmark.tasks:
+    for task in plan.data.benchmark.tasks:
         for seed in plan.seeds:
-            result = read_run(plan.found.benchmark, task, seed, plan.out)
+            result = read_run(plan.data.benchmark, task, seed, plan.out)
             if result is not None:
                 yield result

@@ -1,4 +1,4 @@
-"""The folder of many runs: one process at a time has it, and one recipe for as long as it is there."""
+"""The folder of many runs: one process at a time owns it, and all runs share one recipe."""
 
 import fcntl
 import json
@@ -13,15 +13,15 @@ from cdtrans.errors import CdtransError
 from cdtrans.methods import method_class
 from cdtrans.storage.files import atomic
 
-# Of every run, unless somebody says otherwise: a row shows what its method did, and the guard's verdict is in its run
-# folder all the same; and nobody reads so many reports.
+# Defaults of every run: without the guard a row shows what its method did (its verdict is in the run folder anyway),
+# and nobody reads so many reports.
 TABLE_DEFAULTS = {"guard": False, "report": False}
 
 
 @contextmanager
 def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator[None]:
-    """The folder, for this process alone and this recipe alone, which the file `record` keeps. `kind` is what the
-    folder belongs to, with its article."""
+    """Lock the folder for this process and this recipe, which is saved as `record`. `kind` is what the folder belongs
+    to, with its article."""
     _check_folder(out, record, recipe, kind)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -32,8 +32,8 @@ def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            noun = kind.split(maxsplit=1)[1]
-            raise CdtransError(f"Another process is running the {noun} in '{out}'; choose another --out.") from error
+            bare = kind.split(maxsplit=1)[1]  # without the article
+            raise CdtransError(f"Another process is running the {bare} in '{out}'; choose another --out.") from error
         _check_folder(out, record, recipe, kind)
         with atomic(out / record) as file:
             file.write((json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode())
@@ -41,16 +41,16 @@ def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator
 
 
 def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
-    """The settings that all runs of a folder share, options of the method written out: not those `decided` run by run,
-    nor where a run happens. The guard, which a single run may be continued without, decides which epoch is handed over,
-    so a table has it or has it not."""
+    """The settings that all runs of a folder share, with all options of the method: not those `decided` run by run, nor
+    the machine. The guard may change when a single run resumes, but it decides which model is selected, so it is the
+    same in a whole table."""
     free = {*decided, *RESUME_MAY_CHANGE} - {"guard"}
     options = asdict(method_class(config.method).Options()) | config.method_args
     return {key: value for key, value in flat(config.to_dict() | {"method_args": options}).items() if key not in free}
 
 
 def with_table_defaults(settings: dict[str, Any], config: Path | None) -> dict[str, Any]:
-    """The settings of every run of a table, where neither they nor the file `config` say otherwise."""
+    """These settings, and TABLE_DEFAULTS for what neither they nor the file `config` set."""
     from_file = read_yaml(config) if config is not None else {}
     return {name: value for name, value in TABLE_DEFAULTS.items() if name not in from_file} | settings
 
@@ -74,13 +74,13 @@ def _read(file: Path) -> dict[str, Any]:
         recorded: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise CdtransError(
-            f"'{file}', which says what the runs beside it share, is damaged; put a copy back, or choose another --out."
+            f"'{file}', the recipe of the runs in this folder, is damaged; restore it, or choose another --out."
         ) from error
     return recorded
 
 
 def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> None:
-    """Refuse a folder that holds something else. Writes nothing."""
+    """Refuse a folder with other contents. Writes nothing."""
     file = out / record
     if file.exists():
         older = Config().to_dict() | asdict(CDTransOptions()) | TABLE_DEFAULTS  # of what an older one lacks
@@ -88,7 +88,7 @@ def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> 
         changed = [key for key in recipe if before.get(key) != recipe[key]]
         if changed:
             what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)
-            noun = kind.split(maxsplit=1)[1]
-            raise CdtransError(f"'{out}' holds another {noun}'s runs ({what}); choose another --out.")
+            bare = kind.split(maxsplit=1)[1]  # without the article
+            raise CdtransError(f"'{out}' holds another {bare}'s runs ({what}); choose another --out.")
     elif out.exists() and (not out.is_dir() or any(p.name not in (".lock", f".{record}.draft") for p in out.iterdir())):
         raise CdtransError(f"'{out}' exists and is not {kind}'s folder; choose another --out.")

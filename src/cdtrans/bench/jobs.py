@@ -1,8 +1,8 @@
 """Runs of a benchmark or an ablation as processes: `cdtrans adapt`, then `cdtrans eval`, each in its own process.
 
-Runs that would train the same stage 1 share it: the first that starts trains it, the others wait until its `source/` is
-there and start from it. Should it fail before, the next one trains it. Who is who, the folders tell each time anew: a
-run that has begun goes on as it began, and never waits, so there is always one that can go on.
+Runs with the same stage 1 share it: the first trains it, the others wait for its `source/` and start from it. If the
+first fails before that, the next one trains it. The folders decide each time which run is which: a run that has begun
+resumes as it began and never waits, so there is always a run that can proceed.
 """
 
 import fcntl
@@ -27,22 +27,22 @@ from cdtrans.storage.files import atomic
 from cdtrans.storage.run_folder import CONFIG, RESULT
 
 COMMAND = (sys.executable, "-m", "cdtrans")
-POLL_SECONDS = 0.05  # between two looks at the processes
+POLL_SECONDS = 0.05  # between checks of the processes
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run and the arguments of the two commands that make it and score it."""
+    """A run, and the arguments of the commands that make it and score it."""
 
     name: str
     folder: Path
     adapt: tuple[str, ...]
     score: tuple[str, ...]
-    peers: tuple[Path, ...] = ()  # the folders of all runs with the same stage 1, where it is shared
+    peers: tuple[Path, ...] = ()  # the folders of all runs that share its stage 1
 
     @property
     def log(self) -> Path:
-        """Beside the folder, which `adapt` wants for itself."""
+        """Beside the folder, because `adapt` needs an empty one."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
@@ -54,22 +54,22 @@ class PlannedRun:
         return (self.folder / CONFIG).exists()
 
     def source_model(self) -> str | None:
-        """The run that stage 1 is taken from, if it is not this one that trains it."""
+        """The run that stage 1 is taken from; None if this run trains it."""
         if self.begun and self.peers:
-            taken: str | None = read_yaml(self.folder / CONFIG).get("source_model")  # an older run's has no such line
-            return taken
+            recorded: str | None = read_yaml(self.folder / CONFIG).get("source_model")  # older runs lack it
+            return recorded
         return next((str(peer) for peer in self.peers if (peer / SOURCE).exists()), None)
 
     def waits(self, under_way: Collection[Path]) -> bool:
-        """Whether one of these is about to have the stage 1 that this run could start from."""
+        """Whether a running peer is training the stage 1 that this run could start from."""
         return not self.begun and self.source_model() is None and any(peer in under_way for peer in self.peers)
 
     def command(self) -> tuple[str, ...]:
-        taken = self.source_model()
-        return self.adapt if taken is None else (*self.adapt, "--source-model", taken)
+        source_model = self.source_model()
+        return self.adapt if source_model is None else (*self.adapt, "--source-model", source_model)
 
     def busy(self) -> bool:
-        """Whether some process has the folder: one of a benchmark that was killed may still be saving its state."""
+        """Whether a process has the folder locked: a run of a killed benchmark may still be saving its state."""
         lock = self.folder / ".lock"
         if not lock.exists():
             return False
@@ -82,8 +82,8 @@ class PlannedRun:
 
 
 class Job:
-    """A run under way. `advance` is to be called now and then; it is true once the run is at its end, and `failure`
-    then says what went wrong, if anything did."""
+    """A run in progress. Call `advance` regularly; it returns True once the run has ended. `failure` then says what
+    went wrong, or is empty."""
 
     def __init__(self, run: PlannedRun) -> None:
         self.run, self.failure = run, ""
@@ -101,7 +101,7 @@ class Job:
         if code is None:
             return False
         self.note_time()
-        harm = code == HARM and not self.scoring  # the guard has spoken: a result like any other
+        harm = code == HARM and not self.scoring  # the guard's verdict is a result, not a failure
         if code and not harm:
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             self.failure = f"{how}, {_last_line(self.run.log)}"
@@ -119,8 +119,8 @@ class Job:
             file.write((json.dumps(json.load(answer)) + "\n").encode())
 
     def note_time(self) -> None:
-        """Keep how long this session of `adapt` took, and with how many side by side, on average: some of those asked
-        for may have had to wait. A continued run has had several."""
+        """Save how long this session of `adapt` took, and how many runs were active on average. A resumed run has
+        several sessions."""
         if not self.scoring:
             seconds = time.monotonic() - self.started
             jobs = max(1.0, seconds / self.share) if self.share else 1.0
@@ -131,22 +131,22 @@ class Job:
 
 
 def run_jobs(
-    title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, tell: Callable[[Job], None]
+    title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, on_end: Callable[[Job], None]
 ) -> list[str]:
-    """Run whatever is not finished, `jobs` side by side; `tell` is called with each that comes to its end. Returns the
-    names of the runs that failed, which the screen has been told."""
+    """Run everything unfinished, `jobs` at a time; `on_end` is called with each run that succeeds. Returns the names of
+    the runs that failed, after a warning for each."""
     pending = [run for run in runs if not run.finished]
     active: list[Job] = []
     failed: list[str] = []
     screen.say(f"{len(runs)} runs, {len(runs) - len(pending)} of them finished already")
-    looked = time.monotonic()
+    checked_at = time.monotonic()
     with StopSignals.caught(), screen.track(title, len(runs), len(runs) - len(pending)) as bar, stop(active):
         while pending or active:
             if StopSignals.received is not None:
                 raise Interrupted(StopSignals.received)
-            since, looked = looked, time.monotonic()
+            since, checked_at = checked_at, time.monotonic()
             for job in active:
-                job.share += (looked - since) / len(active)
+                job.share += (checked_at - since) / len(active)
             started = start_ready(pending, active, jobs)
             ended = [job for job in active if job.advance()]
             for job in ended:
@@ -155,19 +155,19 @@ def run_jobs(
                     failed.append(job.run.name)
                     screen.warn(f"{job.run.name} failed: {job.failure} ({job.run.log})")
                 else:
-                    tell(job)
+                    on_end(job)
             if started or ended:
                 running = ", ".join(job.run.name for job in active)
                 bar.advance(sum(not job.failure for job in ended), f"running {running}" if running else "")
             else:
-                if not active and (held := next((run for run in pending if run.busy()), None)) is not None:
-                    bar.advance(0, f"waiting for another process to leave '{held.folder}'")
+                if not active and (locked := next((run for run in pending if run.busy()), None)) is not None:
+                    bar.advance(0, f"waiting for another process to leave '{locked.folder}'")
                 time.sleep(POLL_SECONDS)
     return failed
 
 
 def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int) -> bool:
-    """Start what need not wait, up to `jobs` side by side, and take it off `pending`."""
+    """Start runs that need not wait, up to `jobs` at a time, and remove them from `pending`."""
     under_way = {job.run.folder for job in active} | {run.folder for run in pending if run.begun}
     before = len(active)
     for run in list(pending):
@@ -181,7 +181,8 @@ def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int) -> bool
 
 
 def start_process(arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen:
-    """`cdtrans` with these arguments. Ctrl-C reaches only us, in a session of its own; it ends when we end."""
+    """Start `cdtrans` with these arguments in a session of its own, so that Ctrl-C reaches only this process. It ends
+    when this process ends."""
     return subprocess.Popen(
         [*COMMAND, *arguments],
         stdin=subprocess.DEVNULL,
@@ -194,7 +195,7 @@ def start_process(arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) ->
 
 @contextmanager
 def stop(active: list[Job]) -> Iterator[None]:
-    """At the end no process is left: each is asked to save its state and end, and killed if that is interrupted."""
+    """At the end, stop every process: each saves its state and ends, and is killed if that is interrupted."""
     try:
         yield
     finally:
@@ -212,4 +213,4 @@ def stop(active: list[Job]) -> Iterator[None]:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

@@ -1,4 +1,4 @@
-"""What the finished runs of a benchmark came to: a line of results.jsonl for each, and their mean over the seeds."""
+"""The results of finished runs: a line of results.jsonl for each, and means over the seeds."""
 
 import json
 import os
@@ -12,15 +12,21 @@ from cdtrans.config import read_yaml
 from cdtrans.data.benchmarks import Benchmark, Task
 from cdtrans.storage.run_folder import CONFIG, read_result
 
-SCORED = "eval.json"  # what `cdtrans eval` said of a run; its presence means that there is nothing left to do
+SCORED = "eval.json"  # the output of `cdtrans eval`; a run that has it is finished
 
 # What is reported of every run, in the order of the table's rows.
 KINDS = {
     "source_only": "source only",
-    "last_epoch": "CDTrans, last epoch",
-    "label_free": "CDTrans, label-free choice",
-    "best_by_labels": "CDTrans, best epoch by target labels",
+    "last_epoch": "last epoch",
+    "label_free": "label-free choice",
+    "best_by_labels": "best epoch by target labels",
 }
+
+
+def row_title(kind: str, method: str) -> str:
+    """What a table calls a row of a method's runs."""
+    name = "CDTrans" if method == "cdtrans" else method
+    return KINDS[kind] if kind == "source_only" else f"{name}, {KINDS[kind]}"
 
 
 @dataclass(frozen=True)
@@ -29,16 +35,16 @@ class RunResult:
 
     task: str
     seed: int
-    run: str  # its folder, from the benchmark's
-    stage_1: str  # the run that trained it, in the same way; it is counted in that one's seconds
+    run: str  # its folder, relative to the benchmark's
+    stage_1: str  # the folder of the run that trained it, whose seconds include it
     backbone: str
     device: str
     images: int
-    scores: dict[str, float]  # by kind; a run whose predictions somebody has deleted has only the label-free choice
-    per_class: dict[str, dict[str, float | None]]  # by kind and class, where the benchmark's score is their mean
-    epochs: dict[str, int]  # of the kinds that choose one
-    seconds: float  # of `adapt`, from the files to the predictions; what a kill cut off is not in it
-    device_seconds: float  # the same, shared out among the runs that were side by side
+    scores: dict[str, float]  # by kind; only the label-free choice if the predictions were deleted
+    per_class: dict[str, dict[str, float | None]]  # by kind and class, if the benchmark's score is their mean
+    epochs: dict[str, int]  # by kind, if it chooses one
+    seconds: float  # of `adapt`, from the files to the predictions; without killed sessions
+    device_seconds: float  # the same, divided by the number of runs at the same time
 
 
 def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResult | None:
@@ -46,18 +52,18 @@ def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResul
     folder = run_folder(out, task, seed)
     if not (folder / SCORED).exists():
         return None
-    told = json.loads((folder / SCORED).read_text(encoding="utf-8"))
+    evaluation = json.loads((folder / SCORED).read_text(encoding="utf-8"))
     metric = "class_mean_accuracy" if benchmark.class_mean else "accuracy"
-    scores, per_class = {"label_free": told[metric]}, {"label_free": list(told["per_class"].values())}
+    scores, per_class = {"label_free": evaluation[metric]}, {"label_free": list(evaluation["per_class"].values())}
     epochs = {"label_free": read_result(folder)["chosen_epoch"]}
-    history = told.get(f"{metric}_by_epoch")
+    history = evaluation.get(f"{metric}_by_epoch")
     if history:
-        scores["source_only"], per_class["source_only"] = history[0], told["per_class_by_epoch"][0]
+        scores["source_only"], per_class["source_only"] = history[0], evaluation["per_class_by_epoch"][0]
     if history and len(history) > 1:  # the guard may have ended the run before stage 2
         epochs["best_by_labels"] = max(range(1, len(history)), key=lambda epoch: history[epoch])
         for kind, epoch in (("last_epoch", -1), ("best_by_labels", epochs["best_by_labels"])):
-            scores[kind], per_class[kind] = history[epoch], told["per_class_by_epoch"][epoch]
-    sessions = read_sessions(folder)
+            scores[kind], per_class[kind] = history[epoch], evaluation["per_class_by_epoch"][epoch]
+    sessions, names = read_sessions(folder), evaluation["classes"]
     return RunResult(
         task=task.name,
         seed=seed,
@@ -65,9 +71,9 @@ def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResul
         stage_1=trained_in(folder, out),
         backbone=read_yaml(folder / CONFIG)["backbone"],
         device=json.loads((folder / "environment.json").read_text(encoding="utf-8"))["device"],
-        images=told["images"],
+        images=evaluation["images"],
         scores={kind: scores[kind] for kind in KINDS if kind in scores},
-        per_class={k: dict(zip(told["classes"], v, strict=True)) for k, v in per_class.items() if benchmark.class_mean},
+        per_class={k: dict(zip(names, v, strict=True)) for k, v in per_class.items() if benchmark.class_mean},
         epochs=epochs,
         seconds=sum(session["seconds"] for session in sessions),
         device_seconds=sum(session["seconds"] / session["jobs"] for session in sessions),
@@ -79,27 +85,27 @@ def run_folder(out: Path, task: Task, seed: int) -> Path:
 
 
 def trained_in(folder: Path, out: Path) -> str:
-    """The run that trained a run's stage 1, from the folder `out` if it is in there: the run itself, if no other."""
-    taken: str | None = read_yaml(folder / CONFIG).get("source_model")  # an older run's has no such line
-    if taken is None:
+    """The run that trained this run's stage 1, relative to `out` if it is inside; maybe this run itself."""
+    source_model: str | None = read_yaml(folder / CONFIG).get("source_model")  # older runs lack it
+    if source_model is None:
         return folder.relative_to(out).as_posix()
-    inside = os.path.relpath(taken, out)
+    inside = os.path.relpath(source_model, out)
     if inside.startswith(".."):
-        return taken
+        return source_model
     return trained_in(out / inside, out) if (out / inside / CONFIG).exists() else Path(inside).as_posix()
 
 
 def shared_stage_1(trained: Mapping[str, str]) -> str:
-    """What a table says of stage 1; `trained` has for each finished run the one that trained it."""
+    """A table's sentence about stage 1; `trained` maps each finished run to the run that trained its stage 1."""
     if all(run == by for run, by in trained.items()):
         return "Every run trained its own stage 1."
     times = len(set(trained.values()))
-    told = (
+    note = (
         f"Stage 1 was trained {'once' if times == 1 else f'{times} times'} for these {len(trained)} runs: those of the "
         "same source and seed start from one source-only model, which is counted once, in the run that trained it."
     )
     elsewhere = sorted(set(trained.values()) - trained.keys())
-    return f"{told} Not in the cost, since the table has no such run: {', '.join(elsewhere)}." if elsewhere else told
+    return f"{note} Not in the cost, since the table has no such run: {', '.join(elsewhere)}." if elsewhere else note
 
 
 def result_lines(results: Sequence[RunResult]) -> bytes:
@@ -107,7 +113,7 @@ def result_lines(results: Sequence[RunResult]) -> bytes:
 
 
 def sessions_file(folder: Path) -> Path:
-    """Beside a run's folder: how long each of its sessions took, and how many runs were side by side."""
+    """Beside a run's folder: how long each session took, and how many runs were active."""
     return folder.with_name(f"{folder.name}.sessions.json")
 
 
@@ -118,7 +124,7 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 
 class Spread(NamedTuple):
-    """The mean over seeds and, from two of them on, their standard deviation (of a sample)."""
+    """The mean over seeds and, for two or more, the sample standard deviation."""
 
     mean: float
     deviation: float | None
@@ -136,19 +142,20 @@ def columns(benchmark: Benchmark) -> tuple[str, ...]:
 
 
 def values(benchmark: Benchmark, results: Sequence[RunResult], kind: str) -> Values:
-    """What the finished runs came to, column by column."""
-    found: dict[int, dict[str, float]] = {}
+    """The scores of the finished runs by seed and column."""
+    by_seed: dict[int, dict[str, float]] = {}
     for result in results:
         if kind in result.scores:
-            told = result.per_class[kind] if benchmark.class_mean else {result.task: result.scores[kind]}
-            percent = {column: 100 * value for column, value in told.items() if value is not None}
-            found.setdefault(result.seed, {}).update(percent)
-    return found
+            scores = result.per_class[kind] if benchmark.class_mean else {result.task: result.scores[kind]}
+            percent = {column: 100 * value for column, value in scores.items() if value is not None}
+            by_seed.setdefault(result.seed, {}).update(percent)
+    return by_seed
 
 
-def spread(found: Values, names: Sequence[str]) -> Spread | None:
-    """Of the mean over some columns; only the seeds that have all of these count, and without any there is none."""
-    means = [statistics.fmean(row[c] for c in names) for row in found.values() if all(c in row for c in names)]
+def spread(by_seed: Values, names: Sequence[str]) -> Spread | None:
+    """Mean and deviation, over the seeds, of the mean of these columns. Only seeds with all of them count; None without
+    any."""
+    means = [statistics.fmean(row[c] for c in names) for row in by_seed.values() if all(c in row for c in names)]
     if not means:
         return None
     return Spread(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else None)

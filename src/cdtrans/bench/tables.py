@@ -1,11 +1,11 @@
-"""The results of a benchmark in the paper's own layout, beside the paper's own rows: table.md and table.tex."""
+"""The results of a benchmark in the paper's layout, beside the paper's rows: table.md and table.tex."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from cdtrans.bench.results import KINDS, RunResult, Values, columns, shared_stage_1, spread, values
+from cdtrans.bench.results import KINDS, RunResult, Values, columns, row_title, shared_stage_1, spread, values
 from cdtrans.data.benchmarks import DOMAINNET, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import AVERAGE, disagreements, paper_grids, paper_table
 
@@ -31,19 +31,20 @@ LATEX = {
 
 @dataclass(frozen=True)
 class BenchTable:
-    """Everything that the page says."""
+    """The contents of a table."""
 
-    found: FoundBenchmark
+    data: FoundBenchmark
     seeds: tuple[int, ...]
     results: tuple[RunResult, ...]
+    method: str = "cdtrans"
 
     @property
     def benchmark(self) -> Benchmark:
-        return self.found.benchmark
+        return self.data.benchmark
 
 
 class Block(NamedTuple):
-    """Rows of text under a head. A line parts the groups, the last column and, in a grid, the first one."""
+    """Rows of text under a head. Lines separate the groups, the last column and, in a grid, the first one."""
 
     head: tuple[str, ...]
     groups: tuple[tuple[tuple[str, ...], ...], ...]
@@ -70,7 +71,7 @@ def latex(table: BenchTable) -> str:
 
 
 def _latex_rows(blocks: Sequence[Block], across: int) -> list[str]:
-    """Blocks side by side; they have rows of equal number, and what is missing to the right is left empty."""
+    """Blocks with equally many rows side by side, padded with empty cells on the right."""
     empty = ("",) * len(blocks[0].head) * (across - len(blocks))
     heads = [cell for block in blocks for cell in block.head]
     lines = [_latex_row((*heads, *empty)), "\\hline"]
@@ -102,26 +103,26 @@ def _rows(table: BenchTable) -> Block:
     """A row per method and a column per task or, for VisDA-2017, per class."""
     benchmark = table.benchmark
     names = columns(benchmark)
-    ours = [(title, *_cells(values(benchmark, table.results, kind), names)) for kind, title in KINDS.items()]
+    ours = [(row_title(kind, table.method), *_cells(values(benchmark, table.results, kind), names)) for kind in KINDS]
     printed = [(f"paper: {row.method}", *row.cells.values()) for row in paper_table(benchmark.name)]
     head = ("Method", *(PAPER_CLASSES.get(name, name) for name in names), AVERAGE)
     return Block(head, (tuple(ours), tuple(printed)))
 
 
-def _cells(found: Values, names: Sequence[str]) -> list[str]:
-    return [_shown(found, [name]) for name in names] + [_shown(found, names)]
+def _cells(by_seed: Values, names: Sequence[str]) -> list[str]:
+    return [_shown(by_seed, [name]) for name in names] + [_shown(by_seed, names)]
 
 
-def _shown(found: Values, names: Sequence[str]) -> str:
-    return str(spread(found, names) or NOTHING)
+def _shown(by_seed: Values, names: Sequence[str]) -> str:
+    return str(spread(by_seed, names) or NOTHING)
 
 
 def _grids(table: BenchTable) -> list[Block]:
     """A grid per method, source by target, with the averages of both."""
     names = [domain.short for domain in table.benchmark.domains]
     ours = [
-        _grid(title, names, _averaged(values(table.benchmark, table.results, kind), names))
-        for kind, title in KINDS.items()
+        _grid(row_title(kind, table.method), names, _averaged(values(table.benchmark, table.results, kind), names))
+        for kind in KINDS
     ]
     return ours + [_grid(f"paper: {grid.method}", names, grid.cell) for grid in paper_grids()]
 
@@ -131,65 +132,65 @@ def _grid(title: str, names: list[str], cell: Callable[[str, str], str]) -> Bloc
     return Block((title, *names, AVERAGE), (tuple(rows[:-1]), (rows[-1],)))
 
 
-def _averaged(found: Values, names: list[str]) -> Callable[[str, str], str]:
-    """What stands in the row of a source and the column of a target, either of which may be the average."""
+def _averaged(by_seed: Values, names: list[str]) -> Callable[[str, str], str]:
+    """The text of a cell by source and target, either of which may be the average."""
 
     def cell(source: str, target: str) -> str:
         sources = names if source == AVERAGE else [source]
         targets = names if target == AVERAGE else [target]
         pairs = [f"{s}>{t}" for s in sources for t in targets if s != t]
-        return _shown(found, pairs) if pairs else "-"
+        return _shown(by_seed, pairs) if pairs else "-"
 
     return cell
 
 
 def _before(table: BenchTable) -> list[str]:
-    """What a reader must know before the numbers, one paragraph each."""
+    """The paragraphs before the numbers."""
     metric = "Mean of the classes' accuracies" if table.benchmark.class_mean else "Accuracy"
     seeds = ", ".join(map(str, table.seeds))
     over = f"mean ± standard deviation over seeds {seeds}" if len(table.seeds) > 1 else f"one run each, seed {seeds}"
+    by_labels = row_title("best_by_labels", table.method)
     notes = [
-        f"{metric} on the target in percent, {over}."
-        f" Only '{KINDS['best_by_labels']}' used a target label, to choose its epoch, as the authors' code does for the"
-        " paper's Ours rows: nobody without labels can have it."
+        f"{metric} on the target in percent, {over}. Only '{by_labels}' used target labels, to choose its epoch, as the"
+        " authors' code does for the paper's Ours rows: it is out of reach without labels."
     ]
-    if table.found.differences:
-        notes.append(f"NOT THE PUBLISHED DATA: {'; '.join(table.found.differences)}.")
+    if table.data.differences:
+        notes.append(f"NOT THE PUBLISHED DATA: {'; '.join(table.data.differences)}.")
     missing = _missing(table)
     return [*notes, missing] if missing else notes
 
 
 def _after(table: BenchTable) -> list[str]:
-    """Where the numbers come from."""
+    """The paragraphs after the numbers: data, cost, stage 1."""
     notes = [f"Data, the whole domain for training and for scoring as in the paper: {_data(table)}."]
     if table.results:
         notes += [_cost(table.results), shared_stage_1({result.run: result.stage_1 for result in table.results})]
     wrong = [d for d in disagreements() if d.table == table.benchmark.name and d.column == AVERAGE]
     if wrong:
-        told = "; ".join(f"{d.row} {d.printed}, but {d.why}" for d in wrong)
-        notes.append(f"The paper's rows are as printed, also where they contradict themselves: {told}.")
+        errors = "; ".join(f"{d.row} {d.printed}, but {d.why}" for d in wrong)
+        notes.append(f"The paper's rows are as printed, also where they contradict themselves: {errors}.")
     return notes
 
 
 def _data(table: BenchTable) -> str:
-    domains = table.found.domains.values()
-    return "; ".join(f"{found.name} ({found.layout}, {len(found.images):,} images)" for found in domains)
+    domains = table.data.domains.values()
+    return "; ".join(f"{domain.name} ({domain.layout}, {len(domain.images):,} images)" for domain in domains)
 
 
 def _missing(table: BenchTable) -> str | None:
-    """Which of the runs asked for are not there, by task."""
-    there = {(result.task, result.seed) for result in table.results}
+    """The missing runs, by task."""
+    finished = {(result.task, result.seed) for result in table.results}
     wanted = [(task.name, seed) for task in table.benchmark.tasks for seed in table.seeds]
-    absent = [run for run in wanted if run not in there]
-    if not absent:
+    missing = [run for run in wanted if run not in finished]
+    if not missing:
         return None
-    told = []
-    for task, runs in groupby(absent, key=lambda run: run[0]):
+    by_task = []
+    for task, runs in groupby(missing, key=lambda run: run[0]):
         seeds = [str(seed) for _, seed in runs]
-        told.append(f"{task} (seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)})")
+        by_task.append(f"{task} (seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)})")
     return (
-        f"UNFINISHED: {len(absent)} of {len(wanted)} runs are missing: {', '.join(told)}. A mean over tasks stands only"
-        " where a seed has all of them."
+        f"UNFINISHED: {len(missing)} of {len(wanted)} runs are missing: {', '.join(by_task)}. A mean over tasks"
+        " stands only where a seed has all of them."
     )
 
 

@@ -43,6 +43,8 @@ def _exit_code(debug: bool) -> int:
         _fail_usage(error, debug)
         return 2
     except CdtransError as error:
+        if debug and error.details:
+            print(error.details, file=sys.stderr)
         _fail(str(error), debug)
         return 2
     except Interrupted as error:

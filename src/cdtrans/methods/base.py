@@ -68,7 +68,7 @@ class Method(nn.Module):
     paper: ClassVar[str] = ""  # authors and year
     title: ClassVar[str] = ""  # of the paper, and its venue
     backbones: ClassVar[str] = "any"  # it works with
-    cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans
+    cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
     capturable: ClassVar[bool] = True  # whether a step can be replayed as a CUDA graph
     without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that leave plain training on the source

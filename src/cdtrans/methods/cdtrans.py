@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from cdtrans.config import BranchOptions, CDTransOptions
 from cdtrans.methods.base import Batch, Method, Round
-from cdtrans.model.cross_attention import Branches, three_branches
+from cdtrans.model.cross_attention import Branches, require_cross_attention, three_branches
+from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals, one_way, union
 
 ONE_WAY = ("one_way_source", "one_way_target")
@@ -23,6 +24,10 @@ class ThreeBranches(Method):
     Options = BranchOptions
     backbones = "ViT"
     options: BranchOptions
+
+    @classmethod
+    def check(cls, network: Network, name: str) -> None:
+        require_cross_attention(network.backbone, name)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         branches = three_branches(

@@ -38,6 +38,7 @@ class DANN(Method):
     options: DANNOptions
     paper = "Ganin et al. 2016"
     title = "Domain-Adversarial Training of Neural Networks, JMLR"
+    cost = "0.75"
     without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
 
     def __init__(self, network: Network, options: DANNOptions, sizes: Sizes) -> None:

@@ -44,6 +44,7 @@ class MCD(Method):
     options: MCDOptions
     paper = "Saito et al. 2018"
     title = "Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR"
+    cost = "2.8"
 
     def __init__(self, network: Network, options: MCDOptions, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
@@ -80,8 +81,7 @@ class MCD(Method):
 
     def features(self, *batches: Tensor) -> tuple[Tensor, ...]:
         """[B, D] of each batch, in one pass of the backbone; of all ranks."""
-        features = self.network.features(torch.cat(batches))
-        return tuple(gather(feature) for feature in features.split([len(batch) for batch in batches]))
+        return tuple(gather(feature) for feature in self.network.features_each(*batches))
 
     def predictions(self, features: Tensor) -> tuple[Tensor, Tensor]:
         first, second = self.classifiers.each(features)

@@ -1,1 +1,1 @@
-"""The network: a timm VisionTransformer, three ways of running it at once, and the head they share."""
+"""The network: any timm model as the backbone, a head, and cross-attention for vision transformers."""

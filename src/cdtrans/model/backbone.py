@@ -1,44 +1,94 @@
-"""Any timm VisionTransformer by name, and its weights: from the hub, from a file, or none."""
+"""Any timm model by name, and its weights: from the hub, from a file or folder, or none."""
 
+import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from safetensors.torch import load_file
-from timm.layers.attention import Attention
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import PretrainedCfg, VisionTransformer
-from timm.models.vision_transformer import Block, checkpoint_filter_fn
-from torch import Tensor
+from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
+from timm.models._registry import _deprecated_models
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
 
+from cdtrans.backbone_names import SHORT_NAMES, expand_short
 from cdtrans.config import require_weights
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, WeightsUnavailable
+from cdtrans.model.blocks import why_no_shared_attention
+from cdtrans.model.misfit import State, drop_heads, misfit_error
+from cdtrans.model.network import feature_dim
 
-EXAMPLES = (
-    "deit_small_distilled_patch16_224.fb_in1k, deit3_small_patch16_224.fb_in22k_ft_in1k, "
-    "vit_small_patch16_224.augreg_in21k_ft_in1k, vit_small_patch14_reg4_dinov2.lvd142m"
-)
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs
 DEFAULT_CROP = 224
-VIT_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
 HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
+HUB, FOLDER = "hf-hub:", "local-dir:"
+HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+# What timm raises for arguments and image sizes that do not fit a model.
+BUILD_ERRORS = (TypeError, ValueError, KeyError, AssertionError, RuntimeError, ZeroDivisionError, AttributeError)
+NOT_IN_ARGS = {  # arguments of timm's create_model that are set elsewhere, and where
+    "img_size": "give --crop instead",
+    "in_chans": "images have three channels",
+    "num_classes": "the classes are those of the source",
+    "drop_path_rate": "give --drop-path instead",
+    "pretrained": "give --pretrained or --no-pretrained instead",
+    "checkpoint_path": "give --weights instead",
+    "pretrained_cfg": "give another --backbone instead",
+    "pretrained_cfg_overlay": "give another --backbone instead",
+    "features_only": "a backbone must give one feature vector",
+}
 
-State = dict[str, Tensor]
+
+class Recipe(NamedTuple):
+    """How timm builds a backbone."""
+
+    architecture: str  # timm's name, with the tag if there is one
+    cfg: PretrainedCfg
+    args: dict[str, Any]  # that a hub repository or a folder adds
+
+
+def resolve_name(name: str) -> str:
+    """The exact name of a backbone: architecture and tag, or where it lies ('hf-hub:...', 'local-dir:...'). Takes short
+    names ('deit_small', 'ViT-B/16') and names without a tag, for which timm has a default."""
+    name = expand_short(name)
+    name = name.replace("hf_hub:", HUB, 1) if name.startswith("hf_hub:") else name
+    if name.startswith(FOLDER):
+        return name
+    if name.startswith(HUB):
+        in_timm = name.removeprefix(f"{HUB}timm/")
+        return in_timm if in_timm in _exact_names(in_timm.split(".")[0]) else name
+    name = _deprecated_models.get(name) or name
+    architecture, _, tag = name.partition(".")
+    if ":" in name or not timm.is_model(architecture) or _deprecated_models.get(name, "") is None:
+        raise CdtransError(f"timm has no model '{name}'; {_suggestion(name)}")
+    exact = _exact_names(architecture)
+    if tag and name not in exact:
+        close = get_close_matches(name, exact, n=1, cutoff=0.0) or [architecture]
+        raise CdtransError(f"timm has no weights '{name}'; did you mean '{close[0]}'? (known: {', '.join(exact)})")
+    return name if tag else exact[0]
 
 
 def native_crop(name: str) -> int:
-    """The image size a backbone was trained at, or 224 where that is too large to train with."""
-    size = int(_pretrained_cfg(name).input_size[-1])
-    return size if size <= MAX_NATIVE_CROP else DEFAULT_CROP
+    """The image size a backbone was trained at, or 224 where that is too large to train with and the backbone can be
+    run at 224."""
+    size = int(_recipe(name).cfg.input_size[-1])
+    if size <= MAX_NATIVE_CROP:
+        return size
+    with suppress(CdtransError), torch.device("meta"):
+        create_backbone(name, crop=DEFAULT_CROP, drop_path=0.0, args={})
+        return DEFAULT_CROP
+    return size
 
 
 def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of the pixels, as the backbone's weights expect them."""
-    cfg = _pretrained_cfg(name)
+    cfg = _recipe(name).cfg
     return tuple(cfg.mean), tuple(cfg.std)
 
 
@@ -47,53 +97,116 @@ def plain_name(name: str) -> str:
     return name.replace("_distilled", "")
 
 
-def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, Any]) -> VisionTransformer:
-    """The architecture with random weights. A distilled DeiT gives its plain sibling: the authors drop the
-    distillation token (docs/method.md, section 1.1)."""
-    plain = plain_name(_known(name))
-    other = CdtransError(f"The backbone '{name}' is not a timm VisionTransformer; use one such as {EXAMPLES}.")
-    if not _may_be_vision_transformer(plain):
-        raise other
-    kwargs: dict[str, Any] = {"img_size": crop, "drop_path_rate": drop_path, "num_classes": 0, **args}
+def timm_call(name: str, *, crop: int, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and arguments with which timm.create_model builds this backbone. Only models whose input size is fixed
+    take `img_size`. A distilled DeiT gives its plain sibling: the authors drop the distillation token."""
+    recipe = _recipe(name)
+    size = {"img_size": crop} if recipe.cfg.fixed_input_size else {}
+    return plain_name(recipe.architecture), {**recipe.args, **size, **args}
+
+
+def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, Any]) -> nn.Module:
+    """The architecture with random weights, which gives one feature vector. Models without stochastic depth are built
+    without it."""
+    for argument in args:
+        if argument in NOT_IN_ARGS:
+            raise CdtransError(f"'{argument}' cannot be in backbone_args: {NOT_IN_ARGS[argument]}.")
+    architecture, kwargs = timm_call(name, crop=crop, args=args)
+    if "global_pool" in kwargs and not kwargs["global_pool"]:
+        raise CdtransError("'global_pool' in backbone_args must name a pooling, because a backbone gives one vector.")
+    kwargs |= {"drop_path_rate": drop_path, "num_classes": 0}
     try:
-        vit: Any = timm.create_model(plain, pretrained=False, **kwargs)
-    except (TypeError, ValueError, KeyError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+        backbone = _build(architecture, kwargs)
+    except BUILD_ERRORS as error:
+        cause = " ".join(str(error).split())[:150]
         raise CdtransError(
-            f"timm cannot build the backbone '{name}' with {kwargs}: {error}; check --crop and backbone_args."
+            f"timm cannot build the backbone '{name}' with {kwargs}: {cause}; check --crop and backbone_args."
         ) from error
-    if type(vit) is not VisionTransformer:
-        raise other
-    plain_blocks = all(
-        type(b) is Block and type(b.attn) is Attention and getattr(b.attn, "gate", None) is None for b in vit.blocks
-    )
-    if not plain_blocks:
-        raise CdtransError(
-            f"The blocks of the backbone '{name}' are not timm's plain pre-norm Block, so its attention "
-            f"cannot be shared between two images; use one such as {EXAMPLES}."
-        )
-    return vit  # type: ignore[no-any-return]
+    _check_size(backbone, name, crop)
+    if why_no_shared_attention(backbone):  # otherwise `blocks` runs it and knows what comes out
+        _check_output(backbone, name, crop, (architecture, kwargs))
+    return backbone
 
 
-def load_pretrained(vit: VisionTransformer, name: str) -> None:
-    """timm's pretrained weights for this name and tag, through the Hugging Face hub."""
-    repository = _pretrained_cfg(name).hf_hub_id
-    if not repository:
+def _build(architecture: str, kwargs: dict[str, Any]) -> nn.Module:
+    try:
+        model: nn.Module = timm.create_model(architecture, pretrained=False, **kwargs)
+    except TypeError:  # an argument that this model does not have: stochastic depth is the one we add ourselves
+        without = {key: value for key, value in kwargs.items() if key != "drop_path_rate"}
+        with suppress(*BUILD_ERRORS):
+            return timm.create_model(architecture, pretrained=False, **without)  # type: ignore[no-any-return]
+        raise
+    return model
+
+
+def _check_size(backbone: Any, name: str, crop: int) -> None:
+    patch = getattr(getattr(backbone, "patch_embed", None), "patch_size", None)
+    patch = patch if isinstance(patch, (tuple, list)) else (patch,)
+    if all(isinstance(side, int) for side in patch) and crop < max(patch):
+        raise CdtransError(f"--crop {crop} is smaller than a patch of '{name}', which is {max(patch)} pixels wide.")
+
+
+def _check_output(backbone: Any, name: str, crop: int, call: tuple[str, dict[str, Any]]) -> None:
+    """Refuse a model that does not give one feature vector for an image of this size. A copy on the meta device tells,
+    where a model of any size takes no memory or time; some models cannot be run there."""
+    shape, on_meta = None, next(backbone.parameters()).is_meta
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
+        shape = (backbone if on_meta else _build(*call)).eval()(torch.zeros(2, 3, crop, crop)).shape
+    if shape is None and on_meta:
+        return
+    try:
+        if shape is None:
+            with torch.no_grad():
+                shape = backbone.eval()(torch.zeros(2, 3, crop, crop)).shape
+            backbone.train()
+    except Exception as error:  # almost anything, from somewhere within the model
+        cause = " ".join(str(error).split())[:150]
+        raise CdtransError(f"The backbone '{name}' cannot be run with --crop {crop}: {cause}.") from error
+    if len(shape) != 2 or shape[1] == 0:
+        raise CdtransError(f"The backbone '{name}' gives no single feature vector for an image; use another one.")
+    if shape[1] != feature_dim(backbone):  # timm states another length, as for SAM, or for a pooling of two parts
+        backbone.head_hidden_size = int(shape[1])
+
+
+def load_pretrained(backbone: nn.Module, name: str) -> None:
+    """timm's pretrained weights for this name and tag, through the Hugging Face hub, or those in a folder."""
+    cfg = _recipe(name).cfg
+    if not cfg.has_weights:
         raise CdtransError(f"timm has no pretrained weights for '{name}'; give --weights FILE, or --no-pretrained.")
     try:
-        if not isinstance(try_to_load_from_cache(repository, "model.safetensors"), str):
-            HfApi().model_info(repository, timeout=HUB_SECONDS)  # the download itself would retry for a minute
+        if cfg.hf_hub_id and not name.startswith(FOLDER):
+            files = (cfg.hf_hub_filename,) if cfg.hf_hub_filename else HUB_FILES
+            _ask_hub(cfg.hf_hub_id, files)
         reference = timm.create_model(name, pretrained=True)
     except Exception as error:  # whatever the hub client raises without a network; all of it means the same to the user
-        raise CdtransError(
-            f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the network, "
-            "or give a downloaded file with --weights FILE, or train from scratch with --no-pretrained."
-        ) from error
-    load_state(vit, reference.state_dict(), f"the weights of '{name}'")
+        raise _unavailable(name, error) from error
+    load_state(backbone, reference.state_dict(), f"the weights of '{name}'")
 
 
-def load_weights(vit: VisionTransformer, file: Path) -> None:
-    """Weights from a .safetensors or .pth file in timm's or DeiT's format."""
-    load_state(vit, read_state(file), f"'{file}'")
+def _ask_hub(repository: str, files: tuple[str, ...]) -> None:
+    """Raise quickly if none of the files is cached and the hub cannot be reached: a download would retry for a
+    minute."""
+    repository, _, revision = repository.partition("@")
+    if not any(isinstance(try_to_load_from_cache(repository, f, revision=revision or None), str) for f in files):
+        HfApi().model_info(repository, timeout=HUB_SECONDS)
+
+
+def _unavailable(name: str, error: Exception) -> CdtransError:
+    if name.startswith(FOLDER):
+        return CdtransError(
+            f"'{name.removeprefix(FOLDER)}' holds no timm model ({type(error).__name__}); a folder needs config.json "
+            "and model.safetensors, as timm's save_for_hf writes them."
+        )
+    return WeightsUnavailable(
+        f"The weights of '{name}' could not be downloaded ({type(error).__name__})",
+        "connect to the network, or give a downloaded file with --weights FILE, or train from scratch with "
+        "--no-pretrained.",
+    )
+
+
+def load_weights(backbone: nn.Module, file: Path) -> None:
+    """Weights from a .safetensors or .pth file in timm's or the model authors' format."""
+    load_state(backbone, read_state(file), f"'{file}'")
 
 
 def read_state(file: Path) -> State:
@@ -114,35 +227,41 @@ def read_state(file: Path) -> State:
             state = state[wrapper]
     if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
         raise CdtransError(f"'{file}' holds no state dict of tensors; save the model's state_dict and try again.")
-    return {key.removeprefix("module."): value.float() for key, value in state.items()}
+    return {
+        key.removeprefix("module."): value.float() if value.is_floating_point() else value
+        for key, value in state.items()
+    }
 
 
-def load_state(vit: VisionTransformer, state: State, origin: str) -> None:
+def load_state(backbone: nn.Module, state: State, origin: str) -> None:
     """Load every tensor or none: heads are dropped, everything else must fit."""
-    state = drop_distillation(state)
-    state = {key: value for key, value in state.items() if not key.startswith("head.")}
+    expected = backbone.state_dict()
+    if isinstance(backbone, VisionTransformer):
+        state = convert_for_vit(backbone, state)
+    elif not fits(drop_heads(backbone, state), expected):
+        with suppress(Exception):  # timm's converters take the shapes for granted; misfit_error names those that differ
+            state = sys.modules[type(backbone).__module__].checkpoint_filter_fn(state, backbone)
+    state = drop_heads(backbone, state)
+    if not fits(state, expected):
+        raise misfit_error(backbone, state, origin)
+    backbone.load_state_dict(state)
+
+
+def fits(state: State, expected: State) -> bool:
+    return state.keys() == expected.keys() and all(state[key].shape == expected[key].shape for key in expected)
+
+
+def convert_for_vit(vit: VisionTransformer, state: State) -> State:
+    state = drop_heads(vit, drop_distillation(state))
     if "pos_embed" in state:
         state["pos_embed"] = resize_positions(state["pos_embed"], vit)
-    with suppress(Exception):  # timm's converters take the shapes for granted; those that differ are named below
+    with suppress(Exception):  # as above
         state = checkpoint_filter_fn(state, vit)
-    state = {key: value for key, value in state.items() if not key.startswith("head.")}
-    expected = vit.state_dict()
-    missing = sorted(expected.keys() - state.keys())
-    unexpected = sorted(state.keys() - expected.keys())
-    wrong = sorted(
-        f"{key} {tuple(state[key].shape)}, expected {tuple(expected[key].shape)}"
-        for key in expected.keys() & state.keys()
-        if state[key].shape != expected[key].shape
-    )
-    if missing or unexpected or wrong:
-        kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
-        found = "; ".join(f"{kind}: {', '.join(keys)}" for kind, keys in kinds if keys)
-        raise CdtransError(f"{origin} does not fit the backbone and nothing was loaded ({found}); check --backbone.")
-    vit.load_state_dict(state)
+    return state
 
 
 def drop_distillation(state: State) -> State:
-    """A distilled DeiT's tensors without the distillation token, known by its key (docs/method.md, section 1.5)."""
+    """A distilled DeiT's tensors without its distillation token, recognised by its keys."""
     if "dist_token" not in state:
         return state
     state = {key: value for key, value in state.items() if key != "dist_token" and not key.startswith("head")}
@@ -159,35 +278,44 @@ def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
     prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
     patches = positions.shape[1] - prefix
     if positions.shape[2] != vit.pos_embed.shape[2] or patches < 1 or not (patches**0.5).is_integer():
-        return positions  # not a matter of the grid: load_state names the shapes
+        return positions  # another grid is not the cause: misfit_error names the shapes
     return resample_abs_pos_embed(  # type: ignore[no-any-return]
         positions, list(vit.patch_embed.grid_size), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False
     )
 
 
-def _pretrained_cfg(name: str) -> PretrainedCfg:
-    cfg = timm.get_pretrained_cfg(_known(name))
-    assert cfg is not None, "every known model has one"
-    return cfg
-
-
-def _known(name: str) -> str:
-    if not timm.is_model(name):
-        raise CdtransError(f"timm knows no model '{name}'; use a VisionTransformer such as {EXAMPLES}.")
-    arch = name.split(".")[0]
-    tags = [m for m in timm.list_pretrained(f"{arch}*") if m.split(".")[0] == arch]
-    if "." in name and name not in tags:
-        raise CdtransError(f"timm knows no weights '{name}'; known for this model: {', '.join(tags) or 'none'}.")
-    return name
-
-
-def _may_be_vision_transformer(name: str) -> bool:
-    """Most are told by the file of timm that they are from. Of the others only the object tells, so it is built, on the
-    meta device, where a model of any size takes no memory."""
-    if timm.models.model_entrypoint(name).__module__ in VIT_MODULES:
-        return True
+def _recipe(name: str) -> Recipe:
+    name = resolve_name(name)
+    if not name.startswith((HUB, FOLDER)):
+        cfg = timm.get_pretrained_cfg(name)
+        assert cfg is not None, "every model that timm knows has one"
+        return Recipe(name, cfg, {})
     try:
-        with torch.device("meta"):
-            return type(timm.create_model(name, pretrained=False)) is VisionTransformer
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return False
+        if name.startswith(FOLDER):
+            values, architecture, args = load_model_config_from_path(name.removeprefix(FOLDER))
+        else:
+            _ask_hub(name.removeprefix(HUB), ("config.json",))
+            values, architecture, args = load_model_config_from_hf(name.removeprefix(HUB))
+        ours = timm.get_pretrained_cfg(architecture)
+        fixed = ours.fixed_input_size if ours else False  # older repositories do not say it
+        cfg = PretrainedCfg(**{"fixed_input_size": fixed, **values})
+    except Exception as error:  # the hub client's, or a config.json that is not timm's
+        raise _unavailable(name, error) from error
+    return Recipe(architecture, cfg, args or {})
+
+
+def _exact_names(architecture: str) -> list[str]:
+    """The architecture with each tag that timm has for it, its default first; none for an unknown one."""
+    default = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
+    if default is None:
+        return []
+    first = f"{architecture}.{default.tag}" if default.tag else architecture
+    return [first, *(name for name in timm.list_models(f"{architecture}.*", include_tags=True) if name != first)]
+
+
+def _suggestion(name: str) -> str:
+    known = [*SHORT_NAMES, *timm.list_models()]
+    close = get_close_matches(name.split(".")[0].lower(), known, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return "use a timm model such as deit_small, dinov2_small, clip_base or resnet50."

@@ -14,7 +14,7 @@ from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone, normalisation
 from cdtrans.model.head import build_head
-from cdtrans.model.network import Network
+from cdtrans.model.network import Network, feature_dim
 from cdtrans.storage.files import atomic, replace_folder
 from cdtrans.storage.run_folder import CARD
 
@@ -71,8 +71,8 @@ def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: in
 
 def build_model(card: Card, *, drop_path: float = 0.0) -> Network:
     """The card's architecture with random weights."""
-    vit = create_backbone(card.backbone, crop=card.crop, drop_path=drop_path, args=card.backbone_args)
-    return Network(vit, build_head(card.head, vit.num_features, len(card.classes), card.neck))
+    backbone = create_backbone(card.backbone, crop=card.crop, drop_path=drop_path, args=card.backbone_args)
+    return Network(backbone, build_head(card.head, feature_dim(backbone), len(card.classes), card.neck))
 
 
 def save_model(folder: Path, model: Network, card: Card) -> None:

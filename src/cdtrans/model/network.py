@@ -1,60 +1,102 @@
 """A backbone and a head: images -> features and logits."""
 
+from typing import Any
+
 import torch
-from timm.models import VisionTransformer
 from torch import Tensor, nn
 
-from cdtrans.model.cross_attention import Stream, embed, rows_read, run_block
+from cdtrans.errors import CdtransError
+from cdtrans.model.blocks import embed, run_blocks, self_attention, why_no_shared_attention
 from cdtrans.model.head import Head, MeanHead, Output
+from cdtrans.runtime.ranks import rank, world
 
 
 class Network(nn.Module):
-    """What stage 1 trains, what every method adapts and what is served."""
+    """What stage 1 trains, what every method adapts and what is served: any timm model that gives one feature vector
+    (created with num_classes=0), and a head.
 
-    keep: Tensor  # [depth, 2] how often each block's attention and MLP is kept in training
+    ViTs are run by `cdtrans.model.blocks`, with kernels on a GPU; all other models by timm's own forward.
 
-    def __init__(self, backbone: VisionTransformer, head: Head | MeanHead) -> None:
+    BatchNorm layers of the backbone normalise a training batch as it comes: in stage 1 source images, in stage 2 source
+    and target together (`encode_each`), as tllib does. Their running statistics, which predictions use, are those of
+    the same batches."""
+
+    backbone: Any  # timm's models have no type in common
+    keep: Tensor  # [depth, 2] how often each block's attention and MLP are kept in training
+
+    def __init__(self, backbone: nn.Module, head: Head | MeanHead) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
-        drops = [[getattr(d, "drop_prob", 0.0) for d in (b.drop_path1, b.drop_path2)] for b in backbone.blocks]
+        self.runs_blocks = not why_no_shared_attention(backbone)  # otherwise timm's forward runs it
+        drops = [
+            [getattr(path, "drop_prob", 0.0) for path in (block.drop_path1, block.drop_path2)]
+            for block in (self.backbone.blocks if self.runs_blocks else ())
+        ]
         self.drops_paths = any(map(any, drops))
         self.register_buffer("keep", 1 - torch.tensor(drops), persistent=False)
 
     def encode(self, images: Tensor) -> Output:
-        """[B, 3, H, W] -> features and logits: timm's own forward, but for the last block's rows that nobody reads."""
+        """[B, 3, H, W] -> features and logits."""
         return self.head(self.features(images))  # type: ignore[no-any-return]
 
     def encode_each(self, *batches: Tensor) -> tuple[Output, ...]:
-        """Several batches, [B, 3, H, W] each, in one pass of the backbone; the head sees them one by one."""
-        features = self.features(torch.cat(batches))
-        return tuple(self.head(feature) for feature in features.split([len(batch) for batch in batches]))
+        """Several batches, [B, 3, H, W] each, in one pass of the backbone; the head gets them one by one. BatchNorm
+        layers of the backbone, if it has any, take their statistics from all batches together."""
+        return tuple(self.head(feature) for feature in self.features_each(*batches))
 
     def features(self, images: Tensor) -> Tensor:
         """The backbone's features, before the head: [B, 3, H, W] -> [B, D]."""
-        return self.run_blocks(embed(self.backbone, images), cross=False)
+        return self._features(images)  # no len() here, which would fix the batch size of an exported graph
+
+    def features_each(self, *batches: Tensor) -> tuple[Tensor, ...]:
+        """The features of several batches, [B, D] each, in one pass."""
+        sizes = [len(batch) for batch in batches]
+        return torch.split(self._features(torch.cat(batches), sizes), sizes)  # type: ignore[no-any-return]
+
+    def _features(self, images: Tensor, sizes: list[int] | None = None) -> Tensor:
+        if not self.runs_blocks:
+            return self.backbone(images)  # type: ignore[no-any-return]
+        tokens = embed(self.backbone, images)
+        return run_blocks(self.backbone, tokens, self.drop_path_scales(tokens.x, sizes), self_attention)
 
     @property
     def dim(self) -> int:
         """D, the length of a feature."""
-        return int(self.backbone.num_features)
+        return feature_dim(self.backbone)
 
-    def run_blocks(self, x: Tensor, *, cross: bool) -> Tensor:
-        """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]."""
-        vit = self.backbone
-        scales = self.drop_path_scales(x)
-        stream = Stream(x)
-        with torch.cuda.device_of(x):  # kernels are launched on the current one
-            for i, block in enumerate(vit.blocks):
-                rows = rows_read(vit) if i + 1 == len(vit.blocks) else None
-                stream = run_block(block, stream, scales[i] if scales is not None else None, rows=rows, cross=cross)
-        return vit.forward_head(vit.norm(stream.sum()), pre_logits=True)  # type: ignore[no-any-return]
+    def drop_path_scales(self, x: Tensor, sizes: list[int] | None = None) -> Tensor | None:
+        """Stochastic depth for a whole pass: the factor of each block's attention and MLP in each image, 0 or the
+        inverse of its chance to be kept, [depth, 2, B]. One draw instead of two in every block.
 
-    def drop_path_scales(self, x: Tensor) -> Tensor | None:
-        """Stochastic depth for a whole pass: what each block's attention and MLP counts for in each image, 0 or the
-        inverse of its chance to be kept, [depth, 2, B]. One draw instead of two in every block."""
+        Every rank draws for the images of all ranks and takes its own, so that ranks with equal shares drop what one
+        rank would. `sizes` are the lengths of the batches that x is made of: all ranks' images of the first batch come
+        first, then those of the second."""
         if not (self.training and self.drops_paths):
             return None
         keep = self.keep[:, :, None].to(x.dtype)
-        drawn = torch.rand(*self.keep.shape, len(x), dtype=x.dtype, device=x.device)
+        drawn = torch.rand(*self.keep.shape, world() * len(x), dtype=x.dtype, device=x.device)
+        if world() > 1:
+            parts = drawn.split([world() * size for size in sizes or [len(x)]], dim=2)
+            drawn = torch.cat([part.chunk(world(), dim=2)[rank()] for part in parts], dim=2)  # [depth, 2, B]
         return (drawn < keep) / keep
+
+
+def feature_dim(backbone: Any) -> int:
+    """The length of a timm model's feature vector. `num_features` is the length before the layers that some models
+    have between the pooling and the classifier."""
+    return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
+
+
+def has_batchnorm(backbone: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in backbone.modules())
+
+
+def require_no_batchnorm_on_ranks(backbone: nn.Module, name: str) -> None:
+    """Refuse a backbone with BatchNorm on several ranks: each would normalise by its own share of the batch, and the
+    result would depend on the number of ranks."""
+    if world() > 1 and has_batchnorm(backbone):
+        raise CdtransError(
+            f"The backbone '{name}' has BatchNorm layers, whose statistics would differ between {world()} processes; "
+            "start one process, or use a backbone without BatchNorm, such as deit_small or convnext_tiny."
+        )

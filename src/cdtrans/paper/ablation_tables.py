@@ -9,7 +9,6 @@ from cdtrans.paper.pair_quality import PairQuality
 from cdtrans.paper.printed_tables import AVERAGE, PaperRow
 
 NOTHING = "–"
-TOLD = {kind: words.removeprefix("CDTrans, ") for kind, words in KINDS.items()}  # few rows are the whole method
 PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs
 
 
@@ -81,7 +80,7 @@ class AblationTable:
 
 def markdown(table: AblationTable) -> str:
     pairs = PAPER_PAIRS if table.about_pairs else ()
-    head = (*table.named_by, *pairs, *TOLD.values(), *(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
+    head = (*table.named_by, *pairs, *KINDS.values(), *(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
     rows = [head, ("---",) * len(head), *(_cells(row, table) for row in table.rows)]
     text = [f"# {table.title}", *_before(table), "\n".join(f"| {' | '.join(row)} |" for row in rows), *table.notes]
     return "\n\n".join([*text, *_cost(table)]) + "\n"

@@ -22,7 +22,7 @@ from cdtrans.methods import method_class, require_method
 from cdtrans.methods.base import Method
 from cdtrans.model.backbone import read_state
 from cdtrans.paper.ablation_rows import Ablation, Variant
-from cdtrans.paper.ablation_tables import TOLD, AblationTable, Row, Scored, markdown
+from cdtrans.paper.ablation_tables import AblationTable, Row, Scored, markdown
 from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import Answers, check_of_target, pair_quality, read_answers
 from cdtrans.paper.printed_tables import PaperRow
@@ -150,7 +150,7 @@ def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Wri
         write(plan)
         scored = read_scored(job.run.folder, plan.out)
         assert scored is not None, "it has just been scored"
-        told = ", ".join(f"{TOLD[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
+        told = ", ".join(f"{KINDS[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
         screen.say(f"{job.run.name}: {told}")
 
     with owned(plan.out, RECORD, plan.recipe(), "an ablation"):

@@ -1,6 +1,6 @@
-"""`cdtrans ablate attention`: the paper's Fig. 2a for a finished run. Pairs of a source and a target image, and where
-the source image looks in the target image: pairs that somebody names, or those that were trained on although their
-images are of two classes, found with the answer key."""
+"""`cdtrans ablate attention`: the paper's Fig. 2a for a finished run. Pairs of images and the cross-attention of the
+source image over the target image. The pairs are named by the user, or are false-positive pairs of the run: pairs of
+two classes that were trained on, found with target labels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic
 
-PICTURE_INCHES = 1.5
+IMAGE_INCHES = 1.5  # of each image in the figure
 DPI = 144
 
 
@@ -38,13 +38,13 @@ class Pair:
     source_path: str
     target_path: str
     source_class: str
-    true_class: str = ""  # of the target image, by the key
-    round: int | None = None  # that kept it; None for a pair that was asked for
+    true_class: str = ""  # of the target image, by its label
+    round: int | None = None  # in which it was kept; None for a pair named by the user
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The picture's pairs, and the two pictures and the attention of each."""
+    """The pairs of the figure, with the two images and the attention of each."""
 
     pairs: tuple[Pair, ...]
     pictures: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # uint8 twice; [rows, columns]
@@ -63,39 +63,39 @@ def draw_attention(
     root: Path | None = None,
     device: str = "auto",
 ) -> Shown:
-    """Leave a PNG at `out`: of the `chosen` pairs, each 'SOURCE,TARGET' by its images' paths within their domains, or
-    without any of up to `pairs` false-positive ones."""
+    """Write a PNG to `out`: of the `chosen` pairs, each 'SOURCE,TARGET' with paths relative to their domains, or else
+    of up to `pairs` false-positive ones."""
     if out.is_dir():
-        raise CdtransError(f"'{out}' is a folder; --out must name the picture, such as '{out / 'attention.png'}'.")
+        raise CdtransError(f"'{out}' is a folder; --out must be a file, such as '{out / 'attention.png'}'.")
     if out.suffix.lower() != ".png":
-        raise CdtransError(f"The picture is a PNG; give --out '{out.with_suffix('.png')}' instead of '{out}'.")
+        raise CdtransError(f"The figure is a PNG; use --out '{out.with_suffix('.png')}' instead of '{out}'.")
     record = read_record(run)
     if not (run / "adapted").exists():
-        raise CdtransError(f"The run in '{run}' ended before stage 2, so it has no adapted model to look through.")
+        raise CdtransError(f"The run in '{run}' ended before stage 2, so it has no adapted model.")
     if chosen:
-        found = tuple(named_pair(record, words) for words in chosen)
+        drawn = tuple(named_pair(record, text) for text in chosen)
     else:
-        found = tuple(islice(false_pairs(record, true_classes(record, key, root)), pairs))
-        if not found:
-            raise CdtransError(f"'{run}' kept no pair that the answer key '{key}' calls false: nothing to draw.")
-    shown = Shown(found, tuple(attention(record, found, device)))
+        drawn = tuple(islice(false_pairs(record, true_classes(record, key, root)), pairs))
+        if not drawn:
+            raise CdtransError(f"'{run}' kept no pair that is false by the target labels '{key}': nothing to draw.")
+    shown = Shown(drawn, tuple(attention(record, drawn, device)))
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic(out) as file:
         figure(shown).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return shown
 
 
-def named_pair(record: Record, words: str) -> Pair:
-    """'SOURCE,TARGET' -> the pair; a path may hold commas."""
-    for place in (i for i, letter in enumerate(words) if letter == ","):
-        source_path, target_path = words[:place].strip(), words[place + 1 :].strip()
+def named_pair(record: Record, text: str) -> Pair:
+    """'SOURCE,TARGET' -> the pair; a path may contain commas."""
+    for comma in (i for i, letter in enumerate(text) if letter == ","):
+        source_path, target_path = text[:comma].strip(), text[comma + 1 :].strip()
         if source_path in record.source and target_path in record.target:
             source, target = record.source.index(source_path), record.target.index(target_path)
             labels = record.view_arrays("source_labels")
             source_class = record.classes[labels[0][source]] if labels else ""
             return Pair(source, target, source_path, target_path, source_class)
     raise CdtransError(
-        f"'{words}' is no pair of this run; give SOURCE,TARGET as images.csv has their paths, such as "
+        f"'{text}' is not a pair of this run; give SOURCE,TARGET with paths as in images.csv, such as "
         f"'{record.source[0]},{record.target[0]}'."
     )
 
@@ -106,28 +106,26 @@ def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndar
     if method not in ("cdtrans", *METHODS):
         raise CdtransError(f"The method '{method}' of '{record.run}' pairs images at random; name some with --pair.")
     if key is None:
-        raise CdtransError("To find false pairs the answer key is needed: give --key LABELLED, or pairs with --pair.")
+        raise CdtransError("Finding false pairs needs target labels: give --key LABELLED, or name pairs with --pair.")
     labelled = scan_key(key, root)
     labels = match_classes(labelled, record.classes, key)
     target = UnlabelledDomain(record.root("target"), record.target)
-    config = make_config(record.config | {"compile": "auto"})  # a run of an earlier version may name another
+    config = make_config(record.config | {"compile": "auto"})  # an older run may have a value that no longer exists
     answers = Answers(labelled.files(), labels.tolist(), target, config, Screen(quiet=True))
     true = answers.of_target(record.run)
     if (true == UNKNOWN).all():
-        raise CdtransError(
-            f"The answer key '{key}' has none of the target's pictures; give the target with its labels."
-        )
+        raise CdtransError(f"'{key}' has none of the target's images; give labelled images of the target.")
     return true
 
 
 def false_pairs(record: Record, true: np.ndarray) -> Iterator[Pair]:
-    """Each once: those of the last round first, the classes in turn."""
-    seen: set[tuple[int, int]] = set()  # a pair may be found from both sides, and in several rounds
+    """Every false pair once: the last round first, the classes in turn."""
+    yielded: set[tuple[int, int]] = set()  # a pair may be mutual, and in several rounds
     for r in reversed(record.rounds):
         for i in in_turn(r, true):
             source, target = int(r.source[i]), int(r.target[i])
-            if (source, target) not in seen:
-                seen.add((source, target))
+            if (source, target) not in yielded:
+                yielded.add((source, target))
                 yield Pair(
                     round=r.number,
                     source=source,
@@ -140,7 +138,7 @@ def false_pairs(record: Record, true: np.ndarray) -> Iterator[Pair]:
 
 
 def in_turn(r: Round, true: np.ndarray) -> np.ndarray:
-    """The positions of a round's false pairs; a target image that the key does not name is in none."""
+    """The positions of a round's false pairs; unlabelled target images are in none."""
     wrong = r.kept & (true[r.target] != UNKNOWN) & (true[r.target] != r.source_labels)
     places = np.flatnonzero(wrong)
     return places[np.argsort(turn(r.source_labels[places]), kind="stable")] if len(places) else places
@@ -149,7 +147,7 @@ def in_turn(r: Round, true: np.ndarray) -> np.ndarray:
 def attention(
     record: Record, pairs: tuple[Pair, ...], device: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Both pictures as the adapted model sees them, and its attention over the target's patches."""
+    """Both images as the adapted model sees them, and its attention over the target's patches."""
     model, card = load_model(record.run / "adapted")
     where = pick_device(device)
     model.to(where)
@@ -169,9 +167,9 @@ def attention(
 
 
 def figure(shown: Shown) -> Figure:
-    """A row for each pair: source, target, and the target under the attention that it gets from the source."""
+    """A row per pair: source, target, and the target with the attention of the source."""
     rows = len(shown.pairs)
-    whole = Figure(figsize=(3.4 * PICTURE_INCHES, 1.25 * PICTURE_INCHES * rows), layout="constrained")
+    whole = Figure(figsize=(3.4 * IMAGE_INCHES, 1.25 * IMAGE_INCHES * rows), layout="constrained")
     for axes, pair, (source, target, weights) in zip(
         whole.subplots(rows, 3, squeeze=False), shown.pairs, shown.pictures, strict=True
     ):
@@ -180,7 +178,7 @@ def figure(shown: Shown) -> Figure:
             axes, (enlarged(source), enlarged(target), heated(target, weights)), titles, strict=True
         ):
             place.imshow(np.asarray(image))
-            place.set_title(title, fontsize=8, parse_math=False)  # a class may be called $x$
+            place.set_title(title, fontsize=8, parse_math=False)  # a class name may contain $
             place.set_axis_off()
     return whole
 

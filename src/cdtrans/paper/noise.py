@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdtrans.bench.bench import parse_seeds
-from cdtrans.bench.results import SCORED, Spread, shared_stage_1, spread
+from cdtrans.bench.results import KINDS, SCORED, Spread, shared_stage_1, spread
 from cdtrans.config import layered_config, read_yaml
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError
 from cdtrans.paper.ablation_rows import LEFT_OUT, Ablation, Variant
-from cdtrans.paper.ablation_tables import NOTHING, TOLD, Scored, scored_images
+from cdtrans.paper.ablation_tables import NOTHING, Scored, scored_images
 from cdtrans.paper.ablations import Outcome, Plan, carry_out, make_plan, read_scored, write_files
 from cdtrans.paper.noise_figure import write_figure
 from cdtrans.runtime.screen import Screen
@@ -99,7 +99,7 @@ class Point:
             {"run": folder, "seed": seed} | ({"scores": self.scored[seed].scores} if seed in self.scored else {})
             for seed, folder in self.runs.items()
         ]
-        found = {kind: self.spread(kind) for kind in TOLD}
+        found = {kind: self.spread(kind) for kind in KINDS}
         mean = {kind: each._asdict() for kind, each in found.items() if each is not None}
         return {"false_pairs_percent": self.level, "pairs": self.pairs, "accuracy_percent": mean, "runs": runs}
 
@@ -220,7 +220,7 @@ def write_curves(plan: Plan, study: Study) -> NoiseCurves:
         name: [(p.level, mean) for p in points if (mean := p.spread(SHOWN[0])) is not None]
         for name, points in curves.items()
     }
-    write_figure(plan.out / f"{NAME}.png", drawn, found.source_only(), what=TOLD[SHOWN[0]])
+    write_figure(plan.out / f"{NAME}.png", drawn, found.source_only(), what=KINDS[SHOWN[0]])
     return found
 
 
@@ -258,7 +258,7 @@ def markdown(found: NoiseCurves) -> str:
         lines.append(f"Source only, before any pair: {source_only}.")
         lines.append(shared_stage_1(found.trained()))
     for kind in SHOWN:
-        lines += [f"## {TOLD[kind].capitalize()}", _table(found, kind)]
+        lines += [f"## {KINDS[kind].capitalize()}", _table(found, kind)]
     return "\n\n".join([*lines, *found.plan.ablation.notes]) + "\n"
 
 

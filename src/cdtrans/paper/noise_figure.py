@@ -1,4 +1,4 @@
-"""The picture of `cdtrans ablate noise`, after the paper's Fig. 2b."""
+"""The figure of `cdtrans ablate noise`, after the paper's Fig. 2b."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ Curves = dict[str, list[tuple[float, Spread]]]  # name -> (percent of false pair
 
 
 def write_figure(out: Path, curves: Curves, source_only: Spread | None, *, what: str) -> None:
-    """A PNG at `out`; `what` is the model whose accuracy it is. Curves may lack points that are not yet there."""
+    """Write a PNG to `out`; `what` describes the model. Points of unfinished runs may be missing."""
     with atomic(out) as file:
         figure(curves, source_only, what).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
 

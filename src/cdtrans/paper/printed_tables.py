@@ -1,6 +1,6 @@
-"""The tables of the paper, every method's row, cell by cell as they are printed (paper/*.csv).
+"""The tables of the paper, every row and cell as printed (paper/printed/*.csv).
 
-A cell stays text, so that '100.' and '97.77' are shown as the paper has them. disagreements.csv names every number that
+Cells are text, so that '100.' and '97.77' are shown as in the paper. disagreements.csv lists every number that
 contradicts another one of the paper; tests recompute them.
 """
 
@@ -15,11 +15,11 @@ AVERAGE = "Avg."  # the last column, and the last row of a grid
 
 class PaperRow(NamedTuple):
     method: str
-    cells: dict[str, str]  # column -> what is printed; the last is the average
+    cells: dict[str, str]  # column -> printed text; the last is the average
 
 
 class PaperGrid(NamedTuple):
-    """A method on DomainNet: source -> target -> what is printed, with the averages of both."""
+    """A method on DomainNet: source -> target -> printed text, with the averages of both."""
 
     method: str
     cells: dict[str, dict[str, str]]
@@ -61,7 +61,7 @@ def disagreements() -> tuple[Disagreement, ...]:
 
 
 def number(cell: str) -> Decimal | None:
-    """None where nothing is printed."""
+    """The number in a cell, None for an empty one."""
     return None if cell == NO_VALUE else Decimal(cell)
 
 

@@ -1,7 +1,7 @@
-"""The supplement's analysis as a simulation: noisy inputs, two ways of averaging, and what the theorems say of them.
+"""The supplement's analysis as a simulation: noisy inputs, two ways of averaging, and the theorems about them.
 
-Inputs are x_i = u_{k_i} + h_i: a unit centre and Gaussian noise of length about sigma. Averaging each input with those
-that are like it should bring it closer to its centre. Theorem 1 averages the K nearest, Theorem 2 is softmax attention.
+Inputs are x_i = u_{k_i} + h_i: a unit centre and Gaussian noise of length about sigma. Averaging each input with
+similar ones should bring it closer to its centre. Theorem 1 averages the K nearest, Theorem 2 is softmax attention.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 DELTA = 0.05  # the theorems are claims "with probability 1 - 3 delta" and "1 - 4 delta"
 ORTHOGONAL = math.sqrt(2)  # the distance of orthogonal unit centres
 ADAMCZAK = 1.0  # Theorem 1's "universal constant", to which the paper gives no value
-MANY = 10  # the text's C << m, read as so many inputs in every cluster
+MANY = 10  # inputs per cluster: our reading of the text's C << m
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Setting:
 
 
 class Averaging(Protocol):
-    """A way of averaging, and what its theorem asks and promises."""
+    """A way of averaging, with the conditions and the claim of its theorem."""
 
     @property
     def theorem(self) -> int: ...
@@ -103,7 +103,7 @@ class NearestMean:
         return math.ceil(max(8.0, 2 * setting.sigma**2 / gap**2) * setting.log_term)
 
     def conditions(self, setting: Setting) -> dict[str, bool]:
-        """What Theorem 1 asks, K < m_k from the text above it and r_l > 2 sigma from its proof."""
+        """The conditions of Theorem 1, K < m_k from the text above it and r_l > 2 sigma from its proof."""
         return {
             "d": setting.dimension >= self.needed_dimension(setting),
             "K >= 9 log(m/delta)": self.neighbours >= least_neighbours(setting.samples),
@@ -122,7 +122,7 @@ class NearestMean:
 
 @dataclass(frozen=True)
 class SoftmaxMean:
-    """Analysis II: softmax attention with W_K = lambda I. `itself`: the sum holds j = i, as the paper's does."""
+    """Analysis II: softmax attention with W_K = lambda I. `itself`: the sum includes j = i, as in the paper."""
 
     lam: float
     itself: bool = True
@@ -148,7 +148,7 @@ class SoftmaxMean:
         return math.ceil(max((80 * self.lam) ** 2 * setting.softmax_log_term, other))
 
     def conditions(self, setting: Setting) -> dict[str, bool]:
-        """What Theorem 2 asks, and C << m from the text."""
+        """The conditions of Theorem 2, and C << m from the text."""
         return {
             "d": setting.dimension >= self.needed_dimension(setting),
             "lambda": self.lam >= least_lambda(setting),
@@ -177,7 +177,7 @@ def least_lambda(setting: Setting) -> float:
     return 2 * math.log(24 * setting.clusters / setting.sigma)
 
 
-def least_asked(clusters: int, members: int, sigma: float, separation: float = ORTHOGONAL) -> tuple[Setting, float]:
+def least_setting(clusters: int, members: int, sigma: float, separation: float = ORTHOGONAL) -> tuple[Setting, float]:
     """The setting and the lambda that only just meet Theorem 2."""
     setting = Setting(clusters, clusters, members, sigma, separation)
     lam = least_lambda(setting)
@@ -185,7 +185,7 @@ def least_asked(clusters: int, members: int, sigma: float, separation: float = O
 
 
 def limit_noise(setting: Setting, averaging: SoftmaxMean) -> float:
-    """|x_i' - u| as d grows without end: there <x_i, x_j> is 1 + sigma^2 for j = i, 1 within a cluster, and the
+    """|x_i' - u| as d goes to infinity: there <x_i, x_j> is 1 + sigma^2 for j = i, 1 within a cluster, and the
     centres' cosine elsewhere, and all noises are orthogonal. Not in the paper."""
     mates, others = setting.members - 1, setting.samples - setting.members
     top = setting.sigma**2 if averaging.itself else 0.0  # the largest exponent, over lambda: exp(0) cannot overflow
@@ -229,7 +229,7 @@ def draw_noise(setting: Setting, rng: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured in one setting, over all inputs and trials, beside what the theorem says."""
+    """The measurements in one setting, over all inputs and trials, and the theorem's verdict."""
 
     setting: Setting
     averaging: Averaging
@@ -247,14 +247,14 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """holds, or fails, where the conditions are met; loose where the claim is true without them; else silent."""
+        """'holds' or 'fails' if the conditions are met; 'loose' if the claim is true without them, else 'silent'."""
         true = self.claim_rate >= self.averaging.probability
         if self.unmet:
             return "loose" if true else "silent"
         return "holds" if true else "fails"
 
     def record(self) -> dict[str, Any]:
-        """The row of theory.json. Six digits: sums round differently on other machines."""
+        """The row of theory.json. Six digits, because sums round differently on other machines."""
         numbers = ("before", "after", "worst", "own", "itself", "claim_rate", "bound_rate")
         measured = {name: float(f"{getattr(self, name):.6g}") for name in numbers}
         return {
@@ -271,15 +271,15 @@ class Row:
 
 
 def measure(setting: Setting, averagings: Sequence[Averaging], *, seed: int, trials: int) -> list[Row]:
-    """A row for each way of averaging; all of them see the same inputs."""
-    found: list[list[dict[str, float]]] = [[] for _ in averagings]
+    """A row for each way of averaging; all use the same inputs."""
+    trial_values: list[list[dict[str, float]]] = [[] for _ in averagings]
     for trial in range(trials):
         points, centres = draw(setting, np.random.default_rng([seed, trial]))  # [m, p]
         gram = points @ points.T  # [m, m]
-        for averaging, into in zip(averagings, found, strict=True):
-            into.append(_average(setting, averaging, points, centres, gram))
+        for averaging, values in zip(averagings, trial_values, strict=True):
+            values.append(_average(setting, averaging, points, centres, gram))
     rows = []
-    for averaging, values in zip(averagings, found, strict=True):
+    for averaging, values in zip(averagings, trial_values, strict=True):
         over_trials = {name: max if name == "worst" else np.mean for name in values[0]}
         numbers = {name: float(reduce([v[name] for v in values])) for name, reduce in over_trials.items()}
         rows.append(Row(setting, averaging, **numbers))

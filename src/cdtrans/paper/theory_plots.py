@@ -45,7 +45,7 @@ class Study(Protocol):
     def panel(self, name: str) -> Curves: ...
 
 
-def draw_pictures(study: Study, out: Path) -> None:
+def draw_figures(study: Study, out: Path) -> None:
     with matplotlib.rc_context(STYLE):
         _save(nearest_picture(study), out / "nearest.svg")
         _save(softmax_picture(study), out / "softmax.svg")

@@ -1,4 +1,4 @@
-"""Steps of the supplement's proofs that can be checked alone, and what its conditions ask of a vision transformer."""
+"""Steps of the supplement's proofs that can be checked separately, and its conditions for a vision transformer."""
 
 import math
 from typing import Any
@@ -11,23 +11,23 @@ from cdtrans.paper.theory import (
     Setting,
     SoftmaxMean,
     draw_noise,
-    least_asked,
     least_lambda,
+    least_setting,
     limit_noise,
 )
 
-SHELL_TRIALS = 400  # these cost little, and a claim of 0.95 needs more trials than one of 0.8
+SHELL_TRIALS = 400  # cheap, and a claim of probability 0.95 needs more trials than one of 0.8
 VIT_WIDTH, VIT_PATCHES = 384, 196  # DeiT-small on a 224-pixel image
 PAST_ALL_CONDITIONS = 10**12  # a dimension that meets Theorem 2 for every lambda up to 500
 
 
 def proof_steps(seed: int) -> dict[str, list[dict[str, Any]]]:
-    """The steps of the proofs that can be checked alone."""
+    """The steps of the proofs that can be checked separately."""
     separations = np.linspace(0.1, 2.0, 20).round(1).tolist()
     shells = [(m, d) for m in (64, 256, 1024, 4096, 16384) for d in (math.ceil(8 * math.log(m / DELTA)), 10**4)]
     return {
         "lemma_1": [lemma_1(r) for r in separations],
-        "lemma_2": [lemma_2(least_asked(4, 64, sigma)[0], seed) for sigma in (0.25, 1.0)],
+        "lemma_2": [lemma_2(least_setting(4, 64, sigma)[0], seed) for sigma in (0.25, 1.0)],
         "shell": [shell(m, d, seed) for m, d in shells],
         "least_dimension": [least_dimension(c, s) for s in (1.0, 0.5, 0.25, 0.1) for c in (2, 4, 8, 16, 32, 64)],
         "limit": [limit(sigma, n) for sigma in (0.5, 0.7, 1.0) for n in (16, 128, 1024, 8192)],
@@ -62,7 +62,7 @@ def shell(samples: int, dimension: int, seed: int) -> dict[str, Any]:
 
 
 def least_dimension(clusters: int, sigma: float) -> dict[str, Any]:
-    """What Theorem 2 asks of the patches of one image in so many clusters."""
+    """The dimension that Theorem 2 needs for the patches of one image in so many clusters."""
     setting = Setting(clusters, clusters, max(VIT_PATCHES // clusters, 1), sigma)
     lam = least_lambda(setting)
     needed = SoftmaxMean(lam).needed_dimension(setting)
@@ -70,8 +70,8 @@ def least_dimension(clusters: int, sigma: float) -> dict[str, Any]:
 
 
 def limit(sigma: float, members: int) -> dict[str, Any]:
-    """Theorem 2 with every condition met and d without end, two clusters: |x_i' - u| / sigma, of which it says <= 1/2.
-    A closed form, so that clusters too large to simulate can be asked about."""
+    """Theorem 2 with every condition met and d going to infinity, two clusters: |x_i' - u| / sigma, which it bounds by
+    1/2. A closed form, so it works for clusters that are too large to simulate."""
     setting = Setting(PAST_ALL_CONDITIONS, 2, members, sigma)
     noise = limit_noise(setting, SoftmaxMean(least_lambda(setting))) / sigma
     return {"sigma": sigma, "members": members, "noise_over_sigma": float(f"{noise:.6g}")}

@@ -1,4 +1,4 @@
-"""`cdtrans ablate theory`: which settings of the supplement are simulated, and the folder of numbers and pictures."""
+"""`cdtrans ablate theory`: the simulated settings of the supplement, and the folder of numbers and figures."""
 
 import json
 from collections.abc import Iterator
@@ -16,19 +16,28 @@ from cdtrans.paper.theory import (
     Row,
     Setting,
     SoftmaxMean,
-    least_asked,
     least_lambda,
     least_neighbours,
+    least_setting,
     measure,
 )
-from cdtrans.paper.theory_plots import draw_pictures
+from cdtrans.paper.theory_plots import draw_figures
 from cdtrans.paper.theory_steps import PAST_ALL_CONDITIONS, VIT_PATCHES, VIT_WIDTH, proof_steps
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic
 
-TRIALS = 20  # enough to tell a claim of probability 0.8 or 0.85 from one that is never true
+TRIALS = 20  # enough to distinguish a claim of probability 0.8 or 0.85 from one that is never true
 LEAST_WIDTH = 74  # the least d of Theorem 1 for 512 inputs: 8 log(512 / 0.05), rounded up
-SHOWN = ("theorem", "case", "before", "after", "worst", "bound", "claim true", "verdict")  # what fits a terminal
+SHOWN = (
+    "theorem",
+    "case",
+    "before",
+    "after",
+    "worst",
+    "bound",
+    "claim true",
+    "verdict",
+)  # these fit a terminal
 COLUMNS = (*SHOWN[:2], "d", "C x m_k", "sigma", "K, lambda", *SHOWN[2:])
 
 
@@ -44,7 +53,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that was found: the rows of each panel, and the steps of the proofs that can be checked alone."""
+    """All results: the rows of each panel, and the steps of the proofs that can be checked separately."""
 
     seed: int
     trials: int
@@ -122,7 +131,7 @@ def run_study(out: Path, *, seed: int, screen: Screen) -> Study:
         raise CdtransError(f"'{out}' is a file; --out must name a folder for the pictures and theory.json.")
     out.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made is known at once
     study = simulate((*cases(), *nearest_panels(), *softmax_panels()), seed=seed, trials=TRIALS, screen=screen)
-    draw_pictures(study, out)
+    draw_figures(study, out)
     with atomic(out / "theory.json") as file:
         file.write((json.dumps(study.record(), indent=1) + "\n").encode())
     return study
@@ -174,14 +183,14 @@ def cases() -> Iterator[Point]:
     yield case("196 patches, K nearest", patches, NearestMean(least_neighbours(patches.samples)))
 
     for sigma in (0.25, 1.0):
-        asked, lam = least_asked(4, 64, sigma)
+        asked, lam = least_setting(4, 64, sigma)
         yield case(f"sigma = {sigma:g}, as asked", asked, SoftmaxMean(lam))
         yield case(f"sigma = {sigma:g}, without j = i", asked, SoftmaxMean(lam, itself=False))
     yield case("lambda = 60", Setting(PAST_ALL_CONDITIONS, 4, 64, 0.5), SoftmaxMean(60.0))
     yield case("lambda = 60, without j = i", Setting(PAST_ALL_CONDITIONS, 4, 64, 0.5), SoftmaxMean(60.0, itself=False))
     yield case("lambda = 30", Setting(PAST_ALL_CONDITIONS, 4, 64, 0.25), SoftmaxMean(30.0))
     yield case("lambda = 3", Setting(PAST_ALL_CONDITIONS, 4, 64, 0.25), SoftmaxMean(3.0))
-    opposite, lam = least_asked(2, 128, 0.25, separation=2.0)
+    opposite, lam = least_setting(2, 128, 0.25, separation=2.0)
     yield case("opposite centres", opposite, SoftmaxMean(lam))
     yield case("196 patches, softmax", patches, SoftmaxMean(least_lambda(patches)))
 

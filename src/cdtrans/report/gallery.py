@@ -11,7 +11,7 @@ from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
 from cdtrans.model.card import WEIGHTS, Card, load_model
 from cdtrans.model.network import Network
-from cdtrans.report.attention import cross_attention
+from cdtrans.report.attention import cross_attention, why_no_heat_maps
 from cdtrans.report.pictures import Pictures, heated, in_parallel, jpeg
 from cdtrans.report.record import Record, Round
 from cdtrans.report.sections import Missing
@@ -146,6 +146,8 @@ def heat_maps(
         model, card = load_model(record.run / name)
     except CdtransError as error:
         return maps, f"There are no heat maps: {error}"
+    if why := why_no_heat_maps(model):
+        return maps, why
     device = device_for(record)
     model.to(device)
     whole = [(n, s, t) for n, (s, t) in enumerate(pairs) if s is not None and t is not None]

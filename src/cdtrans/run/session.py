@@ -16,10 +16,10 @@ from cdtrans.data.pixels import resize_for
 from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
-from cdtrans.model.backbone import native_crop
+from cdtrans.model.backbone import native_crop, resolve_name
 from cdtrans.model.card import Card
 from cdtrans.model.fast.fused import build
-from cdtrans.model.network import Network
+from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
 from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
 from cdtrans.run.stage_1 import Stage1
@@ -64,6 +64,7 @@ def run_session(
     stage_1 = Stage1(out, config)
     network, card = stage_1.network(source.classes)
     kind.check(network, config.backbone)
+    require_no_batchnorm_on_ranks(network.backbone, config.backbone)
     if (out / CONFIG).exists():
         screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
     else:
@@ -158,10 +159,11 @@ def resolve(config: Config, method: type[Method] | None = None) -> Config:
 def decided(config: Config) -> Config:
     """Every 'auto' replaced by what it means on this machine, for this backbone."""
     device = pick_device(config.device)
-    crop = native_crop(config.backbone) if config.crop == "auto" else config.crop
+    backbone = resolve_name(config.backbone)
+    crop = native_crop(backbone) if config.crop == "auto" else config.crop
     resize = resize_for(crop) if config.resize == "auto" else config.resize
     precision = pick_precision(config.precision, device)
-    auto = {"device": str(device), "crop": crop, "resize": resize, "precision": precision}
+    auto = {"device": str(device), "backbone": backbone, "crop": crop, "resize": resize, "precision": precision}
     return settle(make_config(config.to_dict() | auto))
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError
-from cdtrans.model.backbone import plain_name
+from cdtrans.model.backbone import timm_call
 from cdtrans.model.card import Card
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
@@ -81,8 +81,15 @@ def timm_file(model: Network, card: Card) -> bytes:
             ".onnx instead."
         )
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
-    weights["head.weight"], weights["head.bias"] = folded(model.head)
-    return save(weights, metadata=facts(card))
+    layer, (weight, bias) = model.backbone.default_cfg["classifier"], folded(model.head)
+    told = facts(card)
+    with torch.device("meta"):
+        shapes = timm.create_model(told["architecture"], **json.loads(told["arguments"])).state_dict()
+    if not isinstance(layer, str) or shapes.keys() != {*weights, f"{layer}.weight", f"{layer}.bias"}:
+        raise CdtransError(f"The head of '{card.backbone}' is not one linear layer in timm; export it as .onnx.")
+    weights[f"{layer}.weight"] = weight.view(shapes[f"{layer}.weight"].shape)  # a convolution in some models
+    weights[f"{layer}.bias"] = bias
+    return save(weights, metadata=told)
 
 
 def folded(head: Head) -> tuple[Tensor, Tensor]:
@@ -124,12 +131,12 @@ def metadata(content: bytes) -> dict[str, str]:
 
 
 def facts(card: Card) -> dict[str, str]:
-    """What a user of the file needs. Metadata is text, so lists and mappings are JSON."""
-    arguments = {"num_classes": len(card.classes), "img_size": card.crop, **card.backbone_args}
+    """What a user of the file must know, as text, which is all that metadata can hold; lists and mappings are JSON."""
+    architecture, arguments = timm_call(card.backbone, crop=card.crop, args=card.backbone_args)
     return {
         "classes": json.dumps(card.classes),
-        "architecture": plain_name(card.backbone),
-        "arguments": json.dumps(arguments),
+        "architecture": architecture,
+        "arguments": json.dumps({"num_classes": len(card.classes), **arguments}),
         "resize": str(card.resize),
         "crop": str(card.crop),
         "mean": json.dumps(card.mean),

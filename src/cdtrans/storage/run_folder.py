@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cdtrans.backbone_names import may_mean
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, with_method_args
 from cdtrans.errors import CdtransError, nearest
 
@@ -24,6 +25,8 @@ def check_folder(folder: Path, config: Config) -> None:
         before = flat(Config().to_dict() | with_method_args(read_yaml(recorded)))  # an older run lacks newer settings
         now = flat(config.to_dict())
         free = {*RESUME_MAY_CHANGE, *(k for k in DECIDED_LATE if now[k] == "auto")}
+        if may_mean(now["backbone"], before["backbone"]):
+            free.add("backbone")  # a name that is not resolved yet
         if (folder / RESULT).exists():
             free.remove("guard")  # it has judged
         free |= {k for k, v in config.method_args.items() if isinstance(v, str) and not isinstance(before.get(k), str)}

@@ -1,1 +1,1 @@
-"""GPU kernels behind the operations of a transformer block."""
+"""The steps of a transformer block (`operations`), and the GPU kernels that run them (`fused`, `kernels`)."""

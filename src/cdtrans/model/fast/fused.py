@@ -3,8 +3,7 @@ follows it, GELU with its bias, and the gradients of queries, keys and values.
 
 A training step spent half of its time there, and that half only moved numbers through memory. So each kernel moves
 them once: forward it does all that is to be done to a row, and backward it also sums what the rows give to biases and
-norms. For a GPU and 16-bit matrix products; everything else runs the same operations one by one
-(`cdtrans.model.cross_attention`), and the tests compare the two."""
+norms. They need a GPU and 16-bit matrix products; `operations` runs PyTorch's own operations elsewhere."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -170,7 +169,8 @@ class QueriesKeysValues(Function):
         qkv = F.linear(x, weight, None if bias is None else bias.to(x.dtype)).unflatten(2, (3, heads, -1))
         ctx.save_for_backward(x, weight)
         ctx.queries, ctx.cross, ctx.shifts = queries, cross, bias is not None
-        return split(qkv, queries, cross)
+        q, k, v = qkv.unbind(2)
+        return split(q, k, v, queries, cross)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -188,9 +188,8 @@ class QueriesKeysValues(Function):
         return (d_qkv @ weight).view_as(x), weight_gradient(d_qkv, x.flatten(0, 1)), d_bias, None, None, None
 
 
-def split(qkv: Tensor, queries: int, cross: bool) -> tuple[Tensor, ...]:
-    """[B, N, 3, heads, d] -> as QueriesKeysValues gives them, with the first `queries` tokens' queries."""
-    q, k, v = qkv.unbind(2)
+def split(q: Tensor, k: Tensor, v: Tensor, queries: int, cross: bool) -> tuple[Tensor, ...]:
+    """[B, N, heads, d] each -> as QueriesKeysValues gives them, with the first `queries` tokens' queries."""
     q = q[:, :queries]
     if not cross:
         return q, k, v

@@ -24,36 +24,36 @@ def add_norm_forward(
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
-    there = (row < rows)[:, None] & (col < D)[None, :]
+    valid = (row < rows)[:, None] & (col < D)[None, :]
     at = row.to(tl.int64)[:, None] * D + col[None, :]
-    value = tl.load(x + at, there, 0.0)
+    value = tl.load(x + at, valid, 0.0)
     if ADDS:
-        added = tl.load(y + at, there, 0.0).to(tl.float32)
+        added = tl.load(y + at, valid, 0.0).to(tl.float32)
         if SHIFTS:
             added += tl.load(bias + col, col < D, 0.0)[None, :]
         if SCALES:
             added *= tl.load(scale + row // TOKENS, row < rows, 0.0)[:, None]
         value += added
-        tl.store(total + at, value, there)
+        tl.store(total + at, value, valid)
     mean = tl.sum(value, 1) / D
-    centred = tl.where(there, value - mean[:, None], 0.0)
+    centred = tl.where(valid, value - mean[:, None], 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, 1) / D + eps)
     tl.store(stats + row, mean, row < rows)
     tl.store(stats + rows + row, rstd, row < rows)
     out = centred * rstd[:, None] * tl.load(gamma + col, col < D, 0.0)[None, :]
     out += tl.load(beta + col, col < D, 0.0)[None, :]
-    at, there = normed_at(row, col, there, TOKENS, D, CROSS)
-    tl.store(normed + at, out, there)
+    at, valid = normed_at(row, col, valid, TOKENS, D, CROSS)
+    tl.store(normed + at, out, valid)
 
 
 @triton.jit
-def normed_at(row, col, there, TOKENS: tl.constexpr, D: tl.constexpr, CROSS: tl.constexpr):
+def normed_at(row, col, valid, TOKENS: tl.constexpr, D: tl.constexpr, CROSS: tl.constexpr):
     """Where the norm of a row lies, and whether it does: the second of three streams has none."""
     if CROSS:
         image = row // TOKENS
-        there = there & (image % 3 != 1)[:, None]
+        valid = valid & (image % 3 != 1)[:, None]
         row = (image // 3 * 2 + image % 3 // 2) * TOKENS + row % TOKENS
-    return row.to(tl.int64)[:, None] * D + col[None, :], there
+    return row.to(tl.int64)[:, None] * D + col[None, :], valid
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -69,23 +69,23 @@ def add_norm_backward(
     sum_bias = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
-        there = (row < rows)[:, None] & (col < D)[None, :]
+        valid = (row < rows)[:, None] & (col < D)[None, :]
         at = row.to(tl.int64)[:, None] * D + col[None, :]
         mean, rstd = tl.load(stats + row, row < rows, 0.0), tl.load(stats + rows + row, row < rows, 0.0)
-        unit = tl.where(there, tl.load(total + at, there, 0.0) - mean[:, None], 0.0) * rstd[:, None]
-        at_normed, normed = normed_at(row, col, there, TOKENS, D, CROSS)
+        unit = tl.where(valid, tl.load(total + at, valid, 0.0) - mean[:, None], 0.0) * rstd[:, None]
+        at_normed, normed = normed_at(row, col, valid, TOKENS, D, CROSS)
         given = tl.load(d_normed + at_normed, normed, 0.0).to(tl.float32)
         sum_gamma += given * unit
         sum_beta += given
         given *= weight
         along, level = tl.sum(given * unit, 1) / D, tl.sum(given, 1) / D
-        out = (given - unit * along[:, None] - level[:, None]) * rstd[:, None] + tl.load(d_total + at, there, 0.0)
-        tl.store(d_x + at, out, there)
+        out = (given - unit * along[:, None] - level[:, None]) * rstd[:, None] + tl.load(d_total + at, valid, 0.0)
+        tl.store(d_x + at, out, valid)
         if ADDS:
             if SCALES:
                 out *= tl.load(scale + row // TOKENS, row < rows, 0.0)[:, None]
-            tl.store(d_y + at, out, there)
-            sum_bias += tl.where(there, out, 0.0)
+            tl.store(d_y + at, out, valid)
+            sum_bias += tl.where(valid, out, 0.0)
     sums += tl.program_id(0) * 3 * D + col
     tl.store(sums, tl.sum(sum_gamma, 0), col < D)
     tl.store(sums + D, tl.sum(sum_beta, 0), col < D)
@@ -94,7 +94,7 @@ def add_norm_backward(
 
 @triton.jit
 def normal(x):
-    """The standard normal distribution at x: its integral up to there, and its density."""
+    """The standard normal distribution at x: its integral up to x, and its density."""
     t = tl.rsqrt(tl.abs(x) * P + 1)
     t *= t  # cheaper than a division
     falling = tl.exp(-0.5 * x * x)
@@ -107,11 +107,11 @@ def gelu_forward(h, bias, out, rows, COLUMNS: tl.constexpr, ROWS: tl.constexpr, 
     blocks: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK  # in a row; one grid axis, as the others are short
     row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
     col = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    there = (row < rows)[:, None] & (col < COLUMNS)[None, :]
+    valid = (row < rows)[:, None] & (col < COLUMNS)[None, :]
     at = row.to(tl.int64)[:, None] * COLUMNS + col[None, :]
-    x = tl.load(h + at, there, 0.0).to(tl.float32) + tl.load(bias + col, col < COLUMNS, 0.0)[None, :]
+    x = tl.load(h + at, valid, 0.0).to(tl.float32) + tl.load(bias + col, col < COLUMNS, 0.0)[None, :]
     integral, _ = normal(x)
-    tl.store(out + at, x * integral, there)
+    tl.store(out + at, x * integral, valid)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -124,12 +124,12 @@ def gelu_backward(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in tl.range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
-        there = (row < rows)[:, None] & (col < COLUMNS)[None, :]
+        valid = (row < rows)[:, None] & (col < COLUMNS)[None, :]
         at = row.to(tl.int64)[:, None] * COLUMNS + col[None, :]
-        x = tl.load(h + at, there, 0.0).to(tl.float32) + shift
+        x = tl.load(h + at, valid, 0.0).to(tl.float32) + shift
         integral, density = normal(x)
-        given = tl.load(d_out + at, there, 0.0).to(tl.float32) * (integral + x * density)
-        tl.store(d_h + at, given, there)
+        given = tl.load(d_out + at, valid, 0.0).to(tl.float32) * (integral + x * density)
+        tl.store(d_h + at, given, valid)
         total += given
     tl.store(sums + tl.program_id(1) * COLUMNS + col, tl.sum(total, 0), col < COLUMNS)
 
@@ -147,29 +147,29 @@ def qkv_backward(
     for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         image, token = row // TOKENS, row % TOKENS
-        there = (row < rows)[:, None] & (col < D)[None, :]
-        asks = there & (token < QUERIES)[:, None]
+        valid = (row < rows)[:, None] & (col < D)[None, :]
+        is_query = valid & (token < QUERIES)[:, None]
         if CROSS:
             pair, second = image // 2, (image % 2 == 1)[:, None]
             at = (image * QUERIES + token).to(tl.int64)[:, None] * D + col[None, :]
-            q = tl.load(both + at, asks, 0.0).to(tl.float32)
+            q = tl.load(both + at, is_query, 0.0).to(tl.float32)
             at = (pair * QUERIES + token).to(tl.int64)[:, None] * D + col[None, :]
-            q += tl.load(own + at, asks & ~second, 0.0).to(tl.float32)
+            q += tl.load(own + at, is_query & ~second, 0.0).to(tl.float32)
             at = (pair * TOKENS + token).to(tl.int64)[:, None] * D + col[None, :]
-            k = tl.load(k_own + at, there & ~second, 0.0).to(tl.float32)
-            k += tl.load(k_target + at, there & second, 0.0).to(tl.float32)
-            v = tl.load(v_own + at, there & ~second, 0.0).to(tl.float32)
-            v += tl.load(v_target + at, there & second, 0.0).to(tl.float32)
+            k = tl.load(k_own + at, valid & ~second, 0.0).to(tl.float32)
+            k += tl.load(k_target + at, valid & second, 0.0).to(tl.float32)
+            v = tl.load(v_own + at, valid & ~second, 0.0).to(tl.float32)
+            v += tl.load(v_target + at, valid & second, 0.0).to(tl.float32)
         else:
             at = (image * QUERIES + token).to(tl.int64)[:, None] * D + col[None, :]
-            q = tl.load(own + at, asks, 0.0).to(tl.float32)
+            q = tl.load(own + at, is_query, 0.0).to(tl.float32)
             at = row.to(tl.int64)[:, None] * D + col[None, :]
-            k = tl.load(k_own + at, there, 0.0).to(tl.float32)
-            v = tl.load(v_own + at, there, 0.0).to(tl.float32)
+            k = tl.load(k_own + at, valid, 0.0).to(tl.float32)
+            v = tl.load(v_own + at, valid, 0.0).to(tl.float32)
         out = d_qkv + row.to(tl.int64)[:, None] * 3 * D + col[None, :]
-        tl.store(out, q, there)
-        tl.store(out + D, k, there)
-        tl.store(out + 2 * D, v, there)
+        tl.store(out, q, valid)
+        tl.store(out + D, k, valid)
+        tl.store(out + 2 * D, v, valid)
         sum_q += q
         sum_k += k
         sum_v += v
@@ -185,6 +185,6 @@ def sum_rows(x, out, rows, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, rows, ROWS):
         row = start + tl.arange(0, ROWS)
-        there = (row < rows)[:, None] & (col < COLUMNS)[None, :]
-        total += tl.load(x + row[:, None] * COLUMNS + col[None, :], there, 0.0)
+        valid = (row < rows)[:, None] & (col < COLUMNS)[None, :]
+        total += tl.load(x + row[:, None] * COLUMNS + col[None, :], valid, 0.0)
     tl.store(out + col, tl.sum(total, 0), col < COLUMNS)

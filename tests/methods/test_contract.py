@@ -1,0 +1,200 @@
+"""What every method in the table must keep, whatever it computes. A new method is tested here by being in the table."""
+
+import csv
+import dataclasses
+import json
+import random
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from timm.models import VisionTransformer
+from torch import Tensor
+from torch.nn import functional as F
+
+import cdtrans
+from cdtrans.config import check_options, make_config
+from cdtrans.methods import METHODS, method_class
+from cdtrans.methods.base import Batch, Method, Sizes
+from cdtrans.model.head import Head
+from cdtrans.model.network import Network
+from cdtrans.run.session import make_method
+from cdtrans.serving.export import export
+from cdtrans.training.adaptation import training_step
+from cdtrans.training.optimisation import Optimisation
+from cdtrans.training.step import WARM_UP, Step
+from tiny_task import CLASSES, Ended, Task, log_lines, make_task, tree, warm
+
+NAMES_PATHS = ("images.csv", "predictions.csv", "data.json", "config.yaml")  # these name files
+SMALL: dict[str, dict[str, Any]] = {"dann": {"hidden": 16}, "mcd": {"hidden": 16}}  # modules as small as the network
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run of a method that nothing happened to."""
+
+    name: str
+    task: Task
+    run: Path
+
+    def command(self, out: Path, **changes: Any) -> list[str]:
+        options = [word for key, value in SMALL.get(self.name, {}).items() for word in ("--set", f"{key}={value}")]
+        return dataclasses.replace(self.task, **changes).adapt(out, "--method", self.name, *options)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("contract"), source_epochs=1)
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def undisturbed(request: pytest.FixtureRequest, task: Task) -> Undisturbed:
+    found = Undisturbed(request.param, task, task.folder / request.param)
+    succeed(warm().run(found.command(found.run), task.folder / "logs"))
+    return found
+
+
+def succeed(ended: Ended) -> None:
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.parametrize(("moment", "nth"), [("before", 6), ("after", 9), ("after", 13)])
+def test_killed_and_resumed_is_undisturbed(undisturbed: Undisturbed, moment: str, nth: int, tmp_path: Path) -> None:
+    """Killed while or after the state is written the nth time: in the first epoch of stage 2 (of which it is written
+    once before any step), in its second epoch, and after the second plan."""
+    out, logs = tmp_path / "run", tmp_path / "logs"
+    crash = {"name": "state.pt", "when": moment, "nth": nth}
+    assert warm().run(undisturbed.command(out), logs, crash=crash).code == -9
+    assert (out / "source").exists(), "stage 2 had begun"
+    assert not (out / "result.json").exists()
+    succeed(warm().run(undisturbed.command(out), logs))
+    assert tree(out) == tree(undisturbed.run)
+
+
+def test_target_labels_moved_or_deleted_give_the_same_bytes(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """The same images in folders of wrong classes, under other names."""
+    order = random.Random(0).sample(range(21), 21)
+    for n in range(21):
+        place = tmp_path / "target" / CLASSES[(n + order[n]) % 3] / f"{order[n]}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(undisturbed.task.target / f"{n:02}.png", place)
+    out = tmp_path / "run"
+    succeed(warm().run(undisturbed.command(out, target=tmp_path / "target"), tmp_path / "logs"))
+    ours, theirs = tree(out), tree(undisturbed.run)
+    assert ours.keys() == theirs.keys()
+    assert {k: v for k, v in ours.items() if k not in NAMES_PATHS} == {
+        k: v for k, v in theirs.items() if k not in NAMES_PATHS
+    }
+    assert ours["images.csv"] != theirs["images.csv"]
+
+
+@every_method
+def test_two_ranks_compute_what_one_computes(name: str, task: Task, tmp_path: Path) -> None:
+    """Without stochastic depth, which each rank draws for its own images."""
+    method = Undisturbed(name, task, tmp_path / "one")
+    flags, logs = ["--drop-path", "0", "--epochs", "2", "--rebuild-every", "1"], tmp_path / "logs"
+    succeed(warm().run(method.command(method.run) + flags, logs))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    two = tmp_path / "two"
+    ranks = [
+        warm().start(method.command(two) + flags, logs, env=shared | {"RANK": rank, "LOCAL_RANK": rank})
+        for rank in "01"
+    ]
+    for rank in ranks:
+        succeed(rank.wait())
+    ours, theirs = log_lines(two), log_lines(method.run)
+    assert [line["event"] for line in ours] == [line["event"] for line in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        for key, value in b.items():
+            assert a[key] == (pytest.approx(value, rel=5e-3, abs=5e-4) if isinstance(value, float) else value), key
+    for key, tensor in load_file(method.run / "last" / "model.safetensors").items():
+        other = load_file(two / "last" / "model.safetensors")[key]
+        torch.testing.assert_close(other, tensor, atol=2e-3, rtol=2e-2, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_the_served_model_survives_save_load_predict_and_export(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    with open(undisturbed.run / "predictions.csv", newline="") as file:
+        rows = {row["path"]: (row["label"], float(row["probability"])) for row in csv.DictReader(file)}
+    classifier = cdtrans.load(undisturbed.run, device="cpu")
+    for prediction in classifier.predict(undisturbed.task.target):
+        assert prediction.path is not None
+        label, probability = rows[prediction.path.name]
+        assert prediction.label == label
+        assert prediction.probability == pytest.approx(probability, abs=1e-4)
+    assert export(undisturbed.run, tmp_path / "model.onnx", model="adapted").difference < 1e-4
+    assert json.loads((undisturbed.run / "adapted" / "model.json").read_text())["method"] == undisturbed.name
+
+
+class SourceTraining(Method):
+    """Plain training on the source; the target passes the head too, as it does in every method."""
+
+    def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
+        source, _ = self.network.encode_each(batch.x_s, batch.x_t)
+        return {"loss_source": F.cross_entropy(source.logits, batch.y_s)}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if method_class(name).without_adaptation is not None])
+def test_at_weight_0_it_is_plain_training_on_the_source(name: str) -> None:
+    options = SMALL.get(name, {}) | (method_class(name).without_adaptation or {})
+    plain, _ = trained(SourceTraining, {}, device="cpu")
+    ours, losses = trained(method_class(name), options, device="cpu")
+    assert {k: v.tolist() for k, v in ours.items()} == {k: v.tolist() for k, v in plain.items()}
+    changed, _ = trained(method_class(name), SMALL.get(name, {}), device="cpu")
+    assert any(not torch.equal(changed[key], plain[key]) for key in plain), "at its own weight it is not"
+    assert len(losses) == STEPS
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@every_method
+def test_a_captured_step_is_a_plain_step(name: str) -> None:
+    """Without dropout and stochastic depth, whose random numbers a captured step draws in another order."""
+    options = SMALL.get(name, {}) | ({"dropout": 0.0} if name == "mcd" else {})
+    plain, plain_losses = trained(method_class(name), options, device="cuda", plan="off")
+    fast, fast_losses = trained(method_class(name), options, device="cuda", plan="graph")
+    torch.testing.assert_close(torch.stack(fast_losses), torch.stack(plain_losses), atol=2e-3, rtol=2e-3)
+    for key, value in plain.items():
+        torch.testing.assert_close(fast[key], value, atol=2e-3, rtol=2e-2, msg=lambda m, k=key: f"{k}: {m}")
+
+
+STEPS = WARM_UP + 5
+
+
+def trained(
+    kind: type[Method], options: dict[str, Any], *, device: str, plan: str = "off"
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The network after a few steps of a method, and the losses of each step."""
+    torch.manual_seed(0)
+    vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
+    network = Network(vit, Head(32, 5, "batchnorm"))
+    config = make_config({"precision": "fp32", "method": "x.py:X", "method_args": options})
+    check_options(kind.Options, options, "a method")
+    method = make_method(kind, network, config, Sizes(classes=5, source_images=40, target_images=30)).to(device).train()
+    optimisation = Optimisation(
+        method, config, lr=0.05, epochs=40, device=torch.device(device), rates=method.rates(), network=network
+    )
+    step = Step(training_step(method, optimisation), optimisation, plan, capturable=method.capturable)
+    step.ahead = 1000
+    losses = []
+    for i in range(STEPS):
+        optimisation.start_epoch(1 + i // 4)
+        generator = torch.Generator().manual_seed(i)
+        torch.manual_seed(i)
+        x = torch.randn(2, 6, 3, 32, 32, generator=generator)
+        y = torch.randint(5, (2, 6), generator=generator)
+        soft = F.one_hot(y[1], 5).float()
+        batch = Batch(x[0], y[0], x[1], soft, torch.arange(6), torch.ones(6))
+        inputs = [tensor.to(device) for tensor in (*batch, torch.tensor(i / STEPS))]
+        losses.append(step(*inputs).clone())
+    if plan == "graph" and method.capturable:
+        assert step.graph is not None, "the step was captured"
+    return {key: value.cpu() for key, value in network.state_dict().items()}, losses

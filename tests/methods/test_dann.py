@@ -1,0 +1,54 @@
+"""DANN by hand: the reversed gradient, the ramp, the critic's loss."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from cdtrans.methods.dann import Critic, domain_loss, reversed_gradient, rising
+
+
+def test_the_gradient_is_reversed_and_the_value_is_not() -> None:
+    x, strength = torch.tensor([1.0, -2.0], requires_grad=True), torch.tensor(0.25)
+    y = reversed_gradient(x, strength)
+    assert torch.equal(y, x)
+    (y * torch.tensor([3.0, 5.0])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [-0.75, -1.25]
+
+
+@pytest.mark.parametrize(("progress", "expected"), [(0.0, 0.0), (0.1, 2 / (1 + math.exp(-1)) - 1), (1.0, 0.99991)])
+def test_lambda_rises_with_progress(progress: float, expected: float) -> None:
+    assert float(rising(torch.tensor(progress), 10.0)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_critic_s_loss_starts_near_ln_2() -> None:
+    torch.manual_seed(0)
+    source, target = torch.randn(64, 32), torch.randn(64, 32)
+    loss = domain_loss(Critic(32, 1024), source, target, torch.tensor(1.0))
+    assert float(loss) == pytest.approx(math.log(2), abs=0.3)
+
+
+def test_critic_and_features_pull_in_opposite_directions() -> None:
+    """A step of the critic lowers its loss; the same gradient moves the features so that it rises."""
+    critic = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
+    with torch.no_grad():
+        critic[0].weight.copy_(torch.tensor([[1.0, 0.0]]))
+        critic[0].bias.zero_()
+    source = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    target = torch.tensor([[-1.0, 0.0]], requires_grad=True)
+    before = domain_loss(critic, source, target, torch.tensor(1.0))
+    before.backward()
+    with torch.no_grad():
+        moved = domain_loss(critic, source - source.grad, target - target.grad, torch.tensor(1.0))
+        critic[0].weight -= critic[0].weight.grad
+        trained = domain_loss(critic, source, target, torch.tensor(1.0))
+    assert trained < before < moved
+
+
+def test_at_lambda_0_the_features_get_no_gradient() -> None:
+    source, target = (torch.randn(8, 4, requires_grad=True) for _ in range(2))
+    domain_loss(Critic(4, 8), source, target, torch.tensor(0.0)).backward()
+    assert source.grad is not None
+    assert source.grad.abs().max() == 0
