@@ -27,8 +27,8 @@ DECIMALS = 6  # of a level
 NOTES = (
     "Every run, of every curve, was trained on pairs that were made with target labels: this measures what false pairs "
     "do, and is no way to adapt. With cross-attention: the three branches and all three losses. Without: the source's "
-    "and the target's classification alone, each target image taught the label of its source image. Only true positive pairs: "
-    "with cross-attention, on those that the false ones have not replaced, and so in fewer steps.",
+    "and the target's classification alone, each target image taught the label of its source image. Only true positive "
+    "pairs: with cross-attention, on those that the false ones have not replaced, and so in fewer steps.",
     LEFT_OUT,
     "The pairs are drawn once for a seed, for all curves and levels, and stay for the whole run: every target image of "
     "a known class once before any comes twice, with a random source image of its class. A false pair keeps the target "
