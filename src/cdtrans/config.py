@@ -99,7 +99,7 @@ class Config:
     holdout: float | Literal["auto"] = _option(
         "auto",
         "Trust",
-        "Share of the source kept from training and watched (auto: 0.1 where there are 50 images a class, else 0).",
+        "Share of the source that is held out (auto: 0.1 where there are 50 images a class, else 0).",
         minimum=0,
         maximum=0.5,
     )
@@ -107,7 +107,7 @@ class Config:
         "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
     ] = _option("consensus", "Trust", "The epoch to keep: the last, or the best by a label-free score.")
     guard: bool = _option(
-        True, "Trust", "Keep the source-only model (and exit 3) where adaptation has done harm, as far as can be seen."
+        True, "Trust", "Keep the source-only model (and exit 3) if adaptation seems to have done harm."
     )
 
     seed: int = _option(1234, "Run", "Seed of everything random.", minimum=0)
@@ -216,11 +216,11 @@ def make_config(*layers: dict[str, Any]) -> Config:
 def with_method_args(values: dict[str, Any]) -> dict[str, Any]:
     """The options of CDTrans that stand beside the settings, moved into `method_args`."""
     beside = {key: value for key, value in values.items() if key in METHOD_FIELDS}
-    given = values.get("method_args", {})
-    if not isinstance(given, dict):
-        raise CdtransError(f"The setting 'method_args' must be a mapping such as {{trade_off: 0.5}}, not {given!r}.")
+    options = values.get("method_args", {})
+    if not isinstance(options, dict):
+        raise CdtransError(f"'method_args' must be a mapping such as {{trade_off: 0.5}}, not {options!r}.")
     rest = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
-    return rest | ({"method_args": beside | given} if beside or given else {})
+    return rest | ({"method_args": beside | options} if beside or options else {})
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def check(
     source: Source,
     target: Target,
     model: Annotated[
-        bool, typer.Option("--model/--no-model", help="Look through the backbone too, if its weights can be had.")
+        bool, typer.Option("--model/--no-model", help="Also check with the backbone, if its weights are available.")
     ] = True,
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
@@ -149,7 +149,7 @@ def evaluate(
     labelled: Annotated[
         Path,
         typer.Argument(
-            metavar="LABELLED", help="The answer key: a folder of class folders, or a list of 'path label'."
+            metavar="LABELLED", help="Labelled target images: a folder of class folders, or a list of 'path label'."
         ),
     ],
     root: Root = None,

@@ -48,7 +48,7 @@ def _exit_code(debug: bool) -> int:
         _fail(str(error), debug)
         return 2
     except Interrupted as error:
-        _fail("Interrupted; the state is saved. Give the same command again to go on.", debug)
+        _fail("Interrupted; the state is saved. Run the same command again to resume.", debug)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         _fail("Interrupted.", debug)

@@ -58,10 +58,10 @@ def with_settings(verb: Callable[..., None], names: Collection[str] = SETTINGS.k
 
     def run(**values: Any) -> None:
         settings = {k: values.pop(k) for k in list(values) if k not in signature.parameters}
-        given = {k: v for k, v in settings.items() if v is not None}
-        if "method_args" in given:
-            given["method_args"] = parse_options(given["method_args"])
-        verb(**values, **given)
+        chosen = {k: v for k, v in settings.items() if v is not None}
+        if "method_args" in chosen:
+            chosen["method_args"] = parse_options(chosen["method_args"])
+        verb(**values, **chosen)
 
     run.__name__, run.__doc__ = verb.__name__, verb.__doc__
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

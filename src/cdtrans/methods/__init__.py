@@ -47,8 +47,8 @@ def method_class(name: str) -> "type[Method]":
     if is_file(name):
         return _class_in_file(*name.rsplit(":", 1))
     module, _, attribute = METHODS[name].partition(":")
-    found: type[Method] = getattr(import_module(module), attribute)
-    return found
+    loaded: type[Method] = getattr(import_module(module), attribute)
+    return loaded
 
 
 def _class_in_file(file: str, attribute: str) -> "type[Method]":

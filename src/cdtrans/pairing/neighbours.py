@@ -86,13 +86,13 @@ class Best:
         if len(query) <= few:
             hit, place = (similarity[query, :, segment] >= threshold[query, None]).nonzero(as_tuple=True)
         if len(query) <= few and len(hit) <= few:
-            value, found = settle(queries, keys, query[hit], place * highest.shape[1] + segment[hit])
+            value, key = settle(queries, keys, query[hit], place * highest.shape[1] + segment[hit])
         else:
-            value, found = (queries @ keys.T).max(dim=1)
+            value, key = (queries @ keys.T).max(dim=1)
             value = value.double()
         better = value > self.exact[here]
         self.exact[here] = torch.where(better, value, self.exact[here])
-        self.index[here] = torch.where(better, found + first, self.index[here])
+        self.index[here] = torch.where(better, key + first, self.index[here])
 
 
 def segments(similarity: Tensor, dim: int) -> tuple[Tensor, Tensor]:

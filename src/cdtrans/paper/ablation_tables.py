@@ -14,12 +14,12 @@ PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs
 
 @dataclass(frozen=True)
 class Scored:
-    """What a finished run came to, by the answer key."""
+    """The scores of a finished run, by target labels."""
 
     scores: dict[str, dict[str, float]]  # kind -> accuracy and class-mean accuracy, from 0 to 1
     per_class: dict[str, float | None]  # of the label-free choice
     epochs: dict[str, int]  # kind -> the epoch it is
-    images: int  # that the key names, and
+    images: int  # that are labelled, and
     target_images: int  # all that the run had
     device: str
     seconds: float  # of `adapt`
@@ -35,7 +35,7 @@ class Row:
     settings: dict[str, Any]
     scored: Scored | None  # None: not finished
     pairs: tuple[PairQuality, ...] = ()  # of every round, where the pairs are what it is about
-    with_key: bool = False  # whether it was trained with the answer key
+    with_key: bool = False  # whether it was trained with target labels
 
     def record(self) -> dict[str, Any]:
         return {
@@ -87,15 +87,17 @@ def markdown(table: AblationTable) -> str:
 
 
 def _before(table: AblationTable) -> list[str]:
-    told = [row.paper.method for row in table.rows if row.with_key]
+    labelled = [row.paper.method for row in table.rows if row.with_key]
     trained = (
-        f"{' and '.join(told)} was also trained with it, no other row was." if told else "No row was trained with it."
+        f"{' and '.join(labelled)} was also trained with them, no other row was."
+        if labelled
+        else "No row was trained with them."
     )
     lines = [
         f"{table.source} to {table.target}; {table.backbone}, seed {table.seed}, one run for each row. Percent:"
         " accuracy (class-mean accuracy); the paper's are class means.",
-        f"Answer key: {table.key}. Every number of ours was scored with it, after training; the best epoch by target"
-        f" labels was also chosen with it. {trained}",
+        f"Target labels: {table.key}. Every number of ours was scored with them, after training; the best epoch by"
+        f" target labels was also chosen with them. {trained}",
     ]
     lines += scored_images([row.scored for row in table.rows if row.scored])
     if table.unfinished:

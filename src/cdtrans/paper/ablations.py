@@ -112,7 +112,7 @@ def ablate(
     jobs: int = 1,
     **settings: Any,
 ) -> Outcome:
-    """Run the rows that are not yet done, `jobs` at a time, score them with the answer key and write the table into
+    """Run the rows that are not yet done, `jobs` at a time, score them with the target labels and write the table into
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
     plan = make_plan(
         ablation, source, target, settings, key=key, out=out, preset=preset, config=config, force=force, screen=screen
@@ -146,16 +146,16 @@ def make_plan(
 def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Written]) -> Outcome:
     """`write` leaves what is known so far in the plan's folder: before the first run, and whenever one has ended."""
 
-    def tell(job: Job) -> None:
+    def report(job: Job) -> None:
         write(plan)
         scored = read_scored(job.run.folder, plan.out)
         assert scored is not None, "it has just been scored"
-        told = ", ".join(f"{KINDS[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
-        screen.say(f"{job.run.name}: {told}")
+        scores = ", ".join(f"{KINDS[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())
+        screen.say(f"{job.run.name}: {scores}")
 
     with owned(plan.out, RECORD, plan.recipe(), "an ablation"):
         write(plan)
-        failed = run_jobs(plan.ablation.name, plan.runs(), jobs, screen, tell)
+        failed = run_jobs(plan.ablation.name, plan.runs(), jobs, screen, report)
         table = write(plan)
     return Outcome(table, plan.out, len(plan.ablation.variants), tuple(failed))
 
@@ -175,13 +175,13 @@ def row_settings(ablation: Ablation, variant: Variant, config: Config) -> dict[s
     own = ablation.fixed | variant.settings
     method = own.get("method", config.method)
     names = [field.name for field in fields(_class_of(method).Options)]
-    given = {name: value for name, value in own.items() if name not in FIELDS}
-    if missing := [name for name in given if name not in names]:
+    own_options = {name: value for name, value in own.items() if name not in FIELDS}
+    if missing := [name for name in own_options if name not in names]:
         raise CdtransError(
             f"The rows of '{ablation.name}' differ in '{missing[0]}', which the method '{method}' does not have; leave "
             "--method out."
         )
-    options = {name: value for name, value in config.method_args.items() if name in names} | given
+    options = {name: value for name, value in config.method_args.items() if name in names} | own_options
     rest = {name: value for name, value in own.items() if name in FIELDS}
     return rest | {"method": method} | ({"method_args": options} if options else {})
 
@@ -191,7 +191,7 @@ def _class_of(method: str) -> type[Method]:
 
 
 def check_input(config: Config, key: Path, screen: Screen) -> Answers:
-    """What would be wrong with every run is said before the first one, of the answer key too, which comes back."""
+    """What would be wrong with every run is reported before the first one. Returns the target labels."""
     check_distinct(Path(config.source), Path(config.target))
     answers = read_answers(config, key, screen)
     if config.source_model:
@@ -241,27 +241,27 @@ def read_scored(folder: Path, out: Path) -> Scored | None:
     """None for a run that is not finished and scored. `out` is the folder of all."""
     if not (folder / SCORED).exists():
         return None
-    told = json.loads((folder / SCORED).read_text(encoding="utf-8"))
+    evaluation = json.loads((folder / SCORED).read_text(encoding="utf-8"))
     epochs = {"label_free": read_result(folder)["chosen_epoch"]}
     metrics = ("accuracy", "class_mean_accuracy")
-    scores = {"label_free": {metric: told[metric] for metric in metrics}}
-    history = told.get("accuracy_by_epoch")
+    scores = {"label_free": {metric: evaluation[metric] for metric in metrics}}
+    history = evaluation.get("accuracy_by_epoch")
     if not history:  # a table of the chosen epoch alone, maybe on other images, would look like a finished one
         raise CdtransError(
-            f"'{folder / SCORED}' has no score of every epoch: the answer key had other pictures than the target's, or "
+            f"'{folder / SCORED}' has no score of every epoch: the labelled images were not the target's, or "
             f"'{folder / 'predictions'}' was gone; delete the file to score it again, or the folder to run it again."
         )
     epochs["source_only"] = 0
     if len(history) > 1:  # the guard may have ended the run before stage 2
-        epochs |= {"last_epoch": len(history) - 1, "best_by_labels": told["best_by_labels_epoch"]}
+        epochs |= {"last_epoch": len(history) - 1, "best_by_labels": evaluation["best_by_labels_epoch"]}
     for kind in epochs.keys() - scores.keys():
-        scores[kind] = {metric: told[f"{metric}_by_epoch"][epochs[kind]] for metric in metrics}
+        scores[kind] = {metric: evaluation[f"{metric}_by_epoch"][epochs[kind]] for metric in metrics}
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     return Scored(
         scores={kind: scores[kind] for kind in KINDS if kind in scores},
-        per_class=told["per_class"],
+        per_class=evaluation["per_class"],
         epochs=epochs,
-        images=told["images"],
+        images=evaluation["images"],
         target_images=json.loads((folder / "data.json").read_text(encoding="utf-8"))["target"]["images"],
         device=environment["device"],
         seconds=sum(session["seconds"] for session in read_sessions(folder)),

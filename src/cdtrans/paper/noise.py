@@ -1,6 +1,6 @@
 """`cdtrans ablate noise`: the paper's Fig. 2b on anybody's data.
 
-Pairs of one true class are sampled with the answer key (known_pairs.py), and some are replaced by false ones. Three
+Pairs of one true class are sampled with target labels (known_pairs.py), and some are replaced by false ones. Three
 curves over the share of false pairs: trained with cross-attention, trained without it, and with cross-attention on the
 true pairs that are left. Each point is a run folder like a row of the other ablations, trained with the key."""
 
@@ -25,10 +25,10 @@ SHOWN = ("last_epoch", "label_free", "best_by_labels")  # a table for each; the 
 NAME = "noise"
 DECIMALS = 6  # of a level
 NOTES = (
-    "Every run, of every curve, was trained on pairs that the answer key made: this measures what false pairs do, and "
-    "is no way to adapt. With cross-attention: the three branches and all three losses. Without: the source's and the "
-    "target's classification alone, each target image taught the label of its source image. Only true positive pairs: "
-    "with cross-attention, on those that the false ones have not replaced, and so in fewer steps.",
+    "Every run, of every curve, was trained on pairs that were made with target labels: this measures what false pairs "
+    "do, and is no way to adapt. With cross-attention: the three branches and all three losses. Without: the source's "
+    "and the target's classification alone, each target image taught the label of its source image. Only true positive "
+    "pairs: with cross-attention, on those that the false ones have not replaced, and so in fewer steps.",
     LEFT_OUT,
     "The pairs are drawn once for a seed, for all curves and levels, and stay for the whole run: every target image of "
     "a known class once before any comes twice, with a random source image of its class. A false pair keeps the target "
@@ -91,16 +91,16 @@ class Point:
 
     def spread(self, kind: str, metric: str = "accuracy") -> Spread | None:
         """Percent, over the seeds."""
-        found = {seed: scored.scores for seed, scored in self.scored.items() if kind in scored.scores}
-        return spread({seed: {kind: 100 * scores[kind][metric]} for seed, scores in found.items()}, (kind,))
+        by_seed = {seed: scored.scores for seed, scored in self.scored.items() if kind in scored.scores}
+        return spread({seed: {kind: 100 * scores[kind][metric]} for seed, scores in by_seed.items()}, (kind,))
 
     def record(self) -> dict[str, Any]:
         runs = [
             {"run": folder, "seed": seed} | ({"scores": self.scored[seed].scores} if seed in self.scored else {})
             for seed, folder in self.runs.items()
         ]
-        found = {kind: self.spread(kind) for kind in KINDS}
-        mean = {kind: each._asdict() for kind, each in found.items() if each is not None}
+        spreads = {kind: self.spread(kind) for kind in KINDS}
+        mean = {kind: each._asdict() for kind, each in spreads.items() if each is not None}
         return {"false_pairs_percent": self.level, "pairs": self.pairs, "accuracy_percent": mean, "runs": runs}
 
 
@@ -214,14 +214,14 @@ def parse_levels(text: str) -> tuple[float, ...]:
 def write_curves(plan: Plan, study: Study) -> NoiseCurves:
     """noise.json, noise.md and noise.png, from what the run folders hold now, also those of earlier calls."""
     curves = {curve.name: tuple(_points(plan.out, study, curve)) for curve in CURVES}
-    found = NoiseCurves(plan, study.pairs, curves)
-    write_files(plan, found.record(), markdown(found))
+    noise = NoiseCurves(plan, study.pairs, curves)
+    write_files(plan, noise.record(), markdown(noise))
     drawn = {
         name: [(p.level, mean) for p in points if (mean := p.spread(SHOWN[0])) is not None]
         for name, points in curves.items()
     }
-    write_figure(plan.out / f"{NAME}.png", drawn, found.source_only(), what=KINDS[SHOWN[0]])
-    return found
+    write_figure(plan.out / f"{NAME}.png", drawn, noise.source_only(), what=KINDS[SHOWN[0]])
+    return noise
 
 
 def _points(out: Path, study: Study, curve: Curve) -> Iterator[Point]:
@@ -232,41 +232,41 @@ def _points(out: Path, study: Study, curve: Curve) -> Iterator[Point]:
         folders = {seed: study.run(curve, level, seed) for seed in sorted(seeds.union(study.seeds))}
         read = {seed: read_scored(out / folder, out) for seed, folder in folders.items() if folder is not None}
         scored = {seed: score for seed, score in read.items() if score is not None}
-        asked = study.seeds if level in study.levels else ()
-        runs = {seed: folder for seed, folder in folders.items() if folder and (seed in asked or seed in scored)}
+        wanted = study.seeds if level in study.levels else ()
+        runs = {seed: folder for seed, folder in folders.items() if folder and (seed in wanted or seed in scored)}
         if runs:
             pairs = study.left(level) if curve is ONLY_TRUE else study.pairs
             yield Point(level, pairs, runs, scored)
 
 
-def markdown(found: NoiseCurves) -> str:
-    config, seeds = found.plan.config, found.seeds
+def markdown(noise: NoiseCurves) -> str:
+    config, seeds = noise.plan.config, noise.seeds
     lines = [
-        f"# {found.plan.ablation.title}",
-        f"{config.source} to {config.target}; {config.backbone}, {found.pairs} pairs, {config.epochs} "
+        f"# {noise.plan.ablation.title}",
+        f"{config.source} to {config.target}; {config.backbone}, {noise.pairs} pairs, {config.epochs} "
         f"epoch{'s' * (config.epochs > 1)}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}. Accuracy in "
         "percent, over the percentage of false pairs.",
-        f"Answer key: {found.plan.key}. EVERY run was trained with it and scored with it.",
+        f"Target labels: {noise.plan.key}. EVERY run was trained and scored with them.",
     ]
-    lines += scored_images(found.scored())
-    if found.unfinished:
-        runs = len(found.plan.ablation.variants)
-        lines.append(f"UNFINISHED: {len(found.unfinished)} of {runs} runs are missing: {', '.join(found.unfinished)}.")
-    if len({len(point.scored) for point in found.points()}) > 1:
+    lines += scored_images(noise.scored())
+    if noise.unfinished:
+        runs = len(noise.plan.ablation.variants)
+        lines.append(f"UNFINISHED: {len(noise.unfinished)} of {runs} runs are missing: {', '.join(noise.unfinished)}.")
+    if len({len(point.scored) for point in noise.points()}) > 1:
         lines.append("Not every point has all seeds; noise.json lists the runs of each.")
-    if (source_only := found.source_only()) is not None:
+    if (source_only := noise.source_only()) is not None:
         lines.append(f"Source only, before any pair: {source_only}.")
-        lines.append(shared_stage_1(found.trained()))
+        lines.append(shared_stage_1(noise.trained()))
     for kind in SHOWN:
-        lines += [f"## {KINDS[kind].capitalize()}", _table(found, kind)]
-    return "\n\n".join([*lines, *found.plan.ablation.notes]) + "\n"
+        lines += [f"## {KINDS[kind].capitalize()}", _table(noise, kind)]
+    return "\n\n".join([*lines, *noise.plan.ablation.notes]) + "\n"
 
 
-def _table(found: NoiseCurves, kind: str) -> str:
-    rows: list[Sequence[str]] = [("false pairs", *found.curves), ("---",) * (1 + len(found.curves))]
-    for level in found.levels:
+def _table(noise: NoiseCurves, kind: str) -> str:
+    rows: list[Sequence[str]] = [("false pairs", *noise.curves), ("---",) * (1 + len(noise.curves))]
+    for level in noise.levels:
         cells = []
-        for points in found.curves.values():
+        for points in noise.curves.values():
             mean = next((point.spread(kind) for point in points if point.level == level), None)
             cells.append(NOTHING if mean is None else str(mean))
         rows.append((f"{level:g}", *cells))

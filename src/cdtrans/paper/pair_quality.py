@@ -1,4 +1,4 @@
-"""How good the pairs of a finished run were, by an answer key: Rec_s, Rec_t and Prec of the paper's Table 5."""
+"""How good the pairs of a finished run were, by target labels: Rec_s, Rec_t and Prec of the paper's Table 5."""
 
 import json
 import os
@@ -24,7 +24,7 @@ UNKNOWN = -1  # of a target picture that the key does not name
 
 @dataclass(frozen=True)
 class Answers:
-    """An answer key. A picture is known by its pixels, wherever its file is."""
+    """Target labels. An image is recognised by its pixels, wherever its file is."""
 
     files: list[Path]
     labels: list[int]  # indices into the model's classes
@@ -35,7 +35,7 @@ class Answers:
     @cached_property
     def digests(self) -> list[str]:
         """One for each file; '' for one that cannot be read, which answers nothing: `eval` is where it is told of."""
-        return find_pixels(self.files, self.target.root, self.config, self.screen, "answer key")[0].digests
+        return find_pixels(self.files, self.target.root, self.config, self.screen, "labelled")[0].digests
 
     @cached_property
     def by_digest(self) -> dict[str, int]:
@@ -61,17 +61,15 @@ def check_of_target(answers: Answers, key: Path) -> None:
     if os.path.realpath(key) == os.path.realpath(answers.config.target):
         return
     target = answers.target
-    found, _ = find_pixels(target.files(), target.root, answers.config, answers.screen, "target")
-    known = set(found.digests) - {""}
-    if known.isdisjoint(answers.digests):
-        raise CdtransError(
-            f"The answer key '{key}' has none of the target's pictures; give TARGET itself with its labels."
-        )
+    pixels, _ = find_pixels(target.files(), target.root, answers.config, answers.screen, "target")
+    of_target = set(pixels.digests) - {""}
+    if of_target.isdisjoint(answers.digests):
+        raise CdtransError(f"The labelled images '{key}' are none of the target's; give TARGET itself with its labels.")
     pictures = zip(answers.files, answers.digests, strict=True)
-    others = [str(file) for file, digest in pictures if digest and digest not in known]
+    others = [str(file) for file, digest in pictures if digest and digest not in of_target]
     if others:
         raise CdtransError(
-            f"{len(others)} of the {len(answers.files)} pictures of the answer key '{key}' are not the target's (the "
+            f"{len(others)} of the {len(answers.files)} labelled images of '{key}' are not the target's (the "
             f"first: {others[0]!r}); give TARGET itself with its labels, or a part of it."
         )
 

@@ -82,8 +82,8 @@ def check(
         return Check(tuple(findings), None, "there is a reason to stop without it")
     if not model:
         return Check(tuple(findings), None, "--no-model was given")
-    seen, skipped = look(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
-    return Check((*findings, *seen), None if skipped else resolved.backbone, skipped)
+    probed, skipped = look(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
+    return Check((*findings, *probed), None if skipped else resolved.backbone, skipped)
 
 
 def without_model(

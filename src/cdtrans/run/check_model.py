@@ -39,16 +39,16 @@ def look(
         return [], "there are too few images for it"
     device = torch.device(config.device)
     network.to(device)
-    seen, samples = [], []
+    encodings, samples = [], []
     for name, domain, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
         sample = draw_sample(len(domain), config.seed)
         if len(sample) < len(domain):
             screen.say(f"The backbone looks at {len(sample)} of the {len(domain)} {name} images, drawn at random.")
         encoded = Encoder(network, config, screen)(make_images(pixels.keep(sample), card, device), name)
-        seen.append(Sample(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
+        encodings.append(Sample(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
         samples.append(sample)
     labels = np.array(source.labels)[samples[0]]
-    return probe(seen[0], labels, source.classes, seen[1], config.seed), ""
+    return probe(encodings[0], labels, source.classes, encodings[1], config.seed), ""
 
 
 def draw_sample(count: int, seed: int) -> list[int]:

@@ -22,7 +22,7 @@ class DemoResult:
 
 
 def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
-    """Rendered digits to real handwriting. The answer key is opened after training, to print the score."""
+    """Rendered digits to real handwriting. The labels are read after training, to print the score."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise CdtransError("The built-in task is too small for several processes; start 'cdtrans demo' by itself.")
     place = Path(os.path.abspath(out))  # "." has a name then

@@ -71,6 +71,6 @@ def write_predictions(
 ) -> None:
     """predictions.csv: what the chosen model says of every target image."""
     probability, predicted = probabilities.max(dim=1)
-    found = zip(target.paths, predicted.tolist(), probability.tolist(), strict=True)
-    rows = sorted((path, classes[k], f"{p:.6f}") for path, k, p in found)
+    predictions = zip(target.paths, predicted.tolist(), probability.tolist(), strict=True)
+    rows = sorted((path, classes[k], f"{p:.6f}") for path, k, p in predictions)
     run.write("predictions.csv", b"".join(map(csv_line, [("path", "label", "probability"), *rows])))

@@ -104,12 +104,12 @@ def check_data(
     """The part of `cdtrans check` that needs no model and no second look at the files. Refuses what makes a run
     pointless, unless forced; what else is found becomes a warning."""
     labels = Labels(np.array(source.labels), source.classes)
-    found = [
+    every = [
         ignored("source", source.ignored),
         ignored("target", target.ignored),
         *examine(pictures(source, source_pixels), labels, pictures(target, target_pixels)),
     ]
-    findings = [f for f in found if f.state != "ok"]
+    findings = [f for f in every if f.state != "ok"]
     if not force:
         refuse(findings)
     for finding in findings:
@@ -117,6 +117,6 @@ def check_data(
     return findings
 
 
-def pictures(domain: LabelledDomain | UnlabelledDomain, found: DomainPixels) -> Pictures:
+def pictures(domain: LabelledDomain | UnlabelledDomain, pixels: DomainPixels) -> Pictures:
     """What a check looks at."""
-    return Pictures(domain.paths, found.digests, found.thumbnails[found.rows])
+    return Pictures(domain.paths, pixels.digests, pixels.thumbnails[pixels.rows])

@@ -82,14 +82,14 @@ def timm_file(model: Network, card: Card) -> bytes:
         )
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
     layer, (weight, bias) = model.backbone.default_cfg["classifier"], folded(model.head)
-    told = facts(card)
+    metadata = facts(card)
     with torch.device("meta"):
-        shapes = timm.create_model(told["architecture"], **json.loads(told["arguments"])).state_dict()
+        shapes = timm.create_model(metadata["architecture"], **json.loads(metadata["arguments"])).state_dict()
     if not isinstance(layer, str) or shapes.keys() != {*weights, f"{layer}.weight", f"{layer}.bias"}:
         raise CdtransError(f"The head of '{card.backbone}' is not one linear layer in timm; export it as .onnx.")
     weights[f"{layer}.weight"] = weight.view(shapes[f"{layer}.weight"].shape)  # a convolution in some models
     weights[f"{layer}.bias"] = bias
-    return save(weights, metadata=told)
+    return save(weights, metadata=metadata)
 
 
 def folded(head: Head) -> tuple[Tensor, Tensor]:

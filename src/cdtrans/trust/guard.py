@@ -180,7 +180,7 @@ class Verdict(NamedTuple):
             )
         return (
             "If labels and classes are right, train the source longer (--source-epochs) or take a stronger --backbone; "
-            "--no-guard goes on all the same, in another --out."
+            "--no-guard continues anyway, in another --out."
         )
 
     @property
@@ -216,13 +216,13 @@ def shifted(predicted: Tensor, centers: Tensor, classes: int) -> float:
     return float((a - b).abs().sum() / 2)
 
 
-def _agreement(name: str, seen: Impression, when: str, cause: str) -> Measure:
+def _agreement(name: str, model: Impression, when: str, cause: str) -> Measure:
     return Measure(
         name,
         f"source images whose nearest target image is in their own class, {when}",
-        seen.source_agreement,
+        model.source_agreement,
         SOURCE_AGREEMENT,
         "above",
-        f"{when} only {seen.source_agreement:.0%} of the source images have a nearest target image in their own class "
+        f"{when} only {model.source_agreement:.0%} of the source images have a nearest target image in their own class "
         f"(healthy runs: over {SOURCE_AGREEMENT:.0%}){cause}",
     )

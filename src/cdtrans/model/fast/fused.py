@@ -51,7 +51,7 @@ def build(device: torch.device) -> tuple[Any, str]:
             kernels.sum_rows[(1,)](ones, out, 2, COLUMNS=8, ROWS=2, BLOCK=8)
             weight_gradient(*torch.ones(2, 16, 16, device=device).half())
         return (kernels, "") if bool((out == 2).all()) else (None, "they compute wrong sums")
-    except Exception as error:  # whatever it is, the run goes on without them, and says so
+    except Exception as error:  # whatever it is, the run continues without them, and says so
         return None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
 
 

@@ -74,12 +74,12 @@ def add_norm_backward(
         mean, rstd = tl.load(stats + row, row < rows, 0.0), tl.load(stats + rows + row, row < rows, 0.0)
         unit = tl.where(valid, tl.load(total + at, valid, 0.0) - mean[:, None], 0.0) * rstd[:, None]
         at_normed, normed = normed_at(row, col, valid, TOKENS, D, CROSS)
-        given = tl.load(d_normed + at_normed, normed, 0.0).to(tl.float32)
-        sum_gamma += given * unit
-        sum_beta += given
-        given *= weight
-        along, level = tl.sum(given * unit, 1) / D, tl.sum(given, 1) / D
-        out = (given - unit * along[:, None] - level[:, None]) * rstd[:, None] + tl.load(d_total + at, valid, 0.0)
+        gradient = tl.load(d_normed + at_normed, normed, 0.0).to(tl.float32)
+        sum_gamma += gradient * unit
+        sum_beta += gradient
+        gradient *= weight
+        along, level = tl.sum(gradient * unit, 1) / D, tl.sum(gradient, 1) / D
+        out = (gradient - unit * along[:, None] - level[:, None]) * rstd[:, None] + tl.load(d_total + at, valid, 0.0)
         tl.store(d_x + at, out, valid)
         if ADDS:
             if SCALES:
@@ -128,9 +128,9 @@ def gelu_backward(
         at = row.to(tl.int64)[:, None] * COLUMNS + col[None, :]
         x = tl.load(h + at, valid, 0.0).to(tl.float32) + shift
         integral, density = normal(x)
-        given = tl.load(d_out + at, valid, 0.0).to(tl.float32) * (integral + x * density)
-        tl.store(d_h + at, given, valid)
-        total += given
+        gradient = tl.load(d_out + at, valid, 0.0).to(tl.float32) * (integral + x * density)
+        tl.store(d_h + at, gradient, valid)
+        total += gradient
     tl.store(sums + tl.program_id(1) * COLUMNS + col, tl.sum(total, 0), col < COLUMNS)
 
 
