@@ -19,7 +19,7 @@ from cdtrans.storage.run import Run
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
-from cdtrans.training.step import Step
+from cdtrans.training.step import Step, Train
 from cdtrans.trust.guard import Measure, fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
@@ -83,24 +83,11 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
     """The loop: a plan every few epochs. Returns the target as the served network encodes it at the end."""
     device = data.target.device
     optimisation = Optimisation(
-        method,
-        config,
-        lr=config.lr,
-        epochs=config.epochs,
-        device=device,
-        rates=method.rates(),
-        network=method.network,
+        method, config, lr=config.lr, epochs=config.epochs, device=device, rates=method.rates(), network=method.network
     )
     planner = Planner(run, method, config, screen)
-    loop = Loop(
-        run,
-        "adaptation",
-        method,
-        optimisation,
-        config=config,
-        epochs=config.epochs,
-        parts={"watch": watch, "planner": planner},
-    )
+    parts = {"watch": watch, "planner": planner}
+    loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=config.epochs, parts=parts)
     report = StageReport(run, screen, loop, config)
     progress = torch.zeros((), device=device)  # t / T, on the device so that a captured step reads the current one
     step_of = Step(training_step(method, optimisation), optimisation, config.compile, capturable=method.capturable)
@@ -136,7 +123,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
     return encoded
 
 
-def training_step(method: Method, optimisation: Optimisation) -> Any:
+def training_step(method: Method, optimisation: Optimisation) -> Train:
     """A method's step as a function of tensors."""
 
     def step(*inputs: Tensor) -> dict[str, Tensor]:
