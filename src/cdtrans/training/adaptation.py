@@ -18,7 +18,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
-from cdtrans.training.state import Loop, step_seed
+from cdtrans.training.state import Loop, Stateful, step_seed
 from cdtrans.training.step import Step, Train
 from cdtrans.trust.guard import Measure, fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.impression import Impression, impression
@@ -86,7 +86,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
         method, config, lr=config.lr, epochs=config.epochs, device=device, rates=method.rates(), network=method.network
     )
     planner = Planner(run, method, config, screen)
-    parts = {"watch": watch, "planner": planner}
+    parts: dict[str, Stateful] = {"watch": watch, "planner": planner}
     loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=config.epochs, parts=parts)
     report = StageReport(run, screen, loop, config)
     progress = torch.zeros((), device=device)  # t / T, on the device so that a captured step reads the current one
