@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from cdtrans.errors import CdtransError, nearest
+from cdtrans.errors import CdtransError, closest, nearest
 
 KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
@@ -334,9 +334,8 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
             _check_range(key, converted, limits.get("minimum"), limits.get("maximum"))
             return converted
     if words and isinstance(value, str):
-        hint_text = nearest(value, [str(word) for word in words])
-        if len(kinds) == 1 or hint_text.startswith("did you mean"):  # 'known: auto' would hide that numbers are right
-            raise CdtransError(f"'{value}' is not a value of '{key}': {hint_text}")
+        if len(kinds) == 1 or closest(value, words):  # else 'known: auto' would hide that numbers are right
+            raise CdtransError(f"'{value}' is not a value of '{key}': {nearest(value, words)}")
     expected = " or ".join([KIND_NAMES[kind] for kind in kinds if kind in KIND_NAMES] + words)
     raise CdtransError(f"'{key}' must be {expected}, not {value!r}.")
 

@@ -47,10 +47,15 @@ class Interrupted(Exception):
         self.exit_code = 128 + signal_number
 
 
+def closest(word: str, known: list[str]) -> str | None:
+    """The known word that a misspelt one probably means."""
+    return next(iter(get_close_matches(word, known, n=1, cutoff=0.5)), None)
+
+
 def nearest(word: str, known: list[str]) -> str:
-    """The known word that a misspelt one is closest to, or all known words."""
-    close = get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}."
+    """The end of a sentence: the known word that a misspelt one probably means, or all known words."""
+    close = closest(word, known)
+    return f"did you mean '{close}'?" if close else f"known: {', '.join(known)}."
 
 
 def named(names: Sequence[str]) -> str:

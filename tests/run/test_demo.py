@@ -56,9 +56,10 @@ def test_the_current_folder_has_a_name_too(written, tmp_path: Path, monkeypatch:
 
 
 def test_adaptation_is_worth_its_while(tmp_path: Path) -> None:
-    """Slow, a minute or two: the real preset on the real task, as a new user starts it."""
-    command = [sys.executable, "-m", "cdtrans", "demo", "--json", "--seed", "1"]
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    """Slow, a minute or two: the real preset on the real task, as a new user starts it. One thread, because two take
+    many times as long on busy cores."""
+    command = [sys.executable, "-m", "cdtrans", "demo", "--json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
@@ -66,4 +67,4 @@ def test_adaptation_is_worth_its_while(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result["adapted_accuracy"] - result["source_only_accuracy"] >= 0.10, result
     assert result["adapted_accuracy"] > 0.8, result
-    assert (tmp_path / "runs" / "demo-data-1").is_dir()
+    assert (tmp_path / "runs" / "demo-data-0").is_dir()
