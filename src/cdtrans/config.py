@@ -333,9 +333,9 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
         if converted is not None:
             _check_range(key, converted, limits.get("minimum"), limits.get("maximum"))
             return converted
-    if words and isinstance(value, str):
-        if len(kinds) == 1 or closest(value, words):  # else 'known: auto' would hide that numbers are right
-            raise CdtransError(f"'{value}' is not a value of '{key}': {nearest(value, words)}")
+    only_words = len(kinds) == 1  # otherwise 'known: auto' would hide that numbers are right too
+    if words and isinstance(value, str) and (only_words or closest(value, words)):
+        raise CdtransError(f"'{value}' is not a value of '{key}': {nearest(value, words)}")
     expected = " or ".join([KIND_NAMES[kind] for kind in kinds if kind in KIND_NAMES] + words)
     raise CdtransError(f"'{key}' must be {expected}, not {value!r}.")
 
