@@ -182,7 +182,8 @@ RESUME_MAY_CHANGE = (
     *("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels", "guard", "report"),
 )
 
-DECIDED_LATE = ("device", "crop", "resize", "precision")  # what 'auto' means is known once torch and timm are there
+# What is resolved once torch and timm are imported: 'auto', and short names of backbones.
+DECIDED_LATE = ("device", "crop", "resize", "precision", "backbone")
 
 HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}
@@ -219,20 +220,41 @@ def with_method_args(values: dict[str, Any]) -> dict[str, Any]:
     options = values.get("method_args", {})
     if not isinstance(options, dict):
         raise CdtransError(f"'method_args' must be a mapping such as {{trade_off: 0.5}}, not {options!r}.")
+    if twice := [key for key in beside if key in options]:
+        raise CdtransError(f"'{twice[0]}' is given twice, by itself and as an option of the method; give it once.")
     rest = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
     return rest | ({"method_args": beside | options} if beside or options else {})
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings and options of the method side by side, to compare two runs name by name."""
+    """Settings and options of the method side by side, to compare two runs name by name: {"lr": ..., "method.ramp":
+    ...}."""
     rest = {key: value for key, value in values.items() if key != "method_args"}
-    return rest | dict(values["method_args"])
+    return rest | {f"method.{key}": value for key, value in values["method_args"].items()}
+
+
+def upgraded(values: dict[str, Any]) -> dict[str, Any]:
+    """Recorded settings of any version in today's form: before there were methods, `self_training` and `pairing` chose
+    what is a method now."""
+    values = dict(values)
+    training, pairing = values.pop("self_training", "none"), values.get("pairing")
+    if training != "none":
+        values = {key: value for key, value in values.items() if key not in METHOD_FIELDS} | {"method": training}
+    elif pairing in ("ground_truth", "sampled", "sampled_true"):
+        values = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
+        values["method"] = "ground_truth" if pairing == "ground_truth" else "sampled_pairs"
+    return with_method_args(values)
+
+
+def is_method_file(name: str) -> bool:
+    """Whether a method is named as FILE.py:CLASS."""
+    return name.rpartition(":")[0].endswith(".py")
 
 
 def _merged(values: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
     """The later layer wins, option by option; options of another method than the layer's are dropped."""
     before = values.get("method", FIELDS["method"].default)
-    same = layer.get("method", before) == before
+    same = _method_place(layer.get("method", before)) == _method_place(before)
     arguments = (values.get("method_args", {}) if same else {}) | layer.get("method_args", {})
     return values | layer | ({"method_args": arguments} if arguments or "method_args" in values else {})
 
@@ -269,13 +291,13 @@ def layered_config(
 
 
 def require_weights(file: str | Path | None) -> None:
-    """That it is there, if one was named."""
+    """Refuse a weights file that does not exist."""
     if file and not os.path.isfile(file):
         raise CdtransError(f"There is no weights file '{file}'; check --weights.")
 
 
 def require_device(name: str) -> None:
-    """That it is the name of one; whether it is here is known once torch is."""
+    """Refuse what is not the name of a device; whether this machine has it is known once torch is imported."""
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
         raise CdtransError(f"Unknown device '{name}'; use cpu, cuda or cuda:N.")
 
@@ -288,9 +310,12 @@ def settle(config: Config) -> Config:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
     names = ("source", "target", "root", "weights", "source_model", "cache")
     places = {name: os.path.abspath(place) for name in names if (place := getattr(config, name))}
-    if ".py:" in config.method:  # a class in a file
-        places["method"] = os.path.abspath(config.method)
-    return make_config(config.to_dict() | places)
+    return make_config(config.to_dict() | places | {"method": _method_place(config.method)})
+
+
+def _method_place(name: Any) -> Any:
+    """A method in a file by the absolute path of the file."""
+    return os.path.abspath(name) if isinstance(name, str) and is_method_file(name) else name
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""What every method in the table must keep, whatever it computes. A new method is tested here by being in the table."""
+"""What every method in the table must keep, whatever it computes. A new method is tested here by being in the table; so
+is the example of docs/methods.md, which has a teacher that is served."""
 
 import csv
 import dataclasses
 import json
 import random
+import re
 import shutil
 import socket
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from timm.models import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cdtrans
@@ -31,8 +33,9 @@ from cdtrans.training.step import WARM_UP, Step
 from tiny_task import CLASSES, Ended, Task, log_lines, make_task, tree, warm
 
 NAMES_PATHS = ("images.csv", "predictions.csv", "data.json", "config.yaml")  # these name files
-SMALL: dict[str, dict[str, Any]] = {"dann": {"hidden": 16}, "mcd": {"hidden": 16}}  # modules as small as the network
-every_method = pytest.mark.parametrize("name", METHODS)
+GUIDE = Path(__file__).parents[2] / "docs" / "methods.md"
+EXAMPLE = "my_file.py:MinimumEntropy"  # of the guide
+every_method = pytest.mark.parametrize("name", [*METHODS, EXAMPLE])
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,30 @@ class Undisturbed:
     run: Path
 
     def command(self, out: Path, **changes: Any) -> list[str]:
-        options = [word for key, value in SMALL.get(self.name, {}).items() for word in ("--set", f"{key}={value}")]
-        return dataclasses.replace(self.task, **changes).adapt(out, "--method", self.name, *options)
+        return dataclasses.replace(self.task, **changes).adapt(out, "--method", placed(self.name, self.task))
 
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return make_task(tmp_path_factory.mktemp("contract"), source_epochs=1)
+    task = make_task(tmp_path_factory.mktemp("contract"), source_epochs=1)
+    (task.folder / "my_file.py").write_text(example(), encoding="utf-8")
+    return task
 
 
-@pytest.fixture(scope="module", params=METHODS)
+def example() -> str:
+    found = re.search(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def placed(name: str, task: Task) -> str:
+    """A method as --method takes it."""
+    return name if name in METHODS else str(task.folder / name)
+
+
+@pytest.fixture(scope="module", params=[*METHODS, EXAMPLE])
 def undisturbed(request: pytest.FixtureRequest, task: Task) -> Undisturbed:
-    found = Undisturbed(request.param, task, task.folder / request.param)
+    found = Undisturbed(request.param, task, task.folder / request.param.replace(":", "-"))
     succeed(warm().run(found.command(found.run), task.folder / "logs"))
     return found
 
@@ -131,36 +146,37 @@ def test_the_served_model_survives_save_load_predict_and_export(undisturbed: Und
         assert prediction.label == label
         assert prediction.probability == pytest.approx(probability, abs=1e-4)
     assert export(undisturbed.run, tmp_path / "model.onnx", model="adapted").difference < 1e-4
-    assert json.loads((undisturbed.run / "adapted" / "model.json").read_text())["method"] == undisturbed.name
-
-
-class SourceTraining(Method):
-    """Plain training on the source; the target passes the head too, as it does in every method."""
-
-    def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
-        source, _ = self.network.encode_each(batch.x_s, batch.x_t)
-        return {"loss_source": F.cross_entropy(source.logits, batch.y_s)}
+    assert json.loads((undisturbed.run / "adapted" / "model.json").read_text())["method"] == placed(
+        undisturbed.name, undisturbed.task
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if method_class(name).without_adaptation is not None])
 def test_at_weight_0_it_is_plain_training_on_the_source(name: str) -> None:
-    options = SMALL.get(name, {}) | (method_class(name).without_adaptation or {})
-    plain, _ = trained(SourceTraining, {}, device="cpu")
-    ours, losses = trained(method_class(name), options, device="cpu")
-    assert {k: v.tolist() for k, v in ours.items()} == {k: v.tolist() for k, v in plain.items()}
-    changed, _ = trained(method_class(name), SMALL.get(name, {}), device="cpu")
-    assert any(not torch.equal(changed[key], plain[key]) for key in plain), "at its own weight it is not"
+    kind = method_class(name)
+
+    class SourceLoss(kind):  # type: ignore[misc, valid-type]
+        """The same method, with the source's loss alone."""
+
+        def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
+            return {"loss_source": super().losses(batch, progress)["loss_source"]}
+
+    plain, _ = trained(SourceLoss, {}, device="cpu")
+    at_zero, losses = trained(kind, kind.without_adaptation or {}, device="cpu")
+    assert {k: v.tolist() for k, v in at_zero.items()} == {k: v.tolist() for k, v in plain.items()}
+    adapted, _ = trained(kind, {}, device="cpu")
+    assert any(not torch.equal(adapted[key], plain[key]) for key in plain), "at its own weight it is not"
     assert len(losses) == STEPS
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @every_method
-def test_a_captured_step_is_a_plain_step(name: str) -> None:
+def test_a_captured_step_is_a_plain_step(name: str, task: Task) -> None:
     """Without dropout and stochastic depth, whose random numbers a captured step draws in another order."""
-    options = SMALL.get(name, {}) | ({"dropout": 0.0} if name == "mcd" else {})
-    plain, plain_losses = trained(method_class(name), options, device="cuda", plan="off")
-    fast, fast_losses = trained(method_class(name), options, device="cuda", plan="graph")
+    kind = method_class(placed(name, task))
+    plain, plain_losses = trained(kind, {}, device="cuda", plan="off")
+    fast, fast_losses = trained(kind, {}, device="cuda", plan="graph")
     torch.testing.assert_close(torch.stack(fast_losses), torch.stack(plain_losses), atol=2e-3, rtol=2e-3)
     for key, value in plain.items():
         torch.testing.assert_close(fast[key], value, atol=2e-3, rtol=2e-2, msg=lambda m, k=key: f"{k}: {m}")
@@ -182,6 +198,9 @@ def trained(
     optimisation = Optimisation(
         method, config, lr=0.05, epochs=40, device=torch.device(device), rates=method.rates(), network=network
     )
+    for module in method.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     step = Step(training_step(method, optimisation), optimisation, plan, capturable=method.capturable)
     step.ahead = 1000
     losses = []
@@ -197,4 +216,4 @@ def trained(
         losses.append(step(*inputs).clone())
     if plan == "graph" and method.capturable:
         assert step.graph is not None, "the step was captured"
-    return {key: value.cpu() for key, value in network.state_dict().items()}, losses
+    return {key: value.cpu() for key, value in method.served().state_dict().items()}, losses

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, read_yaml, with_method_args
+from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, read_yaml, upgraded, with_method_args
 from cdtrans.errors import CdtransError
 from cdtrans.methods import method_class
 from cdtrans.storage.files import atomic
@@ -44,7 +44,7 @@ def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
     """The settings that all runs of a folder share, with all options of the method: not those `decided` run by run, nor
     the machine. The guard may change when a single run resumes, but it decides which model is selected, so it is the
     same in a whole table."""
-    free = {*decided, *RESUME_MAY_CHANGE} - {"guard"}
+    free = {*decided, *(f"method.{name}" for name in decided), *RESUME_MAY_CHANGE} - {"guard"}
     options = asdict(method_class(config.method).Options()) | config.method_args
     return {key: value for key, value in flat(config.to_dict() | {"method_args": options}).items() if key not in free}
 
@@ -84,7 +84,7 @@ def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> 
     file = out / record
     if file.exists():
         older = Config().to_dict() | asdict(CDTransOptions()) | TABLE_DEFAULTS  # of what an older one lacks
-        before = flat(with_method_args(older | _read(file)))
+        before = flat(with_method_args(older)) | flat({"method_args": {}} | upgraded(_read(file)))
         changed = [key for key in recipe if before.get(key) != recipe[key]]
         if changed:
             what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)

@@ -52,7 +52,7 @@ def description(name: str, method: Any) -> dict[str, Any]:
     """The promised keys of a method in `methods --json`."""
     return {
         "name": name,
-        "summary": (method.__doc__ or "").strip().splitlines()[0].rstrip("."),
+        "summary": next(iter((method.__doc__ or name).strip().splitlines()), name).rstrip("."),
         "paper": method.paper,
         "title": method.title,
         "backbones": method.backbones,

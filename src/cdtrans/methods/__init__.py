@@ -2,11 +2,15 @@
 
 Needs no torch, so that a wrong name is reported at once. A class is imported when it is used."""
 
+import hashlib
 import importlib.util
+import sys
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cdtrans.config import is_method_file
 from cdtrans.errors import CdtransError, nearest
 
 if TYPE_CHECKING:
@@ -28,36 +32,48 @@ def require_method(name: str) -> None:
         raise CdtransError(
             f"The method '{name}' trains on target labels, which 'adapt' never reads; see 'cdtrans ablate --help'."
         )
-    if is_file(name):
+    if is_method_file(name):
         file = name.rpartition(":")[0]
         if not Path(file).is_file():
-            raise CdtransError(f"There is no file '{file}' with a method in it; check --method.")
+            raise CdtransError(f"There is no file '{file}', which should hold the method; check its path.")
     elif name not in METHODS:
         raise CdtransError(f"Unknown method '{name}': {nearest(name, list(METHODS))}")
-
-
-def is_file(name: str) -> bool:
-    """Whether a method is named as FILE.py:CLASS."""
-    return name.rpartition(":")[0].endswith(".py")
 
 
 def method_class(name: str) -> "type[Method]":
     """The class of a method, by its name or as FILE.py:CLASS."""
     require_method(name)
-    if is_file(name):
-        return _class_in_file(*name.rsplit(":", 1))
+    if is_method_file(name):
+        return _checked(_class_in_file(*name.rsplit(":", 1)), name)
     module, _, attribute = METHODS[name].partition(":")
     loaded: type[Method] = getattr(import_module(module), attribute)
     return loaded
 
 
+def _checked(method: "type[Method]", name: str) -> "type[Method]":
+    """Refuse a class that cannot work before anything is trained."""
+    from cdtrans.methods.base import Method
+
+    if method.uses_target_labels:
+        raise CdtransError(f"The method '{name}' trains on target labels, which 'adapt' never reads.")
+    if method.losses is Method.losses and method.train_step is Method.train_step:
+        raise CdtransError(f"The method '{name}' has neither 'losses' nor 'train_step'; see docs/methods.md.")
+    if not is_dataclass(method.Options) or any(
+        f.default is MISSING and f.default_factory is MISSING for f in fields(method.Options)
+    ):
+        raise CdtransError(f"The Options of '{name}' must be a dataclass whose fields all have defaults.")
+    return method
+
+
 def _class_in_file(file: str, attribute: str) -> "type[Method]":
     from cdtrans.methods.base import Method
 
-    spec = importlib.util.spec_from_file_location(f"cdtrans_method_{Path(file).stem}", file)
+    unique = hashlib.sha256(str(Path(file).resolve()).encode()).hexdigest()[:12]
+    spec = importlib.util.spec_from_file_location(f"cdtrans_method_{unique}", file)
     assert spec is not None, "the name ends in .py"
     assert spec.loader is not None, "the name ends in .py"
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's code raises

@@ -5,7 +5,8 @@
 R is the identity that multiplies the gradient by -lambda, so one backward trains both sides. lambda rises with the
 progress p of training: 2 / (1 + exp(-a p)) - 1, a = 10 (the authors' ramp over the whole run). f is the feature after
 the bottleneck norm. The critic has the sizes of the CDAN authors' discriminator with BatchNorm instead of Dropout, as
-in the Transfer Learning Library: so the result does not depend on the number of ranks."""
+in the Transfer Learning Library: so the result does not depend on the number of ranks. Source and target pass head and
+critic as one batch, as there: a BatchNorm that sees each domain by itself would hide the difference of their means."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class DANNOptions:
 
 
 class DANN(Method):
-    """Features that a critic cannot tell apart."""
+    """Adversarial training against a critic."""
 
     Options = DANNOptions
     options: DANNOptions
@@ -49,7 +50,7 @@ class DANN(Method):
         return {"critic": self.options.critic_rate, "network.backbone": self.options.backbone_rate}
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
-        source, target = self.network.encode_each(batch.x_s, batch.x_t)
+        source, target = self.network.encode_together(batch.x_s, batch.x_t)
         strength = self.options.largest * rising(progress, self.options.ramp)
         domain = domain_loss(self.critic, source.feature, target.feature, strength)
         return {
@@ -60,11 +61,11 @@ class DANN(Method):
 
 def domain_loss(critic: nn.Module, source: Tensor, target: Tensor, strength: Tensor) -> Tensor:
     """[B, D] twice -> scalar: the critic's error, whose gradient reaches the features reversed. It starts near ln 2."""
-    says_source = critic(reversed_gradient(source, strength))  # [B]
-    says_target = critic(reversed_gradient(target, strength))  # [B]
+    logits = critic(reversed_gradient(torch.cat([source, target]), strength))  # [2B]
+    of_source, of_target = logits.split([len(source), len(target)])
     return 0.5 * (
-        F.binary_cross_entropy_with_logits(says_source, torch.ones_like(says_source))
-        + F.binary_cross_entropy_with_logits(says_target, torch.zeros_like(says_target))
+        F.binary_cross_entropy_with_logits(of_source, torch.ones_like(of_source))
+        + F.binary_cross_entropy_with_logits(of_target, torch.zeros_like(of_target))
     )
 
 

@@ -10,7 +10,8 @@ classes, and the authors' balance term b(p) = -1/K sum_k log(mean_i p_ik), every
 Served is the mean of both classifiers' logits. As in the authors' code for VisDA the classifiers are MLPs of two hidden
 layers. d is a mean over the classes, so its weight must grow with their number: the Transfer Learning Library takes 10
 for 31 classes, 30 for 65 and 120 for 345, which is about K / 3, and so is 'auto'. Not taken: the authors' optimisers
-(SGD without momentum for G): all methods here share one. B needs no gradient of G, and C no source images."""
+(SGD without momentum for G): all methods here share one. B needs no gradient of G, and C no source images: in C the
+BatchNorm layers of a backbone, if it has any, see the target alone."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -32,13 +33,13 @@ BALANCE_EPSILON = 1e-6  # the authors'
 class MCDOptions:
     trade_off: float | Literal["auto"] = option("auto", "Weight eta of the discrepancy (auto: classes / 3).", minimum=0)
     balance: float = option(0.01, "Weight of the balance term.", minimum=0)
-    generator_updates: int = option(4, "How often C is repeated.", minimum=1)
+    generator_updates: int = option(4, "Updates of the backbone (step C) after one of the classifiers.", minimum=1)
     hidden: int = option(1000, "Width of the classifiers' hidden layers.", minimum=1)
     dropout: float = option(0.5, "Dropout of the classifiers.", minimum=0, maximum=0.99)
 
 
 class MCD(Method):
-    """Discrepancy of two classifiers."""
+    """Adversarial pair of classifiers."""
 
     Options = MCDOptions
     options: MCDOptions

@@ -76,5 +76,5 @@ def balanced_labels(p: Tensor, share: float, alpha: float) -> PseudoLabels:
 
 
 def uniform_divergence(logits: Tensor) -> Tensor:
-    """KL(uniform || prediction), [B, K] -> scalar, which a prediction pays for being sure."""
+    """KL(uniform || prediction), [B, K] -> scalar: large for confident predictions."""
     return -logits.log_softmax(dim=1).mean() - math.log(logits.shape[1])

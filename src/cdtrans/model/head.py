@@ -36,7 +36,11 @@ class Head(nn.Module):
             nn.init.zeros_(self.classifier.bias)
 
     def forward(self, feature: Tensor) -> Output:
-        feature = self.neck(gather(feature) if self.training else feature)
+        return self.classify(gather(feature) if self.training else feature)
+
+    def classify(self, feature: Tensor) -> Output:
+        """The same for features that have been gathered."""
+        feature = self.neck(feature)
         return Output(feature, self.classifier(feature))
 
 
@@ -64,7 +68,9 @@ class MeanHead(nn.Module):
         return [head(feature) for head in self.heads]
 
     def forward(self, feature: Tensor) -> Output:
-        feature = gather(feature) if self.training else feature
+        return self.classify(gather(feature) if self.training else feature)
+
+    def classify(self, feature: Tensor) -> Output:
         return Output(feature, torch.stack(self.each(feature)).mean(dim=0))
 
 

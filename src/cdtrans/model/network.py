@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from cdtrans.errors import CdtransError
 from cdtrans.model.blocks import embed, run_blocks, self_attention, why_no_shared_attention
 from cdtrans.model.head import Head, MeanHead, Output
-from cdtrans.runtime.ranks import rank, world
+from cdtrans.runtime.ranks import gather, rank, world
 
 
 class Network(nn.Module):
@@ -44,6 +44,13 @@ class Network(nn.Module):
         """Several batches, [B, 3, H, W] each, in one pass of the backbone; the head gets them one by one. BatchNorm
         layers of the backbone, if it has any, take their statistics from all batches together."""
         return tuple(self.head(feature) for feature in self.features_each(*batches))
+
+    def encode_together(self, *batches: Tensor) -> tuple[Output, ...]:
+        """The same, but the head gets all batches as one. Its BatchNorm then keeps the difference between their means,
+        which `encode_each` removes: what a critic must see."""
+        features = [gather(x) if self.training else x for x in self.features_each(*batches)]
+        feature, logits = (x.split([len(f) for f in features]) for x in self.head.classify(torch.cat(features)))
+        return tuple(Output(*pair) for pair in zip(feature, logits, strict=True))
 
     def features(self, images: Tensor) -> Tensor:
         """The backbone's features, before the head: [B, 3, H, W] -> [B, D]."""

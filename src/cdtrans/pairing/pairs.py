@@ -175,8 +175,7 @@ def require_pairs(pairs: Pairs, epoch: int) -> None:
     """Stage 2 cannot train on nothing."""
     if len(pairs) < 2:
         raise Hopeless(
-            f"Only {len(pairs)} of {pairs.proposed} pairs were left in epoch {epoch}: the others were rejected "
-            "because the source image's class differs from the class of the target image's nearest centre",
-            "Train the source model longer (--source-epochs), use a stronger backbone, or switch the filter off "
-            "(--no-center-aware).",
+            f"Only {len(pairs)} of {pairs.proposed} proposed pairs were kept in epoch {epoch}",
+            "Train the source model longer (--source-epochs) or use a stronger backbone. CDTrans rejects pairs whose "
+            "source label is not the class of the target image's nearest centre; --no-center-aware switches that off.",
         )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from cdtrans.config import make_config
+from cdtrans.config import make_config, upgraded
 from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import match_classes, scan_key
@@ -102,7 +102,7 @@ def named_pair(record: Record, text: str) -> Pair:
 
 def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndarray:
     """[Nt] by the key, which is needed to find false pairs."""
-    method = record.config.get("method", "cdtrans")
+    method = upgraded(record.config).get("method", "cdtrans")
     if method not in ("cdtrans", *METHODS):
         raise CdtransError(f"The method '{method}' of '{record.run}' pairs images at random; name some with --pair.")
     if key is None:

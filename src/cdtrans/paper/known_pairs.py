@@ -17,7 +17,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
 from cdtrans.pairing.neighbours import normalised, two_way
-from cdtrans.pairing.pairs import Domains, Proposals, union
+from cdtrans.pairing.pairs import Domains, Proposals, shuffled, union
 from cdtrans.paper.pair_quality import read_answers
 from cdtrans.run.pipeline import Result, run_pipeline
 from cdtrans.runtime.screen import Screen
@@ -120,8 +120,7 @@ def draw(labels: Tensor, true: Tensor, count: int, seed: int) -> Sample:
     if not len(known):
         nothing = torch.empty(0, dtype=torch.long)
         return Sample(nothing, nothing, nothing)
-    rounds = [torch.randperm(len(known), generator=generator) for _ in range(-(-count // len(known)))]
-    target = known[torch.cat(rounds)[:count]]
+    target = shuffled(known, count, generator)
     target = target[torch.randperm(count, generator=generator)]  # [P]; what is replaced first is of all rounds
     by_class = labels.argsort(stable=True)  # [Ns]
     sizes = torch.bincount(labels)  # [K]

@@ -1,5 +1,5 @@
-"""From two folders to an adapted classifier. What is wrong is told at once if it can be: torch and timm, whose import
-takes seconds, come afterwards, and meanwhile the images are decoded."""
+"""From two folders to an adapted classifier. Most mistakes are reported before torch and timm are imported, which takes
+seconds; meanwhile the images are decoded."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -75,7 +75,7 @@ def run_pipeline(
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     config = settle(config)
-    check_folder(out, config)
+    check_folder(out, config, resolved=False)
     finished = (out / RESULT).exists()
     if not finished:
         Stage1(out, config).require()

@@ -1,5 +1,6 @@
 """The part of a run that needs torch: resolve the settings, decode, fit the source, adapt to the target, finish."""
 
+import hashlib
 import shutil
 import time
 from dataclasses import asdict
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from cdtrans.config import Config, check_options, make_config, settle
+from cdtrans.config import Config, check_options, is_method_file, make_config, settle
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.data.pixels import resize_for
@@ -80,6 +81,9 @@ def run_session(
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
 
     data = describe(source, held, target)
+    if is_method_file(config.method):
+        file = Path(config.method.rpartition(":")[0])
+        data["method"] = hashlib.sha256(file.read_bytes()).hexdigest()  # a resumed run must find the same code
     stage_1.require_same_images(data["source"])
 
     run = Run.open(out, config, data)

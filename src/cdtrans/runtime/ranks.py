@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError, Interrupted, PeerLost
 from cdtrans.runtime.signals import StopSignals
@@ -109,6 +109,14 @@ def average_gradients(parameters: list[Tensor]) -> None:
     flat /= world()
     for p, g in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
         p.grad = g.view_as(p)
+
+
+def share_buffers(module: nn.Module) -> None:
+    """Give every rank the main rank's running statistics: they may differ where ranks drew different dropout masks."""
+    if world() > 1:
+        with talking():
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
 
 
 class _Gather(torch.autograd.Function):

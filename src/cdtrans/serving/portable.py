@@ -77,7 +77,7 @@ def timm_file(model: Network, card: Card) -> bytes:
     and as its head the classifier with the bottleneck norm folded into it."""
     if not isinstance(model.head, Head):
         raise CdtransError(
-            f"The head that '{card.method}' trains is no linear layer, which is all that timm's models have; export "
+            f"The head that '{card.method}' trains is not linear, so timm's models cannot hold it; export "
             ".onnx instead."
         )
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cdtrans.backbone_names import may_mean
-from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, with_method_args
+from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, upgraded
 from cdtrans.errors import CdtransError, nearest
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed right at the start
@@ -17,19 +17,20 @@ EVALUATION = "evaluation.json"  # of the last `eval` on the run's own target
 MODELS = ("chosen", "adapted", "last", "source")
 
 
-def check_folder(folder: Path, config: Config) -> None:
-    """Refuse a folder that holds something else, or a run of another configuration. Writes nothing. An 'auto' that is
-    not decided yet agrees with everything, as does a number that is still text."""
+def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None:
+    """Refuse a folder that holds something else, or a run of another configuration. Writes nothing. Before the
+    configuration is resolved, which needs torch, only settings that resolving does not change are compared."""
     recorded = folder / CONFIG
     if recorded.exists():
-        before = flat(Config().to_dict() | with_method_args(read_yaml(recorded)))  # an older run lacks newer settings
+        before = flat(Config().to_dict() | upgraded(read_yaml(recorded)))  # an older run lacks newer settings
         now = flat(config.to_dict())
-        free = {*RESUME_MAY_CHANGE, *(k for k in DECIDED_LATE if now[k] == "auto")}
-        if may_mean(now["backbone"], before["backbone"]):
-            free.add("backbone")  # a name that is not resolved yet
+        free = set(RESUME_MAY_CHANGE)
+        if not resolved:
+            free |= {*DECIDED_LATE, *(k for k in now if k.startswith("method."))}
+        elif may_mean(before["backbone"], now["backbone"]):
+            free.add("backbone")  # a run of an older version recorded it without its tag
         if (folder / RESULT).exists():
             free.remove("guard")  # it has judged
-        free |= {k for k, v in config.method_args.items() if isinstance(v, str) and not isinstance(before.get(k), str)}
         changed = [k for k in now if k not in free and before.get(k, now[k]) != now[k]]
         if changed:
             what = ", ".join(f"{k}: {before[k]} there, {now[k]} now" for k in changed)

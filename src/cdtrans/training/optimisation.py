@@ -106,7 +106,8 @@ class Optimisation:
             self.optimizer.zero_grad(set_to_none=True)
             bad = ~loss.detach().isfinite() & (self.bad_step < 0)
             self.bad_step.copy_(torch.where(bad, self.taken, self.bad_step))
-            self.scaler.scale(loss).backward(inputs=parameters)
+            inputs = None if parameters is None else [p for p in parameters if p.requires_grad]
+            self.scaler.scale(loss).backward(inputs=inputs)
             average_gradients(self.parameters)
             self.scaler.unscale_(self.optimizer)
             for group in self.clipped:

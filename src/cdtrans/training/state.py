@@ -16,6 +16,7 @@ from cdtrans.storage.run import Run
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"
+STATE_VERSION = 2  # of its layout
 STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
 
 
@@ -34,6 +35,8 @@ def load_state(run: Run) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged disk: atomic writes leave no half-written state behind
         raise CdtransError(f"The saved state '{file}' is damaged; start again in another --out.") from error
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        raise CdtransError(f"The saved state '{file}' is of another version of cdtrans; start again in another --out.")
     return state
 
 
@@ -111,6 +114,7 @@ class Loop:
     def save(self) -> None:
         if self.run.writes:
             state = {
+                "version": STATE_VERSION,
                 "stage": self.stage,
                 "epoch": self.epoch,
                 "step": self.step,
