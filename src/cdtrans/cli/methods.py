@@ -33,12 +33,13 @@ def methods(
         print_json({"methods": rows})
         return
     if name is None:
-        table = Table("method", "step", "backbone", "what it does", box=None, pad_edge=False)
+        table = Table("method", "step", "needs", "what it does", box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for row in rows:
             cells = (row["name"], row["cost"], row["backbones"], f"{row['summary']} ({row['paper']})")
             table.add_row(*map(escape, cells))
         screen.result(table)
-        screen.say("step: time of a training step, CDTrans = 1. Options of a method: 'cdtrans methods NAME'.")
+        screen.say("step: time of a training step, CDTrans = 1; needs: a ViT, or any backbone.")
+        screen.say("Options of a method: 'cdtrans methods NAME'.")
         return
     (row,) = rows
     screen.result(f"{row['name']}: {row['summary']}. {row['paper']}, {row['title']}. Backbones: {row['backbones']}.")

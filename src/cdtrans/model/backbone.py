@@ -300,7 +300,12 @@ def _recipe(name: str) -> Recipe:
         fixed = ours.fixed_input_size if ours else False  # older repositories do not say it
         cfg = PretrainedCfg(**{"fixed_input_size": fixed, **values})
     except Exception as error:  # the hub client's, or a config.json that is not timm's
-        raise _unavailable(name, error) from error
+        if name.startswith(FOLDER):
+            raise _unavailable(name, error) from error
+        raise CdtransError(
+            f"The description (config.json) of '{name}' could not be read from the hub ({type(error).__name__}); connect "
+            "to the network, or use the name of a timm model."
+        ) from error
     return Recipe(architecture, cfg, args or {})
 
 
