@@ -303,8 +303,8 @@ def _recipe(name: str) -> Recipe:
         if name.startswith(FOLDER):
             raise _unavailable(name, error) from error
         raise CdtransError(
-            f"The description (config.json) of '{name}' could not be read from the hub ({type(error).__name__}); connect "
-            "to the network, or use the name of a timm model."
+            f"The description (config.json) of '{name}' could not be read from the hub ({type(error).__name__}); "
+            "connect to the network, or use the name of a timm model."
         ) from error
     return Recipe(architecture, cfg, args or {})
 
