@@ -14,6 +14,7 @@ import tiny_task
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from cdtrans.run.pipeline import adapt
+from cdtrans.runtime.signals import StopSignals
 from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
 
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     tiny_task.may_be_slow = item.get_closest_marker("slow") is not None
+
+
+@pytest.fixture(autouse=True)
+def _no_signal_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that one test sent must not stop the training of another."""
+    monkeypatch.setattr(StopSignals, "received", None)
 
 
 @pytest.fixture(autouse=True)

@@ -130,8 +130,8 @@ def test_places_that_are_wrong_are_one_sentence_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--backbone", "resnet18"], "not a timm VisionTransformer"),
-        (["--backbone", "vit_tiny"], "timm knows no model 'vit_tiny'"),
+        (["--backbone", "resnet18"], "timm cannot build the backbone 'resnet18"),  # with a ViT's arguments
+        (["--backbone", "vit_tinny"], "'vit_tinny'"),
         (["--weights", "nothing.pth"], "nothing.pth'; check --weights"),
         (["--crop", "64"], "cannot be cropped"),
         (["--device", "tpu"], "tpu"),

@@ -79,6 +79,7 @@ def succeed(ended: Ended) -> None:
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "nth"), [("before", 6), ("after", 9), ("after", 13)])
 def test_killed_and_resumed_is_undisturbed(undisturbed: Undisturbed, moment: str, nth: int, tmp_path: Path) -> None:
     """Killed while or after the state is written the nth time: in the first epoch of stage 2 (of which it is written
@@ -92,6 +93,7 @@ def test_killed_and_resumed_is_undisturbed(undisturbed: Undisturbed, moment: str
     assert tree(out) == tree(undisturbed.run)
 
 
+@pytest.mark.slow
 def test_target_labels_moved_or_deleted_give_the_same_bytes(undisturbed: Undisturbed, tmp_path: Path) -> None:
     """The same images in folders of wrong classes, under other names."""
     order = random.Random(0).sample(range(21), 21)
@@ -109,6 +111,7 @@ def test_target_labels_moved_or_deleted_give_the_same_bytes(undisturbed: Undistu
     assert ours["images.csv"] != theirs["images.csv"]
 
 
+@pytest.mark.slow
 @every_method
 def test_two_ranks_compute_what_one_computes(name: str, task: Task, tmp_path: Path) -> None:
     """Without stochastic depth, which each rank draws for its own images."""
@@ -136,6 +139,7 @@ def test_two_ranks_compute_what_one_computes(name: str, task: Task, tmp_path: Pa
         torch.testing.assert_close(other, tensor, atol=2e-3, rtol=2e-2, msg=lambda m, k=key: f"{k}: {m}")
 
 
+@pytest.mark.slow
 def test_the_served_model_survives_save_load_predict_and_export(undisturbed: Undisturbed, tmp_path: Path) -> None:
     with open(undisturbed.run / "predictions.csv", newline="") as file:
         rows = {row["path"]: (row["label"], float(row["probability"])) for row in csv.DictReader(file)}

@@ -37,6 +37,7 @@ class TestTable:
         assert all(f.metadata.get("help") for f in fields(method.Options)), "an option without a help line"
         assert not method.uses_target_labels
 
+    @pytest.mark.slow
     def test_the_verb_lists_them(self, tmp_path: Path) -> None:
         ended = warm().run(["methods", "--json"], tmp_path)
         rows = json.loads(ended.out)["methods"]
@@ -71,6 +72,7 @@ class TestWrongNames:
         with error_says("'trade_off'", word):
             resolve(make_config({"method": "dann", "method_args": {"trade_off": value}, "crop": 16, "resize": 18}))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("flags", "words"),
         [
@@ -91,6 +93,7 @@ class TestWrongNames:
 
 
 class TestOwnFile:
+    @pytest.mark.slow
     def test_the_example_of_the_guide_runs_resumes_and_serves_its_teacher(self, task: Task, tmp_path: Path) -> None:
         flags = ["--method", "my_file.py:MinimumEntropy", "--set", "weight=0.3"]
         how = {"folder": task.folder}  # relative to where the command is given
@@ -106,6 +109,7 @@ class TestOwnFile:
         assert warm().run(out, tmp_path / "logs", **how).code == 0
         assert tree(tmp_path / "killed") == tree(tmp_path / "run")
 
+    @pytest.mark.slow
     def test_predicting_needs_the_file_no_more(self, task: Task, tmp_path: Path) -> None:
         own = tmp_path / "gone.py"
         own.write_text(FILE, encoding="utf-8")

@@ -58,6 +58,7 @@ def losses(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 class TestLosses:
     def test_the_rows_are_the_papers(self) -> None:
         assert [variant.paper for variant in LOSSES.variants] == [row.method for row in paper_table("losses", 3)]
@@ -318,6 +319,7 @@ def pseudo_labels(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 class TestPseudoLabels:
     def test_the_rows_are_the_papers_in_its_order(self) -> None:
         assert [v.paper for v in PSEUDO_LABELS.variants] == [row.method for row in paper_table("pseudo-labels")]
@@ -536,6 +538,7 @@ def test_rows_differ_in_stage_2_alone(ablation: Ablation) -> None:
     assert all(len(found) == 1 for found in seeds.values())
 
 
+@pytest.mark.slow
 def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> None:
     shown = warm().run(["ablate", "--help"], tmp_path).out
     assert all(verb in shown for verb in ("losses", "pseudo-labels", "noise", "attention", "theory"))

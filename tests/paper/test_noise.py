@@ -58,6 +58,7 @@ def trained_on(run: Path) -> list[tuple[int, int, int]]:
         return list(zip(*(arrays[k][kept].tolist() for k in ("source", "source_labels", "target")), strict=True))
 
 
+@pytest.mark.slow
 class TestRuns:
     def test_a_run_for_each_point_but_for_those_that_are_the_same_or_empty(self, noise: Path) -> None:
         assert sorted(f.parent.relative_to(noise).as_posix() for f in noise.rglob("result.json")) == sorted(RUNS)
@@ -105,6 +106,7 @@ class TestRuns:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 class TestSharedStage1:
     def test_all_points_of_a_seed_start_from_one(self, noise: Path) -> None:
         first = noise / RUNS[0]
@@ -134,6 +136,7 @@ class TestSharedStage1:
         assert "UNFINISHED" not in text
 
 
+@pytest.mark.slow
 class TestFiles:
     def test_the_numbers_are_those_of_the_run_folders(self, noise: Path) -> None:
         record = read(noise)
@@ -204,6 +207,7 @@ class TestFiles:
         run(task, "noise", noise, *FLAGS)
 
 
+@pytest.mark.slow
 def test_what_check_would_stop_is_run_with_force(tmp_path: Path) -> None:
     task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
     shutil.rmtree(task.target)

@@ -187,7 +187,7 @@ def test_harm_is_told_first(run: Path) -> None:
     before_the_sections = text[: text.index("<section")]
     assert says(before_the_sections, "judged to do harm", "source-only model")
     assert "<li>vanished classes: of 3 classes 1 is left</li>" in before_the_sections
-    assert says(before_the_sections, "guard's measurements", "1 of 2")
+    assert says(before_the_sections, "guard", "measure", "1 of 2")
     bad, good = re.findall(r'<td class="(value[^"]*)">(.*?)</td><td class="value">(.*?)</td>', before_the_sections)
     assert bad == ("value bad", "30.0%", "above 70.0%")
     assert good == ("value", "95.0%", "above 70.0%")
