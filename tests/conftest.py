@@ -18,6 +18,7 @@ from cdtrans.runtime.signals import StopSignals
 from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
 
+LONGEST = ("test_demo.py", "test_contract.py", "test_ablations.py", "test_bench.py")  # files, in seconds of a process
 GOLDEN = Path(__file__).parent / "golden"
 hypothesis.settings.register_profile("cdtrans", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("cdtrans")
@@ -34,10 +35,12 @@ class Finished(NamedTuple):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever uses the finished run needs a training run."""
+    """Whoever uses the finished run needs a training run. The longest files come first, so that no process is left
+    with one of them at the end."""
     for item in items:
         if "finished" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

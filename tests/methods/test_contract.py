@@ -32,6 +32,8 @@ from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step
 from tiny_task import CLASSES, Ended, Task, log_lines, make_task, tree, warm
 
+pytestmark = pytest.mark.slow
+
 NAMES_PATHS = ("images.csv", "predictions.csv", "data.json", "config.yaml")  # these name files
 GUIDE = Path(__file__).parents[2] / "docs" / "methods.md"
 EXAMPLE = "my_file.py:MinimumEntropy"  # of the guide

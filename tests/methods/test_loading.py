@@ -14,6 +14,8 @@ from cdtrans.run.session import resolve
 from support import error_says, says
 from tiny_task import Task, log_lines, make_task, tree, warm
 
+pytestmark = pytest.mark.slow
+
 GUIDE = Path(__file__).parents[2] / "docs" / "methods.md"
 FILE = re.search(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL).group(1)  # type: ignore[union-attr]
 

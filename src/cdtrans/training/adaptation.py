@@ -8,10 +8,9 @@ from torch import Tensor
 
 from cdtrans.config import Config
 from cdtrans.data.batches import Images, LabelledImages
-from cdtrans.errors import CdtransError, Hopeless
+from cdtrans.errors import Hopeless
 from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.model.encoding import Encoded, Encoder
-from cdtrans.model.head import Head, MeanHead
 from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs
 from cdtrans.runtime.ranks import part, share_buffers
@@ -51,7 +50,7 @@ class Adaptation(NamedTuple):
 
 def adapt_to_target(run: Run, method: Method, data: Data, config: Config, screen: Screen) -> Adaptation:
     """Train by the method, choose an epoch by label-free scores, and compare it with the source-only model."""
-    network = served(method)
+    network = method.served()
     encode = Encoder(network, config, screen)
     watch = Watch(run, encode, data.holdout, config.select)
     last: dict[str, Tensor] = {}
@@ -78,18 +77,6 @@ def adapt_to_target(run: Run, method: Method, data: Data, config: Config, screen
     reached = config.epochs if last else best.epoch
     later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
     return Adaptation(network, before, after, best.epoch, last, measures, fell_later(best.epoch, later))
-
-
-def served(method: Method) -> Network:
-    """The network that a method hands over, which a model card must be able to describe."""
-    network = method.served()
-    own = {id(tensor) for tensor in (*method.parameters(), *method.buffers())}
-    if not isinstance(network.head, Head | MeanHead) or any(id(p) not in own for p in network.parameters()):
-        raise CdtransError(
-            f"{type(method).__name__}.served() must return a Network made of the method's own modules, with a head of "
-            "cdtrans.model.head; see docs/methods.md."
-        )
-    return network
 
 
 def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, screen: Screen) -> Encoded:
