@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cdtrans
-from cdtrans.config import check_options, make_config
+from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.model.head import Head
@@ -49,7 +49,9 @@ class Undisturbed:
     run: Path
 
     def command(self, out: Path, **changes: Any) -> list[str]:
-        return dataclasses.replace(self.task, **changes).adapt(out, "--method", placed(self.name, self.task))
+        method = placed(self.name, self.task)
+        options = [word for key, value in small(method_class(method)).items() for word in ("--set", f"{key}={value}")]
+        return dataclasses.replace(self.task, **changes).adapt(out, "--method", method, *options)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,11 @@ def example() -> str:
     found = re.search(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert found is not None
     return found.group(1)
+
+
+def small(kind: type[Method]) -> dict[str, Any]:
+    """Options that make a method's own modules as small as the network."""
+    return {field.name: 16 for field in dataclasses.fields(kind.Options) if field.name == "hidden"}
 
 
 def placed(name: str, task: Task) -> str:
@@ -198,8 +205,7 @@ def trained(
     torch.manual_seed(0)
     vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
     network = Network(vit, Head(32, 5, "batchnorm"))
-    config = make_config({"precision": "fp32", "method": "x.py:X", "method_args": options})
-    check_options(kind.Options, options, "a method")
+    config = make_config({"precision": "fp32", "method": "x.py:X", "method_args": small(kind) | options})
     method = make_method(kind, network, config, Sizes(classes=5, source_images=40, target_images=30)).to(device).train()
     optimisation = Optimisation(
         method, config, lr=0.05, epochs=40, device=torch.device(device), rates=method.rates(), network=network
