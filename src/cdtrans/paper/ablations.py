@@ -71,7 +71,8 @@ class Plan:
 
     def recipe(self) -> dict[str, Any]:
         """What must stay the same for the rows of one table. Where it runs may change."""
-        shared = recipe_of(self.config, self.ablation.varied) | self.ablation.fixed
+        fixed = {name if name in FIELDS else f"method.{name}": x for name, x in self.ablation.fixed.items()}
+        shared = recipe_of(self.config, self.ablation.varied) | fixed
         places = {name: os.path.abspath(place) for name in ("source", "target") if (place := shared.pop(name))}
         return {"ablation": self.ablation.name, "key": os.path.abspath(self.key), **places, **shared}
 
