@@ -138,5 +138,5 @@ class TestOwnFile:
             method_class(f"{tmp_path / 'file.py'}:{name}")
 
     def test_a_file_that_does_not_exist(self, tmp_path: Path) -> None:
-        with error_says("no file", "nothing.py", "--method"):
+        with error_says("no file", "nothing.py", "method"):
             require_method(f"{tmp_path / 'nothing.py'}:MyMethod")
