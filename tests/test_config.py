@@ -72,7 +72,7 @@ def error_of(**values: Any) -> str:
 def test_the_defaults_are_the_authors_recipe() -> None:
     config = resolve(make_config({"device": "cpu"}))
     assert config.method == "cdtrans"
-    values = flat(config.to_dict())
+    values = config.to_dict() | config.method_args
     assert {key: values[key] for key in AUTHORS} == AUTHORS
     assert config.method_args == asdict(CDTransOptions()), "every option is written out"
 
@@ -149,8 +149,8 @@ def test_later_layers_win_option_by_option() -> None:
 
 def test_flat_has_settings_and_options_side_by_side() -> None:
     values = flat(make_config({"lr": 0.1, "pairing": "two_way"}).to_dict())
-    assert (values["lr"], values["pairing"]) == (0.1, "two_way")
-    assert "method_args" not in values
+    assert (values["lr"], values["method.pairing"]) == (0.1, "two_way")
+    assert not {"method_args", "pairing"} & set(values), "an option cannot hide a setting of its name"
 
 
 @dataclass(frozen=True)
@@ -377,10 +377,8 @@ def test_every_preset_loads_and_opens_with_what_it_is(name: str) -> None:
     values = read_preset(name)
     assert values
     config = make_config(values)
-    assert all(
-        flat(config.to_dict())[key] == value or str(value) == str(flat(config.to_dict())[key])
-        for key, value in values.items()
-    )
+    read = config.to_dict() | config.method_args
+    assert all(read[key] == value or str(read[key]) == str(value) for key, value in values.items())
     text = (Path(__file__).parents[1] / "src" / "cdtrans" / "presets" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
 

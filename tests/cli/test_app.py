@@ -205,7 +205,7 @@ class TestWrongUse:
             (["--method", "cdtrnas"], ["'cdtrnas'", "did you mean 'cdtrans'?"]),
             (["--method", "zzzzz"], ["'zzzzz'", "cdtrans, dann, mcd, rpll, mrkld_lrent"]),
             (["--method", "ground_truth"], ["'ground_truth'", "target labels", "cdtrans ablate"]),
-            (["--method", "nowhere.py:Mine"], ["'nowhere.py'", "--method"]),
+            (["--method", "nowhere.py:Mine"], ["no file", "'nowhere.py'", "method"]),
             (["--method", "dann", "--set", "trade_of=1"], ["'dann'", "'trade_of'", "did you mean 'trade_off'?"]),
             (["--method", "dann", "--set", "trade_off=-1"], ["'trade_off'", "at least 0"]),
             (["--method", "dann", "--set", "trade_off=much"], ["'trade_off'", "a number", "'much'"]),

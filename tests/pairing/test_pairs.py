@@ -84,7 +84,7 @@ def test_whatever_the_features(seed: int, ns: int, nt: int, k: int) -> None:
 
 def test_no_pair_left_says_what_rejected_them_and_what_to_try() -> None:
     empty = torch.empty(0, dtype=torch.long)
-    with error_says("0 of 70 pairs", "epoch 2", "centre", "--source-epochs", "--no-center-aware"):
+    with error_says("0 of 70", "pairs", "epoch 2", "centre", "--source-epochs", "--no-center-aware"):
         require_pairs(Pairs(empty, empty, empty, empty, torch.empty(0), proposed=70), 2)
 
 

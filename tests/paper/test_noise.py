@@ -160,7 +160,7 @@ class TestFiles:
 
     def test_the_page_has_a_table_for_each_choice_and_says_what_the_key_was_for(self, noise: Path, task: Task) -> None:
         text = (noise / "noise.md").read_text(encoding="utf-8")
-        assert f"Answer key: {task.folder / 'key.txt'}. EVERY run was trained with it" in text
+        assert says(text, str(task.folder / "key.txt"), "every run was trained")
         assert [line for line in text.splitlines() if line.startswith("## ")] == [
             "## Last epoch",
             "## Label-free choice",

@@ -66,7 +66,7 @@ WRONG = [
     ("adapt source target --config no.yaml", ["'no.yaml'", "cannot be read"]),
     ("adapt source target --method ground_truth", ["'ground_truth'", "target labels"]),
     ("adapt source target --method rpl", ["'rpl'", "'rpll'?"]),
-    ("adapt source target --method no.py:Mine", ["'no.py'", "--method"]),
+    ("adapt source target --method no.py:Mine", ["no file", "'no.py'", "method"]),
     ("adapt source target --set pairin=two_way", ["'pairin'", "'pairing'?"]),
     ("adapt source target --set pairing", ["--set", "KEY=VALUE"]),
     ("methods rpl", ["'rpl'", "'rpll'?"]),

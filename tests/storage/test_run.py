@@ -79,7 +79,7 @@ def test_what_does_not_change_the_result_may_change(tmp_path: Path) -> None:
 
 def test_other_images_are_refused(tmp_path: Path) -> None:
     Run.open(tmp_path / "a", config(), DATA).close()
-    with error_says("images have changed", f"'{tmp_path / 'a'}'"):
+    with error_says("images", "have changed", f"'{tmp_path / 'a'}'"):
         Run.open(tmp_path / "a", config(), {**DATA, "target": {"images": 1}})
     Run.open(tmp_path / "a", config(), DATA).close()  # the refusal has neither kept the lock nor changed the record
 

@@ -173,7 +173,7 @@ def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: R
     method = CDTrans(Net(), CDTransOptions(mutual_pairs="once"), Sizes(2, 6, 6))  # type: ignore[arg-type]
     planner = Planner(run, method, settings(), QUIET)
     proposals = planner.plan(1, domains)
-    words = ("pairs", "left in epoch 1", "rejected", "nearest centre", "--source-epochs", "--no-center-aware")
+    words = ("pairs", "epoch 1", "rejects", "nearest centre", "--source-epochs", "--no-center-aware")
     with error_says(f"Only {left} of ", *words):
         planner.adopt(proposals, 1, CPU)
     assert log_lines(run.folder)[0]["kept"] == left
