@@ -9,7 +9,7 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-fast lint style bench clean
 
