@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ LONGEST = ("test_demo.py", "test_contract.py", "test_ablations.py", "test_bench.
 GOLDEN = Path(__file__).parent / "golden"
 hypothesis.settings.register_profile("cdtrans", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("cdtrans")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
 torch.set_num_threads(1)  # tensors are small here, and on a busy machine threads wait for each other most of the time
 
 

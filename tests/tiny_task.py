@@ -26,6 +26,7 @@ from PIL import Image
 
 # As small as a ViT can be; every step is saved (save_every: 0), both stages take epochs, pairs are searched twice.
 TINY: dict[str, Any] = {
+    "recipe": "authors",
     "backbone": "vit_tiny_patch16_224",
     "backbone_args": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
     "pretrained": False,

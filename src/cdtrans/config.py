@@ -8,7 +8,7 @@ the help names the paper's value.
 import os
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -52,6 +52,16 @@ class Config:
     flip: float = _option(0.5, "Data", "Chance of mirroring a training image.", minimum=0, maximum=1)
     max_bad: float = _option(0.05, "Data", "Share of unreadable files that is still accepted.", minimum=0, maximum=1)
 
+    recipe: Literal["best", "authors"] = _option(
+        "authors",
+        "Recipe",
+        "What the other settings start from: best, or CDTrans as its authors published it, which other methods and "
+        "presets start from too.",
+    )
+    effort: Literal["instant", "quick", "full"] = _option(
+        "full", "Recipe", "Of the best recipe: instant does not train the backbone, quick takes a quarter of full."
+    )
+
     backbone: str = _option(
         "deit_small_distilled_patch16_224.fb_in1k",
         "Model",
@@ -63,12 +73,18 @@ class Config:
     neck: Literal["batchnorm", "none"] = _option(
         "batchnorm", "Model", "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
     )
+    taps: int = _option(
+        1, "Model", "Blocks of a ViT whose class tokens make the feature, from the last backwards.", minimum=1
+    )
     drop_path: float = _option(0.1, "Model", "Stochastic depth of the last block.", minimum=0, maximum=0.99)
 
     source_model: str | None = _option(
         None,
         "Stage 1: source",
         "A run whose source-only model is taken; nothing is trained in stage 1, nor --weights read.",
+    )
+    source_fit: Literal["train", "probe"] = _option(
+        "train", "Stage 1: source", "Train the network on the source, or only a probe on the frozen backbone."
     )
     source_epochs: int = _option(10, "Stage 1: source", "Epochs on the labelled source.", minimum=1)
     source_lr: float = _option(
@@ -91,9 +107,17 @@ class Config:
     optimizer: Literal["sgd", "adamw"] = _option("sgd", "Optimisation", "The authors' SGD, or AdamW for small models.")
     batch_size: int = _option(64, "Optimisation", "Images of stage 1, pairs of stage 2, in a step.", minimum=2)
     momentum: float = _option(0.9, "Optimisation", "SGD's momentum.", minimum=0, maximum=1)
-    weight_decay: float = _option(1e-4, "Optimisation", "Weight decay, on every parameter.", minimum=0)
+    weight_decay: float = _option(1e-4, "Optimisation", "Weight decay.", minimum=0)
     bias_lr_factor: float = _option(2.0, "Optimisation", "Biases learn this many times faster.", minimum=0)
-    warmup_epochs: int = _option(10, "Optimisation", "Epochs of rising learning rate, in both stages.", minimum=0)
+    schedule: Literal["authors", "cosine"] = _option(
+        "authors",
+        "Optimisation",
+        "Learning rate and weight decay: the authors' rate of each epoch and decay of every parameter, or one cosine "
+        "over all steps and decay of matrices only.",
+    )
+    warmup_epochs: int = _option(
+        10, "Optimisation", "Epochs of rising learning rate, in both stages; at most all of them.", minimum=0
+    )
     clip_norm: float = _option(1.0, "Optimisation", "Largest gradient norm.", minimum=0)
 
     holdout: float | Literal["auto"] = _option(
@@ -176,6 +200,18 @@ class CDTransOptions(BranchOptions):
         "twice", "Method: cdtrans", "How often a pair found from both sides counts; the paper's union has it once."
     )
 
+
+# The best recipe (docs/results/recipe.md), and what the shorter efforts change in it.
+BEST: dict[str, Any] = {
+    **{"recipe": "best", "method": "cotraining", "neck": "none", "taps": 4, "drop_path": 0.0, "source_fit": "probe"},
+    **{"epochs": 10, "rebuild_every": 1, "warmup_epochs": 1, "schedule": "cosine"},
+    **{"optimizer": "adamw", "lr": 4e-4, "weight_decay": 0.05, "bias_lr_factor": 1.0, "source_lr": 1e-3},
+}
+EFFORTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "quick": {"epochs": 4, "method_args": {"length": 0.25}},
+    "instant": {"method": "instant", "epochs": 1},
+}
 
 # What may differ between a run and its continuation: where it runs, not what it computes.
 RESUME_MAY_CHANGE = (
@@ -287,7 +323,37 @@ def layered_config(
     places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
     from_file = read_yaml(Path(config)) if config is not None else {}
     out, preset_there = from_file.pop("out", None), from_file.pop("preset", None)
-    return make_config(read_preset(preset or preset_there or "auto"), from_file, settings, places), out
+    name = preset or preset_there or "auto"
+    layers = (read_preset(name), from_file, settings, places)
+    if layers[0].get("recipe") == "authors" and (from_file | settings).get("recipe") == "best":
+        raise CdtransError(f"The preset '{name}' is the authors' recipe, not the best one; leave one of the two out.")
+    return make_config(recipe_layer(layers), *layers), out
+
+
+def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What the settings start from. Without a word about it that is the best recipe, but the authors' where a method of
+    another name or an option of CDTrans is asked for. Without pretrained weights there is nothing to probe."""
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given |= with_method_args(layer)
+    best_methods = (None, BEST["method"], EFFORTS["instant"]["method"])
+    of_cdtrans = any(key in METHOD_FIELDS for key in given.get("method_args", {}))
+    implied = "authors" if of_cdtrans or given.get("method") not in best_methods else "best"
+    recipe, effort = given.get("recipe", implied), given.get("effort")
+    if recipe != "best":
+        if effort not in (None, "full"):
+            raise CdtransError(
+                f"'--effort {effort}' is of the best recipe, and this is a run with the recipe 'authors'"
+                f"{'' if 'recipe' in given else ', which --method and the options of CDTrans imply'}; leave one out."
+            )
+        return {}
+    if effort is not None and effort not in EFFORTS:
+        raise CdtransError(f"'{effort}' is not a value of 'effort': {nearest(str(effort), list(EFFORTS))}")
+    layer = BEST | EFFORTS[effort or "full"]
+    if given.get("method") not in (None, layer["method"]):
+        layer.pop("method_args", None)
+    scratch = not given.get("pretrained", True) and not given.get("weights")
+    return layer | ({"source_fit": "train"} if scratch else {})
 
 
 def require_weights(file: str | Path | None) -> None:

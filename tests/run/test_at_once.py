@@ -67,7 +67,7 @@ WRONG = [
     ("adapt source target --method ground_truth", ["'ground_truth'", "target labels"]),
     ("adapt source target --method rpl", ["'rpl'", "'rpll'?"]),
     ("adapt source target --method no.py:Mine", ["no file", "'no.py'", "method"]),
-    ("adapt source target --set pairin=two_way", ["'pairin'", "'pairing'?"]),
+    ("adapt source target --method cdtrans --set pairin=two_way", ["'pairin'", "'pairing'?"]),
     ("adapt source target --set pairing", ["--set", "KEY=VALUE"]),
     ("methods rpl", ["'rpl'", "'rpll'?"]),
     ("adapt source target --crop 64 --resize 32", ["resized to 32", "cropped to 64"]),

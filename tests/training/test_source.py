@@ -143,11 +143,12 @@ def test_every_image_comes_once_in_an_epoch_in_another_order_each_time_and_with_
 def test_label_smoothing_and_the_learning_rate_reach_the_training(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     given = set()
     watch_loss(monkeypatch, lambda y, smoothing: given.add(smoothing))
-    config = settings(label_smoothing=0.3, source_lr=0.1, source_epochs=2, warmup_epochs=10)
+    config = settings(label_smoothing=0.3, source_lr=0.1, source_epochs=12, warmup_epochs=10)
     fit_source(run, Probe(), numbered(20), torch.arange(20) % 3, config, Screen(quiet=True))  # type: ignore[arg-type]
     assert given == {0.3}
     # docs/method.md, section 2.1: from 1 % of the rate upwards during the warm-up
-    assert [line["lr"] for line in log_lines(run.folder)] == pytest.approx([0.0109, 0.001 + 2 * 0.0099])
+    rates = [line["lr"] for line in log_lines(run.folder)]
+    assert rates[:2] == pytest.approx([0.0109, 0.001 + 2 * 0.0099])
 
 
 def test_it_learns_and_logs_the_mean_loss_of_every_epoch(run: Run) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from cdtrans.config import HINTS, METHOD_HINTS, SETTINGS, choices
+from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices
 from cdtrans.errors import CdtransError
 
 NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
@@ -91,10 +91,12 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def help_line(name: str) -> str:
-    """What a setting does, its choices and its default, unless the text says it."""
+    """What a setting does, its choices and its default, unless the text says it; where the recipes differ, both."""
     spec = SETTINGS[name]
     in_text = spec.default in (None, "auto")
     default = str(spec.default).lower() if isinstance(spec.default, bool) else str(spec.default)
+    if name in BEST and BEST[name] != spec.default:
+        default = f"{BEST[name]}; authors: {default}"
     notes = [", ".join(choices(name)), "" if in_text else f"default: {default}"]
     note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     text: str = spec.metadata["help"]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from cdtrans.methods.base import Method
 
 METHODS = {  # name -> module and class, in the order of `cdtrans methods`
+    "cotraining": "cdtrans.methods.cotraining:CoTraining",
+    "instant": "cdtrans.methods.instant:Instant",
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
     "dann": "cdtrans.methods.dann:DANN",
     "mcd": "cdtrans.methods.mcd:MCD",
@@ -56,7 +58,7 @@ def _checked(method: "type[Method]", name: str) -> "type[Method]":
 
     if method.uses_target_labels:
         raise CdtransError(f"The method '{name}' trains on target labels, which 'adapt' never reads.")
-    if method.losses is Method.losses and method.train_step is Method.train_step:
+    if method.trains and method.losses is Method.losses and method.train_step is Method.train_step:
         raise CdtransError(f"The method '{name}' has neither 'losses' nor 'train_step'; see docs/methods.md.")
     if not is_dataclass(method.Options) or any(
         f.default is MISSING and f.default_factory is MISSING for f in fields(method.Options)

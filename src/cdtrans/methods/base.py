@@ -70,6 +70,7 @@ class Method(nn.Module):
     backbones: ClassVar[str] = "any"  # it works with
     cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
+    trains: ClassVar[bool] = True  # whether there are steps; without any, `plan` does it all
     capturable: ClassVar[bool] = True  # whether a step can be replayed as a CUDA graph
     without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that leave plain training on the source
 

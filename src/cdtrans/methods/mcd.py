@@ -54,7 +54,7 @@ class MCD(Method):
         self.trade_off = sizes.classes / 3 if options.trade_off == "auto" else options.trade_off
 
     def served(self) -> Network:
-        return Network(self.network.backbone, self.classifiers)
+        return Network(self.network.backbone, self.classifiers, self.network.taps)
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
         generator, classifiers = list(self.network.backbone.parameters()), list(self.classifiers.parameters())

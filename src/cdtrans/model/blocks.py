@@ -76,15 +76,33 @@ def embed_patches(patch: Any, images: Tensor) -> Tensor:
     return patch.norm(F.linear(patches, patch.proj.weight.flatten(1), patch.proj.bias))  # type: ignore[no-any-return]
 
 
-def run_blocks(backbone: Any, tokens: Tokens, scales: Tensor | None, attention: AttentionStep) -> Tensor:
+def run_blocks(backbone: Any, tokens: Tokens, scales: Tensor | None, attention: AttentionStep, taps: int = 1) -> Tensor:
     """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]. `scales` are
-    the stochastic depth, [depth, 2, B]."""
+    the stochastic depth, [depth, 2, B]. With several `taps` the pooled tokens of the blocks before the last follow, the
+    later ones first: [B, taps * D]."""
     stream, last = Stream(tokens.x), len(backbone.blocks) - 1
+    tapped = []
     with torch.cuda.device_of(tokens.x):  # kernels are launched on the current device
         for i, block in enumerate(backbone.blocks):
             rows = rows_read(backbone) if i == last else None
             stream = run_block(block, stream, None if scales is None else scales[i], tokens.rope[i], rows, attention)
-    return backbone.forward_head(backbone.norm(stream.sum()), pre_logits=True)  # type: ignore[no-any-return]
+            if last - taps < i < last:
+                tapped.append(pooled(backbone, stream))
+    feature = backbone.forward_head(backbone.norm(stream.sum()), pre_logits=True)
+    return torch.cat([feature, *reversed(tapped)], dim=1) if tapped else feature
+
+
+def pooled(backbone: Any, stream: Stream) -> Tensor:
+    """One vector of a block's output, pooled as the last block's is but without the final norm: [B, D]."""
+    rows = rows_read(backbone)
+    y = None if stream.y is None else stream.y[:, :rows]
+    return backbone.pool(stream._replace(x=stream.x[:, :rows], y=y).sum())  # type: ignore[no-any-return]
+
+
+def possible_taps(backbone: Any, taps: int) -> int:
+    """How many of the last blocks can be tapped, at most `taps`. Only the last has an attention pooling."""
+    plain = not why_no_shared_attention(backbone) and backbone.attn_pool is None
+    return min(taps, len(backbone.blocks)) if plain and backbone.global_pool in ("token", "avg") else 1
 
 
 def rows_read(backbone: Any) -> int | None:

@@ -40,6 +40,7 @@ class Card:
     versions: dict[str, str]
     head: dict[str, Any] = field(default_factory=dict)  # of a head that is not the authors': see build_head
     method: str = "cdtrans"  # that adapted it
+    taps: int = 1  # blocks that the feature is made of, from the last backwards
 
     @property
     def name(self) -> str:
@@ -66,13 +67,15 @@ def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: in
         epoch=epoch,
         versions={p: version(p) for p in ("torch", "timm")},
         method=config.method,
+        taps=config.taps,
     )
 
 
 def build_model(card: Card, *, drop_path: float = 0.0) -> Network:
     """The card's architecture with random weights."""
     backbone = create_backbone(card.backbone, crop=card.crop, drop_path=drop_path, args=card.backbone_args)
-    return Network(backbone, build_head(card.head, feature_dim(backbone), len(card.classes), card.neck))
+    head = build_head(card.head, feature_dim(backbone, card.taps), len(card.classes), card.neck)
+    return Network(backbone, head, card.taps)
 
 
 def save_model(folder: Path, model: Network, card: Card) -> None:

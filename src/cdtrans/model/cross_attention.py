@@ -57,7 +57,7 @@ def branch_features(
     start = tokens_t if first_block_residual else torch.zeros_like(tokens_t)
     x = torch.stack([tokens_s, start, tokens_t], dim=1).flatten(0, 1)  # [3B, N, D]
     scales = network.drop_path_scales(x)
-    features = run_blocks(network.backbone, tokens._replace(x=x), scales, cross_attention)  # [3B, D]
+    features = run_blocks(network.backbone, tokens._replace(x=x), scales, cross_attention, network.taps)  # [3B, D]
     feature_s, feature_c, feature_t = features.unflatten(0, (-1, 3)).unbind(1)
     return feature_s, feature_t, feature_c
 

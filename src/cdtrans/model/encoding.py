@@ -15,6 +15,8 @@ from cdtrans.runtime.device import autocast
 from cdtrans.runtime.ranks import gather
 from cdtrans.runtime.screen import Screen
 
+FROZEN_BATCH = {"cpu": 16, "cuda": 1024}  # images; on a CPU the intermediate results of more do not fit its cache
+
 
 class Encoded(NamedTuple):
     """A domain as the target branch sees it."""
@@ -23,18 +25,31 @@ class Encoded(NamedTuple):
     logits: Tensor  # [N, K]
 
 
+class Frozen:
+    """The features of a backbone that nothing has been trained of yet, so that it sees each image once, however often
+    the head changes. `thaw` when training begins."""
+
+    def __init__(self) -> None:
+        self.features: dict[str, Tensor] | None = {}  # by the name of a domain: [N, D], this rank's share
+
+    def thaw(self) -> None:
+        self.features = None
+
+
 class Encoder:
     """Encodes domains again and again with the model as it is then: in eval mode and in the precision of training; what
     comes out is float32. Several ranks share the work, and each has the whole of it in the end."""
 
-    def __init__(self, model: Network, config: Config, screen: Screen) -> None:
-        self.model, self.config, self.screen = model, config, screen
+    def __init__(self, model: Network, config: Config, screen: Screen, frozen: Frozen | None = None) -> None:
+        self.model, self.config, self.screen, self.frozen = model, config, screen, frozen
         self.captured: Captured | None = None
         self.failed = False  # capturing did not work and is not tried again
 
     @torch.inference_mode()
     def __call__(self, images: Images, name: str) -> Encoded:
         self.model.eval()
+        if self.frozen is not None and self.frozen.features is not None:
+            return self._finite(self._frozen(images, name, self.frozen.features), name)
         features, logits = [], []
         with (
             self.screen.track(f"encoding {name}", len(images)) as task,
@@ -45,15 +60,31 @@ class Encoder:
                 features.append(out.feature.float())
                 logits.append(out.logits.float())
                 task.advance(len(x))
-        encoded = Encoded(gather(torch.cat(features)), gather(torch.cat(logits)))
+        encoded = self._finite(Encoded(gather(torch.cat(features)), gather(torch.cat(logits))), name)
+        if images.device.type == "cuda" and self.config.compile != "off" and not self.failed:
+            self.captured = self.captured or Captured(self.model.encode, self.config)  # for every later pass
+        return encoded
+
+    def _frozen(self, images: Images, name: str, known: dict[str, Tensor]) -> Encoded:
+        with autocast(images.device, self.config.precision):
+            if name not in known:
+                batch = min(self.config.encode_batch, FROZEN_BATCH[images.device.type])
+                with self.screen.track(f"encoding {name}", len(images)) as task:
+                    features = []
+                    for x in images.in_order(batch):
+                        features.append(self.model.features(x).float())
+                        task.advance(len(x))
+                known[name] = torch.cat(features)
+            out = [self.model.head(x) for x in known[name].split(self.config.encode_batch)]
+        return Encoded(*(gather(torch.cat([part.float() for part in parts])) for parts in zip(*out, strict=True)))
+
+    def _finite(self, encoded: Encoded, name: str) -> Encoded:
         if not encoded.logits.isfinite().all():
             raise Hopeless(
                 f"The model's scores of the {name} images are not finite",
                 "Training has diverged: start again in another --out with a lower learning rate (--lr, --source-lr) or "
                 "--precision fp32.",
             )
-        if images.device.type == "cuda" and self.config.compile != "off" and not self.failed:
-            self.captured = self.captured or Captured(self.model.encode, self.config)  # for every later pass
         return encoded
 
     def _encode(self, x: Tensor) -> Output:

@@ -21,16 +21,19 @@ class Output(NamedTuple):
 class Head(nn.Module):
     """On several ranks the head is trained on the features of all of them.
     `neck="batchnorm"`: BatchNorm with its bias frozen at 0, then a linear layer without bias (docs/method.md 1.3).
-    `neck="none"`: a plain linear layer on the backbone's feature."""
+    `neck="none"`: a plain linear layer on the backbone's feature.
+    `neck="standardise"`: each feature standardised by its mean and deviation, then a linear layer: a probe."""
 
     def __init__(self, dim: int, classes: int, neck: str) -> None:
         super().__init__()
-        self.spec: dict[str, Any] = {}  # nothing to tell: a card without more has this head
+        self.spec: dict[str, Any] = {"neck": neck} if neck == "standardise" else {}  # the card says the others
         self.neck: nn.Module = nn.Identity()
         if neck == "batchnorm":
             self.neck = nn.BatchNorm1d(dim)
             self.neck.bias.requires_grad_(False)
-        self.classifier = nn.Linear(dim, classes, bias=neck == "none")
+        elif neck == "standardise":
+            self.neck = nn.BatchNorm1d(dim, affine=False)
+        self.classifier = nn.Linear(dim, classes, bias=neck != "batchnorm")
         nn.init.normal_(self.classifier.weight, std=CLASSIFIER_STD)
         if self.classifier.bias is not None:
             nn.init.zeros_(self.classifier.bias)
@@ -75,5 +78,5 @@ class MeanHead(nn.Module):
 
 
 def build_head(spec: dict[str, Any], dim: int, classes: int, neck: str) -> "Head | MeanHead":
-    """The head that a model card describes: `spec` is empty for the authors' head."""
-    return MeanHead(dim, classes, **spec) if spec else Head(dim, classes, neck)
+    """The head that a model card describes: `spec` is empty for a head of the run's --neck."""
+    return MeanHead(dim, classes, **spec) if "heads" in spec else Head(dim, classes, spec.get("neck", neck))

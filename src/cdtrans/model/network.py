@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError
-from cdtrans.model.blocks import embed, run_blocks, self_attention, why_no_shared_attention
+from cdtrans.model.blocks import embed, possible_taps, run_blocks, self_attention, why_no_shared_attention
 from cdtrans.model.head import Head, MeanHead, Output
 from cdtrans.runtime.ranks import gather, rank, world
 
@@ -15,7 +15,8 @@ class Network(nn.Module):
     """What stage 1 trains, what every method adapts and what is served: any timm model that gives one feature vector
     (created with num_classes=0), and a head.
 
-    ViTs are run by `cdtrans.model.blocks`, with kernels on a GPU; all other models by timm's own forward.
+    ViTs are run by `cdtrans.model.blocks`, with kernels on a GPU; all other models by timm's own forward. With `taps`
+    the feature of a ViT is that of its last blocks side by side: a probe on a frozen backbone gains by it.
 
     BatchNorm layers of the backbone normalise a training batch as it comes: in stage 1 source images, in stage 2 source
     and target together (`encode_each`), as tllib does. Their running statistics, which predictions use, are those of
@@ -24,10 +25,11 @@ class Network(nn.Module):
     backbone: Any  # timm's models have no type in common
     keep: Tensor  # [depth, 2] how often each block's attention and MLP are kept in training
 
-    def __init__(self, backbone: nn.Module, head: Head | MeanHead) -> None:
+    def __init__(self, backbone: nn.Module, head: Head | MeanHead, taps: int = 1) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.taps = possible_taps(backbone, taps)
         self.runs_blocks = not why_no_shared_attention(backbone)  # otherwise timm's forward runs it
         drops = [
             [getattr(path, "drop_prob", 0.0) for path in (block.drop_path1, block.drop_path2)]
@@ -65,12 +67,12 @@ class Network(nn.Module):
         if not self.runs_blocks:
             return self.backbone(images)  # type: ignore[no-any-return]
         tokens = embed(self.backbone, images)
-        return run_blocks(self.backbone, tokens, self.drop_path_scales(tokens.x, sizes), self_attention)
+        return run_blocks(self.backbone, tokens, self.drop_path_scales(tokens.x, sizes), self_attention, self.taps)
 
     @property
     def dim(self) -> int:
         """D, the length of a feature."""
-        return feature_dim(self.backbone)
+        return feature_dim(self.backbone, self.taps)
 
     def drop_path_scales(self, x: Tensor, sizes: list[int] | None = None) -> Tensor | None:
         """Stochastic depth for a whole pass: the factor of each block's attention and MLP in each image, 0 or the
@@ -89,10 +91,12 @@ class Network(nn.Module):
         return (drawn < keep) / keep
 
 
-def feature_dim(backbone: Any) -> int:
-    """The length of a timm model's feature vector. `num_features` is the length before the layers that some models
-    have between the pooling and the classifier."""
-    return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
+def feature_dim(backbone: Any, taps: int = 1) -> int:
+    """The length of a timm model's feature vector, or of a network's with so many taps. `num_features` is the length
+    before the layers that some models have between the pooling and the classifier."""
+    last = int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
+    more = possible_taps(backbone, taps) - 1
+    return last + more * backbone.embed_dim if more else last
 
 
 def has_batchnorm(backbone: nn.Module) -> bool:

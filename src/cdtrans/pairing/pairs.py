@@ -119,6 +119,18 @@ class Proposals:
         source, target = (shuffled(x, count, generator).to(device) for x in (sources, targets.cpu()))
         return cls(source, target, domains.source_labels[source], target_labels[target], coupled=coupled)
 
+    @classmethod
+    def within_class(cls, domains: Domains, target_labels: Tensor) -> "Proposals":
+        """Every target image with the most similar source image of its class. `target_labels` are hard, [Nt]."""
+        features = normalised(domains.source.features), normalised(domains.target.features)
+        source = torch.zeros_like(target_labels)
+        for k in target_labels.unique():
+            of_class = (domains.source_labels == k).nonzero().squeeze(1)
+            members = (target_labels == k).nonzero().squeeze(1)
+            source[members] = of_class[two_way(features[0][of_class], features[1][members]).source_of_target]
+        target = torch.arange(len(target_labels), device=target_labels.device)
+        return cls(source, target, domains.source_labels[source], target_labels)
+
     def pairs(self) -> Pairs:
         """The kept ones."""
         kept = torch.ones_like(self.source, dtype=torch.bool) if self.kept is None else self.kept

@@ -135,7 +135,7 @@ def make_plan(
     screen: Screen,
 ) -> Plan:
     settings = with_table_defaults(settings, config)
-    chosen, _ = layered_config(source, target, preset, config, settings)
+    chosen, _ = layered_config(source, target, preset, config, {"recipe": "authors"} | settings)
     check_rows(ablation, chosen)
     answers = check_input(chosen, key, screen)
     named = {name: value for name, value in (("preset", preset), ("config", config)) if value is not None}

@@ -149,7 +149,7 @@ def adapt_with_labels(
 ) -> Result:
     """`adapt` on pairs made with the target labels `key`. Everything else, the guard and the choice of the epoch too,
     does without them."""
-    chosen, _ = layered_config(source, target, preset, config, settings)
+    chosen, _ = layered_config(source, target, preset, config, {"recipe": "authors"} | settings)
     if chosen.method not in METHODS:
         raise CdtransError(f"The method '{chosen.method}' needs no target labels; use 'cdtrans adapt'.")
     answers = read_answers(chosen, key, screen)

@@ -178,7 +178,7 @@ def ablate_noise(
 ) -> Outcome:
     """Run the points that are not yet done, `jobs` at a time, and leave noise.json, noise.md and noise.png in `out`."""
     shares, numbers = parse_levels(levels), parse_seeds(seeds)
-    chosen, _ = layered_config(source, target, preset, config, settings)
+    chosen, _ = layered_config(source, target, preset, config, {"recipe": "authors"} | settings)
     images = len(scan_unlabelled(target, Path(chosen.root) if chosen.root else None))
     study = Study(shares, numbers, pairs or images)
     fixed = {"method": "sampled_pairs", "pairs": study.pairs, "loss_source": "cls", "loss_target": "cls"}

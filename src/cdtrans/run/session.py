@@ -19,6 +19,7 @@ from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
 from cdtrans.model.backbone import native_crop, resolve_name
 from cdtrans.model.card import Card
+from cdtrans.model.encoding import Encoder, Frozen
 from cdtrans.model.fast.fused import build
 from cdtrans.model.head import Head, MeanHead
 from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
@@ -113,11 +114,13 @@ def run_session(
             )
             begin_log(run, stage_1, {"source": source_bad, "target": target_bad}, findings)
             run.log_timing(stage="check", seconds=check_seconds)
-            stage_1.carry_out(run, network, source_images, labels, card, screen)
+            frozen = Frozen() if config.source_fit == "probe" else None
+            encode = Encoder(network, config, screen, frozen)
+            stage_1.carry_out(run, encode, source_images, labels, card, screen)
             sizes = Sizes(len(source.classes), len(source), len(target))
             adapting = make_method(kind, network, config, sizes).to(device)
             training = Data(source_images, labels, target_images, holdout)
-            adaptation = adapt_to_target(run, adapting, training, config, screen)
+            adaptation = adapt_to_target(run, adapting, training, config, screen, frozen)
         result = finish(run, card, target, adaptation, config, trained_with_labels=kind.uses_target_labels)
         log_session(run, started)  # before the report, which shows it
         if config.report and run.writes:
@@ -157,7 +160,10 @@ def hold_out(
 def resolve(config: Config, method: type[Method] | None = None) -> Config:
     """Every 'auto' replaced by what it means here, and every option of the method written out; settings that do not go
     together are refused."""
-    options = check_options((method or method_class(config.method)).Options, config.method_args, config.method)
+    kind = method or method_class(config.method)
+    options = check_options(kind.Options, config.method_args, config.method)
+    if not kind.trains and config.epochs > 1:
+        raise CdtransError(f"The method '{config.method}' trains nothing, so --epochs {config.epochs} means nothing.")
     return decided(make_config(config.to_dict() | {"method_args": asdict(options)}))
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from cdtrans.data.batches import Images
     from cdtrans.model.card import Card
+    from cdtrans.model.encoding import Encoder
     from cdtrans.model.network import Network
     from cdtrans.runtime.screen import Screen
     from cdtrans.storage.run import Run
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 SOURCE = "source"  # the folder of the source-only model in a run's; it is there once stage 1 is finished
 # What decides how the network is built and what it sees. The precision may differ: stage 1 from a GPU can be adapted on
 # a CPU.
-SAME = ("backbone", "backbone_args", "neck", "resize", "crop", "mean", "std")
+SAME = ("backbone", "backbone_args", "neck", "taps", "resize", "crop", "mean", "std")
 OR_TRAIN = "or leave --source-model out to train stage 1 here"
 
 
@@ -66,17 +67,20 @@ class Stage1:
         """The network as stage 1 starts with it, or as it left it, and its card."""
         from cdtrans.model.card import make_card
 
-        card = make_card(self.config, classes, stage="source", epoch=self.config.source_epochs)
+        trained = self.config.source_fit == "train"
+        card = make_card(self.config, classes, stage="source", epoch=self.config.source_epochs if trained else 0)
         if self.config.source_model and self.origin:
             return _taken(self.origin, card, self.config.drop_path)
         return initial_network(self.config, card, with_weights=not self.done), card
 
     def carry_out(
-        self, run: "Run", network: "Network", images: "Images", labels: "Tensor", card: "Card", screen: "Screen"
+        self, run: "Run", encode: "Encoder", images: "Images", labels: "Tensor", card: "Card", screen: "Screen"
     ) -> None:
-        """Train the network, or load it if that has been done; afterwards this run has its source-only model."""
+        """Fit the encoder's network, or load it if that has been done; afterwards this run has its source-only
+        model."""
+        network = encode.model
         from cdtrans.model.card import load_model, save_model
-        from cdtrans.training.source import fit_source
+        from cdtrans.training.source import fit_source, probe_source
 
         folder = run.folder / SOURCE
         if self.done:
@@ -85,6 +89,8 @@ class Stage1:
         if self.config.source_model:
             screen.say(f"stage 1 is that of '{self.config.source_model}' ({card.epoch} epochs from {card.weights})")
             run.log("source_model", run=self.config.source_model, epochs=card.epoch, weights=card.weights)
+        elif self.config.source_fit == "probe":
+            probe_source(run, network, images, labels, encode=encode, classes=len(card.classes))
         else:
             fit_source(run, network, images, labels, self.config, screen)
         if run.writes:

@@ -96,6 +96,13 @@ def gather(x: Tensor) -> Tensor:
     return x if world() == 1 else _Gather.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def random_rows(x: Tensor, count: int) -> Tensor:
+    """`count` random numbers from 0 to 1 for each row of x. Every rank draws for the rows of all ranks and takes its
+    own, so that ranks with equal shares draw what one rank would: [len(x), count]."""
+    drawn = torch.rand(world() * len(x), count, device=x.device)
+    return drawn.chunk(world())[rank()]
+
+
 def average_gradients(parameters: list[Tensor]) -> None:
     """The mean over the ranks, in one message, of the parameters that have a gradient: the same ones on every rank.
     Every rank has computed the whole loss, of which its backbone saw only its own rows: `gather` has made up for that,

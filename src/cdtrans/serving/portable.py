@@ -80,6 +80,11 @@ def timm_file(model: Network, card: Card) -> bytes:
             f"The head that '{card.method}' trains is not linear, so timm's models cannot hold it; export "
             ".onnx instead."
         )
+    if model.taps > 1:
+        raise CdtransError(
+            f"This model classifies the features of its last {model.taps} blocks together, which timm's models cannot; "
+            "export .onnx instead, or train with --taps 1."
+        )
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
     layer, (weight, bias) = model.backbone.default_cfg["classifier"], folded(model.head)
     metadata = facts(card)
@@ -99,9 +104,12 @@ def folded(head: Head) -> tuple[Tensor, Tensor]:
         return weight.clone(), head.classifier.bias.detach().clone()
     assert neck.running_mean is not None, "a bottleneck norm keeps statistics"
     assert neck.running_var is not None, "a bottleneck norm keeps statistics"
-    factor = neck.weight.detach().double() / (neck.running_var.double() + neck.eps).sqrt()  # [D]
-    shift = neck.bias.detach().double() - neck.running_mean.double() * factor
-    return (weight.double() * factor).float(), (weight.double() @ shift).float()
+    factor = 1 / (neck.running_var.double() + neck.eps).sqrt()  # [D]
+    factor = factor if neck.weight is None else neck.weight.detach().double() * factor
+    shift = -neck.running_mean.double() * factor
+    shift = shift if neck.bias is None else neck.bias.detach().double() + shift
+    bias = 0.0 if head.classifier.bias is None else head.classifier.bias.detach().double()
+    return (weight.double() * factor).float(), (weight.double() @ shift + bias).float()
 
 
 def read_timm(content: bytes) -> Read:

@@ -10,7 +10,7 @@ from cdtrans.config import Config
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.errors import Hopeless
 from cdtrans.methods.base import Batch, Method, Round
-from cdtrans.model.encoding import Encoded, Encoder
+from cdtrans.model.encoding import Encoded, Encoder, Frozen
 from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs
 from cdtrans.runtime.ranks import part, share_buffers
@@ -48,10 +48,13 @@ class Adaptation(NamedTuple):
     warning: str = ""  # evidence against the training after the chosen epoch
 
 
-def adapt_to_target(run: Run, method: Method, data: Data, config: Config, screen: Screen) -> Adaptation:
-    """Train by the method, choose an epoch by label-free scores, and compare it with the source-only model."""
+def adapt_to_target(
+    run: Run, method: Method, data: Data, config: Config, screen: Screen, frozen: Frozen | None = None
+) -> Adaptation:
+    """Train by the method, choose an epoch by label-free scores, and compare it with the source-only model. `frozen`
+    are features that stage 1 has left behind, if it has not trained the backbone."""
     network = method.served()
-    encode = Encoder(network, config, screen)
+    encode = Encoder(network, config, screen, frozen)
     watch = Watch(run, encode, data.holdout, config.select)
     last: dict[str, Tensor] = {}
     measures: list[Measure] = []
@@ -93,7 +96,9 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
     step_of = Step(training_step(method, optimisation), optimisation, config.compile, capturable=method.capturable)
     encode = watch.encode
     if loop.fresh:  # the method's own modules know nothing yet: the source-only network plans the first round
-        encode = encode if encode.model is method.network else Encoder(method.network, config, screen)
+        encode = encode if encode.model is method.network else Encoder(method.network, config, screen, encode.frozen)
+    elif encode.frozen is not None and method.trains:
+        encode.frozen.thaw()
     encoded = encode(data.target, "target")
     if loop.fresh:
         watch.epoch(0, encoded, encode)
@@ -104,15 +109,22 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
             proposals = planner.plan(epoch, domains)
             if epoch == 1:
                 start_from(watch, impression(domains), config)
-            planner.adopt(proposals, epoch, device)
+            if method.trains:
+                planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
-        assert pairs is not None, "the first epoch plans"
+        if pairs is None:  # the plan has done it all
+            encoded = encode(data.target, "target")
+            watch.epoch(epoch, encoded)
+            continue
+        if encode.frozen is not None:
+            encode.frozen.thaw()
         lr = optimisation.start_epoch(epoch, loop.step)
         batches = Batches(pairs, data, config, epoch)
         step_of.ahead = len(batches) * (config.epochs - epoch + 1)
         method.train()
         with report.epoch(steps=len(batches), images=2 * batches.size, lr=lr, note=f"{len(pairs)} pairs") as bar:
             for step in loop.steps(len(batches)):
+                optimisation.at(epoch, step / len(batches))
                 progress.fill_((epoch - 1 + step / len(batches)) / config.epochs)
                 losses = step_of(*batches[step], progress)
                 loop.update(step_of.names, losses)

@@ -1,4 +1,4 @@
-"""The authors' optimiser: two parameter groups, a learning rate for each epoch, clipping, mixed precision."""
+"""The optimiser: parameter groups, learning rates (the authors', or one cosine), clipping, mixed precision."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,14 @@ from cdtrans.runtime.ranks import average_gradients
 
 WARMUP_START = 0.01  # of the base rate
 FLOOR = 0.002  # of the base rate
+NO_DECAY = {"weight_decay": 0.0}
 
 
 def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, warmup: int = 10) -> float:
     """The rate of epoch 1..E for a group whose own rate is factor * base (docs/method.md). The warm-up's start and the
     cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up."""
     peak, start, floor = factor * base, WARMUP_START * base, FLOOR * base
+    warmup = min(warmup, epochs)  # a shorter run must not end in its warm-up
     if epoch < warmup:
         return start + epoch * (peak - start) / warmup
     if epoch < epochs:
@@ -25,26 +27,36 @@ def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, war
     return floor
 
 
+def cosine_rate(done: float, warmup: float) -> float:
+    """The rate, relative to the base, after this part of all steps: rises over the part `warmup`, at most half of them,
+    then falls in one cosine."""
+    warmup = min(warmup, 0.5)
+    if done < warmup:
+        return WARMUP_START + (1 - WARMUP_START) * done / warmup
+    return FLOOR + 0.5 * (1 - FLOOR) * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
+
+
 def parameter_groups(
-    module: nn.Module, bias_lr_factor: float, rates: Mapping[str, float] | None = None
+    module: nn.Module, bias_lr_factor: float, rates: Mapping[str, float] | None = None, *, decay_vectors: bool = True
 ) -> list[dict[str, Any]]:
-    """Weights and biases: the biases learn faster. `rates` are factors by the name of a submodule. Weight decay is on
-    everything, norms and tokens included."""
-    groups: dict[tuple[float, bool], list[Tensor]] = {}
+    """Weights and biases: the biases learn faster. `rates` are factors by the name of a submodule or parameter. Weight
+    decay is on everything, norms and tokens included, or on matrices alone."""
+    groups: dict[tuple[float, bool, bool], list[Tensor]] = {}
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     for is_bias in (False, True):
         for name, p in named:
             if ("bias" in name) == is_bias:
-                groups.setdefault((_rate(name, rates or {}), is_bias), []).append(p)
+                decays = decay_vectors or (p.ndim > 1 and 1 not in p.shape[:1])  # a token is [1, 1, D]
+                groups.setdefault((_rate(name, rates or {}), is_bias, decays), []).append(p)
     return [
-        {"params": params, "rate": rate, "factor": bias_lr_factor if is_bias else 1.0}
-        for (rate, is_bias), params in groups.items()
+        {"params": params, "rate": rate, "factor": bias_lr_factor if is_bias else 1.0} | ({} if decays else NO_DECAY)
+        for (rate, is_bias, decays), params in groups.items()
     ]
 
 
 def _rate(name: str, rates: Mapping[str, float]) -> float:
-    """The factor of the submodule that a parameter is in; the innermost counts."""
-    inside = [prefix for prefix in rates if name.startswith(f"{prefix}.")]
+    """The factor of a parameter or of the submodule that it is in; the innermost counts."""
+    inside = [prefix for prefix in rates if f"{name}.".startswith(f"{prefix}.")]
     return rates[max(inside, key=len)] if inside else 1.0
 
 
@@ -66,7 +78,8 @@ class Optimisation:
         rates: Mapping[str, float] | None = None,
         network: nn.Module | None = None,
     ) -> None:
-        groups = parameter_groups(module, config.bias_lr_factor, rates)
+        authors = config.schedule == "authors"
+        groups = parameter_groups(module, config.bias_lr_factor, rates, decay_vectors=authors)
         for group in groups:  # on a GPU the rate is a tensor, so that a captured step reads the current one
             group["lr"] = torch.tensor(lr, device=device) if device.type == "cuda" else lr
         self.optimizer: torch.optim.Optimizer
@@ -91,11 +104,22 @@ class Optimisation:
     def start_epoch(self, epoch: int, steps_taken: int = 0) -> float:
         """Set the epoch's rates; the rate of the weights is returned for people to see."""
         warmup = self.config.warmup_epochs
+        self.taken.fill_(steps_taken)
+        if self.config.schedule == "cosine":
+            return self.lr * cosine_rate((epoch - 0.5) / self.epochs, warmup / self.epochs)  # in its middle
         for group in self.optimizer.param_groups:
             rate = learning_rate(epoch, self.epochs, group["rate"] * self.lr, group["factor"], warmup)
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
-        self.taken.fill_(steps_taken)
         return learning_rate(epoch, self.epochs, self.lr, warmup=warmup)
+
+    def at(self, epoch: int, part: float) -> None:
+        """Set the rates of a step after this part of an epoch. The authors' are those of the epoch."""
+        if self.config.schedule == "authors":
+            return
+        rate = cosine_rate((epoch - 1 + part) / self.epochs, self.config.warmup_epochs / self.epochs)
+        for group in self.optimizer.param_groups:
+            value = rate * self.lr * group["rate"] * group["factor"]
+            group["lr"] = group["lr"].fill_(value) if isinstance(group["lr"], Tensor) else value
 
     def start_step(self) -> None:
         self.taken += 1

@@ -1,12 +1,15 @@
-"""Stage 1: fit the network to the labelled source (docs/method.md)."""
+"""Stage 1: fit the network, or only its head, to the labelled source (docs/method.md)."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
+from cdtrans.model.encoding import Encoder
+from cdtrans.model.head import Head
 from cdtrans.model.network import Network
+from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
@@ -39,10 +42,35 @@ def fit_source(run: Run, network: Network, images: Images, labels: Tensor, confi
         network.train()
         with report.epoch(steps=len(batches), images=config.batch_size, lr=lr) as bar:
             for step in loop.steps(len(batches)):
+                optimisation.at(epoch, step / len(batches))
                 values = train(inputs[step], shuffled_labels[batches[step]])
                 loop.update(train.names, values)
                 bar.advance()
         report.write(loop.mean_losses())
+
+
+@torch.no_grad()
+def probe_source(run: Run, network: Network, images: Images, labels: Tensor, *, encode: Encoder, classes: int) -> None:
+    """Leave the backbone as it is and fit the head by ridge regression on its features."""
+    head = network.head
+    assert isinstance(head, Head), "stage 1 starts with a plain one"
+    head.neck.train(False)
+    if isinstance(head.neck, nn.BatchNorm1d):
+        head.neck.reset_running_stats()
+    features = encode(images, "source").features
+    with run.timed("probe"):
+        statistics = Statistics.of(features)
+        y = F.one_hot(labels, classes).to(features)
+        weight, bias = fit_probe(statistics.standardised(features), y, LOOSE)
+        weight = weight / (statistics.variance + 1e-5).sqrt()[:, None]
+        if isinstance(head.neck, nn.BatchNorm1d):
+            assert head.neck.running_mean is not None, "it keeps statistics"
+            head.neck.running_mean.copy_(statistics.mean)
+        else:
+            bias = bias - statistics.mean @ weight
+        head.classifier.weight.copy_(weight.T)
+        if head.classifier.bias is not None:
+            head.classifier.bias.copy_(bias)
 
 
 def batch_slices(count: int, size: int) -> list[slice]:

@@ -1,0 +1,161 @@
+"""Co-training: the labels of neighbour graphs and a moving average of the network teach the network.
+
+The start is that of `instant`: the backbone as it comes, the target's labels g from graphs on its features, and a
+classifier by ridge regression on the source and g. Then, for source images x_s and target images x_t,
+
+    q       the teacher's probabilities of the weakly augmented x_t; the teacher is a moving average of the network
+    t       (q + g) / 2, the label of x_t, with the weight w = max_k t_k
+    L_s     cross-entropy of the strongly augmented x_s with smoothed labels
+    L_t     w times the cross-entropy of t and the prediction p for the strongly augmented, partly masked x_t
+    L_i     mean entropy of p plus KL(mean of p || shares of g), weight 0.5: certain and varied, as g is
+
+Every round finds new labels g with graphs on the teacher's features. Each domain standardises features by its own
+statistics before the shared classifier; the teacher is served.
+
+Pieces: masked consistency (Hoyer et al. 2023), information maximisation (Liang et al. 2020), label propagation (Zhou et
+al. 2004), probe first, then fine-tune gently (Kumar et al. 2022). What each brings is in docs/results/recipe.md."""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.models import group_parameters
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cdtrans.config import option
+from cdtrans.data.augmentation import masked, strong
+from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.instant import leading_features, probe_on_both, set_probe, set_statistics
+from cdtrans.model.head import Head
+from cdtrans.model.network import Network
+from cdtrans.pairing.graphs import label_target, relabel_target
+from cdtrans.pairing.pairs import Domains, Proposals, shuffled
+from cdtrans.runtime.ranks import gather
+
+PAIRS, IMAGES = 19_200, 4_000  # pairs of a whole run with up to so many images; beyond, they grow with the root
+WINDOW = 1 / 3  # of the run, that the teacher is an average of
+FASTEST, SLOWEST = 0.9, 0.999  # the teacher's decay
+
+
+@dataclass(frozen=True)
+class CoTrainingOptions:
+    length: float = option(1.0, "Training steps, relative to a full run.", minimum=0.01, maximum=100)
+    graph: float = option(0.5, "Share of the graphs' labels in the target's.", minimum=0, maximum=1)
+    target: float = option(1.0, "Weight of the target's loss.", minimum=0)
+    information: float = option(0.5, "Weight of information maximisation.", minimum=0)
+    mask: bool = option(True, "Mask parts of the target images.")
+    strong: bool = option(True, "Strong augmentation of source and target images.")
+    label_smoothing: float = option(0.1, "Of the source's labels.", minimum=0, maximum=0.99)
+    layer_decay: float = option(0.75, "Learning rate of a layer, relative to the next one.", minimum=0.01, maximum=1)
+    head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
+
+
+class CoTraining(Method):
+    """Graph labels and a moving average as teachers."""
+
+    Options = CoTrainingOptions
+    options: CoTrainingOptions
+    cost = "?"
+    shares: Tensor
+    source_only: Tensor
+    steps: Tensor
+
+    def __init__(self, network: Network, options: CoTrainingOptions, sizes: Sizes) -> None:
+        super().__init__(network, options, sizes)
+        self.source_norm = nn.BatchNorm1d(network.dim, affine=False)
+        self.head = Head(network.dim, sizes.classes, "standardise")
+        self.teacher = Network(copy.deepcopy(network.backbone), copy.deepcopy(self.head), network.taps)
+        self.teacher.requires_grad_(False)
+        self.register_buffer("shares", torch.full((sizes.classes,), 1 / sizes.classes))  # of the classes, by the graphs
+        self.register_buffer("source_only", torch.zeros(sizes.target_images, dtype=torch.long))  # see pairing.graphs
+        self.register_buffer("steps", torch.zeros(()))  # so far
+        images = sizes.source_images + sizes.target_images
+        self.pairs = math.ceil(options.length * PAIRS * max(1.0, images / IMAGES) ** 0.5)  # of the whole run
+
+    def served(self) -> Network:
+        return self.teacher
+
+    def train(self, mode: bool = True) -> "CoTraining":
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def rates(self) -> dict[str, float]:
+        """Early layers learn more slowly: they change least from one domain to another."""
+        backbone = self.network.backbone
+        layers: dict[str, int] = {}
+        if hasattr(backbone, "group_matcher"):
+            groups = group_parameters(backbone, backbone.group_matcher())
+            layers = {name: number for number, names in groups.items() for name in names}
+        last = max(layers.values(), default=0)
+        rates = {f"network.backbone.{name}": self.options.layer_decay ** (last - n) for name, n in layers.items()}
+        return rates | {"head": self.options.head_rate}
+
+    def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
+        leading = leading_features(self.network)
+        if round.number == 1:
+            found = label_target(domains, classes=self.sizes.classes, leading=leading)
+            self.source_only.copy_(found.source_only)
+            labels = found.probabilities
+            self.start(domains, labels)
+        else:
+            labels = relabel_target(domains, self.source_only, leading=leading)
+        self.shares.copy_(labels.mean(dim=0))
+        count = max(2, math.ceil(self.pairs / round.rounds))
+        source, target = (
+            shuffled(torch.arange(images), count, generator).to(labels.device)
+            for images in (self.sizes.source_images, self.sizes.target_images)
+        )
+        return Proposals(source, target, domains.source_labels[source], labels[target], coupled=False)
+
+    def start(self, domains: Domains, labels: Tensor) -> None:
+        """The classifier and the statistics that the frozen features give."""
+        probe, of_source, of_target = probe_on_both(domains, labels)
+        set_probe(self.head, probe, of_target)
+        set_statistics(self.source_norm, of_source)
+        self.teacher.head.load_state_dict(self.head.state_dict())
+
+    def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
+        options = self.options
+        with torch.no_grad():
+            q = gather(self.teacher.encode(batch.x_t).logits.float()).softmax(dim=1)  # [B, K]
+            t = q.lerp(batch.y_t.to(q), options.graph)
+            weight = t.amax(dim=1)
+            x_s, x_t = (strong(x) if options.strong else x for x in (batch.x_s, batch.x_t))
+            x_t = masked(x_t) if options.mask else x_t
+        features = self.network.features_each(x_s, x_t)
+        f_s, f_t = (gather(x).float() for x in features)
+        source = self.head.classifier(self.source_norm(f_s)).float()
+        log_p = self.head.classify(f_t).logits.float().log_softmax(dim=1)
+        return {
+            "loss_source": F.cross_entropy(source, batch.y_s, label_smoothing=options.label_smoothing),
+            "loss_target": -options.target * (weight * (t * log_p).sum(dim=1)).mean(),
+            "loss_information": options.information * self.information(log_p),
+        }
+
+    def information(self, log_p: Tensor) -> Tensor:
+        p = log_p.exp()
+        mean = p.mean(dim=0)
+        entropy = -(p * log_p).sum(dim=1).mean()
+        return entropy + (mean * ((mean + 1e-6).log() - (self.shares + 1e-6).log())).sum()
+
+    def after_step(self, batch: Batch, progress: Tensor) -> None:
+        """The teacher follows, at once in the first steps and slowly then."""
+        slow = 1 - 1 / max(1.0, WINDOW * self.pairs / len(batch.y_s))
+        slow = min(max(slow, FASTEST), SLOWEST)
+        self.steps += 1
+        decay = (self.steps / (9 + self.steps)).clamp(max=slow)
+        follow(self.teacher.backbone, self.network.backbone, 1 - decay)
+        follow(self.teacher.head, self.head, 1 - decay)
+
+
+def follow(average: nn.Module, module: nn.Module, part: Tensor) -> None:
+    """Move a module's weights and running statistics by this part of the way to another's."""
+    theirs: list[Any] = [x for x in average.state_dict().values() if x.is_floating_point()]
+    ours: list[Any] = [x for x in module.state_dict().values() if x.is_floating_point()]
+    difference = torch._foreach_sub(ours, theirs)
+    torch._foreach_mul_(difference, part)
+    torch._foreach_add_(theirs, difference)

@@ -1,0 +1,232 @@
+"""Labels of the target from features alone: a linear probe and neighbour graphs correct each other.
+
+    probe    ridge regression of one-hot labels on features that each domain standardises by its own mean and deviation
+    graphs   P <- a W P + (1 - a) Q, thirty times: the probe's probabilities Q are spread over the nearest neighbours,
+             on the target's own graph (a = 0.8) and on that of both domains, where the source's labels are given (0.9)
+    shares   the class shares of P are pulled towards equal ones, the less, the fewer labels differ from the source's
+             opinion: across a wide gap a probe prefers a few classes, and without a gap its shares are right
+    rounds   the surest part of each class teaches the probe of the next round, half of it first and all of it last
+
+Two views of the features are averaged: the last blocks as they are, and all tapped ones whitened per domain. Every
+constant was chosen on Office-31 and PACS with DeiT-tiny (docs/results/recipe.md). Nothing here has a seed, and nothing
+has the size of images times images: neighbours are searched tile by tile."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.pairing.neighbours import normalised
+from cdtrans.pairing.pairs import Domains
+from cdtrans.runtime.ranks import gather, share
+
+NEIGHBOURS = 7
+HEAT = 10.0  # weight of a neighbour: exp(HEAT * cosine)
+STEPS = 30
+OWN, JOINT = 0.8, 0.9  # a of the target's graph and of the joint one
+ROUNDS = 5
+FIRST_PORTION = 0.5  # of each class, in the first round
+LOOSE, CLOSE = 0.03, 0.003  # the probe's decay on the source alone, and in the last round
+WHITENING = 0.3  # how far the covariance is shrunk to its mean variance
+PULL = 0.5  # at most: 0 keeps the predicted shares, 1 makes them equal
+ENOUGH = 8  # target images for each class from which on the shares are pulled in full
+SMOOTHING = 0.1
+TILE = 1 << 12  # queries, and 4 times as many keys, whose similarities are held at once: 256 MiB
+SCALE_ROWS = 20_000  # that the scale of the scores is found on
+PRIOR = 8  # images that the source's statistics count as in those of the target
+
+
+class Statistics(NamedTuple):
+    """Of a domain's features."""
+
+    mean: Tensor  # [D]
+    variance: Tensor  # [D]
+
+    @classmethod
+    def of(cls, x: Tensor, prior: "Statistics | None" = None) -> "Statistics":
+        """With a `prior`, which counts as a few images: for targets of a handful."""
+        mean, variance = x.mean(dim=0), x.var(dim=0, correction=0)
+        if prior is None:
+            return cls(mean, variance)
+        weight = PRIOR / (PRIOR + len(x))
+        return cls(mean.lerp(prior.mean, weight), variance.lerp(prior.variance, weight))
+
+    def standardised(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / (self.variance + 1e-5).sqrt()
+
+
+class Probe(NamedTuple):
+    """A linear classifier."""
+
+    weight: Tensor  # [D, K]
+    bias: Tensor  # [K]
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        return (x @ self.weight + self.bias).softmax(dim=1)
+
+
+class Labels(NamedTuple):
+    """Of every target image."""
+
+    probabilities: Tensor  # [Nt, K] by the graphs
+    source_only: Tensor  # [Nt] the class by a probe on the source alone
+
+
+class View:
+    """One set of features of both domains, standardised, and the graphs of their neighbours."""
+
+    def __init__(self, source: Tensor, target: Tensor, *, whitened: bool = False) -> None:
+        self.source, self.target = source, target
+        if whitened:
+            source, target = source @ whitener(source), target @ whitener(target)
+        source, target = normalised(source), normalised(target)
+        self.own = Graph.search(target, target, itself=0)
+        self.joint = Graph.search(target, torch.cat([source, target]), itself=len(source))
+
+    def spread(self, q: Tensor, known: Tensor) -> Tensor:
+        """The target's probabilities [Nt, K] over both graphs; `known` are the source's labels, [Ns, K]."""
+        return (self.own.spread(q, OWN) + self.joint.spread(q, JOINT, known)) / 2
+
+    def fit(self, known: Tensor, labels: Tensor, chosen: Tensor, decay: float) -> Tensor:
+        """A probe on the source and the chosen target images with these labels [Nt] -> what it says of the target."""
+        x = torch.cat([self.source, self.target[chosen]])
+        y = torch.cat([known, F.one_hot(labels[chosen], known.shape[1]).to(known)])
+        return fit_probe(x, y, decay).probabilities(self.target)
+
+
+class Graph(NamedTuple):
+    """The nearest neighbours of every target image."""
+
+    neighbours: Tensor  # [Nt, k] indices
+    weight: Tensor  # [Nt, k], each row sums to 1
+
+    @classmethod
+    def search(cls, queries: Tensor, keys: Tensor, itself: int) -> "Graph":
+        """By cosine. The i-th query is the key number `itself` + i, which is not its own neighbour. Several ranks share
+        the queries."""
+        k = min(NEIGHBOURS, len(keys) - 1)
+        mine = share(len(queries))
+        tiles = [
+            nearest(queries[start : min(start + TILE, mine.stop)], keys, start + itself, k)
+            for start in range(mine.start, mine.stop, TILE)
+        ]
+        found = (torch.cat(parts) for parts in zip(*tiles, strict=True))
+        similarity, index = (gather(x) for x in found)
+        return cls(index, (HEAT * similarity).softmax(dim=1))
+
+    def spread(self, q: Tensor, a: float, known: Tensor | None = None) -> Tensor:
+        p = q
+        for _ in range(STEPS if self.neighbours.shape[1] else 0):
+            base = p if known is None else torch.cat([known, p])
+            p = (1 - a) * q
+            for index, weight in zip(self.neighbours.T, self.weight.T, strict=True):
+                p = p + a * weight[:, None] * base[index]
+        return p
+
+
+def nearest(queries: Tensor, keys: Tensor, first: int, k: int) -> tuple[Tensor, Tensor]:
+    """Similarity and index of each query's k nearest keys, [Q, k] each; query i is not paired with key `first` + i."""
+    best = queries.new_full((len(queries), k), -torch.inf)
+    index = torch.zeros((len(queries), k), dtype=torch.long, device=queries.device)
+    rows = torch.arange(len(queries), device=queries.device)
+    for start in range(0, len(keys), 4 * TILE):
+        similarity = queries @ keys[start : start + 4 * TILE].T
+        here = (rows + first >= start) & (rows + first < start + similarity.shape[1])
+        similarity[rows[here], rows[here] + first - start] = -torch.inf
+        value, place = similarity.topk(min(k, similarity.shape[1]), dim=1)
+        best, order = torch.cat([best, value], dim=1).topk(k, dim=1)
+        index = torch.cat([index, place + start], dim=1).gather(1, order)
+    return best, index
+
+
+def whitener(x: Tensor) -> Tensor:
+    """[D, D] map that makes the covariance of standardised features round."""
+    covariance = gram(x) / len(x)
+    size = covariance.diagonal().mean()
+    covariance = (1 - WHITENING) * covariance + WHITENING * size * torch.eye(len(covariance)).to(covariance)
+    values, vectors = torch.linalg.eigh(covariance)
+    whitening: Tensor = vectors * values.clamp_min(1e-8).rsqrt() @ vectors.T
+    return whitening.to(x)
+
+
+def fit_probe(x: Tensor, y: Tensor, decay: float) -> Probe:
+    """Ridge regression on rows x [N, D] and labels y [N, K]. Its scores are scaled so that the cross-entropy on the
+    rows, with smoothed labels, is the least."""
+    n, d = x.shape
+    x = torch.cat([x, x.new_ones(n, 1)], dim=1)  # [N, D + 1]
+    left = gram(x) / n + decay * d**0.5 * torch.eye(d + 1).to(x.device, torch.float64)
+    solution = torch.linalg.solve(left, gram(x, y) / n).to(x)  # [D + 1, K]
+    some = torch.linspace(0, n - 1, min(n, SCALE_ROWS), device=x.device).round().long()
+    scores, smooth = x[some] @ solution, y[some] * (1 - SMOOTHING) + SMOOTHING / y.shape[1]
+    scales = torch.logspace(0, 2.5, 26).tolist()
+    losses = torch.stack([F.cross_entropy(scale * scores, smooth) for scale in scales])
+    solution = scales[int(losses.argmin())] * solution
+    return Probe(solution[:-1], solution[-1])
+
+
+def gram(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """x^T y in float64, [D, K]; y is x unless given."""
+    parts = zip(x.split(1 << 16), (x if y is None else y).split(1 << 16), strict=True)
+    return torch.stack([(a.T @ b).double() for a, b in parts]).sum(dim=0)
+
+
+def label_target(domains: Domains, *, classes: int, leading: int) -> Labels:
+    """From both domains' features. The first `leading` of them are the first view."""
+    views = make_views(domains, leading)
+    known = F.one_hot(domains.source_labels, classes).to(views[0].source)
+    nobody = torch.zeros(0, dtype=torch.long, device=known.device)
+    q = [view.fit(known, nobody, nobody, LOOSE) for view in views]
+    source_only = torch.stack(q).mean(dim=0).argmax(dim=1)
+    for round in range(ROUNDS):
+        spread = torch.stack([view.spread(p, known) for view, p in zip(views, q, strict=True)]).mean(dim=0)
+        p = balanced(spread, source_only)
+        if round + 1 < ROUNDS:  # the last round's probes would teach nobody
+            decay = LOOSE * (CLOSE / LOOSE) ** ((round + 1) / ROUNDS)
+            chosen = surest(p, FIRST_PORTION + (1 - FIRST_PORTION) * round / (ROUNDS - 1))
+            q = [view.fit(known, p.argmax(dim=1), chosen, decay) for view in views]
+    return Labels(p, source_only)
+
+
+def relabel_target(domains: Domains, source_only: Tensor, *, leading: int) -> Tensor:
+    """The same from the features and predictions of a network that is being trained -> [Nt, K]. Twice: the second time
+    a probe that has learnt the first labels has a say of one half."""
+    views = make_views(domains, leading)
+    q = domains.target.logits.softmax(dim=1)
+    known = F.one_hot(domains.source_labels, q.shape[1]).to(q)
+    everybody = torch.arange(len(q), device=q.device)
+    p = balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), source_only)
+    q = (q + views[0].fit(known, p.argmax(dim=1), everybody, CLOSE)) / 2
+    return balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), source_only)
+
+
+def make_views(domains: Domains, leading: int) -> list[View]:
+    source, target = domains.source.features, domains.target.features
+    of_source = Statistics.of(source)
+    of_target = Statistics.of(target, prior=of_source)
+    source, target = of_source.standardised(source), of_target.standardised(target)
+    return [View(source[:, :leading], target[:, :leading]), View(source, target, whitened=True)]
+
+
+def balanced(p: Tensor, source_only: Tensor) -> Tensor:
+    """Rows and columns scaled in turn (Sinkhorn) until the class shares are the pulled ones, [Nt, K] -> [Nt, K]."""
+    images, classes = p.shape
+    changed = float((p.argmax(dim=1) != source_only).double().mean())
+    pull = min(PULL, 2 * changed) * min(1.0, images / (ENOUGH * classes))
+    shares = p.mean(dim=0).clamp_min(1e-6) ** (1 - pull)
+    shares, p = shares / shares.sum(), p.clamp_min(1e-8)
+    for _ in range(20):
+        p = p * (shares / p.mean(dim=0))
+        p = p / p.sum(dim=1, keepdim=True)
+    return p
+
+
+def surest(p: Tensor, portion: float) -> Tensor:
+    """The images with the highest probabilities, this portion of each predicted class and at least one: indices."""
+    confidence, label = p.max(dim=1)
+    chosen = []
+    for k in label.unique():
+        members = (label == k).nonzero().squeeze(1)
+        best = confidence[members].argsort(descending=True, stable=True)[: max(1, round(portion * len(members)))]
+        chosen.append(members[best])
+    return torch.cat(chosen).sort().values
