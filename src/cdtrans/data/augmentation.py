@@ -27,12 +27,13 @@ def strong(x: Tensor) -> Tensor:
     zero = torch.zeros_like(width)
     across = torch.stack([width, zero, (2 * r[:, 2] - 1) * (1 - width)], dim=1)
     down = torch.stack([zero, height, (2 * r[:, 3] - 1) * (1 - height)], dim=1)
-    grid = F.affine_grid(torch.stack([across, down], dim=1), list(x.shape), align_corners=False)
-    x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+    with torch.autocast(x.device.type, enabled=False):  # in 16 bits a place is off by a pixel
+        grid = F.affine_grid(torch.stack([across, down], dim=1), list(x.shape), align_corners=False)
+        x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
     contrast, brightness, saturation = (r[:, n, None, None, None] * 2 - 1 for n in (4, 5, 6))  # from -1 to 1
     mean = x.mean(dim=(1, 2, 3), keepdim=True)
     x = mean + (x - mean) * (1 + COLOUR * contrast) + BRIGHTNESS * brightness
-    grey = (x * x.new_tensor(GREY_WEIGHTS)[:, None, None]).sum(dim=1, keepdim=True)
+    grey = sum(weight * x[:, n : n + 1] for n, weight in enumerate(GREY_WEIGHTS))
     colours = torch.where(r[:, 7, None, None, None] < GREY, 0.0, 1 + COLOUR * saturation)
     return grey + (x - grey) * colours
 
