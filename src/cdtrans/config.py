@@ -204,7 +204,7 @@ class CDTransOptions(BranchOptions):
 # The best recipe (docs/results/recipe.md), and what the shorter efforts change in it.
 BEST: dict[str, Any] = {
     **{"recipe": "best", "method": "cotraining", "neck": "none", "taps": 4, "drop_path": 0.0, "source_fit": "probe"},
-    **{"epochs": 10, "rebuild_every": 1, "warmup_epochs": 1, "schedule": "cosine"},
+    **{"holdout": 0.0, "epochs": 10, "rebuild_every": 1, "warmup_epochs": 1, "schedule": "cosine"},
     **{"optimizer": "adamw", "lr": 4e-4, "weight_decay": 0.05, "bias_lr_factor": 1.0, "source_lr": 1e-3},
 }
 EFFORTS: dict[str, dict[str, Any]] = {

@@ -28,7 +28,7 @@ def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult
     place = Path(os.path.abspath(out))  # "." has a name then
     digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
     report = settings.pop("report", True)  # after the answers, which it shows
-    settings |= {"preset": "digits", "seed": seed}
+    settings |= {"preset": "demo", "seed": seed}
     result = adapt(source=digits.source, target=digits.target, out=out, report=False, screen=screen, **settings)
     scored = evaluate(result.run, digits.answers, screen=screen)
     if report:
