@@ -14,6 +14,7 @@ def impression_of(
     classes: int = 3,
     source_right: float = 1.0,
     source_agrees: float = 1.0,
+    source_learnable: float | None = None,
 ) -> Impression:
     """All opinions agree unless told; of 100 source images the first ones are right, or agree."""
     labels = torch.arange(100) % classes
@@ -29,4 +30,5 @@ def impression_of(
         source_own=torch.ones(100).half(),
         source_sample=torch.zeros(100, 4).half(),
         target_sample=torch.zeros(len(predicted), 4).half(),
+        source_learnable=source_right if source_learnable is None else source_learnable,
     )

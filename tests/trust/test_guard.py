@@ -101,20 +101,37 @@ def test_shifted_is_total_variation() -> None:
 
 
 def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
-    measures = judge_adapted(healthy(), healthy(source_agrees=0.3), LOW, HIGH)
+    measures = judge_adapted(healthy(), healthy(source_right=0.3), LOW, HIGH)
     harm, off = decide(measures, guard=True), decide(measures, guard=False)
     assert (harm.verdict, off.verdict, decide([], guard=True).verdict) == ("harm", "off", "kept")
     assert says(harm.paragraph, "did harm", "source-only model")
     assert says(off.paragraph, "adapted model is kept")
     for verdict in (harm, off):
-        assert says(verdict.paragraph, "30%", "source images")
+        assert says(verdict.paragraph, "30%", "accuracy on the source")
     assert "nothing against" in Verdict("kept", []).paragraph
     stopped = decide(measures, guard=True, adapted=False)
     assert stopped.verdict == "harm"
     assert says(stopped.paragraph, "stopped the run")
     assert "did harm" not in stopped.paragraph
     (finding,) = harm.summary()["findings"]
-    assert finding.keys() == {"name", "what", "found", "limit", "healthy", "sentence"}
+    assert finding.keys() == {"name", "what", "found", "limit", "healthy", "sentence", "decisive"}
+
+
+def test_distance_from_the_source_only_opinion_is_a_warning_and_no_harm() -> None:
+    """The better the adaptation, the greater it is: five refusals of five on PACS were wrong."""
+    moved = impression_of(torch.full((600,), 3), classes=6, source_agrees=0.3)
+    for start in (healthy(), healthy(source_agrees=0.2)):
+        verdict = decide(judge_adapted(start, moved, HIGH, LOW), guard=True)
+        assert {"vanished classes", "predictions shifted", "centres abandoned"} <= set(names(verdict.measures))
+        assert verdict.verdict == "unknown"
+        assert says(verdict.paragraph, "cannot tell", "adapted model", "Label 50")
+
+
+def test_labels_that_a_probe_cannot_learn_are_harm_also_if_the_model_learnt_them_by_heart() -> None:
+    at_chance = healthy(source_learnable=0.18)
+    assert names(judge_source(at_chance)) == ["labels not learnable"]
+    assert decide(judge_source(at_chance), guard=True, adapted=False).verdict == "harm"
+    assert names(judge_source(healthy(source_learnable=0.4))) == []
 
 
 def test_everything_measured_is_told_harm_or_not() -> None:
@@ -122,6 +139,7 @@ def test_everything_measured_is_told_harm_or_not() -> None:
     measures = decide(judge_adapted(healthy(), healthy(source_right=0.75), LOW, HIGH), guard=True).summary()["measures"]
     assert {m["name"]: m["harm"] for m in measures} == {
         "source not learnt": False,
+        "labels not learnable": False,
         "domains apart": False,
         "domains drifted apart": False,
         "source forgotten": True,
@@ -140,9 +158,9 @@ def test_a_weak_source_model_is_named_as_the_cause() -> None:
     """Not the target's classes: nobody knows them before the source has been learnt."""
     weak = judge_source(healthy(source_right=0.6, source_agrees=0.3))
     assert names(weak) == ["domains apart"]
-    assert says(weak[1].sentence, "60%", "train it longer")
-    assert "fewer classes" not in weak[1].sentence
-    assert "fewer classes" in judge_source(healthy(source_agrees=0.3))[1].sentence
+    assert says(weak[2].sentence, "60%", "train it longer")
+    assert "fewer classes" not in weak[2].sentence
+    assert "fewer classes" in judge_source(healthy(source_agrees=0.3))[2].sentence
 
 
 @pytest.mark.parametrize("right", [0.2, 0.6])

@@ -46,6 +46,15 @@ class Head(nn.Module):
         feature = self.neck(feature)
         return Output(feature, self.classifier(feature))
 
+    def of_another_domain(self, out: Output) -> Output:
+        """Its output for a whole other domain, [N, D] and [N, K]: a head that standardises features by the target's
+        statistics has to take that domain's own."""
+        if self.spec.get("neck") != "standardise":
+            return out
+        mean, variance = out.feature.mean(dim=0), out.feature.var(dim=0, correction=0)
+        feature = (out.feature - mean) / (variance + 1e-5).sqrt()
+        return Output(feature, self.classifier(feature))
+
 
 class MeanHead(nn.Module):
     """Several classifiers of the same feature, whose logits are averaged (MCD). Each is an MLP of two hidden layers:
@@ -75,6 +84,9 @@ class MeanHead(nn.Module):
 
     def classify(self, feature: Tensor) -> Output:
         return Output(feature, torch.stack(self.each(feature)).mean(dim=0))
+
+    def of_another_domain(self, out: Output) -> Output:
+        return out
 
 
 def build_head(spec: dict[str, Any], dim: int, classes: int, neck: str) -> "Head | MeanHead":

@@ -179,6 +179,9 @@ def verdict(record: Record) -> Verdict:
     elif record.used_source:
         tone, badge = "bad", "harm found"
         sentence = "Adaptation was judged to do harm, so this run selected the source-only model."
+    elif outcome == "unknown":
+        tone, badge = "warned", "cannot tell"
+        sentence = f"This run selected {model}; whether it is better than the source-only model cannot be told."
     elif outcome == "kept" and guard.get("warning"):
         tone, badge = "warned", "later epochs went wrong"
         sentence = f"Training went wrong later on, so this run selected {model}, an earlier one."

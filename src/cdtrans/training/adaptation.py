@@ -11,6 +11,7 @@ from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.errors import Hopeless
 from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.model.encoding import Encoded, Encoder, Frozen
+from cdtrans.model.head import Output
 from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs
 from cdtrans.runtime.ranks import part, share_buffers
@@ -75,7 +76,7 @@ def adapt_to_target(
         if best.epoch != config.epochs or not last:
             network.load_state_dict(best.weights)
             encoded = encode(data.target, "target")
-        after = impression(Domains(encode(data.source, "source"), data.labels, encoded))
+        after = impression(both_domains(encode, data, encoded))
         measures += judge_adapted(before, after, watch.scores[0], watch.scores[best.epoch])
     reached = config.epochs if last else best.epoch
     later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
@@ -105,7 +106,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
 
     for epoch in loop.epochs():
         if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
-            domains = Domains(encode(data.source, "source"), data.labels, encoded)
+            domains = both_domains(encode, data, encoded)
             proposals = planner.plan(epoch, domains)
             if epoch == 1:
                 start_from(watch, impression(domains), config)
@@ -134,6 +135,13 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
         encoded = encode(data.target, "target")
         watch.epoch(epoch, encoded)
     return encoded
+
+
+@torch.no_grad()
+def both_domains(encode: Encoder, data: Data, target: Encoded) -> Domains:
+    """The source as the network sees it now, beside the target."""
+    source = encode.model.head.of_another_domain(Output(*encode(data.source, "source")))
+    return Domains(Encoded(*source), data.labels, target)
 
 
 def training_step(method: Method, optimisation: Optimisation) -> Train:
@@ -180,7 +188,7 @@ class Batches:
 def start_from(watch: Watch, before: Impression, config: Config) -> None:
     """Remember the source-only model. If adapting it is hopeless, stop before time is spent on it."""
     watch.before = before
-    against = objections(judge_source(before))
+    against = [measure for measure in objections(judge_source(before)) if measure.decisive]
     if against and config.guard:
         raise Hopeless(against[0].sentence, "See the guard's findings.")
 

@@ -1,5 +1,10 @@
 """Did adaptation hurt? Objections against it, by comparing the source-only model with the adapted one.
 
+Some are decisive: the source's labels cannot be learnt, the model has forgotten the source, training broke off. Then
+the source-only model is handed over. The others compare with the source-only model's opinion of the target, and the
+better the adaptation, the further it is from that: they cannot tell harm from a gain across a wide gap, so the adapted
+model is handed over with a warning.
+
 The limits lie between what healthy runs and spoilt ones showed on Office-31 and on the built-in task; every figure is
 in docs/results/guard.md.
 """
@@ -14,6 +19,7 @@ from cdtrans.trust.impression import Impression
 
 # What healthy runs showed, and what spoilt ones did where that is the evidence against them:
 LEARNT = 0.5  # accuracy on the source-only model's own training images: 91 % and more; shuffled labels 28 % and less
+LEARNABLE = 0.2  # of the way from chance to 1, cross-validated: 0.7 and more; shuffled labels 0.02 and less
 WELL_LEARNT = 0.8  # the same; no limit, but below it this is the first thing to mend
 SOURCE_AGREEMENT = 0.5  # 80 % and more; a target of noise or of few classes, or training gone wrong, 28 % and less
 FORGOTTEN = 0.8  # share of the accuracy on the source that is kept: 95 % and more; a rate 100 times too high 15 to 75 %
@@ -24,6 +30,8 @@ SHIFTED = (
 CENTERS_KEPT = 0.7  # share of predictions that are the first centres': 77 % and more; other or fewer classes 24 to 69 %
 CONSENSUS_FALL = 0.01  # of the consensus, against its own noise; it rose by 0.27 and more in healthy runs
 FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later ones have: 99 %; rate x 100 62 to 66 %
+
+LABELS = 50  # target images: enough to see a difference of 15 points between two models
 
 OTHER_CLASSES = ": has the target other or fewer classes than the source?"
 
@@ -37,6 +45,7 @@ class Measure(NamedTuple):
     limit: float
     healthy: Literal["above", "below"]  # the side of the limit
     sentence: str  # what is said if it is on the other side
+    decisive: bool = False  # whether it alone is harm
 
     @property
     def harm(self) -> bool:
@@ -48,8 +57,12 @@ def objections(measures: list[Measure]) -> list[Measure]:
 
 
 def judge_source(before: Impression) -> list[Measure]:
-    """What can be seen before stage 2 has cost anything: adaptation from a start that does harm here is hopeless."""
-    right = before.source_accuracy
+    """What can be seen before stage 2 has cost anything: a decisive objection here makes it hopeless."""
+    right, chance = (
+        before.source_accuracy,
+        float(torch.bincount(before.source_labels).max()) / len(before.source_labels),
+    )
+    learnable = (before.source_learnable - chance) / max(1 - chance, 1e-9)
     cause = OTHER_CLASSES
     if right < WELL_LEARNT:  # then it cannot find the classes in the target either, whichever these are
         cause = f": it is right on only {right:.0%} of the images it was trained on, so first train it longer"
@@ -64,6 +77,17 @@ def judge_source(before: Impression) -> list[Measure]:
             "above",
             f"the source-only model is right on only {right:.0%} of the images it was trained on (healthy runs: over "
             f"{LEARNT:.0%}): are the source's labels right, and was it trained long enough?",
+            decisive=True,
+        ),
+        Measure(
+            "labels not learnable",
+            "accuracy of a probe on the source, cross-validated, from chance (0%) to perfect (100%)",
+            learnable,
+            LEARNABLE,
+            "above",
+            f"on source images that a probe has not seen it is right in only {before.source_learnable:.0%} of the cases "
+            f"(always the largest class: {chance:.0%}): are the source's labels right?",
+            decisive=True,
         ),
         _agreement("domains apart", before, "before adaptation", cause),
     ]
@@ -89,6 +113,7 @@ def judge_adapted(
             FORGOTTEN,
             "above",
             f"accuracy on the source fell from {before.source_accuracy:.0%} to {after.source_accuracy:.0%}",
+            decisive=True,
         ),
         Measure(
             "vanished classes",
@@ -129,7 +154,8 @@ def judge_adapted(
 
 def gave_up(error: Hopeless) -> Measure:
     """Training that could not continue: values that are not finite, or no pairs left."""
-    return Measure("training broke off", "whether training came to its end (100%)", 0.0, 1.0, "above", error.cause)
+    what = "whether training came to its end (100%)"
+    return Measure("training broke off", what, 0.0, 1.0, "above", error.cause, decisive=True)
 
 
 def fell_later(epoch: int, consensus: list[float]) -> str:
@@ -148,7 +174,7 @@ def fell_later(epoch: int, consensus: list[float]) -> str:
 class Verdict(NamedTuple):
     """What the guard makes of its measures."""
 
-    verdict: str  # kept, harm, or off: harm was found but --no-guard keeps the adapted model
+    verdict: str  # kept, unknown, harm, or off: harm was found but --no-guard keeps the adapted model
     measures: list[Measure]
     warning: str = ""  # of what speaks against the training, though not against the model that is handed over
     adapted: bool = True  # whether there is an adapted model
@@ -161,6 +187,8 @@ class Verdict(NamedTuple):
     def opening(self) -> str:
         if not self.objections:
             return "The guard found nothing against the adapted model."
+        if self.verdict == "unknown":
+            return "The guard cannot tell whether adaptation helped or did harm; the adapted model is the chosen one."
         if self.verdict != "harm":
             return (
                 "The guard was switched off and the adapted model is kept, but it would have judged that adaptation "
@@ -172,6 +200,9 @@ class Verdict(NamedTuple):
 
     @property
     def advice(self) -> str:
+        if self.verdict == "unknown":
+            labels = f"Label {LABELS} target images and compare both models with 'cdtrans eval' to know."
+            return f"{labels} {self.warning}".rstrip()
         if self.verdict != "harm":
             return self.warning
         if self.adapted:
@@ -203,8 +234,11 @@ class Verdict(NamedTuple):
 
 
 def decide(measures: list[Measure], *, guard: bool, adapted: bool = True, warning: str = "") -> Verdict:
-    if not objections(measures):
+    against = objections(measures)
+    if not against:
         return Verdict("kept", measures, warning)
+    if adapted and not any(measure.decisive for measure in against):
+        return Verdict("unknown", measures, warning)
     if guard:  # the source-only model is handed over, whatever the later epochs did
         return Verdict("harm", measures, adapted=adapted)
     return Verdict("off", measures, warning)

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.pairing.pairs import Domains
 
+FOLDS, PROBED = 5, 20_000  # of the cross-validation, and images in it at most
 SAMPLE = 1000  # images of each domain whose features are kept, for pictures
 
 
@@ -25,6 +28,7 @@ class Impression:
     source_own: Tensor  # [Ns] the probability of the image's own label
     source_sample: Tensor  # [S, D] features
     target_sample: Tensor  # [T, D] features
+    source_learnable: float  # accuracy of a linear probe on the source's features, cross-validated
 
     @property
     def predicted(self) -> Tensor:
@@ -53,7 +57,22 @@ def impression(domains: Domains) -> Impression:
     samples = [x.features[sampled(len(x.features)).to(x.features.device)].half() for x in (source, target)]
     matching = (domains.centers, domains.label_nearest_target, domains.center_nearest_source)
     columns = (target.logits, *matching, labels, predicted, confidence.half(), own.half(), *samples)
-    return Impression(*(x.cpu() for x in columns))
+    return Impression(*(x.cpu() for x in columns), cross_validated(source.features, labels, source.logits.shape[1]))
+
+
+def cross_validated(features: Tensor, labels: Tensor, classes: int) -> float:
+    """Accuracy of a linear probe on images that it has not seen: near chance if labels were mixed up, or if training
+    has ruined the features, whatever the model's own head says."""
+    some = torch.linspace(0, len(labels) - 1, min(len(labels), PROBED), device=labels.device).round().long()
+    x, y = Statistics.of(features).standardised(features[some]), labels[some]
+    fold = torch.arange(len(y), device=y.device) % FOLDS  # the source is in the order of its classes
+    right = 0
+    for n in range(FOLDS):
+        kept, left = fold != n, fold == n
+        if kept.any() and left.any():
+            probe = fit_probe(x[kept], F.one_hot(y[kept], classes).to(x), LOOSE)
+            right += int((probe.probabilities(x[left]).argmax(dim=1) == y[left]).sum())
+    return right / len(y)
 
 
 def sampled(count: int) -> Tensor:

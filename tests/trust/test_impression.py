@@ -1,0 +1,16 @@
+"""What is remembered of a model."""
+
+import torch
+from torch.nn import functional as F
+
+from cdtrans.trust.impression import cross_validated
+
+
+def test_cross_validation_tells_labels_from_shuffled_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.arange(200) % 4).sort().values  # in the order of the classes, as a source is
+    features = F.one_hot(labels, 4) + 0.3 * torch.randn(200, 4, generator=generator)
+    features = torch.cat([features, torch.randn(200, 40, generator=generator)], dim=1)
+    assert cross_validated(features, labels, 4) > 0.9
+    shuffled = labels[torch.randperm(200, generator=generator)]
+    assert cross_validated(features, shuffled, 4) < 0.4
