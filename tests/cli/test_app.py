@@ -135,7 +135,7 @@ class TestHelp:
             if name not in NOT_FLAGS and name not in own:
                 assert f"--{name.replace('_', '-')}" in text
                 assert " ".join(spec.metadata["help"].split()) in text, name
-        for words in ("cls, none; default: cls", "default: cdtrans", "center, pair; default"):
+        for words in ("cls, none; default: cls", "default: cotraining; authors: cdtrans", "center, pair; default"):
             assert f"({words}" in text
         assert "(two_way, one_way_source, one_way_target; default: two_way)" in text
         assert "--set KEY=VALUE" in text

@@ -14,6 +14,9 @@ from cdtrans.data.digits import DONE, SIDE, Digits, write_digits
 IMAGES = 60
 
 
+pytestmark = pytest.mark.slow  # each writes thousands of images
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     return write_digits(tmp_path_factory.mktemp("digits"), seed=0, images=IMAGES)

@@ -3,6 +3,7 @@
 import pytest
 import timm
 import torch
+from timm.models import VisionTransformer
 from torch import nn
 
 import cdtrans.model.network as network_module
@@ -120,3 +121,29 @@ def test_a_network_is_saved_under_the_same_names_for_every_backbone() -> None:
         network = network_of(name)
         heads = {key for key in network.state_dict() if not key.startswith("backbone.")}
         assert heads == {f"head.neck.{part}" for part in nn.BatchNorm1d(1).state_dict()} | {"head.classifier.weight"}
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_taps_are_the_pooled_tokens_of_the_last_blocks_the_later_ones_first(pool: str) -> None:
+    torch.manual_seed(0)
+    vit = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=16, depth=4, num_heads=2, num_classes=0, global_pool=pool
+    ).eval()
+    images = torch.randn(3, 3, 16, 16)
+    model = Network(vit, Head(48, 5, "none"), taps=3).eval()
+    assert model.dim == 48
+    _, tokens = vit.forward_intermediates(images, indices=[1, 2], output_fmt="NLC", return_prefix_tokens=True)
+    pooled = [prefix[:, 0] if pool == "token" else patches.mean(dim=1) for patches, prefix in tokens]
+    expected = torch.cat([vit(images), pooled[1], pooled[0]], dim=1)
+    torch.testing.assert_close(model.features(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_has_no_blocks_has_one_tap() -> None:
+    resnet = timm.create_model("resnet18", num_classes=0)
+    assert Network(resnet, Head(512, 3, "none"), taps=4).taps == 1
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0)
+    assert Network(vit, Head(32, 3, "none"), taps=9).taps == 2, "not more than it has"
+    mapped = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0, global_pool="map"
+    )
+    assert Network(mapped, Head(16, 3, "none"), taps=2).taps == 1

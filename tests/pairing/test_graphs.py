@@ -124,7 +124,7 @@ class TestWhole:
         found = label_target(domains, classes=4, leading=8)
         after = float((found.probabilities.argmax(dim=1) == answers).float().mean())
         assert after > 0.95
-        assert before < 0.8
+        assert before < 0.85
 
     def test_labels_do_not_depend_on_the_order_of_the_target(self) -> None:
         domains, _ = across_a_gap(classes=3, target=20)
@@ -134,7 +134,7 @@ class TestWhole:
         torch.testing.assert_close(b, a[order], atol=1e-4, rtol=1e-3)
 
     @pytest.mark.parametrize(
-        ("classes", "source", "target"), [(2, 5, 5), (3, 1, 4), (345, 2, 1), (4, 30, 1), (31, 5, 20)]
+        ("classes", "source", "target"), [(2, 5, 5), (3, 1, 4), (100, 2, 1), (4, 30, 1), (31, 5, 20)]
     )
     def test_odd_sizes_give_probabilities(self, classes: int, source: int, target: int) -> None:
         domains, _ = across_a_gap(classes=classes, source=source, target=target)

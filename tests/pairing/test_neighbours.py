@@ -34,6 +34,7 @@ small_integers = st.integers(-2, 2).map(float)  # products and sums are exact, s
 sizes = st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(1, 4))
 
 
+@pytest.mark.slow
 @given(data=st.data(), shape=sizes, tile=st.integers(1, 13))
 @settings(max_examples=200, deadline=None)
 def test_equals_the_dense_matrix_with_ties_and_any_tile(data, shape: tuple[int, int, int], tile: int) -> None:
@@ -58,6 +59,7 @@ def test_ties_go_to_the_lowest_index_on_every_device(device: str) -> None:
     assert found.source_of_target.tolist() == columns.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", devices())
 @given(seed=st.integers(0, 10**6), tile=st.integers(1, 80))
 @settings(max_examples=30, deadline=None)
@@ -112,6 +114,7 @@ def test_two_bfloat16_parts_leave_out_no_more_than_is_allowed_for(data, shape: t
     assert (error <= SPLIT_ERROR * lengths).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("dim", [3, 384, 768])
 def test_a_sweep_is_as_near_as_it_says(device: str, dim: int) -> None:

@@ -144,12 +144,15 @@ class CoTraining(Method):
 
     def after_step(self, batch: Batch, progress: Tensor) -> None:
         """The teacher follows, at once in the first steps and slowly then."""
-        slow = 1 - 1 / max(1.0, WINDOW * self.pairs / len(batch.y_s))
-        slow = min(max(slow, FASTEST), SLOWEST)
         self.steps += 1
-        decay = (self.steps / (9 + self.steps)).clamp(max=slow)
+        decay = (self.steps / (9 + self.steps)).clamp(max=self.slowest(len(batch.y_s)))
         follow(self.teacher.backbone, self.network.backbone, 1 - decay)
         follow(self.teacher.head, self.head, 1 - decay)
+
+    def slowest(self, batch: int) -> float:
+        """The teacher's decay once it is an average of a third of the run's steps."""
+        steps = self.pairs / batch
+        return min(max(1 - 1 / max(1.0, WINDOW * steps), FASTEST), SLOWEST)
 
 
 def follow(average: nn.Module, module: nn.Module, part: Tensor) -> None:

@@ -37,9 +37,8 @@ def finish(
     write_predictions(run, target, card.classes, chosen.probabilities)
     with run.timed("verdict"):
         run.write_arrays("views.npz", views(before, after or before))
-        estimated = estimate(
-            before, chosen.predicted, harm=any(measure.decisive for measure in verdict.objections)
-        ).summary()
+        harm = any(measure.decisive for measure in verdict.objections)
+        estimated = estimate(before, chosen.predicted, harm=harm).summary()
     card = replace(card, stage="adaptation", head=network.head.spec)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))

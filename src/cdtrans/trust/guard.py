@@ -58,10 +58,8 @@ def objections(measures: list[Measure]) -> list[Measure]:
 
 def judge_source(before: Impression) -> list[Measure]:
     """What can be seen before stage 2 has cost anything: a decisive objection here makes it hopeless."""
-    right, chance = (
-        before.source_accuracy,
-        float(torch.bincount(before.source_labels).max()) / len(before.source_labels),
-    )
+    right = before.source_accuracy
+    chance = float(torch.bincount(before.source_labels).max()) / len(before.source_labels)
     learnable = (before.source_learnable - chance) / max(1 - chance, 1e-9)
     cause = OTHER_CLASSES
     if right < WELL_LEARNT:  # then it cannot find the classes in the target either, whichever these are
@@ -85,8 +83,8 @@ def judge_source(before: Impression) -> list[Measure]:
             learnable,
             LEARNABLE,
             "above",
-            f"on source images that a probe has not seen it is right in only {before.source_learnable:.0%} of the cases "
-            f"(always the largest class: {chance:.0%}): are the source's labels right?",
+            f"a probe is right on only {before.source_learnable:.0%} of the source images that it has not seen (always "
+            f"the largest class: {chance:.0%}): are the source's labels right?",
             decisive=True,
         ),
         _agreement("domains apart", before, "before adaptation", cause),
