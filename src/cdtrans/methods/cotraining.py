@@ -58,6 +58,8 @@ class CoTraining(Method):
 
     Options = CoTrainingOptions
     options: CoTrainingOptions
+    paper = "this project"
+    title = "The best recipe of this project (docs/results/recipe.md)"
     cost = "?"
     shares: Tensor
     source_only: Tensor

@@ -15,6 +15,8 @@ from cdtrans.pairing.pairs import Domains, Proposals
 class Instant(Method):
     """Probe and neighbour graphs on the frozen backbone."""
 
+    paper = "this project"
+    title = "The start of the best recipe (docs/results/recipe.md)"
     cost = "0"
     trains = False
 
