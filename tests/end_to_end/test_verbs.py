@@ -123,7 +123,7 @@ def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
 
 def test_demo(empty: Path) -> None:
     """The whole built-in task, with a model and a time that are too small to learn it."""
-    short = ["--source-epochs", 1, "--epochs", 1, "--crop", 16, "--resize", 18, "--no-guard"]
+    short = ["--source-epochs", 1, "--epochs", 1, "--set", "length=0.02", "--crop", 16, "--resize", 18, "--no-guard"]
     ended = run(CDTRANS, "demo", "--json", *short, cwd=empty)
     assert ended.code == 0, ended.err
     values = only_object(ended.out)

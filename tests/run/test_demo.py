@@ -18,7 +18,7 @@ from cdtrans.runtime.screen import Screen
 
 pytestmark = pytest.mark.slow
 
-QUICK = {"source_epochs": 1, "epochs": 1, "batch_size": 8, "device": "cpu", "guard": False}
+QUICK = {"source_epochs": 1, "epochs": 1, "method_args": {"length": 0.01}, "batch_size": 8, "device": "cpu", "guard": False}
 
 
 @pytest.fixture
@@ -65,6 +65,6 @@ def test_adaptation_is_worth_its_while(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["adapted_accuracy"] - result["source_only_accuracy"] >= 0.10, result
+    assert result["adapted_accuracy"] - result["source_only_accuracy"] >= 0.15, result
     assert result["adapted_accuracy"] > 0.8, result
     assert (tmp_path / "runs" / "demo-data-0").is_dir()
