@@ -21,7 +21,9 @@ from cdtrans.model.head import Head, Output
 from cdtrans.model.network import Network
 from cdtrans.run.session import make_method
 from cdtrans.runtime.device import autocast, pick_precision
+from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import training_step
+from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step
 
@@ -56,7 +58,8 @@ def train_step(
     optimisation = Optimisation(
         method, config, lr=0.008, epochs=40, device=torch.device(device), rates=method.rates(), network=model
     )
-    step = Step(training_step(method, optimisation), optimisation, plan, capturable=method.capturable)
+    memory = Memory(method, "pairs", Screen())
+    step = Step(training_step(method, optimisation), optimisation, memory, plan, capturable=method.capturable)
     size = model.backbone.patch_embed.img_size[0]  # type: ignore[index]
     x = torch.randn(2, pairs, 3, size, size, device=device)
     y = torch.randint(CLASSES, (2, pairs), device=device)

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 from cdtrans.errors import CdtransError
+from cdtrans.model import blocks
 
 
 def from_authors_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -38,3 +40,25 @@ def error_says(*words: str) -> Iterator[None]:
         yield
     assert says(str(caught.value), *words)
     assert "\n" not in str(caught.value)
+
+
+def small_gpu(monkeypatch: pytest.MonkeyPatch, most: int, *, in_backward: bool = False) -> list[int]:
+    """A stand-in for a GPU that has no memory for more than `most` images in a block of a ViT; with `in_backward` that
+    shows only in the backward pass. Returns the numbers of images of the calls so far."""
+    calls: list[int] = []
+    run_block = blocks.run_block
+
+    def out_of_memory(*anything: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    def limited(block: Any, stream: Any, *passed: Any) -> Any:
+        calls.append(len(stream.x))
+        out = run_block(block, stream, *passed)
+        if calls[-1] > most and in_backward and out.x.requires_grad:
+            out.x.register_hook(out_of_memory)
+        elif calls[-1] > most and not in_backward:
+            out_of_memory()
+        return out
+
+    monkeypatch.setattr(blocks, "run_block", limited)
+    return calls

@@ -26,8 +26,10 @@ from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from cdtrans.run.session import make_method
+from cdtrans.runtime.screen import Screen
 from cdtrans.serving.export import export
 from cdtrans.training.adaptation import training_step
+from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step
 from tiny_task import CLASSES, Ended, Task, log_lines, make_task, tree, warm
@@ -220,7 +222,8 @@ def trained(
     for module in method.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    step = Step(training_step(method, optimisation), optimisation, plan, capturable=method.capturable)
+    memory = Memory(method, "pairs", Screen())
+    step = Step(training_step(method, optimisation), optimisation, memory, plan, capturable=method.capturable)
     step.ahead = 1000
     losses = []
     for i in range(STEPS):

@@ -9,11 +9,11 @@ from timm.models import VisionTransformer
 
 from cdtrans.config import make_config
 from cdtrans.data.batches import Images
-from cdtrans.model.encoding import Encoded, Encoder
+from cdtrans.model.encoding import Encoded, Encoder, Frozen
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from cdtrans.runtime.screen import Screen
-from support import devices, error_says
+from support import devices, error_says, says, small_gpu
 
 
 @pytest.fixture
@@ -83,6 +83,35 @@ def test_bf16_is_used_inside_and_float32_comes_out(model: Network, device: str) 
 def test_scores_that_are_not_finite_are_an_error(model: Network) -> None:
     model.head.classifier.weight.data[0, 0] = torch.inf
     with error_says("target images", "not finite", "training has diverged"):
+        encoded(model, images())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_with_too_little_memory_batches_are_halved_once_for_all_passes(
+    model: Network, frozen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = encoded(model, images())
+    calls = small_gpu(monkeypatch, 1)
+    config = make_config({"precision": "fp32", "encode_batch": 64})
+    encoder = Encoder(model, config, Screen(), Frozen() if frozen else None)
+    encoder.captured = lambda x: pytest.fail("of the old size")  # type: ignore[assignment]
+    encoder._use_less(64)
+    capsys.readouterr()
+    out = encoder(images(), "target")
+    torch.testing.assert_close(out, whole)
+    assert sorted(set(calls)) == [1, 2, 5], "five images, then batches of two, then single ones"
+    first, second = capsys.readouterr().out.splitlines()
+    assert says(first, "too little memory", "encode 5 images", "2 at a time")
+    assert says(second, "too little memory", "encode 2 images", "1 at a time")
+    calls.clear()
+    torch.testing.assert_close(encoder(images(), "source"), whole)
+    assert set(calls) == {1}
+    assert capsys.readouterr().out == ""
+
+
+def test_an_image_that_does_not_fit_is_an_error(model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_gpu(monkeypatch, 0)
+    with error_says("too little memory", "single image", "--backbone"):
         encoded(model, images())
 
 

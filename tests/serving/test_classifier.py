@@ -11,7 +11,7 @@ from PIL import Image
 import cdtrans
 from cdtrans.errors import CdtransError
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable, load
-from support import devices, error_says
+from support import devices, error_says, small_gpu
 from tiny_task import CLASSES, draw
 
 
@@ -78,6 +78,21 @@ def test_the_batch_size_changes_nothing(classifier: Classifier, files: list[Path
         assert isinstance(one, Prediction)
         assert (one.path, one.label) == (other.path, other.label)
         assert one.probability == pytest.approx(other.probability, abs=1e-5)
+
+
+def test_with_too_little_memory_it_classifies_fewer_at_once(
+    finished, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier = load(finished.run, device="cpu")
+    whole = classifier.predict(files)
+    calls = small_gpu(monkeypatch, 6)
+    for again in (False, True):
+        calls.clear()
+        assert [p.label for p in classifier.predict(files)] == [p.label for p in whole]
+        assert (max(calls) > 6) != again, "it tries once, and remembers what fitted"
+    small_gpu(monkeypatch, 0)
+    with error_says("too little memory", "single image", "--device cpu"):
+        classifier.predict(files)
 
 
 def test_the_best_classes(classifier: Classifier, files: list[Path]) -> None:

@@ -501,7 +501,7 @@ def test_the_state_holds_modules_pairs_and_scores_each_in_the_part_of_its_owner(
     state = load_state(run)
     assert state is not None
     parts = state["parts"]
-    assert set(parts) == {"model", "optimisation", "watch", "planner"}
+    assert set(parts) == {"model", "optimisation", "watch", "planner", "memory"}
     assert parts["model"].keys() == method.state_dict().keys()
     assert int(parts["model"]["seen"].sum()) == 8 * 4
     pairs = Pairs(**parts["planner"])

@@ -13,7 +13,9 @@ from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
+from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import training_step
+from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import GRAPH_STEPS, WARM_UP, Step
 
@@ -33,7 +35,8 @@ def make_step(model: Network, plan: str, device: str, *, capturable: bool = True
     config = make_config({"precision": "fp32"})
     optimisation = Optimisation(model, config, lr=0.05, epochs=40, device=torch.device(device))
     method = CDTrans(model, CDTransOptions(), Sizes(5, 10, 10))
-    step = Step(training_step(method, optimisation), optimisation, plan, capturable=capturable)
+    memory = Memory(method, "pairs", Screen())
+    step = Step(training_step(method, optimisation), optimisation, memory, plan, capturable=capturable)
     step.ahead = 10_000
     return optimisation, step
 

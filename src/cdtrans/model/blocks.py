@@ -2,6 +2,7 @@
 Encoder). Needed for cross-attention, and faster than timm's own forward on a GPU."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from cdtrans.model.fast.operations import LayerScale, Stream, Update, add_norm, mlp, project, queries_keys_values
 
@@ -76,16 +78,26 @@ def embed_patches(patch: Any, images: Tensor) -> Tensor:
     return patch.norm(F.linear(patches, patch.proj.weight.flatten(1), patch.proj.bias))  # type: ignore[no-any-return]
 
 
-def run_blocks(backbone: Any, tokens: Tokens, scales: Tensor | None, attention: AttentionStep, taps: int = 1) -> Tensor:
+def run_blocks(
+    backbone: Any,
+    tokens: Tokens,
+    scales: Tensor | None,
+    attention: AttentionStep,
+    taps: int = 1,
+    *,
+    recompute: bool = False,
+) -> Tensor:
     """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]. `scales` are
     the stochastic depth, [depth, 2, B]. With several `taps` the pooled tokens of the blocks before the last follow, the
-    later ones first: [B, taps * D]."""
+    later ones first: [B, taps * D]. With `recompute` the backward pass computes each block again and keeps only its
+    input."""
+    run = partial(checkpoint, run_block, use_reentrant=False) if recompute else run_block
     stream, last = Stream(tokens.x), len(backbone.blocks) - 1
     tapped = []
     with torch.cuda.device_of(tokens.x):  # kernels are launched on the current device
         for i, block in enumerate(backbone.blocks):
             rows = rows_read(backbone) if i == last else None
-            stream = run_block(block, stream, None if scales is None else scales[i], tokens.rope[i], rows, attention)
+            stream = run(block, stream, None if scales is None else scales[i], tokens.rope[i], rows, attention)
             if last - taps < i < last:
                 tapped.append(pooled(backbone, stream))
     feature = backbone.forward_head(backbone.norm(stream.sum()), pre_logits=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError
-from cdtrans.model.blocks import attend, embed, position, project_heads, run_blocks, why_no_shared_attention
+from cdtrans.model.blocks import attend, embed, position, project_heads, why_no_shared_attention
 from cdtrans.model.fast.operations import Stream, Update, add_norm, queries_keys_values
 from cdtrans.model.head import Output
 from cdtrans.model.network import Network
@@ -57,7 +57,7 @@ def branch_features(
     start = tokens_t if first_block_residual else torch.zeros_like(tokens_t)
     x = torch.stack([tokens_s, start, tokens_t], dim=1).flatten(0, 1)  # [3B, N, D]
     scales = network.drop_path_scales(x)
-    features = run_blocks(network.backbone, tokens._replace(x=x), scales, cross_attention, network.taps)  # [3B, D]
+    features = network.run_blocks(tokens._replace(x=x), scales, cross_attention, together=3)  # [3B, D]
     feature_s, feature_c, feature_t = features.unflatten(0, (-1, 3)).unbind(1)
     return feature_s, feature_t, feature_c
 

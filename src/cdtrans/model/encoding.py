@@ -8,10 +8,10 @@ from torch import Tensor
 
 from cdtrans.config import Config
 from cdtrans.data.batches import Images
-from cdtrans.errors import Hopeless
+from cdtrans.errors import CdtransError, Hopeless
 from cdtrans.model.head import Output
 from cdtrans.model.network import Network
-from cdtrans.runtime.device import autocast
+from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory
 from cdtrans.runtime.ranks import gather
 from cdtrans.runtime.screen import Screen
 
@@ -38,10 +38,14 @@ class Frozen:
 
 class Encoder:
     """Encodes domains again and again with the model as it is then: in eval mode and in the precision of training; what
-    comes out is float32. Several ranks share the work, and each has the whole of it in the end."""
+    comes out is float32. Several ranks share the work, and each has the whole of it in the end.
+
+    If the GPU has too little memory for a batch, a pass begins again with batches of half the size, and so do all that
+    follow."""
 
     def __init__(self, model: Network, config: Config, screen: Screen, frozen: Frozen | None = None) -> None:
         self.model, self.config, self.screen, self.frozen = model, config, screen, frozen
+        self.batch = config.encode_batch
         self.captured: Captured | None = None
         self.failed = False  # capturing did not work and is not tried again
 
@@ -50,33 +54,46 @@ class Encoder:
         self.model.eval()
         if self.frozen is not None and self.frozen.features is not None:
             return self._finite(self._frozen(images, name, self.frozen.features), name)
-        features, logits = [], []
-        with (
-            self.screen.track(f"encoding {name}", len(images)) as task,
-            autocast(images.device, self.config.precision),
-        ):
-            for x in images.in_order(self.config.encode_batch):
-                out = self._encode(x)
-                features.append(out.feature.float())
-                logits.append(out.logits.float())
-                task.advance(len(x))
-        encoded = self._finite(Encoded(gather(torch.cat(features)), gather(torch.cat(logits))), name)
+        features, logits = self._pass(images, name, self._encode)
+        encoded = self._finite(Encoded(gather(features), gather(logits)), name)
         if images.device.type == "cuda" and self.config.compile != "off" and not self.failed:
             self.captured = self.captured or Captured(self.model.encode, self.config)  # for every later pass
         return encoded
 
     def _frozen(self, images: Images, name: str, known: dict[str, Tensor]) -> Encoded:
+        if name not in known:
+            most = FROZEN_BATCH[images.device.type]
+            (known[name],) = self._pass(images, name, lambda x: (self.model.features(x),), most)
         with autocast(images.device, self.config.precision):
-            if name not in known:
-                batch = min(self.config.encode_batch, FROZEN_BATCH[images.device.type])
-                with self.screen.track(f"encoding {name}", len(images)) as task:
-                    features = []
-                    for x in images.in_order(batch):
-                        features.append(self.model.features(x).float())
-                        task.advance(len(x))
-                known[name] = torch.cat(features)
             out = [self.model.head(x) for x in known[name].split(self.config.encode_batch)]
         return Encoded(*(gather(torch.cat([part.float() for part in parts])) for parts in zip(*out, strict=True)))
+
+    def _pass(
+        self, images: Images, name: str, encode: Callable[[Tensor], tuple[Tensor, ...]], most: int | None = None
+    ) -> list[Tensor]:
+        """What `encode` makes of this rank's share of the images, at most so many of them at once."""
+        while True:
+            batch = min(self.batch, most or self.batch)
+            try:
+                with (
+                    self.screen.track(f"encoding {name}", len(images)) as task,
+                    autocast(images.device, self.config.precision),
+                ):
+                    out = []
+                    for x in images.in_order(batch):
+                        out.append([part.float() for part in encode(x)])
+                        task.advance(len(x))
+                return [torch.cat(parts) for parts in zip(*out, strict=True)]
+            except torch.cuda.OutOfMemoryError:
+                pass  # continue where the exception no longer refers to the tensors of this pass
+            self._use_less(min(batch, len(images)))
+
+    def _use_less(self, batch: int) -> None:
+        if batch == 1:
+            raise CdtransError(f"{TOO_LITTLE} to encode a single image; use a smaller --backbone or --crop.")
+        self.batch, self.captured = batch // 2, None
+        free_memory()
+        self.screen.say(f"{TOO_LITTLE} to encode {batch} images at once: it encodes {self.batch} at a time.")
 
     def _finite(self, encoded: Encoded, name: str) -> Encoded:
         if not encoded.logits.isfinite().all():
@@ -90,12 +107,13 @@ class Encoder:
     def _encode(self, x: Tensor) -> Output:
         if self.captured is None:
             return self.model.encode(x)
-        missing = self.config.encode_batch - len(x)  # in a domain's last batch; a graph knows one shape
+        missing = self.batch - len(x)  # in a domain's last batch; a graph knows one shape
         try:
             out = self.captured(torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x)
         except Exception as error:  # a run that works without must not end
             self.screen.warn(f"Encoding could not be made faster and runs as before ({type(error).__name__}).")
             self.captured, self.failed = None, True
+        if self.captured is None:
             return self.model.encode(x)
         return Output(out.feature[: len(x)], out.logits[: len(x)])
 

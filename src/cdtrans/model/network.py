@@ -1,12 +1,23 @@
 """A backbone and a head: images -> features and logits."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cdtrans.errors import CdtransError
-from cdtrans.model.blocks import embed, possible_taps, run_blocks, self_attention, why_no_shared_attention
+from cdtrans.model.blocks import (
+    AttentionStep,
+    Tokens,
+    embed,
+    possible_taps,
+    run_blocks,
+    self_attention,
+    why_no_shared_attention,
+)
 from cdtrans.model.head import Head, MeanHead, Output
 from cdtrans.runtime.ranks import gather, rank, world
 
@@ -20,7 +31,10 @@ class Network(nn.Module):
 
     BatchNorm layers of the backbone normalise a training batch as it comes: in stage 1 source images, in stage 2 source
     and target together (`encode_each`), as tllib does. Their running statistics, which predictions use, are those of
-    the same batches."""
+    the same batches.
+
+    Where memory is short (`compute_in_parts`), the backbone computes a batch in parts, and the backward pass computes
+    each part again instead of keeping its intermediate results. The head and the losses still get the whole batch."""
 
     backbone: Any  # timm's models have no type in common
     keep: Tensor  # [depth, 2] how often each block's attention and MLP are kept in training
@@ -37,6 +51,15 @@ class Network(nn.Module):
         ]
         self.drops_paths = any(map(any, drops))
         self.register_buffer("keep", 1 - torch.tensor(drops), persistent=False)
+        self.parts, self.recompute_blocks = 1, False
+
+    def compute_in_parts(self, parts: int, *, recompute_blocks: bool = False) -> None:
+        """Train in so many parts from now on; with `recompute_blocks` the backward pass of a part also computes each
+        block again by itself. Not for a backbone with BatchNorm, which needs the whole batch."""
+        self.parts, self.recompute_blocks = parts, recompute_blocks
+        if not self.runs_blocks:
+            with suppress(AttributeError, AssertionError):  # not every timm model can
+                self.backbone.set_grad_checkpointing(recompute_blocks)
 
     def encode(self, images: Tensor) -> Output:
         """[B, 3, H, W] -> features and logits."""
@@ -65,9 +88,32 @@ class Network(nn.Module):
 
     def _features(self, images: Tensor, sizes: list[int] | None = None) -> Tensor:
         if not self.runs_blocks:
-            return self.backbone(images)  # type: ignore[no-any-return]
+            return self._in_parts(lambda x, _: self.backbone(x), images, None)
         tokens = embed(self.backbone, images)
-        return run_blocks(self.backbone, tokens, self.drop_path_scales(tokens.x, sizes), self_attention, self.taps)
+        return self.run_blocks(tokens, self.drop_path_scales(tokens.x, sizes), self_attention)
+
+    def run_blocks(
+        self, tokens: Tokens, scales: Tensor | None, attention: AttentionStep, *, together: int = 1
+    ) -> Tensor:
+        """Embedded images -> features, [B, N, D] -> [B, D]. Groups of so many images stay `together` in one part. The
+        embedding and everything random in it, and `scales`, are of the whole batch: they do not depend on the parts."""
+
+        def run(x: Tensor, scales: Tensor | None) -> Tensor:
+            part = tokens._replace(x=x)
+            return run_blocks(self.backbone, part, scales, attention, self.taps, recompute=self.recompute_blocks)
+
+        return self._in_parts(run, tokens.x, scales, together)
+
+    def _in_parts(
+        self, run: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, scales: Tensor | None, together: int = 1
+    ) -> Tensor:
+        if self.parts == 1 or torch.is_inference_mode_enabled():  # encoding has batches of its own size
+            return run(x, scales)
+        size = together * -(-len(x) // (together * self.parts))  # images in a part
+        images = x.split(size)
+        factors = [None] * len(images) if scales is None else scales.split(size, dim=2)
+        parts = [checkpoint(run, *part, use_reentrant=False) for part in zip(images, factors, strict=True)]
+        return torch.cat(parts)
 
     @property
     def dim(self) -> int:

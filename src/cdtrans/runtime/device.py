@@ -1,5 +1,6 @@
-"""The device and the precision of a run."""
+"""The device and the precision of a run, and the memory of a GPU."""
 
+import gc
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -8,6 +9,7 @@ from cdtrans.config import require_device
 from cdtrans.errors import CdtransError
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOO_LITTLE = "The GPU has too little memory"  # how every sentence about it begins
 
 
 def pick_device(name: str) -> torch.device:
@@ -39,3 +41,14 @@ def pick_precision(name: str, device: torch.device) -> str:
     if name == "fp16" and device.type == "cpu":
         raise CdtransError("fp16 training needs a GPU; use --precision fp32 or bf16 on CPU.")
     return name
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an error is that the GPU has no memory left, or followed from that."""
+    return error is not None and (isinstance(error, torch.cuda.OutOfMemoryError) or ran_out(error.__context__))
+
+
+def free_memory() -> None:
+    """Give back what nothing refers to any more. Not within `except`: the exception refers to what its frames do."""
+    gc.collect()
+    torch.cuda.empty_cache()

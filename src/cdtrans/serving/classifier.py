@@ -54,6 +54,7 @@ class Classifier:
     ) -> None:
         self.model, self.card, self.device = model.to(device).eval(), card, device
         self.trained_with_key = trained_with_key  # in an ablation that trains with target labels
+        self.at_once: int | None = None  # images in a forward pass, once a GPU has had too little memory for all
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -111,6 +112,22 @@ class Classifier:
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [B, resize, resize, 3] -> float32 [B, K]"""
+        import torch
+
+        from cdtrans.runtime.device import TOO_LITTLE, free_memory
+
+        while True:
+            most = min(self.at_once or len(pixels), len(pixels))
+            try:
+                return np.concatenate([self._logits(pixels[i : i + most]) for i in range(0, len(pixels), most)])
+            except torch.cuda.OutOfMemoryError:
+                pass  # continue where the exception no longer refers to the tensors of this try
+            if most == 1:
+                raise CdtransError(f"{TOO_LITTLE} to classify a single image; use --device cpu.")
+            self.at_once = most // 2
+            free_memory()
+
+    def _logits(self, pixels: np.ndarray) -> np.ndarray:
         import torch
 
         from cdtrans.data.batches import Images

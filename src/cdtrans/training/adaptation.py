@@ -17,6 +17,7 @@ from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs
 from cdtrans.runtime.ranks import part, share_buffers
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
+from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, Stateful, step_seed
@@ -90,11 +91,13 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
         method, config, lr=config.lr, epochs=config.epochs, device=device, rates=method.rates(), network=method.network
     )
     planner = Planner(run, method, config, screen)
-    parts: dict[str, Stateful] = {"watch": watch, "planner": planner}
+    memory = Memory(method, "pairs", screen)
+    parts: dict[str, Stateful] = {"watch": watch, "planner": planner, "memory": memory}
     loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=config.epochs, parts=parts)
     report = StageReport(run, screen, loop, config)
     progress = torch.zeros((), device=device)  # t / T, on the device so that a captured step reads the current one
-    step_of = Step(training_step(method, optimisation), optimisation, config.compile, capturable=method.capturable)
+    train_on = training_step(method, optimisation)
+    step_of = Step(train_on, optimisation, memory, config.compile, capturable=method.capturable)
     encode = watch.encode
     if loop.fresh:  # the method's own modules know nothing yet: the source-only network plans the first round
         encode = encode if encode.model is method.network else Encoder(method.network, config, screen, encode.frozen)

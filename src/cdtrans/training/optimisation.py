@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.config import Config
+from cdtrans.errors import CdtransError
+from cdtrans.runtime.device import TOO_LITTLE
 from cdtrans.runtime.ranks import average_gradients
 
 WARMUP_START = 0.01  # of the base rate
@@ -100,6 +102,8 @@ class Optimisation:
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=config.precision == "fp16")
         self.taken = torch.zeros((), dtype=torch.long, device=device)  # steps of this epoch
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)  # the first whose loss was not finite
+        self.calls = self.made = 0  # of `update` in this try of the step, and how many of them have changed the weights
+        self.applying = False  # in the middle of such a change
 
     def start_epoch(self, epoch: int, steps_taken: int = 0) -> float:
         """Set the epoch's rates; the rate of the weights is returned for people to see."""
@@ -123,21 +127,38 @@ class Optimisation:
 
     def start_step(self) -> None:
         self.taken += 1
+        self.calls, self.made, self.applying = 0, 0, False
+
+    def repeat_step(self) -> None:
+        """The device ran out of memory, and the step begins again: the updates that it has made count and are not made
+        a second time."""
+        if self.applying:  # the activations are gone by then: smaller parts of the batch would not help
+            raise CdtransError(
+                f"{TOO_LITTLE} for the weights of this backbone, their gradients and the optimiser; use a smaller "
+                "--backbone."
+            )
+        self.calls = 0
+        self.optimizer.zero_grad(set_to_none=True)
 
     def update(self, loss: Tensor, parameters: Sequence[Tensor] | None = None) -> None:
         """One step of the optimiser on these parameters, or on all."""
+        self.calls += 1
+        if self.calls <= self.made:
+            return
         with torch.autocast(self.device.type, enabled=False):
             self.optimizer.zero_grad(set_to_none=True)
             bad = ~loss.detach().isfinite() & (self.bad_step < 0)
             self.bad_step.copy_(torch.where(bad, self.taken, self.bad_step))
             inputs = None if parameters is None else [p for p in parameters if p.requires_grad]
             self.scaler.scale(loss).backward(inputs=inputs)
+            self.applying = True
             average_gradients(self.parameters)
             self.scaler.unscale_(self.optimizer)
             for group in self.clipped:
                 torch.nn.utils.clip_grad_norm_(group, self.config.clip_norm, foreach=True)
             self.scaler.step(self.optimizer)
             self.scaler.update()
+        self.made, self.applying = self.calls, False
         torch.clear_autocast_cache()  # weights rounded before this update must not serve after it
 
     def first_bad_step(self) -> int | None:

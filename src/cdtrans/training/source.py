@@ -13,6 +13,7 @@ from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
+from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
@@ -22,7 +23,9 @@ from cdtrans.training.step import Step
 def fit_source(run: Run, network: Network, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
     """Train on every source image in each epoch; the last epoch is the source-only model."""
     optimisation = Optimisation(network, config, lr=config.source_lr, epochs=config.source_epochs, device=images.device)
-    loop = Loop(run, "source", network, optimisation, config=config, epochs=config.source_epochs)
+    memory = Memory(network, "images", screen)
+    parts = {"memory": memory}
+    loop = Loop(run, "source", network, optimisation, config=config, epochs=config.source_epochs, parts=parts)
     report = StageReport(run, screen, loop, config)
     batches = batch_slices(len(images), config.batch_size)
 
@@ -31,7 +34,7 @@ def fit_source(run: Run, network: Network, images: Images, labels: Tensor, confi
         optimisation.update(loss)
         return {"loss": loss}
 
-    train = Step(fit, optimisation, config.compile)
+    train = Step(fit, optimisation, memory, config.compile)
     for epoch in loop.epochs():
         lr = optimisation.start_epoch(epoch, loop.step)
         train.ahead = len(batches) * (config.source_epochs - epoch + 1)

@@ -129,7 +129,7 @@ class Loop:
 
     def _restore(self, state: dict[str, Any]) -> None:
         for name, part in self.parts.items():
-            part.load_state_dict(state["parts"][name])
+            part.load_state_dict(state["parts"].get(name, {}))  # an older state has no "memory"
         self.epoch, self.step, self.names = state["epoch"], state["step"], tuple(state["names"])
         self.sums = None if state["sums"] is None else state["sums"].to(self.optimisation.device)
         self.run.cut_log(state["log_size"])

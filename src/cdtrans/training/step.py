@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cdtrans.runtime.device import autocast
+from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory, ran_out
 from cdtrans.runtime.ranks import world
+from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 
 WARM_UP = 3  # plain steps before the capture: libraries load, kernels are built, algorithms are chosen
@@ -22,10 +23,16 @@ class Step:
     Every step is a real one: the first are plain, then the step is captured as a CUDA graph, because a small model is
     launched kernel by kernel more slowly than a GPU computes it. A batch of another shape than the captured one, such
     as the last one of an epoch, is run plainly. On the CPU, and with fp16's loss scaler, which looks at the gradients,
-    all are."""
+    all are.
 
-    def __init__(self, train: Train, optimisation: Optimisation, plan: str, *, capturable: bool = True) -> None:
-        self.train, self.optimisation, self.plan = train, optimisation, plan
+    A step that the GPU has too little memory for is repeated with less: without the graph if there is one, then in more
+    and more parts (`Memory`), which are not captured. It starts from the same random numbers and running statistics. An
+    update that the failed try has made counts: only those after it are made."""
+
+    def __init__(
+        self, train: Train, optimisation: Optimisation, memory: Memory, plan: str, *, capturable: bool = True
+    ) -> None:
+        self.train, self.optimisation, self.memory, self.plan = train, optimisation, memory, plan
         self.ahead = 0  # steps until the end of the stage; the stage keeps it up to date
         self.names: tuple[str, ...] = ()
         on_gpu = optimisation.device.type == "cuda" and not optimisation.scaler.is_enabled()
@@ -37,22 +44,44 @@ class Step:
     def __call__(self, *inputs: Tensor) -> Tensor:
         shapes = [x.shape for x in inputs]
         self.shapes = self.shapes or shapes
-        if not self.capturable or shapes != self.shapes:
-            return self._train(*inputs)
+        if not self.capturable or self.memory.parts > 1 or shapes != self.shapes:
+            return self._plain(*inputs)
         self.calls += 1
         if self.calls <= WARM_UP:
             self.capturable = self.plan == "graph" or self.ahead >= GRAPH_STEPS
-            return self._train(*inputs)
+            return self._plain(*inputs)
         if self.graph is None:
             self._capture(inputs)
-        assert self.graph is not None, "just captured"
+        if self.graph is None:
+            return self._plain(*inputs)
         for buffer, x in zip(self.buffers, inputs, strict=True):
             buffer.copy_(x)
         self.graph.replay()
         return self.values
 
+    def _plain(self, *inputs: Tensor) -> Tensor:
+        self.optimisation.start_step()
+        buffers = self.memory.buffers()
+        while True:
+            try:
+                return self._losses(*inputs)
+            except torch.cuda.OutOfMemoryError:
+                pass  # continue where the exception no longer refers to the tensors of this try
+            had_graph = self.graph is not None
+            self._without_graph()
+            self.optimisation.repeat_step()
+            free_memory()
+            if not had_graph:
+                self.memory.use_less(len(inputs[0]))
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            torch.manual_seed(torch.initial_seed())  # as before the step
+
     def _train(self, *inputs: Tensor) -> Tensor:
         self.optimisation.start_step()
+        return self._losses(*inputs)
+
+    def _losses(self, *inputs: Tensor) -> Tensor:
         with autocast(self.optimisation.device, self.optimisation.config.precision):
             losses = self.train(*inputs)
         self.names = tuple(losses)
@@ -63,5 +92,19 @@ class Step:
         self.buffers = [x.clone() for x in inputs]
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.optimisation.device)
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # others may be preparing batches
-            self.values = self._train(*self.buffers)
+        try:
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # others may be preparing batches
+                self.values = self._train(*self.buffers)
+        except Exception as error:  # what ends the capture may fail after the GPU ran out of memory
+            if not ran_out(error):
+                raise
+            self._without_graph()
+        if self.graph is None:
+            self.optimisation.optimizer.zero_grad(set_to_none=True)
+            free_memory()
+            torch.manual_seed(torch.initial_seed())
+            self.memory.screen.say(f"{TOO_LITTLE} to replay a step as a CUDA graph: steps run one by one (slower).")
+
+    def _without_graph(self) -> None:
+        """Run every step plainly from now on, and free what the graph holds."""
+        self.graph, self.capturable, self.buffers, self.values = None, False, [], torch.empty(0)
