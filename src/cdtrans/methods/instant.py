@@ -17,6 +17,7 @@ class Instant(Method):
 
     cost = "0"
     trains = False
+    passes = 0.0
 
     def __init__(self, network: Network, options: object, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

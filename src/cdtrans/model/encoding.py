@@ -12,7 +12,7 @@ from cdtrans.errors import Hopeless
 from cdtrans.model.head import Output
 from cdtrans.model.network import Network
 from cdtrans.runtime.device import autocast
-from cdtrans.runtime.ranks import gather
+from cdtrans.runtime.ranks import gather, world
 from cdtrans.runtime.screen import Screen
 
 FROZEN_BATCH = {"cpu": 16, "cuda": 1024}  # images; on a CPU the intermediate results of more do not fit its cache
@@ -52,7 +52,7 @@ class Encoder:
             return self._finite(self._frozen(images, name, self.frozen.features), name)
         features, logits = [], []
         with (
-            self.screen.track(f"encoding {name}", len(images)) as task,
+            self.screen.track(f"encoding {name}", len(images), work=world()) as task,
             autocast(images.device, self.config.precision),
         ):
             for x in images.in_order(self.config.encode_batch):
@@ -69,7 +69,7 @@ class Encoder:
         with autocast(images.device, self.config.precision):
             if name not in known:
                 batch = min(self.config.encode_batch, FROZEN_BATCH[images.device.type])
-                with self.screen.track(f"encoding {name}", len(images)) as task:
+                with self.screen.track(f"encoding {name}", len(images), work=world()) as task:
                     features = []
                     for x in images.in_order(batch):
                         features.append(self.model.features(x).float())
