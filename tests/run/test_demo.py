@@ -18,7 +18,14 @@ from cdtrans.runtime.screen import Screen
 
 pytestmark = pytest.mark.slow
 
-QUICK = {"source_epochs": 1, "epochs": 1, "method_args": {"length": 0.01}, "batch_size": 8, "device": "cpu", "guard": False}
+QUICK = {
+    "source_epochs": 1,
+    "epochs": 1,
+    "method_args": {"length": 0.01},
+    "batch_size": 8,
+    "device": "cpu",
+    "guard": False,
+}
 
 
 @pytest.fixture

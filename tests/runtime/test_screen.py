@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cdtrans.runtime import screen as screen_module
+from cdtrans.runtime.outlook import Outlook
 from cdtrans.runtime.screen import Screen
 
 ODD = "[bold]a[/bold] [/] path[0].png a:b:c \\"
@@ -84,3 +85,56 @@ def test_on_a_terminal_a_task_is_a_bar_with_its_note() -> None:
     assert "adaptation 1/4" in drawn.getvalue()
     assert "7/10" in drawn.getvalue()
     assert "loss 0.5 [x]" in drawn.getvalue()
+
+
+# In a run
+
+
+def test_a_part_of_a_run_counts_its_work_and_says_how_much_is_left_of_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
+    screen = Screen()
+    screen.outlook = Outlook(1000, 0.2)
+    with screen.track("adaptation 1/4", 100, done=50, work=6.0) as task:
+        for _ in range(3):
+            now += 6.0
+            task.advance(5, "loss 0.5")
+    assert screen.outlook.ahead == 1000 - 3 * 5 * 6
+    assert capsys.readouterr().out.splitlines() == ["adaptation 1/4: 60/100 run: 3:08 left  loss 0.5"]  # 940 * 0.2 s
+
+
+def test_on_a_terminal_the_bar_of_a_part_has_no_time_of_its_own() -> None:
+    screen = Screen()
+    for work in (0.0, 1.0):
+        drawn = io.StringIO()
+        screen.console = Console(file=drawn, force_terminal=True, width=120)
+        screen.outlook = Outlook(600, 0.2)
+        with screen.track("encoding target", 10, work=work) as task:
+            task.advance(0)
+        assert ("run: 2:00 left" in drawn.getvalue()) == bool(work)
+        assert ("-:--:--" in drawn.getvalue()) == (not work), "rich's own, unknown"
+
+
+def test_other_tasks_of_a_run_speak_of_themselves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
+    screen = Screen()
+    screen.outlook = Outlook(1000, 0.2)
+    with screen.track("report", 10) as task:
+        now += 12.0
+        task.advance(6)
+    assert screen.outlook.ahead == 1000
+    assert capsys.readouterr().out.splitlines() == ["report: 6/10, 8 s left"]
+
+
+def test_the_work_ahead_can_be_corrected() -> None:
+    screen = Screen()
+    screen.expect(600)
+    assert screen.time_left() == "", "there is no run"
+    screen.outlook = Outlook(1000, 0.2)
+    screen.expect(600)
+    assert screen.time_left() == "2:00 left"

@@ -69,6 +69,7 @@ class Method(nn.Module):
     title: ClassVar[str] = ""  # of the paper, and its venue
     backbones: ClassVar[str] = "any"  # it works with
     cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
+    passes: ClassVar[float] = 6.0  # a pair's cost in a step, in forward passes of an image; tells how long a run takes
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
     trains: ClassVar[bool] = True  # whether there are steps; without any, `plan` does it all
     capturable: ClassVar[bool] = True  # whether a step can be replayed as a CUDA graph
@@ -77,6 +78,11 @@ class Method(nn.Module):
     def __init__(self, network: Network, options: Any, sizes: Sizes) -> None:
         super().__init__()
         self.network, self.options, self.sizes = network, options, sizes
+
+    @classmethod
+    def expected_pairs(cls, options: Any, sizes: Sizes, rounds: int) -> int:
+        """About how many pairs an epoch has, before `plan` is asked: to tell how long a run will take."""
+        return max(sizes.source_images, sizes.target_images)
 
     @classmethod
     def check(cls, network: Network, name: str) -> None:

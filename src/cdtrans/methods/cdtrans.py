@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import BranchOptions, CDTransOptions
-from cdtrans.methods.base import Batch, Method, Round
+from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.model.cross_attention import Branches, require_cross_attention, three_branches
 from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals, one_way, union
@@ -24,10 +24,16 @@ class ThreeBranches(Method):
     Options = BranchOptions
     backbones = "ViT"
     options: BranchOptions
+    passes = 9.0  # three branches, forward and backward
 
     @classmethod
     def check(cls, network: Network, name: str) -> None:
         require_cross_attention(network.backbone, name)
+
+    @classmethod
+    def expected_pairs(cls, options: Any, sizes: Sizes, rounds: int) -> int:
+        """One for each image of both domains, if all are kept."""
+        return sizes.source_images + sizes.target_images
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         branches = three_branches(

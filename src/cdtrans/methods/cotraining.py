@@ -61,6 +61,7 @@ class CoTraining(Method):
     paper = "this project"
     title = "The best recipe of this project (docs/results/recipe.md)"
     cost = "?"
+    passes = 7.0  # source and target forward and backward, and the target through the teacher
     shares: Tensor
     source_only: Tensor
     steps: Tensor
@@ -74,8 +75,11 @@ class CoTraining(Method):
         self.register_buffer("shares", torch.full((sizes.classes,), 1 / sizes.classes))  # of the classes, by the graphs
         self.register_buffer("source_only", torch.zeros(sizes.target_images, dtype=torch.long))  # see pairing.graphs
         self.register_buffer("steps", torch.zeros(()))  # so far
-        images = sizes.source_images + sizes.target_images
-        self.pairs = math.ceil(options.length * PAIRS * max(1.0, images / IMAGES) ** 0.5)  # of the whole run
+        self.pairs = pairs_of_run(options, sizes)
+
+    @classmethod
+    def expected_pairs(cls, options: CoTrainingOptions, sizes: Sizes, rounds: int) -> int:
+        return max(2, math.ceil(pairs_of_run(options, sizes) / rounds))
 
     def served(self) -> Network:
         return self.teacher
@@ -106,7 +110,7 @@ class CoTraining(Method):
         else:
             labels = relabel_target(domains, self.source_only, leading=leading)
         self.shares.copy_(labels.mean(dim=0))
-        count = max(2, math.ceil(self.pairs / round.rounds))
+        count = self.expected_pairs(self.options, self.sizes, round.rounds)
         source, target = (
             shuffled(torch.arange(images), count, generator).to(labels.device)
             for images in (self.sizes.source_images, self.sizes.target_images)
@@ -155,6 +159,12 @@ class CoTraining(Method):
         """The teacher's decay once it is an average of a third of the run's steps."""
         steps = self.pairs / batch
         return min(max(1 - 1 / max(1.0, WINDOW * steps), FASTEST), SLOWEST)
+
+
+def pairs_of_run(options: CoTrainingOptions, sizes: Sizes) -> int:
+    images = sizes.source_images + sizes.target_images
+    growth: float = max(1.0, images / IMAGES) ** 0.5
+    return math.ceil(options.length * PAIRS * growth)
 
 
 def follow(average: nn.Module, module: nn.Module, part: Tensor) -> None:

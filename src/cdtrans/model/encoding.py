@@ -76,7 +76,7 @@ class Encoder:
             batch = min(self.batch, most or self.batch)
             try:
                 with (
-                    self.screen.track(f"encoding {name}", len(images)) as task,
+                    self.screen.track(f"encoding {name}", len(images), work=world()) as task,
                     autocast(images.device, self.config.precision),
                 ):
                     out = []

@@ -5,7 +5,7 @@ from typing import Any
 
 from cdtrans.report.record import Record
 from cdtrans.report.sections import Missing
-from cdtrans.training.reporting import clock
+from cdtrans.runtime.outlook import clock
 
 MINUTE = 60  # seconds
 STAGES = {  # stages of timings.jsonl -> their names on the page

@@ -35,6 +35,7 @@ from cdtrans.storage.run import Run, fingerprint
 from cdtrans.storage.run_folder import CONFIG, RESULT, check_folder, read_result
 from cdtrans.training.adaptation import Data, adapt_to_target
 from cdtrans.training.state import load_state, step_seed
+from cdtrans.training.workload import Workload, start_clock
 from cdtrans.trust.findings import Finding
 from cdtrans.trust.holdout import holdout_share, split, why_none
 
@@ -68,7 +69,8 @@ def run_session(
     network, card = stage_1.network(source.classes)
     kind.check(network, config.backbone)
     require_no_batchnorm_on_ranks(network.backbone, config.backbone)
-    if (out / CONFIG).exists():
+    resumed = (out / CONFIG).exists()
+    if resumed:
         screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
     else:
         screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
@@ -114,10 +116,13 @@ def run_session(
             )
             begin_log(run, stage_1, {"source": source_bad, "target": target_bad}, findings)
             run.log_timing(stage="check", seconds=check_seconds)
+            sizes = Sizes(len(source.classes), len(source), len(target))
+            if not screen.quiet:
+                workload = Workload(config, kind, sizes, len(held))
+                start_clock(screen, workload, run, network, target_images, resumed=resumed, fits_source=stage_1.trains)
             frozen = Frozen() if config.source_fit == "probe" else None
             encode = Encoder(network, config, screen, frozen)
             stage_1.carry_out(run, encode, source_images, labels, card, screen)
-            sizes = Sizes(len(source.classes), len(source), len(target))
             adapting = make_method(kind, network, config, sizes).to(device)
             training = Data(source_images, labels, target_images, holdout)
             adaptation = adapt_to_target(run, adapting, training, config, screen, frozen)
@@ -135,6 +140,7 @@ def run_session(
         log_session(run, started)
         raise
     finally:
+        screen.outlook = None
         run.close()
 
 

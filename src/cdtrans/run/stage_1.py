@@ -51,6 +51,11 @@ class Stage1:
             return self.out
         return Path(self.config.source_model) if self.config.source_model else None
 
+    @property
+    def trains(self) -> bool:
+        """Whether this run has to train the network on the source."""
+        return self.origin is None and self.config.source_fit == "train"
+
     def require(self) -> None:
         """Refuse a run without stage 1, or weights that do not exist."""
         if self.origin is not None:

@@ -8,8 +8,10 @@ from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+from cdtrans.runtime.outlook import Outlook, clock
 
 PLAIN_LINE_SECONDS = 10.0  # without a terminal, a long task prints a line this often
 
@@ -22,7 +24,12 @@ class Task(Protocol):
 
 class Screen:
     """`say`, `warn`, show a `result`, `track` a long task. With `machine` everything goes to standard error, because
-    standard output is then one JSON object."""
+    standard output is then one JSON object.
+
+    During a run it has the run's `outlook`. Tasks that do a part of the run's work then say how much is left of the
+    whole run; other tasks speak of themselves."""
+
+    outlook: Outlook | None = None
 
     def __init__(self, *, quiet: bool = False, machine: bool = False) -> None:
         follower = os.environ.get("RANK", "0") != "0"  # of several processes, only rank 0 prints
@@ -42,27 +49,48 @@ class Screen:
         """Print the result of a command, even when quiet."""
         self.console.print(Text(text) if isinstance(text, str) else text)
 
+    def expect(self, units: float) -> None:
+        """So much work is left of the run: it was not known before."""
+        if self.outlook is not None:
+            self.outlook.ahead = units
+
+    def time_left(self) -> str:
+        """Of the whole run: '1:30 left'; nothing outside a run."""
+        return "" if self.outlook is None else f"{clock(self.outlook.left())} left"
+
     @contextmanager
-    def track(self, description: str, total: int, done: int = 0) -> Iterator[Task]:
+    def track(self, description: str, total: int, done: int = 0, *, work: float = 0.0) -> Iterator[Task]:
+        """`work` is that of a run in one of `total`, in units of its outlook."""
+        outlook = self.outlook if work else None
         if self.quiet:
             yield _Silent()
         elif self.console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-            )
+            columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+            if outlook is None:
+                columns.append(TimeRemainingColumn())
+            columns.append(TextColumn("{task.fields[note]}"))
             with Progress(*columns, console=self.console, transient=True) as bars:
-                yield _Bar(bars, bars.add_task(description, total=total, completed=done, note=""))
+                bar = _Bar(bars, bars.add_task(description, total=total, completed=done, note=""))
+                yield bar if outlook is None else _Part(bar, outlook, work)
         else:
-            yield _Lines(self, description, total, done)
+            lines = _Lines(self, description, total, done, timed=outlook is None)
+            yield lines if outlook is None else _Part(lines, outlook, work)
 
 
 class _Silent:
     def advance(self, done: int, note: str = "") -> None:
         pass
+
+
+class _Part:
+    """A task that is a part of a run: its work is counted, and its note says how much is left of the run."""
+
+    def __init__(self, task: Task, outlook: Outlook, work: float) -> None:
+        self.task, self.outlook, self.work = task, outlook, work
+
+    def advance(self, done: int, note: str = "") -> None:
+        self.outlook.did(done * self.work)
+        self.task.advance(done, f"run: {clock(self.outlook.left())} left  {note}".rstrip())
 
 
 class _Bar:
@@ -74,10 +102,10 @@ class _Bar:
 
 
 class _Lines:
-    def __init__(self, screen: Screen, description: str, total: int, done: int) -> None:
+    def __init__(self, screen: Screen, description: str, total: int, done: int, *, timed: bool) -> None:
         self.screen, self.description, self.total, self.done = screen, description, total, done
         self.start = self.last = time.monotonic()
-        self.done_at_start = done
+        self.done_at_start, self.timed = done, timed  # timed: says how much is left of this task
 
     def advance(self, done: int, note: str = "") -> None:
         self.done += done
@@ -85,5 +113,5 @@ class _Lines:
         if now - self.last >= PLAIN_LINE_SECONDS:
             self.last = now
             rate = (self.done - self.done_at_start) / (now - self.start)
-            left = f", {(self.total - self.done) / rate:.0f} s left" if rate > 0 else ""
+            left = f", {(self.total - self.done) / rate:.0f} s left" if self.timed and rate > 0 else ""
             self.screen.say(f"{self.description}: {self.done}/{self.total}{left} {note}".rstrip())

@@ -22,6 +22,7 @@ from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, Stateful, step_seed
 from cdtrans.training.step import Step, Train
+from cdtrans.training.workload import Workload
 from cdtrans.trust.guard import Measure, fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.watch import Watch
@@ -76,6 +77,7 @@ def adapt_to_target(
     with run.timed("verdict"):
         if best.epoch != config.epochs or not last:
             network.load_state_dict(best.weights)
+            screen.expect(len(data.target) + len(data.source))
             encoded = encode(data.target, "target")
         after = impression(both_domains(encode, data, encoded))
         measures += judge_adapted(before, after, watch.scores[0], watch.scores[best.epoch])
@@ -95,6 +97,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
     parts: dict[str, Stateful] = {"watch": watch, "planner": planner, "memory": memory}
     loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=config.epochs, parts=parts)
     report = StageReport(run, screen, loop, config)
+    workload = Workload(config, type(method), method.sizes, len(data.holdout.images) if data.holdout else 0)
     progress = torch.zeros((), device=device)  # t / T, on the device so that a captured step reads the current one
     train_on = training_step(method, optimisation)
     step_of = Step(train_on, optimisation, memory, config.compile, capturable=method.capturable)
@@ -125,8 +128,10 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
         lr = optimisation.start_epoch(epoch, loop.step)
         batches = Batches(pairs, data, config, epoch)
         step_of.ahead = len(batches) * (config.epochs - epoch + 1)
+        screen.expect(workload.training(epoch, loop.step, len(pairs)))
         method.train()
-        with report.epoch(steps=len(batches), images=2 * batches.size, lr=lr, note=f"{len(pairs)} pairs") as bar:
+        work, note = batches.size * method.passes, f"{len(pairs)} pairs"
+        with report.epoch(steps=len(batches), images=2 * batches.size, work=work, lr=lr, note=note) as bar:
             for step in loop.steps(len(batches)):
                 optimisation.at(epoch, step / len(batches))
                 progress.fill_((epoch - 1 + step / len(batches)) / config.epochs)

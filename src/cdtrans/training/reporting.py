@@ -1,7 +1,6 @@
 """What people see of a stage while it runs, and what the log keeps of it."""
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,6 @@ from cdtrans.runtime.screen import Screen, Task
 from cdtrans.storage.run import Run
 from cdtrans.training.state import Loop
 
-RECENT = 5  # epochs that the time left is told by: the first one, which builds kernels, is soon forgotten
 REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
 
 
@@ -21,15 +19,15 @@ class StageReport:
     def __init__(self, run: Run, screen: Screen, loop: Loop, config: Config) -> None:
         self.run, self.screen, self.loop = run, screen, loop
         self.tracker = _tensorboard(run) if config.tracker == "tensorboard" else None
-        self.ends = deque([time.monotonic()], maxlen=RECENT + 1)  # of the stage's beginning and its last epochs
 
     @contextmanager
-    def epoch(self, *, steps: int, images: int, lr: float, note: str = "") -> Iterator["EpochBar"]:
-        """`images` are those that one step trains on; `note` is said beside the loss."""
+    def epoch(self, *, steps: int, images: int, work: float, lr: float, note: str = "") -> Iterator["EpochBar"]:
+        """`images` are those that one step trains on, `work` is that of a step (cdtrans.training.workload); `note` is
+        said beside the loss."""
         loop = self.loop
-        self.steps, self.note = steps, note
+        self.note = note
         self.lr, self.epoch_start, self.first_step = lr, time.monotonic(), loop.step
-        with self.screen.track(f"{loop.stage} {loop.epoch}/{loop.last_epoch}", steps, loop.step) as task:
+        with self.screen.track(f"{loop.stage} {loop.epoch}/{loop.last_epoch}", steps, loop.step, work=work) as task:
             yield EpochBar(self, task, images)
         self.seconds = time.monotonic() - self.epoch_start
         self.rate = (loop.step - self.first_step) * images / max(self.seconds, 1e-9)
@@ -41,19 +39,13 @@ class StageReport:
         timing = {"seconds": round(self.seconds, 3), "images_per_second": round(self.rate, 1)}
         self.run.log_timing(stage=loop.stage, epoch=loop.epoch, **timing)
         shown = [f"{name} {value:.4g}" for name, value in losses.items()] + [f"{k} {v}" for k, v in fields.items()]
-        self.ends.append(time.monotonic())
-        left = self.pace(self.ends[-1], 0) * (loop.last_epoch - loop.epoch)
         self.screen.say(
             f"{loop.stage} {loop.epoch}/{loop.last_epoch}  {'  '.join(shown)}  lr {self.lr:.3g}  "
-            f"{self.rate:.0f} images/s  {clock(left)} left"
+            f"{self.rate:.0f} images/s  {self.screen.time_left()}".rstrip()
         )
         if self.tracker is not None:
             values = {f"{loop.stage}/{name}": value for name, value in {**losses, "lr": self.lr}.items()}
             self.tracker.log(values, step=loop.epoch)
-
-    def pace(self, now: float, part: float) -> float:
-        """Seconds an epoch takes, by the last few and the part done of this one."""
-        return (now - self.ends[0]) / (len(self.ends) - 1 + part)
 
 
 class EpochBar:
@@ -69,20 +61,9 @@ class EpochBar:
             self.refreshed = now
             loop, report = self.report.loop, self.report
             rate = (loop.step - report.first_step) * self.images / (now - report.epoch_start)
-            part = loop.step / report.steps
-            left = report.pace(now, part) * (loop.last_epoch - loop.epoch + 1 - part)
-            self.note = (
-                f"loss {sum(loop.mean_losses().values()):.3f}  lr {report.lr:.3g}  {report.note}  {rate:.0f} images/s  "
-                f"stage: {clock(left)} left"
-            )
+            loss = sum(loop.mean_losses().values())
+            self.note = f"loss {loss:.3f}  lr {report.lr:.3g}  {report.note}  {rate:.0f} images/s"
         self.task.advance(1, self.note)
-
-
-def clock(seconds: float) -> str:
-    """90 -> '1:30'"""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _tensorboard(run: Run) -> Any:

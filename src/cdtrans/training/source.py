@@ -19,6 +19,8 @@ from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Step
 
+PASSES = 3.0  # of an image in a step, forward and backward, in forward ones
+
 
 def fit_source(run: Run, network: Network, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
     """Train on every source image in each epoch; the last epoch is the source-only model."""
@@ -43,7 +45,7 @@ def fit_source(run: Run, network: Network, images: Images, labels: Tensor, confi
         shuffled_labels = labels[order.to(labels.device)]
         inputs = images.plan(order, [part(batch) for batch in batches], config.flip, generator)
         network.train()
-        with report.epoch(steps=len(batches), images=config.batch_size, lr=lr) as bar:
+        with report.epoch(steps=len(batches), images=config.batch_size, work=step_work(batches), lr=lr) as bar:
             for step in loop.steps(len(batches)):
                 optimisation.at(epoch, step / len(batches))
                 values = train(inputs[step], shuffled_labels[batches[step]])
@@ -74,6 +76,12 @@ def probe_source(run: Run, network: Network, images: Images, labels: Tensor, *, 
         head.classifier.weight.copy_(weight.T)
         if head.classifier.bias is not None:
             head.classifier.bias.copy_(bias)
+
+
+def step_work(batches: list[slice]) -> float:
+    """Of a step on average, in images that pass the backbone forward."""
+    images: int = sum(batch.stop - batch.start for batch in batches)
+    return PASSES * images / len(batches)
 
 
 def batch_slices(count: int, size: int) -> list[slice]:
