@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdtrans.config import BEST, make_config
+from cdtrans.config import BEST, Config, make_config
 from cdtrans.data.batches import Images
 from cdtrans.data.domains import scan_labelled
 from cdtrans.methods.base import Round, Sizes
@@ -86,7 +86,7 @@ def main() -> None:
     print("mean of", len(table), *(f"{value:.2f}" for value in np.mean(table, axis=0)), "(source only, graphs, served)")
 
 
-def features_of(folder: Path, config, screen: Screen, store: Path | None) -> tuple[Tensor, Tensor, int]:
+def features_of(folder: Path, config: Config, screen: Screen, store: Path | None) -> tuple[Tensor, Tensor, int]:
     """Features [N, D], labels [N], and how many features are those of the last two blocks."""
     inner = folder / "images"
     domain = scan_labelled(inner if inner.is_dir() else folder, None)

@@ -30,5 +30,5 @@ def impression_of(
         source_own=torch.ones(100).half(),
         source_sample=torch.zeros(100, 4).half(),
         target_sample=torch.zeros(len(predicted), 4).half(),
-        source_learnable=source_right if source_learnable is None else source_learnable,
+        source_learnable=torch.tensor(source_right if source_learnable is None else source_learnable),
     )

@@ -12,7 +12,7 @@ from cdtrans.errors import CdtransError, Hopeless
 from cdtrans.model.head import Output
 from cdtrans.model.network import Network
 from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory
-from cdtrans.runtime.ranks import gather
+from cdtrans.runtime.ranks import gather, world
 from cdtrans.runtime.screen import Screen
 
 FROZEN_BATCH = {"cpu": 16, "cuda": 1024}  # images; on a CPU the intermediate results of more do not fit its cache

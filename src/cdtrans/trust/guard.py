@@ -60,7 +60,8 @@ def judge_source(before: Impression) -> list[Measure]:
     """What can be seen before stage 2 has cost anything: a decisive objection here makes it hopeless."""
     right = before.source_accuracy
     chance = float(torch.bincount(before.source_labels).max()) / len(before.source_labels)
-    learnable = (before.source_learnable - chance) / max(1 - chance, 1e-9)
+    unseen = float(before.source_learnable)
+    learnable = (unseen - chance) / max(1 - chance, 1e-9)
     cause = OTHER_CLASSES
     if right < WELL_LEARNT:  # then it cannot find the classes in the target either, whichever these are
         cause = f": it is right on only {right:.0%} of the images it was trained on, so first train it longer"
@@ -83,7 +84,7 @@ def judge_source(before: Impression) -> list[Measure]:
             learnable,
             LEARNABLE,
             "above",
-            f"a probe is right on only {before.source_learnable:.0%} of the source images that it has not seen (always "
+            f"a probe is right on only {unseen:.0%} of the source images that it has not seen (always "
             f"the largest class: {chance:.0%}): are the source's labels right?",
             decisive=True,
         ),

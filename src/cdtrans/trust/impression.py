@@ -28,7 +28,7 @@ class Impression:
     source_own: Tensor  # [Ns] the probability of the image's own label
     source_sample: Tensor  # [S, D] features
     target_sample: Tensor  # [T, D] features
-    source_learnable: float  # accuracy of a linear probe on the source's features, cross-validated
+    source_learnable: Tensor  # [] accuracy of a linear probe on the source's features, cross-validated
 
     @property
     def predicted(self) -> Tensor:
@@ -57,7 +57,8 @@ def impression(domains: Domains) -> Impression:
     samples = [x.features[sampled(len(x.features)).to(x.features.device)].half() for x in (source, target)]
     matching = (domains.centers, domains.label_nearest_target, domains.center_nearest_source)
     columns = (target.logits, *matching, labels, predicted, confidence.half(), own.half(), *samples)
-    return Impression(*(x.cpu() for x in columns), cross_validated(source.features, labels, source.logits.shape[1]))
+    learnable = torch.tensor(cross_validated(source.features, labels, source.logits.shape[1]))
+    return Impression(*(x.cpu() for x in (*columns, learnable)))
 
 
 def cross_validated(features: Tensor, labels: Tensor, classes: int) -> float:
