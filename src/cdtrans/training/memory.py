@@ -30,7 +30,9 @@ class Memory:
         """Compute batches of this size in smaller parts from now on. If there is nothing left to try, say so."""
         batch = f"{TOO_LITTLE} for {count} {self.unit} at once"
         if world() > 1:  # the others already wait for this rank, with parts of their own size
-            raise CdtransError(f"{batch} in one process of {world()}; use a smaller --batch-size or more GPUs.")
+            raise CdtransError(
+                f"{batch} in one process of {world()}; use a smaller --batch-size or fewer processes per GPU."
+            )
         if any(has_batchnorm(network.backbone) for network in self.networks):
             raise CdtransError(
                 f"{batch}, and the backbone's BatchNorm layers need all of them; use a smaller --batch-size, or a "
