@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models import VisionTransformer
 from torch import nn
 
 from cdtrans.config import CDTransOptions, Config, make_config
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdtrans import CDTrans
-from cdtrans.training.optimisation import Optimisation, learning_rate, parameter_groups
+from cdtrans.training.optimisation import FLOOR, Optimisation, cosine_rate, learning_rate, parameter_groups
 from support import from_authors_names
 
 CPU = torch.device("cpu")
@@ -44,6 +45,41 @@ def moved(module: nn.Module, before: dict[str, torch.Tensor]) -> dict[str, float
 
 def copied(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: x.clone() for name, x in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("epochs", range(1, 10))
+def test_a_run_shorter_than_its_warm_up_reaches_the_rate_and_falls_again(epochs: int) -> None:
+    rates = [learning_rate(e, epochs, 1.0) for e in range(1, epochs + 1)]
+    assert max(rates) >= 0.66
+    assert rates == sorted(rates[: (epochs + 1) // 2]) + sorted(rates[(epochs + 1) // 2 :], reverse=True)
+    assert epochs < 3 or rates[-1] < max(rates)
+
+
+def test_the_authors_ten_epochs_of_warm_up_are_theirs() -> None:
+    """Stage 1 has ten epochs and a warm-up of ten: it rises to the ninth and ends at the floor."""
+    rates = [learning_rate(e, 10, 1.0) for e in range(1, 11)]
+    assert rates == pytest.approx([0.01 + 0.099 * e for e in range(1, 10)] + [FLOOR])
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5, 1.0, 3.0])
+def test_one_cosine_over_all_steps_rises_and_falls_whatever_the_warm_up(warmup: float) -> None:
+    rates = [cosine_rate(n / 100, warmup) for n in range(101)]
+    top = rates.index(max(rates))
+    assert max(rates) == pytest.approx(1.0)
+    assert top == 100 * min(warmup, 0.5)
+    assert rates == sorted(rates[:top]) + sorted(rates[top:], reverse=True)
+    assert rates[-1] == pytest.approx(FLOOR)
+
+
+def test_vectors_and_tokens_have_no_weight_decay_where_matrices_alone_decay() -> None:
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
+    groups = parameter_groups(vit, 1.0, decay_vectors=False)
+    free = {id(p) for group in groups if group.get("weight_decay") == 0.0 for p in group["params"]}
+    named = dict(vit.named_parameters())
+    assert {name for name, p in named.items() if id(p) in free} == {
+        name for name, p in named.items() if p.ndim == 1 or name in ("cls_token", "pos_embed")
+    }
+    assert not [group for group in parameter_groups(vit, 1.0) if "weight_decay" in group], "the authors' decays all"
 
 
 @pytest.mark.parametrize(

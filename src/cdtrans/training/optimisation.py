@@ -19,11 +19,14 @@ NO_DECAY = {"weight_decay": 0.0}
 
 def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, warmup: int = 10) -> float:
     """The rate of epoch 1..E for a group whose own rate is factor * base (docs/method.md). The warm-up's start and the
-    cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up."""
+    cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up. A run that is
+    shorter than its warm-up would never reach the rate: it rises to it until the middle of the run and then falls."""
     peak, start, floor = factor * base, WARMUP_START * base, FLOOR * base
-    warmup = min(warmup, epochs)  # a shorter run must not end in its warm-up
-    if epoch < warmup:
-        return start + epoch * (peak - start) / warmup
+    middle = (epochs + 1) / 2 if epochs < warmup else float(warmup)
+    if epoch < middle:
+        return start + epoch * (peak - start) / middle
+    if epochs < warmup:
+        return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * (epoch - middle) / (epochs + 1 - middle)))
     if epoch < epochs:
         return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * epoch / epochs))
     return floor
