@@ -24,7 +24,7 @@ from cdtrans.methods.mcd import MCD
 from cdtrans.model.network import Network
 from cdtrans.run import session
 from cdtrans.run.pipeline import adapt
-from cdtrans.runtime.outlook import Outlook, in_words
+from cdtrans.runtime.outlook import Outlook
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import workload as workload_module
 from cdtrans.training.state import Loop
@@ -164,6 +164,12 @@ def run(task: Task, out: str | Path, screen: Screen | None = None, **settings: A
     adapt(**places, screen=screen, quiet=screen is None, **settings)  # type: ignore[arg-type]
 
 
+def seconds_in(forecast: str) -> int:
+    found = re.search(r"about (\d+) seconds", forecast, re.IGNORECASE)
+    assert found, forecast
+    return int(found[1])
+
+
 BEST = {"method": "cotraining", "method_args": {"length": 0.01}, "source_fit": "probe", "neck": "none"}
 KINDS: dict[str, dict[str, Any]] = {
     "authors": {},
@@ -212,7 +218,7 @@ def test_stage_1_of_another_run_is_no_work(task: Task, account: Account, fit: st
     assert account.outlooks[0].ahead == pytest.approx(0, abs=1e-6)
     assert account.planned == [21 + 24 + 4 * (21 + 40 * 9) + 24 + 24], "no training on the source"
     (forecast,) = account.forecasts
-    assert re.fullmatch(r"This run will take about \d+ seconds \(4 epochs on cpu\)\.", forecast)
+    assert forecast == f"This run will take about {seconds_in(forecast)} seconds (4 epochs on cpu)."
 
 
 # Where a run is stopped: stage, epoch, and the steps of the epoch that were done. With 24 images an epoch of the source
@@ -251,9 +257,10 @@ def test_a_resumed_run_plans_what_is_left(
     assert set(surprises) <= (planned_then if kind == "held_out" else set())
     assert account.planned[1] <= account.planned[0]
     first, second = account.forecasts
-    training = re.escape(f"({TRAINING.get(kind, '2 + 4 epochs')} on cpu).")
-    assert re.fullmatch(rf"This run will take about \d+ seconds {training}", first)
-    assert re.fullmatch(r"About \d+ seconds are left\.", second)
+    assert (
+        first == f"This run will take about {seconds_in(first)} seconds ({TRAINING.get(kind, '2 + 4 epochs')} on cpu)."
+    )
+    assert second == f"About {seconds_in(second)} seconds are left."
 
 
 @pytest.mark.slow
@@ -280,9 +287,8 @@ def test_the_forecast_comes_before_training_and_is_about_right(
     end = time.monotonic()
     places = [n for n, text in enumerate(account.said) if text.startswith(("This run", "source 1/", "adaptation "))]
     assert [account.said[n].split()[0] for n in places] == ["This", "source", "adaptation", "adaptation"]
-    forecast, real = account.outlooks[0].planned * 0.01 + 1, end - account.said_at[places[0]]
-    assert real / 3 < forecast < real * 3
-    assert any(in_words(forecast + more) in account.said[places[0]] for more in (-1, 0, 1, 2)), account.said[places[0]]
+    real = end - account.said_at[places[0]]
+    assert real / 3 < seconds_in(account.said[places[0]]) < real * 3
     for n in places[1:]:
         minutes, seconds = account.said[n].split()[-2].split(":")
         real = end - account.said_at[n] + 1  # the rest
