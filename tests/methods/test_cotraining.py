@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from cdtrans.methods.base import Batch, Round, Sizes
 from cdtrans.methods.cotraining import PAIRS, CoTraining, CoTrainingOptions, follow
 from cdtrans.methods.instant import Instant, leading_features
+from cdtrans.model.cross_attention import branch_features
 from cdtrans.model.encoding import Encoded
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
@@ -156,3 +157,24 @@ def test_early_layers_learn_more_slowly() -> None:
 @pytest.mark.parametrize(("taps", "leading"), [(1, 16), (2, 32), (3, 32)])
 def test_the_first_view_is_the_last_two_blocks(taps: int, leading: int) -> None:
     assert leading_features(network(taps)) == leading
+
+
+def test_the_source_target_branch_is_taught_and_teaches(domains: Domains) -> None:
+    m = method(cross=1.0, mask=False, strong=False)
+    pairs = plan(m, domains)
+    assert pairs.coupled
+    assert (pairs.source_labels == pairs.target_labels.argmax(dim=1)).all()
+    m.train()
+    one = batch()
+    losses = m.losses(one, torch.tensor(0.0))
+    with torch.no_grad():
+        q = m.teacher.encode(one.x_t).logits.softmax(dim=1)
+        t = (q + one.y_t) / 2
+        z = [
+            m.head.classifier((f - f.mean(dim=0)) / (f.var(dim=0, correction=0) + 1e-5).sqrt())
+            for f in branch_features(m.network, one.x_s, one.x_t)[1:]
+        ]
+        taught = t.amax(dim=1) * (t * z[1].log_softmax(dim=1)).sum(dim=1)
+        teaches = (z[1].softmax(dim=1) * z[0].log_softmax(dim=1)).sum(dim=1)
+    torch.testing.assert_close(losses["loss_cross"], -(taught + teaches).mean(), atol=1e-5, rtol=1e-5)
+    assert "loss_cross" not in method().train().losses(one, torch.tensor(0.0))

@@ -29,6 +29,7 @@ from cdtrans.config import option
 from cdtrans.data.augmentation import masked, strong
 from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.methods.instant import leading_features, probe_on_both, set_probe, set_statistics
+from cdtrans.model.cross_attention import branch_features, require_cross_attention
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from cdtrans.pairing.graphs import label_target, relabel_target
@@ -51,6 +52,7 @@ class CoTrainingOptions:
     label_smoothing: float = option(0.1, "Of the source's labels.", minimum=0, maximum=0.99)
     layer_decay: float = option(0.75, "Learning rate of a layer, relative to the next one.", minimum=0.01, maximum=1)
     head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
+    cross: float = option(0.0, "Weight of a source-target branch as in CDTrans, which needs a ViT.", minimum=0)
 
 
 class CoTraining(Method):
@@ -68,6 +70,8 @@ class CoTraining(Method):
 
     def __init__(self, network: Network, options: CoTrainingOptions, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
+        if options.cross:
+            require_cross_attention(network.backbone, "of this run")
         self.source_norm = nn.BatchNorm1d(network.dim, affine=False)
         self.head = Head(network.dim, sizes.classes, "standardise")
         self.teacher = Network(copy.deepcopy(network.backbone), copy.deepcopy(self.head), network.taps)
@@ -115,7 +119,10 @@ class CoTraining(Method):
             shuffled(torch.arange(images), count, generator).to(labels.device)
             for images in (self.sizes.source_images, self.sizes.target_images)
         )
-        return Proposals(source, target, domains.source_labels[source], labels[target], coupled=False)
+        if self.options.cross:  # cross-attention is between images of one class
+            source = same_class(labels[target].argmax(dim=1), domains.source_labels, generator)
+        coupled = self.options.cross > 0
+        return Proposals(source, target, domains.source_labels[source], labels[target], coupled=coupled)
 
     def start(self, domains: Domains, labels: Tensor) -> None:
         """The classifier and the statistics that the frozen features give."""
@@ -132,15 +139,24 @@ class CoTraining(Method):
             weight = t.amax(dim=1)
             x_s, x_t = (strong(x) if options.strong else x for x in (batch.x_s, batch.x_t))
             x_t = masked(x_t) if options.mask else x_t
-        features = self.network.features_each(x_s, x_t)
-        f_s, f_t = (gather(x).float() for x in features)
+        features = branch_features(self.network, x_s, x_t) if options.cross else self.network.features_each(x_s, x_t)
+        f_s, f_t, *f_c = (gather(x).float() for x in features)
         source = self.head.classifier(self.source_norm(f_s)).float()
         log_p = self.head.classify(f_t).logits.float().log_softmax(dim=1)
-        return {
+        losses = {
             "loss_source": F.cross_entropy(source, batch.y_s, label_smoothing=options.label_smoothing),
             "loss_target": -options.target * (weight * (t * log_p).sum(dim=1)).mean(),
             "loss_information": options.information * self.information(log_p),
         }
+        if options.cross:
+            losses["loss_cross"] = options.cross * self.cross(f_c[0], t, log_p, weight)
+        return losses
+
+    def cross(self, feature: Tensor, t: Tensor, log_p: Tensor, weight: Tensor) -> Tensor:
+        """The source-target branch learns the target's label and teaches the target branch (Eq. 8)."""
+        log_c = self.head.classify(feature).logits.float().log_softmax(dim=1)
+        taught, teaches = weight * (t * log_c).sum(dim=1), (log_c.detach().exp() * log_p).sum(dim=1)
+        return -(taught + teaches).mean()
 
     def information(self, log_p: Tensor) -> Tensor:
         p = log_p.exp()
@@ -165,6 +181,17 @@ def pairs_of_run(options: CoTrainingOptions, sizes: Sizes) -> int:
     images = sizes.source_images + sizes.target_images
     growth: float = max(1.0, images / IMAGES) ** 0.5
     return math.ceil(options.length * PAIRS * growth)
+
+
+def same_class(labels: Tensor, source_labels: Tensor, generator: torch.Generator) -> Tensor:
+    """For each label a random source image of that class: [P] indices."""
+    drawn = torch.rand(len(labels), generator=generator).to(labels.device)
+    source = torch.zeros_like(labels)
+    for k in labels.unique():
+        members = (source_labels == k).nonzero().squeeze(1)
+        here = labels == k
+        source[here] = members[(drawn[here] * len(members)).long()]
+    return source
 
 
 def follow(average: nn.Module, module: nn.Module, part: Tensor) -> None:
