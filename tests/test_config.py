@@ -21,6 +21,7 @@ from cdtrans.config import (
     preset_names,
     read_preset,
     read_yaml,
+    recipe_layer,
     settle,
 )
 from cdtrans.errors import CdtransError
@@ -376,7 +377,7 @@ def test_there_are_presets() -> None:
 def test_every_preset_loads_and_opens_with_what_it_is(name: str) -> None:
     values = read_preset(name)
     assert values
-    config = make_config(values)
+    config = make_config(recipe_layer([values]), values)
     read = config.to_dict() | config.method_args
     assert all(read[key] == value or str(read[key]) == str(value) for key, value in values.items())
     text = (Path(__file__).parents[1] / "src" / "cdtrans" / "presets" / f"{name}.yaml").read_text()

@@ -45,7 +45,7 @@ TINY: dict[str, Any] = {
     "guard": False,  # such small models are rarely any good, and tests of other things must go on
     "seed": 2,  # whose last epoch is the chosen one, with nothing against it: tests of evaluation and report say so
 }
-QUICK = TINY | {"source_epochs": 1, "epochs": 1, "save_every": 30}
+QUICK = TINY | {"source_epochs": 1, "epochs": 1, "source_lr": 0.05, "lr": 0.025, "save_every": 30}
 CLASSES = ("blue", "green", "red")
 UNTIMED = "timings.jsonl"  # the one file of a run that may differ between equal runs
 

@@ -91,7 +91,9 @@ def test_images_decoded_while_torch_is_imported_make_the_same_run(tmp_path: Path
 def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
     """The three commands of the README, with relative paths, a YAML file and a flag that wins over it."""
     task = make_task(empty)
-    adapted = run(CDTRANS, "adapt", "source", "target", "--config", "tiny.yaml", "--epochs", 1, "--json", cwd=empty)
+    adapted = run(
+        CDTRANS, "adapt", "source", "target", "--config", "tiny.yaml", "--epochs", 1, "--lr", 0.02, "--json", cwd=empty
+    )
     assert adapted.code == 0, adapted.err
     told = only_object(adapted.out)
     assert told.items() >= {"run": "runs/adapt", "chosen_epoch": 1, "harm": False}.items()
@@ -200,7 +202,7 @@ def test_an_error_is_one_sentence_and_a_traceback_only_on_request(tmp_path: Path
 
 
 def test_quiet_prints_the_result_alone(tmp_path: Path) -> None:
-    task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
+    task = make_task(tmp_path / "task", source_epochs=1, epochs=1, source_lr=0.05, lr=0.025)
     ended = warm().run(task.adapt(tmp_path / "out", "--quiet"), tmp_path / "logs")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.count("\n") == 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class Net(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
         self.shift = shift
+        self.head = SimpleNamespace(of_another_domain=lambda out: out)
 
     def encode(self, images: Tensor) -> Output:
         number = torch.tensor(numbers(images)) % FIRST_TARGET

@@ -22,10 +22,11 @@ def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, war
     cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up. A run that is
     shorter than its warm-up would never reach the rate: it rises to it until the middle of the run and then falls."""
     peak, start, floor = factor * base, WARMUP_START * base, FLOOR * base
-    middle = (epochs + 1) / 2 if epochs < warmup else float(warmup)
+    short = epochs < max(warmup, 2)  # of one epoch the authors' formula gives the floor alone
+    middle = (epochs + 1) / 2 if short else float(warmup)
     if epoch < middle:
         return start + epoch * (peak - start) / middle
-    if epochs < warmup:
+    if short:
         return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * (epoch - middle) / (epochs + 1 - middle)))
     if epoch < epochs:
         return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * epoch / epochs))

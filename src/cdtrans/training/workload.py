@@ -96,7 +96,10 @@ def start_clock(
     """Say how long the run will take. From now on the screen knows how much is left of it."""
     config, device = workload.config, images.device
     rest = END_SECONDS + (REPORT_SECONDS if config.report else 0)
-    pace = measured_pace(network, images, config) / world()
+    try:
+        pace = measured_pace(network, images, config) / world()
+    except torch.cuda.OutOfMemoryError:  # which the run itself will deal with
+        return
     ahead = work_ahead(workload, load_state(run), fits_source=fits_source)
     screen.outlook = Outlook(ahead, pace, rest=rest, wait=lambda: wait_for(device))
     time_left = in_words(screen.outlook.left())
