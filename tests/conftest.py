@@ -19,7 +19,14 @@ from cdtrans.runtime.signals import StopSignals
 from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
 
-LONGEST = ("test_demo.py", "test_contract.py", "test_ablations.py", "test_bench.py")  # files, in seconds of a process
+LONGEST = (
+    "test_demo.py",
+    "test_contract.py",
+    "test_verbs.py",
+    "test_resume.py",
+    "test_noise.py",
+    "test_bench.py",
+)  # files, in seconds of a process
 GOLDEN = Path(__file__).parent / "golden"
 hypothesis.settings.register_profile("cdtrans", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("cdtrans")

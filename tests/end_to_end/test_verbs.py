@@ -123,21 +123,6 @@ def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
     assert {p.name for p in empty.iterdir()} == made
 
 
-def test_demo(empty: Path) -> None:
-    """The whole built-in task, with a model and a time that are too small to learn it."""
-    short = ["--source-epochs", 1, "--epochs", 1, "--set", "length=0.02", "--crop", 16, "--resize", 18, "--no-guard"]
-    ended = run(CDTRANS, "demo", "--json", *short, cwd=empty)
-    assert ended.code == 0, ended.err
-    values = only_object(ended.out)
-    assert values.keys() == {"source_only_accuracy", "adapted_accuracy", "run", "harm"}
-    assert values["run"] == "runs/demo"
-    for name in ("source_only_accuracy", "adapted_accuracy"):
-        assert 0 < values[name] < 1
-    assert says(ended.err, "source: 2000 images", "10 classes", "target: 1797 images")
-    assert "adaptation 1/1" in ended.err
-    assert (empty / "runs/demo/result.json").exists()
-
-
 def test_without_a_network_both_ways_out_are_named(tmp_path: Path, empty: Path) -> None:
     task = make_task(tmp_path / "task")
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}

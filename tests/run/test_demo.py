@@ -15,6 +15,7 @@ from cdtrans.data.digits import Digits
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.run.demo import demo
 from cdtrans.runtime.screen import Screen
+from support import says
 
 pytestmark = pytest.mark.slow
 
@@ -65,13 +66,16 @@ def test_the_current_folder_has_a_name_too(written, tmp_path: Path, monkeypatch:
 def test_adaptation_is_worth_its_while(tmp_path: Path) -> None:
     """Slow, a minute or two: the real preset on the real task, as a new user starts it. One thread, because two take
     many times as long on busy cores."""
-    command = [sys.executable, "-m", "cdtrans", "demo", "--json"]
+    command = [sys.executable, "-m", "cdtrans", "demo", "--json", "--no-report"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
+    assert result.keys() == {"source_only_accuracy", "adapted_accuracy", "run", "harm"}
+    assert (result["run"], result["harm"]) == ("runs/demo", False)
+    assert says(done.stderr, "source: 2000 images", "10 classes", "target: 1797 images", "adaptation 10/10")
     assert result["adapted_accuracy"] - result["source_only_accuracy"] >= 0.15, result
     assert result["adapted_accuracy"] > 0.8, result
     assert (tmp_path / "runs" / "demo-data-0").is_dir()
