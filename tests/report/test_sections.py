@@ -1,6 +1,7 @@
 """The sections that are numbers, by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,22 @@ class TestScores:
     @pytest.mark.parametrize("make", [sections.scores, sections.score_curves, sections.loss_curves, costs])
     def test_a_log_without_them(self, make: Any) -> None:
         assert isinstance(make(record()), Missing)
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "together"),
+    [
+        (None, ["nearest neighbour", "kept"], True),  # runs from before there were methods
+        ("cdtrans", ["nearest neighbour", "kept"], True),
+        ("instant", ["most similar source image"], True),
+        ("cotraining", ["'cotraining'", "need not belong together"], False),
+        ("my_file.py:Mine", ["side by side"], False),
+    ],
+)
+def test_pairs_are_described_as_the_method_makes_them(method: str | None, words: list[str], together: bool) -> None:
+    of_run = replace(record(), config={} if method is None else {"method": method})
+    assert says(sections.about_pairs(of_run), *words)
+    assert sections.pairs_belong_together(of_run) is together
 
 
 class TestCurve:

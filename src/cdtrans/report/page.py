@@ -36,6 +36,7 @@ class Page:
     curves: tuple[sections.Curve, ...] | Missing
     losses: tuple[sections.Curve, ...] | Missing
     histogram: sections.Histogram | Missing
+    about_pairs: str
     pair_counts: sections.PairCounts | Missing
     gallery: Gallery | Missing
     changed: Looks | Missing
@@ -60,8 +61,10 @@ def collect(record: Record, screen: Screen) -> Page:
     crop, resize = int(record.config.get("crop", SIDE)), int(record.config.get("resize", SIDE))
     source = Pictures(record.root("source"), record.source, resize=resize, crop=crop)
     target = Pictures(record.root("target"), record.target, resize=resize, crop=crop)
-    with screen.track("report", galleries.PAIRS) as task:
-        gallery = attempt(galleries.gallery, record, source, target, task)
+    gallery: Gallery | Missing = Missing("The two images of a pair need not belong together with this method.")
+    if sections.pairs_belong_together(record):
+        with screen.track("report", galleries.PAIRS) as task:
+            gallery = attempt(galleries.gallery, record, source, target, task)
     changed, uncertain = attempt(galleries.changed, record, target), attempt(galleries.uncertain, record, target)
     mislabelled = attempt(galleries.mislabelled, record, source)
     return Page(
@@ -73,6 +76,7 @@ def collect(record: Record, screen: Screen) -> Page:
         curves=attempt(sections.score_curves, record),
         losses=attempt(sections.loss_curves, record),
         histogram=attempt(sections.histogram, record),
+        about_pairs=sections.about_pairs(record),
         pair_counts=attempt(sections.pair_counts, record),
         gallery=gallery,
         changed=changed,

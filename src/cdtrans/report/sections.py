@@ -31,6 +31,7 @@ LOSSES = {
     "loss_divergence": ("Loss, model regularisation", "the penalty of MRKLD+LRENT for certain predictions"),
     "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
 }
+PAIRING_METHODS = ("cdtrans", "ground_truth", "sampled_pairs")  # whose pairs are neighbours, or of one class
 NOT_LOSSES = ("event", "stage", "epoch", "lr", "pairs")  # in the log's line of an epoch
 
 
@@ -201,6 +202,26 @@ def verdict(record: Record) -> Verdict:
         for m in guard.get("measures", ())
     )
     return Verdict(tone, badge, sentence, str(opening), findings, str(guard.get("advice", "")), measures)
+
+
+def about_pairs(record: Record) -> str:
+    """What a pair of this run is."""
+    method = str(record.config.get("method", "cdtrans"))
+    if method == "instant":
+        return "Every target image with the most similar source image of the class that it was given."
+    if method in PAIRING_METHODS:
+        return (
+            "Each image proposes its nearest neighbour in the other domain. A pair is kept if the source image's class "
+            "is the class of the target's nearest centre."
+        )
+    return (
+        f"How many images of each domain the steps of a round saw. The method '{method}' trains on source and target "
+        "images side by side; the two of a pair need not belong together."
+    )
+
+
+def pairs_belong_together(record: Record) -> bool:
+    return str(record.config.get("method", "cdtrans")) in (*PAIRING_METHODS, "instant")
 
 
 def estimate(record: Record) -> Estimate | Missing:
