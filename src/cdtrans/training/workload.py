@@ -19,8 +19,8 @@ from cdtrans.storage.run import Run
 from cdtrans.training.source import batch_slices, step_work
 from cdtrans.training.state import load_state
 
-MEASURED = {"cpu": (4, 4), "cuda": (64, 2)}  # images in a batch and batches, to measure the pace
-MEASURED_SECONDS = 1.0  # after which it has been measured long enough
+MEASURED = (4, 64)  # images in a batch, to measure the pace: few, and more if these take no time
+MEASURED_SECONDS = 0.2  # that a measurement should take
 REPORT_SECONDS, END_SECONDS = 4.0, 1.0  # to write the report; to judge and save the models
 
 
@@ -115,22 +115,25 @@ def start_clock(
 @torch.no_grad()
 def measured_pace(network: Network, images: Images, config: Config) -> float:
     """Seconds that an image takes to pass the backbone on this rank, by a few images after a first batch that warms up.
-    The network is left as it was, and so are the random numbers of the run."""
+    A small network is slower with few at once, so it is measured with more. The network is left as it was, and so are
+    the random numbers of the run."""
     device = images.device
-    size, batches = MEASURED[device.type]
-    size = min(size, config.batch_size, config.encode_batch)
-    indices = torch.arange(size, device=images.home) % len(images)
     modes = [(module, module.training) for module in network.modules()]
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus), autocast(device, config.precision):
         network.eval()
-        network.features(images.centred(indices))
-        wait_for(device)
-        start, done, seconds = time.monotonic(), 0, 0.0
-        while done < batches and seconds < MEASURED_SECONDS:
+        for most in MEASURED:
+            size = min(most, config.batch_size, config.encode_batch)
+            indices = torch.arange(size, device=images.home) % len(images)
             network.features(images.centred(indices))
             wait_for(device)
-            done, seconds = done + 1, time.monotonic() - start
+            start, done, seconds = time.monotonic(), 0, 0.0
+            while done < 4 and seconds < MEASURED_SECONDS:
+                network.features(images.centred(indices))
+                wait_for(device)
+                done, seconds = done + 1, time.monotonic() - start
+            if seconds >= MEASURED_SECONDS:
+                break
     for module, training in modes:
         module.training = training
     return seconds / (done * size)
