@@ -11,7 +11,7 @@ task() {
     local source=$1 target=$2 run=$3
     local start=$SECONDS
     python3 -m cdtrans adapt "$data/$source/images" "$data/$target/images" --out "$run" \
-        --backbone deit_tiny_patch16_224 --weights "$weights" --holdout 0 "${@:4}" > "$run.log" 2>&1
+        --backbone deit_tiny_patch16_224 --weights "$weights" --recipe authors --holdout 0 "${@:4}" > "$run.log" 2>&1
     echo $((SECONDS - start)) > "$run.seconds"
     python3 -m cdtrans eval "$run" "$data/$target/images" --json > "$run.json" 2>> "$run.log"
 }

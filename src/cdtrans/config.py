@@ -55,8 +55,8 @@ class Config:
     recipe: Literal["best", "authors"] = _option(
         "authors",
         "Recipe",
-        "What the other settings start from: best, or CDTrans as its authors published it, which other methods and "
-        "presets start from too.",
+        "The defaults of the other settings: those of the best recipe, or those of the CDTrans authors, which presets "
+        "and other methods use too.",
     )
     effort: Literal["instant", "quick", "full"] = _option(
         "full", "Recipe", "Of the best recipe: instant does not train the backbone, quick takes a quarter of full."
@@ -104,7 +104,7 @@ class Config:
     )
     method_args: dict = _option({}, "Stage 2: adaptation", "Options of the method, such as {trade_off: 0.5}.")
 
-    optimizer: Literal["sgd", "adamw"] = _option("sgd", "Optimisation", "The authors' SGD, or AdamW for small models.")
+    optimizer: Literal["sgd", "adamw"] = _option("sgd", "Optimisation", "SGD, which the authors use, or AdamW.")
     batch_size: int = _option(64, "Optimisation", "Images of stage 1, pairs of stage 2, in a step.", minimum=2)
     momentum: float = _option(0.9, "Optimisation", "SGD's momentum.", minimum=0, maximum=1)
     weight_decay: float = _option(1e-4, "Optimisation", "Weight decay.", minimum=0)
@@ -116,7 +116,7 @@ class Config:
         "over all steps and decay of matrices only.",
     )
     warmup_epochs: int = _option(
-        10, "Optimisation", "Epochs of rising learning rate, in both stages; at most all of them.", minimum=0
+        10, "Optimisation", "Epochs of rising learning rate, in both stages; in a shorter run half of them.", minimum=0
     )
     clip_norm: float = _option(1.0, "Optimisation", "Largest gradient norm.", minimum=0)
 

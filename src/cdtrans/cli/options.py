@@ -95,8 +95,8 @@ def help_line(name: str) -> str:
     spec = SETTINGS[name]
     in_text = spec.default in (None, "auto")
     default = str(spec.default).lower() if isinstance(spec.default, bool) else str(spec.default)
-    if name in BEST and BEST[name] != spec.default:
-        default = f"{BEST[name]}; authors: {default}"
+    if BEST.get(name, spec.default) != spec.default:
+        default = str(BEST[name]) if name == "recipe" else f"{BEST[name]}; authors: {default}"
     notes = [", ".join(choices(name)), "" if in_text else f"default: {default}"]
     note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     text: str = spec.metadata["help"]

@@ -12,8 +12,11 @@ classifier by ridge regression on the source and g. Then, for source images x_s 
 Every round finds new labels g with graphs on the teacher's features. Each domain standardises features by its own
 statistics before the shared classifier; the teacher is served.
 
+With the option `cross` there is a source-target branch as in CDTrans, between images of one class: it is taught t and
+teaches the target branch. It is off, because no gain by it has been measured.
+
 Pieces: masked consistency (Hoyer et al. 2023), information maximisation (Liang et al. 2020), label propagation (Zhou et
-al. 2004), probe first, then fine-tune gently (Kumar et al. 2022). What each brings is in docs/results/recipe.md."""
+al. 2004), probe first, then fine-tune gently (Kumar et al. 2022). Results: docs/results/recipe.md."""
 
 import copy
 import math

@@ -19,7 +19,7 @@ from cdtrans.trust.impression import Impression
 
 # What healthy runs showed, and what spoilt ones did where that is the evidence against them:
 LEARNT = 0.5  # accuracy on the source-only model's own training images: 91 % and more; shuffled labels 28 % and less
-LEARNABLE = 0.2  # of the way from chance to 1, cross-validated: 0.7 and more; shuffled labels 0.02 and less
+LEARNABLE = 0.2  # of the way from chance to always right, cross-validated; shuffled labels are at chance
 WELL_LEARNT = 0.8  # the same; no limit, but below it this is the first thing to mend
 SOURCE_AGREEMENT = 0.5  # 80 % and more; a target of noise or of few classes, or training gone wrong, 28 % and less
 FORGOTTEN = 0.8  # share of the accuracy on the source that is kept: 95 % and more; a rate 100 times too high 15 to 75 %
