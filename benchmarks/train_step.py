@@ -28,7 +28,7 @@ from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step
 
 CLASSES = 65
-SOFT_LABELS = ("rpll", "mrkld_lrent")  # methods whose pseudo-labels are distributions
+SOFT_LABELS = ("rpll", "mrkld_lrent", "cotraining")  # methods whose pseudo-labels are distributions
 
 
 def build(name: str, device: str) -> Network:
