@@ -57,8 +57,8 @@ def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Pat
         epochs = sum(t["stage"] == stage for t in timings)
         row |= {f"{stage} epochs": epochs, f"{stage} s": seconds_of(timings, stage)}
     row |= trust_seconds(timings)
-    if busy:
-        ends = [t["at"] for t in timings if t["stage"] == "adaptation"]
+    ends = [t["at"] for t in timings if t["stage"] == "adaptation"]
+    if busy and ends:
         warm, end = ends[int(0.4 * len(ends))], ends[-1]  # the first epochs build kernels and capture
         shares = [share for when, share in busy if warm < when <= end]
         row["% busy, last 60 % of stage 2"] = sum(shares) / len(shares) if shares else float("nan")  # a short run
