@@ -9,21 +9,18 @@ from cdtrans.trust.impression import Impression
 def impression_of(
     predicted: Tensor,
     *,
-    centers: Tensor | None = None,
     nearest: Tensor | None = None,
     classes: int = 3,
     source_right: float = 1.0,
-    source_agrees: float = 1.0,
     source_learnable: float | None = None,
 ) -> Impression:
-    """All opinions agree unless told; of 100 source images the first ones are right, or agree."""
+    """The nearest source images have the predicted classes unless told; of 100 source images the first ones are
+    right."""
     labels = torch.arange(100) % classes
     n = torch.arange(100)
     return Impression(
         target_logits=10.0 * torch.nn.functional.one_hot(predicted, classes),
-        centers=predicted if centers is None else centers,
-        label_nearest_target=predicted if nearest is None else nearest,
-        center_nearest_source=torch.where(n < 100 * source_agrees, labels, (labels + 1) % classes),
+        nearest_labels=(predicted if nearest is None else nearest)[:, None].expand(-1, 10),
         source_labels=labels,
         source_predicted=torch.where(n < 100 * source_right, labels, (labels + 1) % classes),
         source_confidence=torch.ones(100).half(),

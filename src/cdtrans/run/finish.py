@@ -14,7 +14,7 @@ from cdtrans.storage.run import Run
 from cdtrans.storage.run_folder import RESULT
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import estimate
-from cdtrans.trust.guard import decide
+from cdtrans.trust.guard import decide, labels_to_settle
 from cdtrans.trust.impression import views
 
 
@@ -31,14 +31,17 @@ def finish(
     returned."""
     network, before, after = adaptation.network, adaptation.before, adaptation.after
     adapted = after is not None
-    verdict = decide(adaptation.measures, guard=config.guard, adapted=adapted, warning=adaptation.warning)
+    labels = labels_to_settle(before, after or before)
+    verdict = decide(
+        adaptation.measures, guard=config.guard, adapted=adapted, warning=adaptation.warning, labels=labels
+    )
     epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
     chosen = before if epoch == 0 or after is None else after
     write_predictions(run, target, card.classes, chosen.probabilities)
     with run.timed("verdict"):
         run.write_arrays("views.npz", views(before, after or before))
-        harm = any(measure.decisive for measure in verdict.objections)
-        estimated = estimate(before, chosen.predicted, harm=harm).summary()
+        known = verdict.verdict == "better"
+        estimated = estimate(before.support(chosen.predicted), known=known, labels=labels).summary()
     card = replace(card, stage="adaptation", head=network.head.spec)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))

@@ -80,7 +80,7 @@ def adapt_to_target(
             screen.expect(len(data.target) + len(data.source))
             encoded = encode(data.target, "target")
         after = impression(both_domains(encode, data, encoded))
-        measures += judge_adapted(before, after, watch.scores[0], watch.scores[best.epoch])
+        measures += judge_adapted(before, after)
     reached = config.epochs if last else best.epoch
     later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
     return Adaptation(network, before, after, best.epoch, last, measures, fell_later(best.epoch, later))

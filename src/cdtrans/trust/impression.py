@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.pairing.pairs import Domains
+from cdtrans.trust.support import Support, nearest_labels, support
 
 FOLDS, PROBED = 5, 20_000  # of the cross-validation, and images in it at most
 SAMPLE = 1000  # images of each domain whose features are kept, for pictures
@@ -19,9 +20,7 @@ class Impression:
     """One model, the source it was trained on and the target. Tensors on the CPU, half precision where enough."""
 
     target_logits: Tensor  # [Nt, K]
-    centers: Tensor  # [Nt] the class of each target's nearest centre
-    label_nearest_target: Tensor  # [Nt] the label of each target image's nearest source image
-    center_nearest_source: Tensor  # [Ns] the pseudo-label of each source image's nearest target image
+    nearest_labels: Tensor  # [n, k] labels of the source images nearest to some target images, see trust.support
     source_labels: Tensor  # [Ns]
     source_predicted: Tensor  # [Ns]
     source_confidence: Tensor  # [Ns]
@@ -43,10 +42,9 @@ class Impression:
         """On the images it was trained on, in eval mode."""
         return float((self.source_predicted == self.source_labels).double().mean())
 
-    @property
-    def source_agreement(self) -> float:
-        """The share of the source images whose nearest target image has its centre in their class."""
-        return float((self.center_nearest_source == self.source_labels).double().mean())
+    def support(self, predicted: Tensor) -> Support:
+        """How far this model's features support predictions [Nt], its own or another's."""
+        return support(predicted, self.nearest_labels, self.source_labels, float(self.source_learnable))
 
 
 def impression(domains: Domains) -> Impression:
@@ -55,8 +53,7 @@ def impression(domains: Domains) -> Impression:
     confidence, predicted = p.max(dim=1)
     own = p.gather(1, labels[:, None]).squeeze(1)
     samples = [x.features[sampled(len(x.features)).to(x.features.device)].half() for x in (source, target)]
-    matching = (domains.centers, domains.label_nearest_target, domains.center_nearest_source)
-    columns = (target.logits, *matching, labels, predicted, confidence.half(), own.half(), *samples)
+    columns = (target.logits, nearest_labels(domains), labels, predicted, confidence.half(), own.half(), *samples)
     learnable = torch.tensor(cross_validated(source.features, labels, source.logits.shape[1]))
     return Impression(*(x.cpu() for x in (*columns, learnable)))
 

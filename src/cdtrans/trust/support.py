@@ -1,0 +1,72 @@
+"""Do the source's labels support a model's predictions for the target?
+
+Every target image has nearest source images in the features of the source-only model, each domain standardised by its
+own statistics. Adaptation does not touch these features, so their labels are evidence that it cannot flatter:
+
+    support   agreement of the predictions with the nearest images' labels, beyond chance (Cohen's kappa), relative to
+              the accuracy of a probe on source images that it has not seen: what such features can know at all
+    shift     total variation between the class shares of the predictions and those of the source
+
+Where a target has other classes than the source, or noise instead of images, support is low; where it has only few of
+the classes, shares are shifted. A wide gap between the domains looks the same, so low support proves no harm."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cdtrans.pairing.graphs import TILE, Statistics, nearest
+from cdtrans.pairing.neighbours import normalised
+from cdtrans.pairing.pairs import Domains
+
+NEIGHBOURS = 10
+IMAGES = 20_000  # of the target at most, evenly spread
+
+
+class Support(NamedTuple):
+    """Of one model's predictions."""
+
+    first: float  # by the nearest source image alone
+    mean: float  # by the nearest ten
+    shift: float
+
+
+def nearest_labels(domains: Domains) -> Tensor:
+    """[n, k] labels of the source images nearest to each of n target images, see `asked`."""
+    source, target = domains.source.features, domains.target.features
+    of_source = Statistics.of(source)
+    some = target[asked(len(target)).to(target.device)]
+    queries = normalised(Statistics.of(target, prior=of_source).standardised(some))
+    keys = normalised(of_source.standardised(source))
+    k = min(NEIGHBOURS, len(keys))
+    found = [nearest(part, keys, -len(part), k)[1] for part in queries.split(TILE)]  # no key is the query itself
+    return domains.source_labels[torch.cat(found)]
+
+
+def asked(count: int) -> Tensor:
+    return torch.linspace(0, count - 1, min(count, IMAGES)).round().long()
+
+
+def support(predicted: Tensor, nearest: Tensor, source_labels: Tensor, learnable: float) -> Support:
+    """`predicted` [Nt] are a model's classes, `nearest` is from `nearest_labels`, `learnable` the probe's accuracy."""
+    some = predicted[asked(len(predicted))]
+    each = torch.tensor([kappa(some, labels) for labels in nearest.T]) / max(learnable, 0.1)
+    return Support(float(each[0]), float(each.mean()), shifted(predicted, source_labels))
+
+
+def kappa(a: Tensor, b: Tensor) -> float:
+    """Agreement of two labellings of the same images, from chance (0) to perfect (1)."""
+    p, q = _shares(a, b)
+    chance = float((p * q).sum())
+    return (float((a == b).double().mean()) - chance) / max(1 - chance, 1e-9)
+
+
+def shifted(a: Tensor, b: Tensor) -> float:
+    """Total variation between the class shares of two labellings."""
+    p, q = _shares(a, b)
+    return float((p - q).abs().sum() / 2)
+
+
+def _shares(*labels: Tensor) -> list[Tensor]:
+    classes = 1 + max(int(x.max()) for x in labels)
+    return [torch.bincount(x, minlength=classes).double() / len(x) for x in labels]

@@ -1,0 +1,66 @@
+"""The support that the source's labels give to predictions."""
+
+import pytest
+import torch
+from sklearn.metrics import cohen_kappa_score
+
+from cdtrans.model.encoding import Encoded
+from cdtrans.pairing.pairs import Domains
+from cdtrans.trust import support as module
+from cdtrans.trust.support import kappa, nearest_labels, shifted, support
+
+
+def test_kappa_is_cohens() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for classes in (2, 5):
+        a, b = torch.randint(classes, (2, 200), generator=generator)
+        b = torch.where(torch.rand(200, generator=generator) < 0.4, a, b)
+        assert kappa(a, b) == pytest.approx(cohen_kappa_score(a.numpy(), b.numpy()))
+    assert kappa(a, a) == 1
+    assert kappa(torch.zeros(9, dtype=torch.long), torch.zeros(9, dtype=torch.long)) == 0, "no evidence in one class"
+
+
+def test_shifted_is_total_variation() -> None:
+    assert shifted(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1])) == 0.25
+    assert shifted(torch.tensor([0, 0]), torch.tensor([1, 2, 2, 1])) == 1.0
+
+
+def clusters(labels: torch.Tensor, seed: int, move: float = 0.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(8, 16, generator=torch.Generator().manual_seed(9))
+    return centers[labels] + 0.2 * torch.randn(len(labels), 16, generator=generator) + move
+
+
+def domains(source_labels: torch.Tensor, target_labels: torch.Tensor) -> Domains:
+    """The target is moved and stretched, which its own statistics take back."""
+    source, target = clusters(source_labels, 1), 3 * clusters(target_labels, 2, move=5.0)
+    blank = torch.zeros(len(source), 8), torch.zeros(len(target), 8)
+    return Domains(Encoded(source, blank[0]), source_labels, Encoded(target, blank[1]))
+
+
+def test_right_predictions_are_supported_wrong_ones_and_other_classes_are_not() -> None:
+    source, target = torch.arange(120) % 4, torch.arange(80) % 4
+    nearest = nearest_labels(domains(source, target))
+    assert nearest.shape == (80, 10)
+    right = support(target, nearest, source, learnable=1.0)
+    assert right.first > 0.95
+    assert right.mean > 0.95
+    assert right.shift == 0
+    wrong = support((target + 1) % 4, nearest, source, learnable=1.0)
+    assert wrong.first < 0
+    few = support(target[target < 2], nearest[target < 2], source, learnable=1.0)
+    assert few.shift == 0.5
+    assert support(target, nearest, source, learnable=0.5).first == pytest.approx(2 * right.first)
+
+
+def test_a_large_target_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = torch.arange(120) % 4, torch.arange(80) % 4
+    monkeypatch.setattr(module, "IMAGES", 27)
+    nearest = nearest_labels(domains(source, target))
+    assert nearest.shape == (27, 10)
+    assert support(target, nearest, source, learnable=1.0).first > 0.95, "the same images are asked about"
+
+
+def test_fewer_source_images_than_neighbours() -> None:
+    source, target = torch.arange(4), torch.arange(8) % 4
+    assert nearest_labels(domains(source, target)).shape == (8, 4)
