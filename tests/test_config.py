@@ -15,13 +15,14 @@ from cdtrans.config import (
     CDTransOptions,
     Config,
     check_options,
+    config_of,
     flat,
+    layered_config,
     make_config,
     option,
     preset_names,
     read_preset,
     read_yaml,
-    recipe_layer,
     settle,
 )
 from cdtrans.errors import CdtransError
@@ -377,7 +378,7 @@ def test_there_are_presets() -> None:
 def test_every_preset_loads_and_opens_with_what_it_is(name: str) -> None:
     values = read_preset(name)
     assert values
-    config = make_config(recipe_layer([values]), values)
+    config = config_of({}, values)
     read = config.to_dict() | config.method_args
     assert all(read[key] == value or str(read[key]) == str(value) for key, value in values.items())
     text = (Path(__file__).parents[1] / "src" / "cdtrans" / "presets" / f"{name}.yaml").read_text()
@@ -447,3 +448,17 @@ def setting_rows() -> list[str]:
             flag = f"`--{dashed}`, `--no-{dashed}`" if isinstance(spec.default, bool) else f"`--{dashed}`"
             rows.append(f"| {flag} | {spec.metadata['group']} | {help_line(name)} |")
     return rows
+
+
+@pytest.mark.parametrize(("effort", "method", "options"), [("instant", "instant", {}), ("quick", "cotraining", 0.25)])
+def test_an_effort_wins_over_the_options_of_a_preset(effort: str, method: str, options: object) -> None:
+    """The demo's preset trains twice as long as usual, which is an option of its method."""
+    config, _ = layered_config(None, None, "demo", None, {"effort": effort})
+    assert config.method == method
+    assert (config.method_args["length"] if options else config.method_args) == options
+    assert (
+        layered_config(None, None, "demo", None, {"effort": "quick", "method_args": {"length": 3}})[0].method_args[
+            "length"
+        ]
+        == 3
+    )

@@ -327,15 +327,20 @@ def layered_config(
     layers = (read_preset(name), from_file, settings, places)
     if layers[0].get("recipe") == "authors" and (from_file | settings).get("recipe") == "best":
         raise CdtransError(f"The preset '{name}' is the authors' recipe, not the best one; leave one of the two out.")
-    return make_config(recipe_layer(layers), *layers), out
+    return config_of(*layers), out
+
+
+def config_of(preset: dict[str, Any], *layers: dict[str, Any]) -> Config:
+    """The recipe, the preset, the effort, and what the user gave, the later ones winning."""
+    recipe = recipe_layer((preset, *layers))
+    effort = effort_layer((preset, *layers)) if recipe else {}
+    return make_config(recipe, preset, effort, *layers)
 
 
 def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What the settings start from. Without a word about it that is the best recipe, but the authors' where a method of
     another name or an option of CDTrans is asked for. Without pretrained weights there is nothing to probe."""
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given |= with_method_args(layer)
+    given = together(layers)
     best_methods = (None, BEST["method"], EFFORTS["instant"]["method"])
     of_cdtrans = any(key in METHOD_FIELDS for key in given.get("method_args", {}))
     implied = "authors" if of_cdtrans or given.get("method") not in best_methods else "best"
@@ -349,11 +354,24 @@ def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return {}
     if effort is not None and effort not in EFFORTS:
         raise CdtransError(f"'{effort}' is not a value of 'effort': {nearest(str(effort), list(EFFORTS))}")
-    layer = BEST | EFFORTS[effort or "full"]
-    if given.get("method") not in (None, layer["method"]):
-        layer.pop("method_args", None)
     scratch = not given.get("pretrained", True) and not given.get("weights")
-    return layer | ({"source_fit": "train"} if scratch else {})
+    return BEST | ({"source_fit": "train"} if scratch else {})
+
+
+def effort_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What a shorter effort changes in the best recipe, also where a preset has options of its own."""
+    given = together(layers)
+    layer = dict(EFFORTS[given.get("effort") or "full"])
+    if given.get("method") not in (None, layer.get("method", BEST["method"])):
+        layer.pop("method_args", None)
+    return layer
+
+
+def together(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given |= with_method_args(layer)
+    return given
 
 
 def require_weights(file: str | Path | None) -> None:

@@ -16,7 +16,7 @@ from cdtrans.bench.folder import flags, owned, recipe_of, with_table_defaults
 from cdtrans.bench.jobs import Job, PlannedRun, run_jobs
 from cdtrans.bench.results import KINDS, RunResult, columns, read_run, result_lines, run_folder, spread, values
 from cdtrans.bench.tables import BenchTable, latex, markdown
-from cdtrans.config import Config, make_config, read_preset, read_yaml, recipe_layer
+from cdtrans.config import Config, config_of, read_preset, read_yaml
 from cdtrans.data.benchmarks import Benchmark, FoundBenchmark, Task, benchmark_named, find_benchmark
 from cdtrans.data.layouts import FoundDomain
 from cdtrans.errors import CdtransError
@@ -186,10 +186,10 @@ def _recipe(
     settings = with_table_defaults(settings, config)
     if (from_file | settings).get("recipe") == "best":  # the preset is the authors' recipe: only its backbone is taken
         settings = {"backbone": read_preset(preset)["backbone"], **settings}
-        layers, begin = [from_file, settings], []
+        layers, begin = [{}, from_file, settings], []
     else:
         layers, begin = [read_preset(preset), from_file, settings], [f"--preset={preset}"]
-    chosen = make_config(recipe_layer(layers), *layers)
+    chosen = config_of(*layers)
     if chosen.source_model:
         raise CdtransError(
             "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' out."

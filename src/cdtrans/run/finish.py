@@ -38,10 +38,13 @@ def finish(
     epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
     chosen = before if epoch == 0 or after is None else after
     write_predictions(run, target, card.classes, chosen.probabilities)
+    support = {"source": before.support(before.predicted)}
+    if after is not None:
+        support["adapted"] = before.support(after.predicted)
     with run.timed("verdict"):
         run.write_arrays("views.npz", views(before, after or before))
         known = verdict.verdict == "better"
-        estimated = estimate(before.support(chosen.predicted), known=known, labels=labels).summary()
+        estimated = estimate(support["adapted" if epoch else "source"], known=known, labels=labels).summary()
     card = replace(card, stage="adaptation", head=network.head.spec)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
@@ -54,6 +57,7 @@ def finish(
         "judged_epoch": 0 if after is None else adaptation.chosen_epoch,  # compared with the source-only model
         "selection": config.select,
         "guard": verdict.summary(),
+        "support": {name: found._asdict() for name, found in support.items()},
         "trained_with_key": trained_with_labels,
         "estimate": estimated,
     }
