@@ -1,10 +1,11 @@
 """The instant effort on every task of a data set, without a run folder for each: accuracy in percent.
 
-    python benchmarks/instant.py DATA --weights FILE [--imbalance 10 --orders 2] [--each 5] [--pull 0]
+    python benchmarks/instant.py DATA --weights FILE [--imbalance 10 --orders 2] [--each 5] [--few 2] [--pull 0]
 
 DATA holds one folder of class folders for each domain (or DOMAIN/images). Each domain is encoded once. `--imbalance 10`
 thins the target's classes out to 10:1, in that many random orders of the classes; `--source-imbalance` does it to the
-source; `--each 5` keeps five source images of each class; `--pull 0` leaves class shares as they are predicted."""
+source; `--each 5` keeps five source images of each class, `--few 2` two of the target's classes; `--pull 0` leaves
+class shares as they are predicted."""
 
 import argparse
 import itertools
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--source-imbalance", type=float, default=1)
     parser.add_argument("--orders", type=int, default=1)
     parser.add_argument("--each", type=int)
+    parser.add_argument("--few", type=int)
     parser.add_argument("--pull", type=float, default=graphs.PULL)
     parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
     arguments = parser.parse_args()
@@ -79,6 +81,9 @@ def main() -> None:
                 x, y = (part[thinned(domains[source][1], arguments.source_imbalance, 100 + order)] for part in (x, y))
             if arguments.imbalance > 1:
                 z, answers = (part[thinned(domains[target][1], arguments.imbalance, order)] for part in (z, answers))
+            if arguments.few:
+                some = torch.from_numpy(np.random.default_rng(order).permutation(classes)[: arguments.few])
+                z, answers = (part[torch.isin(domains[target][1], some)] for part in (z, answers))
             rows = [100 * (found == answers).double().mean().item() for found in adapted(x, y, z, classes, leading)]
             table.append(rows)
             seconds = time.perf_counter() - started

@@ -94,5 +94,6 @@ def finished_result(run: Path) -> Result:
     """Of a finished run; those of the first version have no verdict and no estimate."""
     result = read_result(run)
     guard, estimate = result.get("guard", {}), result.get("estimate")
-    band = (estimate["low"], estimate["high"]) if estimate and not estimate.get("harm") else None
+    known = estimate and estimate["low"] is not None and not estimate.get("harm")  # the last in older runs
+    band = (estimate["low"], estimate["high"]) if known else None
     return Result(run, result["chosen_epoch"], guard.get("verdict") == "harm", guard.get("paragraph", ""), band)
