@@ -44,7 +44,7 @@ MODEL_FREE = [
     "transparency",
 ]
 BACKBONE = f"{TINY['backbone']}.augreg_in21k_ft_in1k"  # timm's default tag
-WITH_MODEL = ["separability", "mislabelled images", "domain distance", "missing classes", "unclaimed targets"]
+WITH_MODEL = ["separability", "mislabelled images", "domain distance", "class shares"]
 
 
 @pytest.fixture
