@@ -205,9 +205,7 @@ class Verdict(NamedTuple):
         if self.verdict != "harm":
             return self.warning
         if self.adapted:
-            return (
-                "The adapted model is kept beside it (--model adapted); --no-guard would choose it, in another --out."
-            )
+            return f"To know for certain, label {LABELS} target images and compare both models with 'cdtrans eval'."
         return (
             "If labels and classes are right, train the source longer (--source-epochs) or take a stronger --backbone; "
             "--no-guard continues anyway, in another --out."
