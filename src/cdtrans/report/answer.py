@@ -54,5 +54,10 @@ def span(interval: tuple[float, float], images: int) -> str:
     return f"{low} to {high}%"
 
 
+def points(difference: float, images: int) -> str:
+    """With a real minus sign, which is as wide as the plus."""
+    return f"{100 * difference:+.{_digits(images)}f} points".replace("-", "−")
+
+
 def _digits(images: int) -> int:
     return 1 if images >= LABELS_FOR_TENTHS else 0

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from cdtrans.report import gallery as galleries
 from cdtrans.report import sections
-from cdtrans.report.answer import Answer, answer, shown, span
+from cdtrans.report.answer import Answer, answer, points, shown, span
 from cdtrans.report.costs import Costs, costs
 from cdtrans.report.embedding import Embedding, embedding
 from cdtrans.report.gallery import Gallery, Looks
@@ -115,7 +115,7 @@ def render(page: Page) -> str:
     )
     templates.tests["missing"] = lambda section: isinstance(section, Missing)
     templates.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}
-    templates.filters |= {"accuracy": shown, "span": span}
+    templates.filters |= {"accuracy": shown, "span": span, "points": points}
     return templates.get_template("template.html").render(page=page)
 
 

@@ -346,10 +346,10 @@ def crowd(model: str, predicted: np.ndarray, source: np.ndarray, classes: tuple[
     found = crowded_class(predicted.tolist(), source.tolist())
     if found is None:
         return None
-    name = classes[found.index]
+    name = classes[found.label]
     sentence = (
         f"The {MODEL_NAMES[model]} model puts {found.share:.0%} of the target images into one class, {name} "
-        f"({source[found.index] / max(source.sum(), 1):.0%} of the source)"
+        f"({source[found.label] / max(source.sum(), 1):.0%} of the source)"
     )
     if model == "source":
         sentence += ": it can hardly see the target's classes, so a distance from its predictions is no sign of harm"

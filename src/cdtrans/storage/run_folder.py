@@ -50,6 +50,8 @@ def read_result(run: Path) -> dict[str, Any]:
         )
     file = run / RESULT
     if not file.exists():
+        if not (run / CONFIG).exists():
+            raise CdtransError(f"'{run}' holds no finished run; give the folder that 'cdtrans adapt' has written.")
         raise CdtransError(f"'{run}' holds no finished run; run its 'cdtrans adapt' command again to finish it.")
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ TIMES_FAIR = 3.0  # ... and so many times the class's fair share: two or three c
 class Crowded(NamedTuple):
     """A class into which a model puts far too many images."""
 
-    index: int
+    label: int
     share: float  # of the images
     fair: float  # the class's share of the source, or 1 / classes if that is more
 
@@ -21,7 +21,7 @@ def crowded_class(predicted: Sequence[int], source: Sequence[int]) -> Crowded | 
     images, labelled = sum(predicted), sum(source)
     if not images:
         return None
-    index = max(range(len(predicted)), key=lambda k: predicted[k])
-    share = predicted[index] / images
-    fair = max(1 / len(predicted), source[index] / max(labelled, 1))
-    return Crowded(index, share, fair) if share > MOST and share > TIMES_FAIR * fair else None
+    label = max(range(len(predicted)), key=lambda k: predicted[k])
+    share = predicted[label] / images
+    fair = max(1 / len(predicted), source[label] / max(labelled, 1))
+    return Crowded(label, share, fair) if share > MOST and share > TIMES_FAIR * fair else None
