@@ -30,6 +30,11 @@ def test_the_class_mean_of_one_class_is_its_accuracy() -> None:
     assert class_mean_interval(confusion) == pytest.approx(wilson(8, 10))
 
 
+def test_the_class_mean_of_two_equal_classes_is_surer_than_each() -> None:
+    one, both = wilson(8, 10), class_mean_interval(np.array([[8, 2], [2, 8]]))
+    assert both == pytest.approx([0.8 + (limit - 0.8) / 2**0.5 for limit in one])
+
+
 def test_the_class_mean_holds_the_truth_as_often_as_it_says() -> None:
     rng, truth, images = np.random.default_rng(0), np.array([0.95, 0.7, 0.4]), np.array([40, 12, 25])
     inside = 0
