@@ -30,6 +30,7 @@ from cdtrans.data.benchmarks import BENCHMARKS, FoundBenchmark
 from cdtrans.data.pixels import open_pixels
 from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.evaluation.evaluate import Evaluation
+from cdtrans.evaluation.intervals import wilson
 from cdtrans.evaluation.metrics import score
 from cdtrans.methods import METHODS, method_class
 from cdtrans.run.check import Check
@@ -109,7 +110,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        expected = ["adapt", "check", "eval", "predict", "export", "report", "demo", "cache"]
+        expected = ["adapt", "check", "eval", "predict", "export", "choose", "report", "demo", "cache"]
         assert verbs == [*expected, "methods", "bench", "ablate"]
         assert run("-h").out == ended.out
 
@@ -145,7 +146,7 @@ class TestHelp:
         assert flags_of(run, "eval") == COMMON | SCORING
         assert flags_of(run, "export") == COMMON | {"--out", "--model"}
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
-        assert flags_of(run, "report") == COMMON
+        assert flags_of(run, "report") == flags_of(run, "choose") == COMMON
         assert flags_of(run, "methods") == COMMON
         settings = {f"--{name.replace('_', '-')}" for name in SETTINGS if name not in NOT_FLAGS} | {"--set"}
         shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
@@ -408,14 +409,19 @@ class TestEval:
         ended = run("eval", finished.run, finished.answers)
         values = json.loads(run("eval", finished.run, finished.answers, "--json").out)
         assert "21 labelled images" in ended.out
+        assert says(ended.out.replace("\n", " "), "exact for this target", "new images like these")
+        assert values["choice"] in ended.out.replace("\n", " ")
+        assert values["comparison"]["sentence"] in ended.out.replace("\n", " ")
         for name, value in (
-            ("chosen model (adapted, epoch ", values["accuracy"]),
-            ("source-only (before adaptation)", values["source_only_accuracy"]),
+            ("chosen: adapted, epoch ", values["accuracy"]),
+            ("source-only", values["source_only_accuracy"]),
+            (f"adapted, epoch {values['adapted_epoch']}", values["adapted_accuracy"]),
             ("last epoch", values["last_epoch_accuracy"]),
-            (f"best epoch by these labels ({values['best_by_labels_epoch']})", values["best_by_labels_accuracy"]),
+            (f"best by labels, epoch {values['best_by_labels_epoch']}", values["best_by_labels_accuracy"]),
         ):
             (row,) = [line for line in ended.out.splitlines() if line[1:].strip().startswith(name)]
-            assert f"{value:.1%}" in row
+            low, high = wilson(round(21 * value), 21)
+            assert f"{value:.1%} ({100 * low:.1f} to {100 * high:.1f})" in row
         worst = min(range(3), key=lambda k: values["confusion"][k][k])
         confusion = values["confusion"][worst]
         assert sum(confusion) > confusion[worst]  # else there is nothing to see
@@ -423,6 +429,8 @@ class TestEval:
         by_class, confused = [line for line in ended.out.splitlines() if line[1:].strip().startswith(CLASSES[worst])]
         assert f"{values['per_class'][CLASSES[worst]]:.1%}" in by_class
         assert f"{CLASSES[taken_for]} ({confusion[taken_for]})" in by_class
+        low, high = values["per_class_interval"][CLASSES[worst]]
+        assert f"({100 * low:.1f} to {100 * high:.1f})" in by_class
         assert [int(cell) for cell in confused.strip("│ ").split("│")[1:]] == confusion
 
     @pytest.mark.parametrize("classes", [12, 13])
@@ -437,11 +445,11 @@ class TestEval:
 
     def test_quiet_still_shows_the_result(self, run: Run, finished) -> None:
         ended = run("eval", finished.run, finished.answers, "--quiet")
-        assert "chosen model" in ended.out
+        assert "chosen: adapted" in ended.out
         assert ended.err == ""
 
     def test_another_model_is_named(self, run: Run, finished) -> None:
-        assert "source model (source-only)" in run("eval", finished.run, finished.answers, "--model", "source").out
+        assert "source: source-only" in run("eval", finished.run, finished.answers, "--model", "source").out
 
     def test_class_names_are_not_markup(self, run: Run, finished, tmp_path: Path) -> None:
         copy = shutil.copytree(finished.run, tmp_path / "run")
@@ -472,6 +480,24 @@ class TestEval:
         assert ended.code == 2
         assert "'grean'" in ended.err
         assert ended.err.endswith("did you mean 'green'?\n")
+
+
+class TestChoose:
+    def test_the_sentence_the_json_and_the_errors(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        ended = run("choose", copy, "source")
+        assert (ended.code, ended.err) == (0, "")
+        assert says(ended.out, "now hands over the source-only model", "changes it back")
+        assert "model: source-only" in run("predict", copy, finished.task.target, "--csv", tmp_path / "p.csv").out
+        values = json.loads(run("choose", copy, "adapted", "--json").out)
+        epoch = json.loads((finished.run / "result.json").read_text())["chosen_epoch"]
+        assert values == {"run": str(copy), "chosen_model": "adapted", "chosen_epoch": epoch, "changed": True}
+        again = run("choose", copy, "adapted")
+        assert again.code == 0
+        assert says(again.out, "already hands over the adapted model")
+        ended = run("choose", tmp_path / "nowhere", "adapted")
+        assert ended.code == 2
+        assert "does not exist" in one_sentence(ended.err)
 
 
 class TestPredict:

@@ -153,6 +153,13 @@ def test_harm_ends_with_the_source_only_model_and_exit_code_3(task: Task) -> Non
     again = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3"))
     assert again.code == 3, "a finished run ends as it ended"
     assert says(again.err, "guard", "harm")
+    for said in (ended.err, again.err):
+        assert says(said, f"'cdtrans choose {out} adapted'", f"'cdtrans predict {out} IMAGES --model adapted'")
+    assert cdtrans("choose", str(out), "adapted").code == 0
+    chosen = cdtrans(*task.adapt(out, "--lr", "30", "--epochs", "3"))
+    assert chosen.code == 0, "a person has taken responsibility"
+    assert says(chosen.err, "harm", "chosen by hand")
+    assert says(chosen.out, f"epoch {found['judged_epoch']}")
 
 
 def test_without_the_guard_the_adapted_model_is_kept_and_that_is_said(task: Task) -> None:

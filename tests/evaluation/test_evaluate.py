@@ -1,6 +1,7 @@
 """A finished run against answer keys of every kind."""
 
 import csv
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from cdtrans.data.domains import LabelledDomain
-from cdtrans.evaluation.evaluate import Evaluation, History, evaluate, match_classes
+from cdtrans.evaluation.evaluate import Evaluation, History, choice_sentence, evaluate, match_classes
+from cdtrans.evaluation.intervals import Comparison, wilson
+from cdtrans.evaluation.metrics import score
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import load
 from stores import Notes
@@ -82,7 +85,8 @@ def test_every_epoch_is_scored_from_what_it_left_behind(finished) -> None:
     assert summary["best_by_labels_accuracy"] == pytest.approx(max(by_hand[1:]))
     assert summary["best_by_labels_epoch"] == 1 + int(np.argmax(by_hand[1:]))
     assert len(set(by_hand)) > 2  # else a mixed-up order would not show
-    assert summary["class_mean_accuracy_by_epoch"] == list(result.history.class_mean_accuracy)
+    assert summary["class_mean_accuracy_by_epoch"] == [s.class_mean_accuracy for s in result.history.scores]
+    assert summary["accuracy_interval_by_epoch"] == [list(wilson(round(21 * a), 21)) for a in by_hand]
     per_class = np.array(summary["per_class_by_epoch"])  # [epochs + 1, classes]
     assert per_class.mean(axis=1) == pytest.approx(summary["class_mean_accuracy_by_epoch"])
     assert per_class[-1].tolist() == [summary["per_class"][name] for name in CLASSES]
@@ -104,14 +108,16 @@ def test_epoch_zero_is_the_source_only_model(finished) -> None:
     source = scored(finished.run, finished.answers, model="source")
     assert source.history is not None
     assert source.scores.accuracy == pytest.approx(source.history.accuracy[0])
-    assert source.scores.class_mean_accuracy == pytest.approx(source.history.class_mean_accuracy[0])
+    assert source.scores.class_mean_accuracy == pytest.approx(source.history.scores[0].class_mean_accuracy)
     adapted = scored(finished.run, finished.answers, model="adapted")
     assert adapted.scores.accuracy == pytest.approx(source.history.accuracy[-1])
     assert adapted.scores.accuracy != source.scores.accuracy
 
 
 def test_the_best_epoch_is_never_the_source_only_one() -> None:
-    assert History((0.9, 0.2, 0.5, 0.5), (0.0,) * 4).best_epoch == 2
+    scores = [score(np.zeros(10, dtype=int), (np.arange(10) >= right).astype(int), 2) for right in (9, 2, 5, 5)]
+    assert History(tuple(scores)).accuracy == (0.9, 0.2, 0.5, 0.5)
+    assert History(tuple(scores)).best_epoch == 2
 
 
 def test_the_order_of_the_key_does_not_matter(finished, tmp_path: Path) -> None:
@@ -142,17 +148,64 @@ def test_a_key_of_some_of_the_target_has_a_history_too(finished, tmp_path: Path,
     assert result.history.accuracy[-1] == pytest.approx(result.scores.accuracy)
 
 
-def test_a_smaller_key_takes_the_place_of_a_larger_one_with_a_word(finished, tmp_path: Path) -> None:
+def test_a_larger_evaluation_is_never_lost(finished, tmp_path: Path) -> None:
+    run = shutil.copytree(finished.run, tmp_path / "run")
+    (run / "evaluation.json").unlink(missing_ok=True)
     lines = finished.answers.read_text().splitlines(keepends=True)
     key = tmp_path / "key.txt"
     key.write_text("".join(lines[:5]))
-    said = []
-    for where in (finished.answers, finished.answers, key, key, finished.answers):
+    said, kept = [], []
+    for where in (key, finished.answers, finished.answers, key):
         notes = Notes()
-        scored(finished.run, where, root=finished.task.folder, screen=notes)
+        assert scored(run, where, root=finished.task.folder, screen=notes).scores.images in (5, 21)
         said.append(notes.said)
-    assert [len(texts) for texts in said] == [0, 0, 1, 0, 0]
-    assert says(said[2][0], "earlier evaluation", f"{len(lines)} images", "5")
+        kept.append(json.loads((run / "evaluation.json").read_text()))
+    assert [len(texts) for texts in said] == [0, 0, 0, 1]
+    assert says(said[3][0], "earlier evaluation of 21 images", "this one, of 5,", "delete")
+    assert [x["images"] for x in kept] == [5, 21, 21, 21]
+    assert [x["whole_target"] for x in kept] == [False, True, True, True]
+    (run / "evaluation.json").write_text("{}")
+    scored(run, key, root=finished.task.folder)
+    assert json.loads((run / "evaluation.json").read_text())["images"] == 5, "what cannot be read is replaced"
+
+
+def test_intervals_and_both_models_are_in_what_is_kept(finished, tmp_path: Path) -> None:
+    """Also if the guard kept the source-only model: the report shows whichever is chosen."""
+    run = shutil.copytree(finished.run, tmp_path / "run")
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
+    evaluation = scored(run, finished.answers)
+    kept, summary = json.loads((run / "evaluation.json").read_text()), evaluation.summary()
+    assert {k: v for k, v in kept.items() if k != "models"} == json.loads(json.dumps(summary))
+    assert (summary["model"], summary["adapted_epoch"]) == ("source", result["judged_epoch"])
+    assert summary["adapted_accuracy"] == summary["accuracy_by_epoch"][result["judged_epoch"]] > summary["accuracy"]
+    for name, accuracy in (("source", summary["accuracy"]), ("adapted", summary["adapted_accuracy"])):
+        assert kept["models"][name]["accuracy"] == accuracy
+        assert kept["models"][name]["accuracy_interval"] == list(wilson(round(21 * accuracy), 21))
+        assert sum(map(sum, kept["models"][name]["confusion"])) == 21
+    assert summary["per_class_interval"]["red"] == list(wilson(summary["confusion"][2][2], 7))
+
+
+@pytest.mark.parametrize(
+    ("alone", "chosen", "by", "words"),
+    [
+        ((9, 1), "source", "run", ["guard's choice was wrong", "choose runs/a adapted"]),
+        ((9, 1), "source", "person", ["your choice was wrong", "choose runs/a adapted"]),
+        ((1, 9), "adapted", "run", ["guard's choice was wrong", "choose runs/a source"]),
+        ((9, 1), "adapted", "run", ["right model was chosen"]),
+        ((5, 1), "source", "run", ["cannot tell"]),
+    ],
+)
+def test_labels_say_whether_the_right_model_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: tuple[int, int], chosen: str, by: str, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/result.json").write_text(
+        json.dumps({"chosen_model": chosen, "chosen_epoch": 1, "judged_epoch": 1, "chosen_by": by})
+    )
+    sentence = choice_sentence(Path("runs/a"), Comparison(25, 10, 10 + alone[0] - alone[1], *alone))
+    assert says(sentence, *words)
 
 
 @pytest.mark.parametrize("case", ["other images", "the target and one more"])

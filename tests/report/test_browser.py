@@ -36,10 +36,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any, full: Path) -> Iterator[Any]:
-    """opened(width=..., ...) -> the page, which must ask nobody for anything and complain about nothing."""
+    """opened(width=..., ...) -> the page, its sections unfolded; it must ask nobody for anything and complain about
+    nothing."""
     contexts, asked, said = [], [], []
 
-    def open_page(width: int = DESK, **options: Any) -> Any:
+    def open_page(width: int = DESK, *, unfolded: bool = True, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": 800}, **options)
         contexts.append(context)
         page = context.new_page()
@@ -47,6 +48,8 @@ def opened(browser: Any, full: Path) -> Iterator[Any]:
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto((full / "report.html").as_uri())
+        if unfolded:
+            page.evaluate("for (const part of document.querySelectorAll('.part, .more')) part.open = true")
         return page
 
     yield open_page
@@ -159,26 +162,42 @@ def test_the_filter_by_keyboard(opened: Any) -> None:
 
 
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(opened: Any) -> None:
-    page = opened()
+    page = opened(unfolded=False)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the sections"
     assert page.locator(".skip").bounding_box()["x"] > 0
     page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "#changed"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.locator("nav a[href='#scores']").focus()
+    assert not page.locator("#scores table").is_visible()
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.hash === '#scores'")  # a busy machine takes a moment
+    page.locator("#scores table").wait_for(state="visible")
+    page.locator(".measures summary").focus()
     measured = page.locator(".measures table")
     assert not measured.is_visible()
     page.keyboard.press("Enter")
     assert measured.is_visible()
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.getAttribute('href')") == "#scores"
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    page.keyboard.press("Enter")
-    page.wait_for_function("location.hash === '#scores'")  # a busy machine takes a moment
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_the_answer_and_what_changed_are_on_the_first_screens(opened: Any, width: int) -> None:
+    page = opened(width, unfolded=False, java_script_enabled=False)
+    answer, changed, evidence = (page.locator(f"#{name}").bounding_box() for name in ("answer", "changed", "evidence"))
+    assert answer["y"] < 200
+    assert answer["y"] < changed["y"] < evidence["y"]
+    assert changed["y"] < (900 if width == DESK else 1300)
+    assert page.locator("#changed img").first.is_visible()
+    assert not page.locator("#gallery .pair").first.is_visible(), "folded"
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_without_scripts_everything_is_there_but_the_filter(opened: Any) -> None:
     page = opened(java_script_enabled=False)
-    assert page.locator("#verdict").is_visible()
-    assert says(page.locator("#verdict").inner_text(), "no sign of harm")
+    assert page.locator("#answer").is_visible()
+    assert says(page.locator("#answer").inner_text(), "right on")
+    assert says(page.locator("header").inner_text(), "no sign of harm")
     assert page.locator("section").count() == 12
     assert all(section.is_visible() for section in page.locator("section").all())
     assert page.locator(".pair").count() == sum(pair.is_visible() for pair in page.locator(".pair").all()) > 20
@@ -209,7 +228,7 @@ def test_nothing_is_folded_on_paper_or_on_a_desk(opened: Any, width: int) -> Non
 
 
 def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
-    page = opened(color_scheme="dark")
+    page = opened(color_scheme="dark", unfolded=False)
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.locator("#filter").is_visible()

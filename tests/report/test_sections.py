@@ -40,12 +40,15 @@ class TestVerdict:
             ({"verdict": "kept", "paragraph": "But.", "warning": "Oh."}, "adapted", "warned", "an earlier one"),
             (GUARD | {"verdict": "harm"}, "source", "bad", "the source-only model"),
             (GUARD | {"verdict": "off"}, "adapted", "bad", "the guard was off"),
+            (GUARD | {"verdict": "unknown"}, "adapted", "warned", "cannot be told"),
+            (GUARD | {"verdict": "a later version's"}, "adapted", "unknown", "did not check"),
             (None, "adapted", "unknown", "did not check"),
         ],
-        ids=["kept", "kept in time", "harm", "off", "an older run"],
+        ids=["kept", "kept in time", "harm", "off", "unknown", "a word of a later version", "an older run"],
     )
     def test_one_sentence(self, guard: dict | None, chosen: str, tone: str, part: str) -> None:
-        result = {"chosen_epoch": 2, "chosen_model": chosen} | ({"guard": guard} if guard else {})
+        epochs = {"chosen_epoch": 2 if chosen == "adapted" else 0, "judged_epoch": 2}
+        result = epochs | {"chosen_model": chosen} | ({"guard": guard} if guard else {})
         verdict = sections.verdict(record(result=result))
         assert verdict.tone == tone
         assert part in verdict.sentence
@@ -53,12 +56,22 @@ class TestVerdict:
         assert ("epoch 2" in verdict.sentence) == (chosen == "adapted")
         assert "accura" not in verdict.sentence  # nobody knows that here
         assert verdict.opening == (guard["paragraph"] if guard else ""), "as an older run has it"
-        assert verdict.findings == (("n: classes vanished",) if tone == "bad" else ())
+        assert verdict.findings == (("n: classes vanished",) if guard and "Evidence." in guard.values() else ())
+        assert verdict.command == ("cdtrans choose run adapted" if chosen == "source" else "")
+
+    @pytest.mark.parametrize(("verdict", "chosen"), [("harm", "adapted"), ("kept", "source")])
+    def test_a_choice_by_hand_is_called_so(self, verdict: str, chosen: str) -> None:
+        result = {"chosen_epoch": 2, "judged_epoch": 2, "chosen_model": chosen, "chosen_by": "person"}
+        told = sections.verdict(record(result=result | {"guard": GUARD | {"verdict": verdict}}))
+        assert (told.tone, told.badge, told.command) == ("warned", "chosen by hand", "")
+        assert says(told.sentence, "by hand", "source-only model" if chosen == "source" else "epoch 2")
+        assert told.findings, "what the guard said stays"
 
     def test_all_that_the_guard_measured_is_there(self) -> None:
         measured = Measure("accuracy", "share kept", 0.75, 0.8, "above", "it fell")
         guard = decide([measured, measured._replace(found=0.9)], guard=True).summary()
-        result = {"chosen_epoch": 0, "chosen_model": "source", "guard": json.loads(json.dumps(guard))}
+        result = {"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 2}
+        result["guard"] = json.loads(json.dumps(guard))
         assert sections.verdict(record(result=result)).measures == (
             sections.Measure("share kept", 0.75, 0.8, "above", harm=True),
             sections.Measure("share kept", 0.9, 0.8, "above", harm=False),
@@ -75,7 +88,7 @@ class TestVerdict:
     def test_the_estimate_is_a_range_or_missing(self) -> None:
         told = {"low": 0.6, "high": 0.8, "sentence": "So."}
         result = {"chosen_epoch": 2, "chosen_model": "adapted", "estimate": told}
-        assert sections.estimate(record(result=result)) == sections.Estimate(0.6, 0.8, "So.", harm=False)
+        assert sections.estimate(record(result=result)) == sections.Estimate(0.6, 0.8, "So.", known=True)
         assert isinstance(sections.estimate(record()), Missing)
         result["estimate"]["harm"] = True
         assert sections.estimate(record(result=result)).harm
@@ -103,7 +116,7 @@ class TestScores:
             ("Consensus", 0.3, None),
             ("Confidence", 0.5, None),
         ]
-        assert "before the first epoch" in sections.score_curves(hopeless).why
+        assert "before the first epoch" in sections.selection_curve(hopeless).why
 
     def test_a_single_epoch_makes_no_curve(self) -> None:
         """Nor does one whose other values are not finite."""
@@ -113,19 +126,21 @@ class TestScores:
         ]
         assert [c.name for c in sections.loss_curves(record(log=log))] == ["Loss, source branch"]
         assert "one epoch" in sections.loss_curves(record(log=log[:1])).why
-        assert "one epoch" in sections.score_curves(record(log=SCORED[2:3])).why
+        assert "one epoch" in sections.selection_curve(record(log=SCORED[2:3])).why
 
-    def test_curves_mark_the_chosen_epoch(self) -> None:
-        curves = sections.score_curves(record(log=SCORED))
-        assert curves[1].epochs == (0, 1, 2, 3)
-        assert curves[1].values == pytest.approx((0.5, 0.6, 0.7, 0.8))
-        assert curves[1].mark == (200.0, 32.0, 0.7)
-        gone_back = record(log=SCORED, result={"chosen_epoch": 3, "chosen_model": "source"})
-        assert sections.score_curves(gone_back)[1].mark == (0.0, 96.0, 0.5)
+    def test_the_score_that_chose_the_epoch_is_a_curve_with_a_mark(self) -> None:
+        chosen = {"chosen_epoch": 2, "chosen_model": "adapted", "selection": "confidence"}
+        curve = sections.selection_curve(record(log=SCORED, result=chosen))
+        assert (curve.name, curve.epochs) == ("Confidence", (0, 1, 2, 3))
+        assert curve.values == pytest.approx((0.5, 0.6, 0.7, 0.8))
+        assert curve.mark == (200.0, 32.0, 0.7)
+        gone_back = record(log=SCORED, result=chosen | {"chosen_epoch": 3, "chosen_model": "source"})
+        assert sections.selection_curve(gone_back).mark == (0.0, 96.0, 0.5)
+        assert sections.selection_curve(record(log=SCORED)).name == "Consensus", "where the last epoch was chosen"
 
     def test_a_number_that_is_none_leaves_a_gap(self) -> None:
-        lines = [*SCORED[:3], {"event": "scores", "epoch": 3, "confidence": float("nan")}]
-        assert sections.score_curves(record(log=lines))[1].epochs == (0, 1, 2)
+        lines = [*SCORED[:3], {"event": "scores", "epoch": 3, "consensus": float("nan")}]
+        assert sections.selection_curve(record(log=lines)).epochs == (0, 1, 2)
 
     def test_losses_are_those_of_adaptation(self) -> None:
         log = [
@@ -143,7 +158,7 @@ class TestScores:
         assert [c.name for c in curves] == ["Loss, source branch", "Loss domain", "Entropy of mine"]
         assert [c.values for c in curves] == [(1.0, 1.0), (0.7, 0.7), (0.2, 0.2)]
 
-    @pytest.mark.parametrize("make", [sections.scores, sections.score_curves, sections.loss_curves, costs])
+    @pytest.mark.parametrize("make", [sections.scores, sections.selection_curve, sections.loss_curves, costs])
     def test_a_log_without_them(self, make: Any) -> None:
         assert isinstance(make(record()), Missing)
 
@@ -179,8 +194,8 @@ class TestClasses:
     def test_shares_of_source_and_predictions(self, full: Path) -> None:
         shown = sections.histogram(read_record(full))
         assert shown.classes == 3
-        assert [row.name for row in shown.rows] == ["blue", "green", "red"]
-        for k, row in enumerate(shown.rows):
+        assert sorted(row.name for row in shown.rows) == ["blue", "green", "red"]
+        for k, row in enumerate(sorted(shown.rows, key=lambda row: row.name)):
             assert row.source == pytest.approx(1 / 3)
             for epoch, share in ((0, row.before), (4, row.after)):
                 with np.load(full / "predictions" / f"epoch-{epoch:03}.npz") as arrays:
@@ -191,12 +206,32 @@ class TestClasses:
         monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
         whole = sections.histogram(read_record(run))
         chosen = read_record(run).result["chosen_epoch"]
-        np.savez(
-            run / "predictions" / f"epoch-{chosen:03}.npz", predicted=np.array([0] * 12 + [1] * 7 + [2] * 2, np.int32)
-        )
+        for epoch in (0, chosen):
+            predicted = np.array([0] * 11 + [1] * 7 + [2] * 3, np.int32)
+            np.savez(run / "predictions" / f"epoch-{epoch:03}.npz", predicted=predicted)
         shown = sections.histogram(read_record(run))
         assert [row.name for row in shown.rows] == ["blue", "red"]
         assert shown.classes == whole.classes == 3
+        assert shown.crowds == (), "half of three classes is nothing special"
+
+    @pytest.mark.parametrize(("epoch", "model"), [(0, "source"), (1, "adapted")])
+    def test_a_class_that_holds_most_images_is_named(self, tmp_path: Path, epoch: int, model: str) -> None:
+        """Of the source-only model it is a finding of its own."""
+        (tmp_path / "predictions").mkdir()
+        for n in (0, 1):
+            predicted = np.array([2] * 80 + [0] * 20) if n == epoch else np.arange(100) % 7
+            np.savez(tmp_path / "predictions" / f"epoch-{n:03}.npz", predicted=predicted)
+        classes = ("dog", "elephant", "guitar", "giraffe", "horse", "house", "person")
+        result = {"chosen_epoch": 1, "chosen_model": "adapted"}
+        data = {"source": {"classes": dict.fromkeys(classes, 10)}}
+        shown = sections.histogram(record(run=tmp_path, classes=classes, data=data, result=result))
+        (crowd,) = shown.crowds
+        assert (crowd.model, crowd.name, crowd.share) == (model, "guitar", 0.8)
+        assert says(crowd.sentence, "80% of the target images", "one class, guitar", "14% of the source")
+        assert ("no sign of harm" in crowd.sentence) == (model == "source")
+        assert shown.rows[0].name == "guitar", "what differs most comes first"
+        assert shown.crowded(model, "guitar")
+        assert not shown.crowded("adapted" if model == "source" else "source", "guitar")
 
 
 class TestPairs:

@@ -46,6 +46,23 @@ class TestLabelledResults:
         assert results.source_only is None
         assert results.curve is None
 
+    def test_the_model_that_is_chosen_is_shown_whichever_was_scored(self) -> None:
+        other = {"accuracy": 0.5, "accuracy_interval": [0.2, 0.8], "images": 10, "confusion": [[5, 5], [0, 0]]}
+        both = EVALUATION | {"model": "adapted", "models": {"source": other, "adapted": EVALUATION}}
+        both |= {"calibration": {"error": 0.1, "bins": []}, "classes": ["a", "b"]}
+        assert labelled_results(record(evaluation=both | {"classes": ["a", "b", "c"]})).calibration
+        source = {"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 2}
+        results = labelled_results(record(evaluation=both, result=source))
+        assert (results.accuracy, results.interval, results.matrix) == (0.5, (0.2, 0.8), ((5, 5), (0, 0)))
+        assert results.calibration is None
+
+    @pytest.mark.parametrize(("chosen", "command"), [("adapted", ""), ("source", "cdtrans choose run adapted")])
+    def test_a_wrong_choice_has_the_command_that_mends_it(self, chosen: str, command: str) -> None:
+        compared = EVALUATION | {"comparison": {"better": "adapted", "sentence": "So."}}
+        result = {"chosen_epoch": 2, "chosen_model": chosen, "judged_epoch": 2}
+        results = labelled_results(record(evaluation=compared, result=result))
+        assert (results.compared, results.better, results.command) == ("So.", "adapted", command)
+
     def test_without_labels_it_says_how_to_give_them(self) -> None:
         assert "cdtrans eval" in labelled_results(record()).why
 

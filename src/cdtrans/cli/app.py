@@ -161,13 +161,15 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Score a run on LABELLED images: the place for target labels."""
+    from cdtrans.evaluation.evaluate import choice_sentence, kept_images
     from cdtrans.evaluation.evaluate import evaluate as evaluate_run
 
     screen = Screen(quiet=quiet, machine=json)
     result = evaluate_run(run, labelled, root=root, model=model, device=device, max_bad=max_bad, screen=screen)
-    summary = result.summary()
+    compared = None if result.history is None else result.history.comparison
+    choice = "" if compared is None else choice_sentence(run, compared)
     if json:
-        print_json(summary)
+        print_json(result.summary() | ({"choice": choice} if choice else {}))
         return
     screen.result(score_table(result, model))
     screen.result(class_table(result))
@@ -175,7 +177,15 @@ def evaluate(
         screen.result(confusion_table(result))
     else:
         screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
-    if result.history is not None and model == "chosen" and (run / "report.html").exists():
+    if result.whole_target:
+        screen.result(
+            "Every target image of the run is labelled, so the accuracies are exact for this target; the intervals are "
+            "for new images like these."
+        )
+    if compared is not None:
+        screen.result(f"{compared.sentence} {choice}")
+    saved = result.history is not None and model == "chosen" and kept_images(run) <= result.scores.images
+    if saved and (run / "report.html").exists():
         screen.say(f"'cdtrans report {run}' puts this into report.html.")
 
 
@@ -239,6 +249,26 @@ def export(
         return
     screen.result(f"Exported: {exported.file} ({exported.model}; {exported.bytes / 1e6:.1f} MB)")
     screen.say(f"Checked on {exported.checked} pictures: logits differ by {exported.difference:.0e} of the largest.")
+
+
+@app.command()
+def choose(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="adapted, or source (not adapted).")],
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Change which model a finished run hands over, whatever the guard said; nothing is trained."""
+    from cdtrans.run.choose import choose as choose_model
+    from cdtrans.run.choose import confirmation
+
+    screen = Screen(quiet=quiet, machine=json)
+    choice = choose_model(run, model, screen)
+    if json:
+        print_json({"run": str(run), **choice._asdict()})
+    else:
+        screen.result(confirmation(run, choice))
 
 
 @app.command()

@@ -27,28 +27,45 @@ def finding_table(result: Any) -> Table:
 
 def score_table(result: Any, model: str) -> Table:
     """The model that was asked for, and below it what the run was before, at its end and at its best."""
-    table = Table("model", "accuracy", "class-mean accuracy", title=f"{result.scores.images} labelled images")
-    table.add_row(
-        f"{model} model ({result.model})", f"{result.scores.accuracy:.1%}", f"{result.scores.class_mean_accuracy:.1%}"
-    )
+    title = f"{result.scores.images} labelled images; in brackets: 95% interval"
+    table = Table("model", "accuracy", "class-mean accuracy", title=title)
+    table.add_row(f"{model}: {result.model}", *accuracies(result.scores))
     history = result.history
-    if history is not None and len(history.accuracy) > 1:
+    if history is not None and len(history.scores) > 1:
         table.add_section()
-        best = f"best epoch by these labels ({history.best_epoch})"
-        for name, epoch in (("source-only (before adaptation)", 0), ("last epoch", -1), (best, history.best_epoch)):
-            table.add_row(name, f"{history.accuracy[epoch]:.1%}", f"{history.class_mean_accuracy[epoch]:.1%}")
+        names = {
+            "source_only": "source-only",
+            "adapted": f"adapted, epoch {history.selected}",
+            "last_epoch": "last epoch",
+            "best_by_labels": f"best by labels, epoch {history.best_epoch}",
+        }
+        for name, epoch in history.epochs().items():
+            if name in ("source_only", "adapted") or len(history.scores) > 2:  # else all are the same epoch
+                table.add_row(names[name], *accuracies(history.scores[epoch]))
     return table
+
+
+def accuracies(scores: Any) -> tuple[str, str]:
+    return (
+        with_interval(scores.accuracy, scores.interval),
+        with_interval(scores.class_mean_accuracy, scores.class_mean_interval),
+    )
+
+
+def with_interval(accuracy: float, interval: Any) -> str:
+    return f"{accuracy:.1%} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 
 def class_table(result: Any) -> Table:
     """Per class: how many, how many right, and what the wrong ones were taken for most often."""
-    table = Table("class", "images", "right", "most often taken for")
-    for k, name in enumerate(result.classes):
+    table = Table("class", "images", "right (95% interval)", "most often taken for")
+    for k, (name, interval) in enumerate(zip(result.classes, result.scores.per_class_interval, strict=True)):
         row = result.scores.confusion[k].copy()
         total, right = int(row.sum()), int(row[k])
         row[k] = 0
         taken_for = f"{result.classes[int(row.argmax())]} ({int(row.max())})" if row.max() > 0 else ""
-        table.add_row(escape(name), str(total), f"{right / total:.1%}" if total else "-", escape(taken_for))
+        share = with_interval(right / total, interval) if total else "-"
+        table.add_row(escape(name), str(total), share, escape(taken_for))
     return table
 
 

@@ -12,25 +12,44 @@ import numpy as np
 from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
+from cdtrans.evaluation.intervals import Comparison
 from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Unreadable, key_warning, load
 from cdtrans.storage.files import atomic
-from cdtrans.storage.run_folder import EVALUATION, find_model
+from cdtrans.storage.run_folder import (
+    EVALUATION,
+    MODEL_NAMES,
+    adapted_epoch,
+    choose_command,
+    chosen_by_person,
+    find_model,
+    read_result,
+)
 
 
 @dataclass(frozen=True)
 class History:
-    """Accuracy after each epoch of adaptation, by target labels. Epoch 0 is the source-only model."""
+    """Scores after each epoch of adaptation, by target labels. Epoch 0 is the source-only model."""
 
-    accuracy: tuple[float, ...]
-    class_mean_accuracy: tuple[float, ...]
-    per_class: tuple[tuple[float, ...], ...] = ()  # of each epoch, in the order of the model's classes
+    scores: tuple[Scores, ...]
+    selected: int = 0  # the epoch of the adapted model; 0 if there is none
+    comparison: Comparison | None = None  # of that epoch with the source-only model
+    whole_target: bool = False  # whether every target image of the run is labelled
+
+    @property
+    def accuracy(self) -> tuple[float, ...]:
+        return tuple(s.accuracy for s in self.scores)
 
     @property
     def best_epoch(self) -> int:
         """The best epoch by target labels: an upper bound that is not available without labels."""
-        return int(np.argmax(self.accuracy[1:])) + 1 if len(self.accuracy) > 1 else 0
+        return int(np.argmax(self.accuracy[1:])) + 1 if len(self.scores) > 1 else 0
+
+    def epochs(self) -> dict[str, int]:
+        """The epochs that people ask for, by what they are."""
+        selected = {"adapted": self.selected} if self.selected else {}
+        return {"source_only": 0, **selected, "last_epoch": len(self.scores) - 1, "best_by_labels": self.best_epoch}
 
 
 @dataclass(frozen=True)
@@ -41,34 +60,64 @@ class Evaluation:
     history: History | None  # None if the labelled images are not the run's own target images
     calibration: tuple[CalibrationBin, ...] = ()
     model: str = ""  # a description of the model
+    folder: str = ""  # of the model in the run: source, adapted or last
+
+    @property
+    def whole_target(self) -> bool:
+        """Then there is no sampling error for this target; an interval is for new images like these."""
+        return self.history is not None and self.history.whole_target
 
     def summary(self) -> dict[str, Any]:
-        """The promised keys of `eval --json`."""
-        per_class = dict(zip(self.classes, _without_nan(self.scores.per_class.tolist()), strict=True))
+        """The promised keys of `eval --json`. An interval is [low, high], at 95 %."""
         summary: dict[str, Any] = {
-            "accuracy": self.scores.accuracy,
-            "class_mean_accuracy": self.scores.class_mean_accuracy,
-            "images": self.scores.images,
+            "model": self.folder,
+            **describe(self.scores, self.classes),
             "skipped": len(self.skipped),
-            "per_class": per_class,
-            "confusion": self.scores.confusion.tolist(),
             "classes": list(self.classes),
+            "whole_target": self.whole_target,
         }
         if self.calibration:
             bins = [b._asdict() for b in self.calibration]
             summary["calibration"] = {"error": calibration_error(self.calibration), "bins": bins}
         if self.history is not None:
-            best = self.history.best_epoch
+            every = self.history.scores
+            for name, epoch in self.history.epochs().items():
+                summary[f"{name}_accuracy"] = every[epoch].accuracy
+                summary[f"{name}_accuracy_interval"] = list(every[epoch].interval)
+            if self.history.selected:
+                summary["adapted_epoch"] = self.history.selected
             summary |= {
-                "source_only_accuracy": self.history.accuracy[0],
-                "last_epoch_accuracy": self.history.accuracy[-1],
-                "best_by_labels_accuracy": self.history.accuracy[best],
-                "best_by_labels_epoch": best,
+                "best_by_labels_epoch": self.history.best_epoch,
                 "accuracy_by_epoch": list(self.history.accuracy),
-                "class_mean_accuracy_by_epoch": list(self.history.class_mean_accuracy),
-                "per_class_by_epoch": [_without_nan(values) for values in self.history.per_class],
+                "accuracy_interval_by_epoch": [list(s.interval) for s in every],
+                "class_mean_accuracy_by_epoch": [s.class_mean_accuracy for s in every],
+                "per_class_by_epoch": [_without_nan(s.per_class.tolist()) for s in every],
             }
+            if self.history.comparison is not None:
+                summary["comparison"] = self.history.comparison.summary()
         return summary
+
+    def by_model(self) -> dict[str, dict[str, Any]]:
+        """Source-only and adapted model, for a report that shows whichever is chosen."""
+        if self.history is None:
+            return {}
+        epochs = {"source": 0} | ({"adapted": self.history.selected} if self.history.selected else {})
+        every = {name: self.history.scores[epoch] for name, epoch in epochs.items()} | {self.folder: self.scores}
+        return {name: describe(scores, self.classes) for name, scores in every.items()}
+
+
+def describe(scores: Scores, classes: tuple[str, ...]) -> dict[str, Any]:
+    """One model's scores as JSON."""
+    return {
+        "accuracy": scores.accuracy,
+        "accuracy_interval": list(scores.interval),
+        "class_mean_accuracy": scores.class_mean_accuracy,
+        "class_mean_accuracy_interval": list(scores.class_mean_interval),
+        "images": scores.images,
+        "per_class": dict(zip(classes, _without_nan(scores.per_class.tolist()), strict=True)),
+        "per_class_interval": {name: i and list(i) for name, i in zip(classes, scores.per_class_interval, strict=True)},
+        "confusion": scores.confusion.tolist(),
+    }
 
 
 def _without_nan(values: Sequence[float]) -> list[float | None]:
@@ -87,7 +136,7 @@ def evaluate(
     max_bad: float = 0.05,
 ) -> Evaluation:
     """Score a run's model on labelled images."""
-    find_model(run, model)
+    folder, _ = find_model(run, model)
     labelled = scan_key(where, root)
     classifier = load(run, model=model, device=device)
     if warning := key_warning(run, classifier):
@@ -115,32 +164,48 @@ def evaluate(
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
     history = read_history(run, digests, true[kept], classes)
-    evaluation = Evaluation(scores, classifier.classes, tuple(skipped), history, bins, classifier.name)
+    evaluation = Evaluation(scores, classifier.classes, tuple(skipped), history, bins, classifier.name, folder)
     if history is not None and model == "chosen":
         keep_for_report(run, evaluation, screen)
     return evaluation
 
 
 def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
-    """Write evaluation.json, which the report shows as made with target labels. A read-only run folder is evaluated
-    too, with a warning."""
-    previous, now = kept_images(run), evaluation.scores.images
+    """Write evaluation.json, which the report shows as made with target labels; one of more images stays. A read-only
+    run folder is evaluated too, with a warning."""
+    before, now = kept_images(run), evaluation.scores.images
+    if before > now:
+        screen.say(
+            f"'{run / EVALUATION}' keeps the earlier evaluation of {before} images for the report; this one, of {now}, "
+            "is only printed. Delete the file to replace it."
+        )
+        return
     try:
         with atomic(run / EVALUATION) as file:
-            file.write((json.dumps(evaluation.summary(), indent=2) + "\n").encode())
+            content = evaluation.summary() | {"models": evaluation.by_model()}
+            file.write((json.dumps(content, indent=2) + "\n").encode())
     except OSError as error:
         screen.warn(f"The evaluation could not be saved in '{run}' for the report: {error.strerror}.")
-    else:
-        if previous is not None and previous > now:
-            screen.say(f"This replaces an earlier evaluation in the report, of {previous} images instead of {now}.")
 
 
-def kept_images(run: Path) -> int | None:
-    """The number of images of the saved evaluation, if there is one."""
+def kept_images(run: Path) -> int:
+    """The number of images of the saved evaluation; 0 if there is none."""
     try:
         return int(json.loads((run / EVALUATION).read_text(encoding="utf-8"))["images"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return 0
+
+
+def choice_sentence(run: Path, comparison: Comparison) -> str:
+    """What these labels say about the model that the run hands over."""
+    result = read_result(run)
+    chosen, better = result["chosen_model"], comparison.better
+    if not better:
+        return "These labels cannot tell whether the right model was chosen; more of them can."
+    if better == chosen:
+        return f"The right model was chosen: the {MODEL_NAMES[chosen]} one."
+    who = "Your choice" if chosen_by_person(result) else "The guard's choice"
+    return f"{who} was wrong: to hand over the {MODEL_NAMES[better]} model, run '{choose_command(run, better)}'."
 
 
 def scan_key(where: Path, root: Path | None) -> LabelledDomain:
@@ -170,17 +235,17 @@ def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) 
     if not positions or None in positions:
         return None
     rows = np.array(positions)
-    scores = []
+    predictions = []
     for file in sorted((run / "predictions").glob("epoch-*.npz")):
         with np.load(file) as arrays:
-            scores.append(score(true, arrays["predicted"][rows].astype(np.int64), classes))
-    if not scores:  # deleted by the user
+            predictions.append(arrays["predicted"][rows].astype(np.int64))
+    if not predictions:  # deleted by the user
         return None
-    return History(
-        tuple(s.accuracy for s in scores),
-        tuple(s.class_mean_accuracy for s in scores),
-        tuple(tuple(s.per_class.tolist()) for s in scores),
-    )
+    selected = adapted_epoch(read_result(run))
+    selected = selected if selected < len(predictions) else 0
+    compared = Comparison.of(predictions[0] == true, predictions[selected] == true) if selected else None
+    scores = tuple(score(true, predicted, classes) for predicted in predictions)
+    return History(scores, selected, compared, whole_target=len(set(positions)) == len(position))
 
 
 def target_positions(run: Path) -> dict[str, int]:

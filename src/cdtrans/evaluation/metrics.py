@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cdtrans.evaluation.intervals import Interval, class_mean_interval, wilson
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -31,6 +33,21 @@ class Scores:
     def class_mean_accuracy(self) -> float:
         """The mean over the classes that have images: VisDA-2017."""
         return float(np.nanmean(self.per_class))
+
+    @property
+    def interval(self) -> Interval:
+        """Of the overall accuracy."""
+        return wilson(int(np.trace(self.confusion)), self.images)
+
+    @property
+    def class_mean_interval(self) -> Interval:
+        return class_mean_interval(self.confusion)
+
+    @property
+    def per_class_interval(self) -> list[Interval | None]:
+        """None for a class without images."""
+        counts = self.confusion.sum(axis=1).tolist()
+        return [wilson(int(self.confusion[k, k]), n) if n else None for k, n in enumerate(counts)]
 
 
 CALIBRATION_BINS = 10  # of equal width, a common choice

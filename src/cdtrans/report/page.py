@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 from cdtrans.report import gallery as galleries
 from cdtrans.report import sections
+from cdtrans.report.answer import Answer, answer, points, shown, span
 from cdtrans.report.costs import Costs, costs
 from cdtrans.report.embedding import Embedding, embedding
 from cdtrans.report.gallery import Gallery, Looks
@@ -30,10 +31,11 @@ class Page:
 
     record: Record
     version: str
+    answer: Answer
     verdict: sections.Verdict
     estimate: sections.Estimate | Missing
     scores: tuple[sections.Score, ...] | Missing
-    curves: tuple[sections.Curve, ...] | Missing
+    selection: sections.Curve | Missing
     losses: tuple[sections.Curve, ...] | Missing
     histogram: sections.Histogram | Missing
     about_pairs: str
@@ -67,13 +69,15 @@ def collect(record: Record, screen: Screen) -> Page:
             gallery = attempt(galleries.gallery, record, source, target, task)
     changed, uncertain = attempt(galleries.changed, record, target), attempt(galleries.uncertain, record, target)
     mislabelled = attempt(galleries.mislabelled, record, source)
+    estimate, labelled = attempt(sections.estimate, record), attempt(labelled_results, record)
     return Page(
         record=record,
         version=package_version("cdtrans"),
+        answer=answer(record, estimate, labelled),
         verdict=sections.verdict(record),
-        estimate=attempt(sections.estimate, record),
+        estimate=estimate,
         scores=attempt(sections.scores, record),
-        curves=attempt(sections.score_curves, record),
+        selection=attempt(sections.selection_curve, record),
         losses=attempt(sections.loss_curves, record),
         histogram=attempt(sections.histogram, record),
         about_pairs=sections.about_pairs(record),
@@ -83,7 +87,7 @@ def collect(record: Record, screen: Screen) -> Page:
         uncertain=uncertain,
         mislabelled=mislabelled,
         embedding=attempt(embedding, record),
-        labelled=attempt(labelled_results, record),
+        labelled=labelled,
         costs=attempt(costs, record),
         missing_files=source.missing + target.missing,
     )
@@ -111,6 +115,7 @@ def render(page: Page) -> str:
     )
     templates.tests["missing"] = lambda section: isinstance(section, Missing)
     templates.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}
+    templates.filters |= {"accuracy": shown, "span": span, "points": points}
     return templates.get_template("template.html").render(page=page)
 
 

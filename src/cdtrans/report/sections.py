@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from cdtrans.report.record import Record, Round
+from cdtrans.storage.run_folder import MODEL_NAMES, choose_command, chosen_by_person
+from cdtrans.trust.shares import crowded_class
 
 SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
 
@@ -20,7 +22,7 @@ SCORES = {
     "clusters": ("Clusters", "clusters of the features match the predicted classes"),
     "centers": ("Centres", "each image lies nearest to the centre of its own predicted class"),
     "confidence": ("Confidence", "predictions are certain; also high after a collapse into one class"),
-    "diversity": ("Diversity", "all classes are predicted equally often"),
+    "diversity": ("Diversity", "all classes get equal probability on average; predictions may still be of one class"),
     "density": ("Neighbourhood density", "images agree with their neighbours; also high after a collapse"),
     "holdout": ("Held-out source", "accuracy on held-out source images"),
 }
@@ -61,6 +63,7 @@ class Verdict:
     opening: str
     findings: tuple[str, ...]
     advice: str
+    command: str  # that uses the adapted model although the guard refused it, or empty
     measures: tuple[Measure, ...]  # none in an older run
 
 
@@ -69,7 +72,7 @@ class Estimate:
     low: float
     high: float
     sentence: str
-    harm: bool
+    known: bool  # whether there is a range
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,29 @@ class ClassShare:
 
 
 @dataclass(frozen=True)
+class Crowd:
+    """A model that puts most images into one class."""
+
+    model: str  # source or adapted
+    name: str  # of the class
+    share: float
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Histogram:
-    rows: tuple[ClassShare, ...]
-    classes: int  # in all; the rows are those that differ most
+    FIRST = 12  # classes that are not folded
+
+    rows: tuple[ClassShare, ...]  # the class that differs most from the source first
+    classes: int  # in all
+    crowds: tuple[Crowd, ...]
 
     @property
     def largest(self) -> float:
         return max(max(r.source, r.before, r.after) for r in self.rows)
+
+    def crowded(self, model: str, name: str) -> bool:
+        return any((c.model, c.name) == (model, name) for c in self.crowds)
 
 
 @dataclass(frozen=True)
@@ -165,43 +184,61 @@ class PairCounts:
         return max((k + r for row in self.by_class for k, r in zip(row.kept, row.rejected, strict=True)), default=1)
 
 
+VERDICTS = {  # the guard's verdict, that of older runs too -> tone, badge, sentence
+    "better": ("good", "better", "This run selected {model}, which the evidence supports."),
+    "kept": ("good", "no sign of harm", "No sign of harm was found, so this run selected {model}."),
+    "unknown": (
+        "warned",
+        "cannot tell",
+        "This run selected {model}; whether it is better than the source-only model cannot be told without labels.",
+    ),
+    "harm": ("bad", "harm found", "Adaptation was judged to do harm, so this run selected {model}."),
+    "off": ("bad", "harm found", "This run selected {model} against the evidence, because the guard was off."),
+    "": ("unknown", "not checked", "This run selected {model} and did not check whether adaptation did harm."),
+}
+
+
 def verdict(record: Record) -> Verdict:
-    """The verdict in one sentence, and its evidence. It never says that adaptation helped: that cannot be known without
-    labels."""
-    guard, chosen = record.result.get("guard") or {}, record.result["chosen_epoch"]
-    model = f"the adapted model of epoch {chosen}"
-    outcome = guard.get("verdict")
+    """The verdict in one sentence, and its evidence."""
+    guard = record.result.get("guard") or {}  # none in a run of the first version
+    outcome = str(guard.get("verdict", ""))
+    tone, badge, sentence = VERDICTS.get(outcome, VERDICTS[""])
     if record.trained_with_labels:
         tone, badge = "warned", "trained with target labels"
         sentence = "This run was trained on pairs made with target labels: it is a measurement, not an adaptation."
-    elif record.used_source and not record.adapted:
+    elif chosen_by_person(record.result):
+        tone, badge = "warned", "chosen by hand"
+        sentence = "Somebody chose {model} by hand ('cdtrans choose'), against the run's own choice."
+    elif not record.adapted:
         tone, badge = "bad", "stopped"
-        sentence = "There is no adapted model: the run was stopped and selected the source-only model."
-    elif record.used_source:
-        tone, badge = "bad", "harm found"
-        sentence = "Adaptation was judged to do harm, so this run selected the source-only model."
-    elif outcome == "unknown":
-        tone, badge = "warned", "cannot tell"
-        sentence = f"This run selected {model}; whether it is better than the source-only model cannot be told."
-    elif outcome == "kept" and guard.get("warning"):
+        sentence = "There is no adapted model: the run was stopped and selected {model}."
+    elif outcome in ("better", "kept") and guard.get("warning"):
         tone, badge = "warned", "later epochs went wrong"
-        sentence = f"Training went wrong later on, so this run selected {model}, an earlier one."
-    elif outcome == "kept":
-        tone, badge = "good", "no sign of harm"
-        sentence = f"No sign of harm was found, so this run selected {model}."
-    elif outcome == "off":
-        tone, badge = "bad", "harm found"
-        sentence = f"This run selected {model} against the evidence, because the guard was off."
-    else:
-        tone, badge = "unknown", "not checked"
-        sentence = f"This run selected {model} and did not check whether adaptation did harm."
+        sentence = "Training went wrong later on, so this run selected {model}, an earlier one."
     findings = tuple(f"{finding['name']}: {finding['sentence']}" for finding in guard.get("findings", ()))
     opening = guard.get("opening", guard.get("paragraph", ""))  # runs of the first version have one text
     measures = tuple(
         Measure(m["what"], float(m["found"]), float(m["limit"]), m["healthy"], m["harm"])
         for m in guard.get("measures", ())
     )
-    return Verdict(tone, badge, sentence, str(opening), findings, str(guard.get("advice", "")), measures)
+    refused = record.used_source and record.adapted and not chosen_by_person(record.result)
+    return Verdict(
+        tone,
+        badge,
+        sentence.format(model=model_in_words(record)),
+        str(opening),
+        findings,
+        str(guard.get("advice", "")),
+        choose_command(record.run, "adapted") if refused else "",
+        measures,
+    )
+
+
+def model_in_words(record: Record) -> str:
+    """The model that the run hands over."""
+    if record.used_source:
+        return "the source-only model"
+    return f"the adapted model of epoch {record.result['chosen_epoch']}"
 
 
 def about_pairs(record: Record) -> str:
@@ -228,7 +265,9 @@ def estimate(record: Record) -> Estimate | Missing:
     value = record.result.get("estimate")
     if not value:
         return Missing("This run made no estimate of its accuracy.")
-    return Estimate(float(value["low"]), float(value["high"]), str(value["sentence"]), bool(value.get("harm")))
+    known = value["low"] is not None and not value.get("harm")  # the last in older runs
+    low, high = (float(value[end]) if known else 0.0 for end in ("low", "high"))
+    return Estimate(low, high, str(value["sentence"]), known)
 
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:
@@ -242,14 +281,17 @@ def scores(record: Record) -> tuple[Score, ...] | Missing:
     )
 
 
-def score_curves(record: Record) -> tuple[Curve, ...] | Missing:
+def selection_curve(record: Record) -> Curve | Missing:
+    """The score that chose the epoch; the other scores are in log.jsonl."""
     lines = {int(line["epoch"]): line for line in record.events("scores")}
     if not lines:
         return Missing("This run has no label-free scores.")
     if not record.adapted:
         return Missing("The run ended before the first epoch of adaptation, so there are no curves.")
-    curves = _drawn(curve(lines, name, _heading(name), record) for name in _score_names(lines))
-    return curves or Missing("Only one epoch has scores, too few for a curve; they are in log.jsonl.")
+    rule = str(record.result.get("selection", "last"))
+    name = rule if rule in SCORES else "consensus"
+    drawn = curve(lines, name, _heading(name), record)
+    return drawn if len(drawn.epochs) > 1 else Missing("Only one epoch has scores, too few for a curve.")
 
 
 def loss_curves(record: Record) -> tuple[Curve, ...] | Missing:
@@ -290,13 +332,30 @@ def histogram(record: Record) -> Histogram | Missing:
     counts = ((record.data or {}).get("source") or {}).get("classes")
     if before is None or after is None or counts is None or not record.classes:
         return Missing("The run folder has no predictions or no class counts.")
-    total = max(sum(counts.values()), 1)
-    source = np.array([counts.get(name, 0) / total for name in record.classes])
-    shares = [np.bincount(p, minlength=len(source)) / max(len(p), 1) for p in (before, after)]
-    distance = np.abs(shares[1] - source)
-    shown = _most(distance, SHOWN_CLASSES)
-    rows = tuple(ClassShare(record.classes[k], *(float(s[k]) for s in (source, *shares))) for k in shown)
-    return Histogram(rows, len(source))
+    source = np.array([counts.get(name, 0) for name in record.classes])
+    predicted = {"source": np.bincount(before, minlength=len(source))}
+    if record.adapted:
+        predicted["adapted"] = np.bincount(after, minlength=len(source))
+    shares = [x / max(x.sum(), 1) for x in (source, predicted["source"], predicted.get("adapted", predicted["source"]))]
+    distance = np.abs(shares[1:] - shares[0]).max(axis=0)
+    order = np.argsort(-distance, kind="stable")[:SHOWN_CLASSES].tolist()
+    rows = tuple(ClassShare(record.classes[k], *(float(s[k]) for s in shares)) for k in order)
+    crowds = (crowd(name, counted, source, record.classes) for name, counted in predicted.items())
+    return Histogram(rows, len(source), tuple(c for c in crowds if c is not None))
+
+
+def crowd(model: str, predicted: np.ndarray, source: np.ndarray, classes: tuple[str, ...]) -> Crowd | None:
+    found = crowded_class(predicted.tolist(), source.tolist())
+    if found is None:
+        return None
+    name = classes[found.label]
+    sentence = (
+        f"The {MODEL_NAMES[model]} model puts {found.share:.0%} of the target images into one class, {name} "
+        f"({source[found.label] / max(source.sum(), 1):.0%} of the source)"
+    )
+    if model == "source":
+        sentence += ": it can hardly see the target's classes, so a distance from its predictions is no sign of harm"
+    return Crowd(model, name, found.share, f"{sentence}.")
 
 
 def _most(values: np.ndarray, limit: int) -> list[int]:

@@ -10,12 +10,13 @@ from cdtrans.config import Config, layered_config, settle
 from cdtrans.data.ahead import decoding_ahead
 from cdtrans.data.domains import warnings_for
 from cdtrans.methods import require_method
+from cdtrans.run.choose import explanation
 from cdtrans.run.prepare import scan_domains
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
-from cdtrans.storage.run_folder import RESULT, check_folder, read_result
+from cdtrans.storage.run_folder import RESULT, check_folder, chosen_by_person, read_result
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method
@@ -29,7 +30,7 @@ class Result:
 
     run: Path
     chosen_epoch: int  # 0: the source-only model
-    harm: bool = False  # whether the guard found that adaptation did harm
+    harm: bool = False  # whether the guard found that adaptation did harm and its choice stands
     explanation: str = ""  # what the guard has to say, in a paragraph
     estimate: tuple[float, float] | None = None  # a range for the accuracy on the target; None if none can be given
 
@@ -96,4 +97,5 @@ def finished_result(run: Path) -> Result:
     guard, estimate = result.get("guard", {}), result.get("estimate")
     known = estimate and estimate["low"] is not None and not estimate.get("harm")  # the last in older runs
     band = (estimate["low"], estimate["high"]) if known else None
-    return Result(run, result["chosen_epoch"], guard.get("verdict") == "harm", guard.get("paragraph", ""), band)
+    harm = guard.get("verdict") == "harm" and not chosen_by_person(result)
+    return Result(run, result["chosen_epoch"], harm, explanation(run, result), band)

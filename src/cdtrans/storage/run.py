@@ -42,17 +42,10 @@ class Run:
             return cls(folder, None)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = open(folder / ".lock", "w")  # noqa: SIM115 (held for as long as the run)
+            lock = lock_folder(folder)
         except OSError as error:
             raise CdtransError(
                 f"The run folder '{folder}' cannot be written: {error.strerror}; choose another --out."
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.close()
-            raise CdtransError(
-                f"Another process is working on the run folder '{folder}'; wait for it to end or choose another --out."
             ) from error
         run = cls(folder, lock)
         check_folder(folder, config)
@@ -127,6 +120,19 @@ class Run:
         """Remove lines that were logged after the state from which the run resumes; they will be logged again."""
         if self.writes and self.log_size() > size:
             os.truncate(self.folder / "log.jsonl", size)
+
+
+def lock_folder(folder: Path) -> IO[str]:
+    """The folder is this process's until the file is closed."""
+    lock = open(folder / ".lock", "w")  # noqa: SIM115 (the caller closes it)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise CdtransError(
+            f"Another process is working on the run folder '{folder}'; wait until it ends, or use another folder."
+        ) from error
+    return lock
 
 
 def fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...] = ()) -> str:

@@ -3,6 +3,7 @@ folder is reported at once."""
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from cdtrans.backbone_names import may_mean
@@ -13,8 +14,10 @@ FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed r
 CONFIG = "config.yaml"  # the resolved settings; written when a run begins
 RESULT = "result.json"  # of a finished run
 CARD = "model.json"  # beside a model's weights
-EVALUATION = "evaluation.json"  # of the last `eval` on the run's own target
+EVALUATION = "evaluation.json"  # of the `eval` with most images of the run's own target
+PREDICTIONS = "predictions.csv"  # of the target, by the chosen model
 MODELS = ("chosen", "adapted", "last", "source")
+MODEL_NAMES = {"source": "source-only", "adapted": "adapted"}  # what a run can hand over, in words
 
 
 def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None:
@@ -47,6 +50,8 @@ def read_result(run: Path) -> dict[str, Any]:
         )
     file = run / RESULT
     if not file.exists():
+        if not (run / CONFIG).exists():
+            raise CdtransError(f"'{run}' holds no finished run; give the folder that 'cdtrans adapt' has written.")
         raise CdtransError(f"'{run}' holds no finished run; run its 'cdtrans adapt' command again to finish it.")
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -68,3 +73,22 @@ def find_model(run: Path, model: str) -> tuple[str, bool]:
         raise CdtransError(f"The run in '{run}' has no {model} model: it ended before that; use --model source.")
     name = result["chosen_model"] if model == "chosen" else model
     return name, result.get("trained_with_key", False) and name != "source"
+
+
+def model_predictions(model: str) -> str:
+    """The file of one model's predictions; PREDICTIONS is a copy of the chosen one's."""
+    return f"predictions/{model}.csv"
+
+
+def adapted_epoch(result: dict[str, Any]) -> int:
+    """The epoch of the adapted model, chosen or not; 0 if there is none."""
+    return int(result.get("judged_epoch", result["chosen_epoch"]))  # runs of the first version chose it always
+
+
+def chosen_by_person(result: dict[str, Any]) -> bool:
+    """Whether somebody changed what the run had chosen by itself."""
+    return bool(result.get("chosen_by") == "person")
+
+
+def choose_command(run: Path, model: str) -> str:
+    return f"cdtrans choose {quote(str(run))} {model}"

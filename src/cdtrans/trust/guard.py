@@ -16,6 +16,7 @@ import torch
 
 from cdtrans.errors import Hopeless
 from cdtrans.trust.impression import Impression
+from cdtrans.trust.support import Support
 
 LEARNT = 0.5  # accuracy on the source-only model's own training images
 LEARNABLE = 0.2  # of the way from chance to always right, cross-validated; shuffled labels are at chance
@@ -96,7 +97,7 @@ def judge_adapted(before: Impression, after: Impression) -> list[Measure]:
             "not supported",
             "agreement of the predictions with the nearest source images' labels, beyond chance and relative to what "
             f"the features can know, less {SHIFT_COUNTS} times the shift of the class shares",
-            found.first - SHIFT_COUNTS * found.shift,
+            score(found),
             SUPPORTED,
             "above",
             f"the labels of the nearest source images support {max(0.0, found.first):.0%} of the predictions, and the "
@@ -104,6 +105,14 @@ def judge_adapted(before: Impression, after: Impression) -> list[Measure]:
             "classes than the source, but also where the domains are far apart",
         ),
     ]
+
+
+def score(support: Support) -> float:
+    return support.first - SHIFT_COUNTS * support.shift
+
+
+def supported(support: Support) -> bool:
+    return score(support) >= SUPPORTED
 
 
 def gave_up(error: Hopeless) -> Measure:
@@ -161,9 +170,7 @@ class Verdict(NamedTuple):
         if self.verdict != "harm":
             return self.warning
         if self.adapted:
-            return (
-                "The adapted model is kept beside it (--model adapted); --no-guard would choose it, in another --out."
-            )
+            return f"To know for certain, label {LABELS} target images and compare both models with 'cdtrans eval'."
         return (
             "If labels and classes are right, train the source longer (--source-epochs) or take a stronger --backbone; "
             "--no-guard continues anyway, in another --out."

@@ -22,3 +22,17 @@
   form.addEventListener("submit", (event) => event.preventDefault());
   update();
 })();
+
+// A link to a folded section opens it, and paper has everything.
+(function () {
+  function open() {
+    const section = document.getElementById(location.hash.slice(1));
+    const part = section && section.querySelector(":scope > details.part");
+    if (part) part.open = true;
+  }
+  addEventListener("hashchange", open);
+  open();
+  addEventListener("beforeprint", () => {
+    for (const part of document.querySelectorAll("details")) part.open = true;
+  });
+})();
