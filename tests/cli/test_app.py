@@ -109,7 +109,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        expected = ["adapt", "check", "eval", "predict", "export", "report", "demo", "cache"]
+        expected = ["adapt", "check", "eval", "predict", "export", "report", "demo", "cache", "ask", "answer"]
         assert verbs == [*expected, "methods", "bench", "ablate"]
         assert run("-h").out == ended.out
 

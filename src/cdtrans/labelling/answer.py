@@ -41,12 +41,18 @@ class Answered:
     unsure: int  # in the random part
     no_class: int  # in the random part: they count as wrong
     chosen: str  # the model that the run handed over
-    accuracy: Interval | None  # of the chosen model; None without a label of the random part
-    source_only: Interval | None
-    comparison: Comparison | None  # None without an adapted model, or without a label of the random part
+    adapted: Interval | None  # accuracy; None without a label of the random part, or without an adapted model
+    source: Interval | None  # accuracy of the source-only model; None without a label of the random part
+    comparison: Comparison | None  # None if one of them is
 
     def summary(self) -> dict[str, Any]:
-        return asdict(self)
+        accuracy = None if self.accuracy is None else asdict(self.accuracy)
+        return asdict(self) | {"accuracy": accuracy}
+
+    @property
+    def accuracy(self) -> Interval | None:
+        """Of the chosen model."""
+        return self.adapted if self.chosen == "adapted" else self.source
 
     @property
     def complete(self) -> bool:
@@ -55,14 +61,19 @@ class Answered:
 
     def sentences(self) -> list[str]:
         """For people."""
-        if self.accuracy is None or self.source_only is None:
+        if self.accuracy is None or self.source is None:
             return [
-                f"{self.labelled} labels are stored, but none is of the random part, and images that were chosen because"
+                f"{self.labelled} labels are stored, but none is of the random part, and images that were chosen since"
                 " the model is unsure of them cannot tell its accuracy: label some of the random part too."
             ]
-        said = [f"Accuracy of the {MODELS[self.chosen]} model, which this run chose: {self._measured(self.accuracy)}."]
-        if self.chosen != "source":
-            said.append(f"Accuracy of the source-only model: {self._measured(self.source_only)}.")
+        basis = f"{self.random} random images of {self.images}"
+        if self.complete:
+            basis = f"all {self.images} images, so exactly"
+        chosen = f"{MODELS[self.chosen]} model, which this run chose"
+        said = [f"Accuracy of the {chosen}, from {basis}: {self._measured(self.accuracy)}."]
+        if self.adapted is not None:
+            name, other = ("source-only", self.source) if self.chosen == "adapted" else ("adapted", self.adapted)
+            said.append(f"Accuracy of the {name} model on the same images: {self._measured(other)}.")
         if self.no_class:
             said.append(f"{self.no_class} of these images belong to none of the classes; they count as wrong.")
         if self.unsure:
@@ -74,11 +85,8 @@ class Answered:
 
     def _measured(self, interval: Interval) -> str:
         if self.complete:
-            return f"{interval.estimate:.1%}, exactly: all {self.images} images are labelled"
-        return (
-            f"{interval.estimate:.1%}, 95 % interval {interval.low:.1%} to {interval.high:.1%} ({self.random} random"
-            f" images of {self.images})"
-        )
+            return f"{interval.estimate:.1%}"
+        return f"{interval.estimate:.1%}, 95% interval {interval.low:.1%} to {interval.high:.1%}"
 
     def _compared(self) -> list[str]:
         found = self.comparison
@@ -218,19 +226,16 @@ def measure(target: FinishedTarget, answers: Answers) -> Answered:
     sure = {i: a for i, a in answers.items() if a.label != UNSURE}
     complete = len(sure) == len(target)
     used = sorted(i for i, a in sure.items() if complete or a.part == "random")
-    chosen = source = comparison = None
+    adapted = source = comparison = None
     if used:
         labelled = np.array(used)
         true = np.array([target.classes.index(n) if (n := sure[i].label) != NO_CLASS else -1 for i in used])
-        right = {
-            "adapted": target.adapted_predicted[labelled] == true,
-            "source": target.source_predicted[labelled] == true,
-        }
-        chosen = accuracy_interval(target.confidence, labelled, right[target.chosen])
-        source = accuracy_interval(target.confidence, labelled, right["source"])
+        by_adapted, by_source = (p[labelled] == true for p in (target.adapted_predicted, target.source_predicted))
+        source = accuracy_interval(target.confidence, labelled, by_source)
         if target.adapted:
+            adapted = accuracy_interval(target.confidence, labelled, by_adapted)
             disagree = int((target.adapted_predicted != target.source_predicted).sum())
-            comparison = compare(right["adapted"], right["source"], len(target), disagree)
+            comparison = compare(by_adapted, by_source, len(target), disagree)
     return Answered(
         images=len(target),
         labelled=len(sure),
@@ -238,8 +243,8 @@ def measure(target: FinishedTarget, answers: Answers) -> Answered:
         unsure=sum(a.label == UNSURE and a.part == "random" for a in answers.values()),
         no_class=sum(sure[i].label == NO_CLASS for i in used),
         chosen=target.chosen,
-        accuracy=chosen,
-        source_only=source,
+        adapted=adapted,
+        source=source,
         comparison=comparison,
     )
 
