@@ -26,6 +26,7 @@ PAGE, LABELS, TASKS, LABELLING_CONFIG = "ask.html", "labels.csv", "label-studio.
 # that the model is least sure of teach it most.
 RANDOM_SHARE = 0.6
 CANDIDATES = 10  # the informative part is chosen among so many times as many of the least certain images
+TIE = 1e-9  # less than any difference between two shares, to choose among equal ones at random
 SIDE = 480  # pixels of the longer side of an image on the page
 
 
@@ -123,7 +124,7 @@ def draw_random(score: np.ndarray, count: int, drawn: np.ndarray, rng: np.random
     quota = np.zeros(strata_count, dtype=np.int64)
     for _ in range(min(count, int(free.sum()))):
         share = np.where(taken + quota < size, (taken + quota) / size, np.inf)
-        quota[rng.choice(np.flatnonzero(share == share.min()))] += 1
+        quota[np.argmin(share + TIE * rng.random(strata_count))] += 1
     members = [np.flatnonzero((stratum == h) & free) for h in range(strata_count)]
     return np.concatenate([rng.choice(m, n, replace=False) for m, n in zip(members, quota, strict=True)])
 
