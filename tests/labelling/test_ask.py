@@ -23,11 +23,11 @@ def rows(file: Path) -> list[dict[str, str]]:
 def test_the_parts_are_apart_and_as_large_as_promised(run: Path) -> None:
     asked = ask(run, budget=20)
     assert (asked.count("random"), asked.count("informative")) == (12, 8)
-    assert len({q.index for q in asked.questions}) == 20
+    assert len({q.image for q in asked.questions}) == 20
     listed = rows(run / "ask" / "labels.csv")
     target = read_target(run)
     assert [(r["path"], r["label"], r["part"]) for r in listed] == [
-        (target.paths[q.index], "", q.part) for q in asked.questions
+        (target.paths[q.image], "", q.part) for q in asked.questions
     ]
     first = [q.part for q in asked.questions[:10]]
     assert {"random", "informative"} == set(first), "mixed, so that a half-filled file has both"
@@ -36,10 +36,10 @@ def test_the_parts_are_apart_and_as_large_as_promised(run: Path) -> None:
 def test_the_random_part_is_spread_over_the_confidence_and_the_other_is_uncertain(run: Path) -> None:
     target, asked = read_target(run), ask(run, budget=30)
     place = np.argsort(np.argsort(target.confidence)) / IMAGES
-    random, informative = ([place[q.index] for q in asked.questions if q.part == p] for p in ("random", "informative"))
+    random, informative = ([place[q.image] for q in asked.questions if q.part == p] for p in ("random", "informative"))
     assert 0.35 < np.mean(random) < 0.65
     assert np.mean(informative) < 0.5 < max(random)
-    classes = Counter(int(target.predicted[q.index]) for q in asked.questions if q.part == "informative")
+    classes = Counter(int(target.predicted[q.image]) for q in asked.questions if q.part == "informative")
     assert max(classes.values()) - min(classes.values()) <= 1
     assert len(classes) == 3
 
@@ -107,7 +107,7 @@ def test_what_has_been_answered_is_not_asked_again(run: Path) -> None:
     file = run / "ask" / "labels.csv"
     cdtrans.answer(run, fill(file, file))
     second = ask(run, budget=10)
-    assert not {q.index for q in first.questions} & {q.index for q in second.questions}
+    assert not {q.image for q in first.questions} & {q.image for q in second.questions}
     third = ask(run, budget=1000)
     assert len(third.questions) == IMAGES - 30, "all that are left"
     cdtrans.answer(run, fill(file, file))

@@ -18,7 +18,7 @@ Part = Literal["random", "informative", "other"]  # other: labelled without havi
 class Question(NamedTuple):
     """An image that is to be labelled."""
 
-    index: int  # in the target
+    image: int  # its index in the target
     part: Part
 
 

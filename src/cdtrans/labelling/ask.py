@@ -73,12 +73,12 @@ def ask(
     if not force:
         refuse_to_lose(folder / LABELS, target, answers)
     chosen = choose(target, answers, budget, seed)
-    pictures = read_pictures(target, [q.index for q in chosen if q.index not in answers], screen)
-    questions = [q for q in chosen if q.index in pictures]
+    pictures = read_pictures(target, [q.image for q in chosen if q.image not in answers], screen)
+    questions = [q for q in chosen if q.image in pictures]
     if not questions:
         raise CdtransError(f"All {len(target)} images of the target have been answered; there is nothing to ask.")
     write_files(folder, target, questions, pictures)
-    parts = read_parts(target) | {q.index: q.part for q in chosen if q.index in pictures or q.index in answers}
+    parts = read_parts(target) | {q.image: q.part for q in chosen if q.image in pictures or q.image in answers}
     write_questions(target, parts, seed=seed, budget=budget)
     return Asked(folder, tuple(questions))
 
@@ -175,9 +175,9 @@ def read_pictures(target: FinishedTarget, indices: list[int], screen: Screen) ->
 
 def write_files(folder: Path, target: FinishedTarget, questions: list[Question], pictures: dict[int, str]) -> None:
     """What a labeller needs. Neither the predictions nor, but for the CSV, the parts are in it: both would bias."""
-    rows = [{"path": target.paths[q.index], "digest": target.digests[q.index]} for q in questions]
-    tasks = [{"data": row | {"image": pictures[q.index]}} for row, q in zip(rows, questions, strict=True)]
-    lines = [COLUMNS, *((target.paths[q.index], "", q.part) for q in questions)]
+    rows = [{"path": target.paths[q.image], "digest": target.digests[q.image]} for q in questions]
+    tasks = [{"data": row | {"image": pictures[q.image]}} for row, q in zip(rows, questions, strict=True)]
+    lines = [COLUMNS, *((target.paths[q.image], "", q.part) for q in questions)]
     page = render(target, [task["data"] for task in tasks])
     contents = {
         PAGE: page.encode("utf-8", "backslashreplace"),

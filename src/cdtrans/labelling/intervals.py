@@ -91,15 +91,17 @@ def beta_binomial(images: int, a: float, b: float) -> np.ndarray:
     k = np.arange(images)
     steps = np.log((images - k) * (a + k)) - np.log((k + 1) * (b + images - k - 1))  # of log p from k to k + 1
     logs = np.concatenate([[0.0], steps.cumsum()])
-    p: np.ndarray = np.exp(logs - logs.max())
-    return p / p.sum()
+    p = np.exp(logs - logs.max())
+    distribution: np.ndarray = p / p.sum()
+    return distribution
 
 
 def sign_test(wins: int, losses: int) -> float:
     """McNemar's exact test: the two-sided p of so uneven a result between equally good models. Images on which both
     are right or both are wrong do not count."""
     n = wins + losses
-    return min(1.0, 2 * sum(comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n)
+    fewer = sum(comb(n, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, float(2 * fewer / 2**n))
 
 
 def labels_to_decide(wins: int, losses: int, labelled: int, images: int) -> int | None:
