@@ -44,6 +44,15 @@ def test_the_random_part_is_spread_over_the_confidence_and_the_other_is_uncertai
     assert len(classes) == 3
 
 
+def test_a_small_informative_part_is_of_the_least_certain_images(run: Path) -> None:
+    target, asked = read_target(run), ask(run, budget=5)
+    place = np.argsort(np.argsort(target.confidence))
+    informative = [place[q.image] for q in asked.questions if q.part == "informative"]
+    assert len(informative) == 2
+    assert max(informative) < 25
+    assert min(informative) < 4
+
+
 def test_the_same_seed_asks_the_same_and_another_seed_does_not(run: Path, tmp_path: Path) -> None:
     ask(run, budget=20)
     before = tree(run)

@@ -75,6 +75,7 @@ def test_every_image_is_labelled_by_mouse_and_the_file_can_be_answered(page: Any
         assert page.evaluate("document.getElementById('picture').naturalWidth") == 22
         page.locator("#classes").get_by_role("button", name=truth(path)).click()
     assert progress(page) == f"{ASKED} of {ASKED}"
+    assert page.locator("#done").is_visible()
     assert "cdtrans answer" in page.locator("#done").inner_text()
     result = cdtrans.answer(run, saved(page, tmp_path))
     assert (result.labelled, result.random) == (ASKED, 4)

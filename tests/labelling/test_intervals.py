@@ -134,6 +134,25 @@ def test_a_second_draw_takes_other_images_and_balances_the_strata() -> None:
     assert np.bincount(strata(score, strata_for(30))[second])[0] == 0
 
 
+def test_images_drawn_before_are_not_drawn_again() -> None:
+    score, rng = np.arange(60.0), np.random.default_rng(0)
+    first = draw_random(score, 30, NONE, rng)
+    second = draw_random(score, 30, first, rng)
+    assert sorted([*first, *second]) == list(range(60))
+    assert len(draw_random(score, 1000, first, rng)) == 30
+
+
+def test_labels_that_leave_strata_empty_are_put_into_fewer() -> None:
+    """Whoever stops half-way may have left out a stratum."""
+    correct = np.arange(20) % 5 > 0
+    found = accuracy_interval(np.arange(100.0), np.arange(80, 100), correct)
+    assert (
+        found
+        == accuracy_interval(np.zeros(100), np.arange(80, 100), correct)
+        == stratified_interval(np.array([100]), np.array([20]), np.array([16]))
+    )
+
+
 def test_the_sign_test() -> None:
     assert sign_test(0, 0) == 1
     assert sign_test(3, 3) == 1
