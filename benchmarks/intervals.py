@@ -1,9 +1,10 @@
 """Width and coverage of 95 % intervals of accuracy from few labels, by simulation on finished runs whose target labels
 are known: the table of docs/results/labels.md.
 
-usage: python benchmarks/intervals.py [--repeat 200] RUN ... [--truth FOLDER]
-A RUN is a finished run folder whose target has class folders, or a file SOURCE-TARGET-SEED.trust.npz with the logits
-`after` of the target, whose labels are FOLDER/truth-TARGET.npy."""
+usage: python benchmarks/intervals.py [--repeat 200] [--truth FOLDER] [--source-only] RUN ...
+A RUN is a finished run folder whose target has class folders, or a file SOURCE-TARGET-SEED.trust.npz with the logits of
+the target, `before` (the source-only model) and `after`, whose labels are FOLDER/truth-TARGET.npy. A cell is the width
+as a share of Wilson's on the same labels, the coverage, and the coverage of the run with the lowest."""
 
 import argparse
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class Case(NamedTuple):
 Method = Callable[[Case, np.ndarray], Interval]
 
 
-def read(place: Path, truth: Path | None) -> Case:
+def read(place: Path, truth: Path | None, logits_of: str) -> Case:
     if place.is_dir():
         target = read_target(place)
         folders = [path.split("/")[0] for path in target.paths]
@@ -40,7 +41,7 @@ def read(place: Path, truth: Path | None) -> Case:
         return Case(place.name, target.confidence, np.array(predicted) == np.array(folders))
     assert truth is not None, "npz files need --truth"
     with np.load(place) as arrays:
-        logits = arrays["after"].astype(np.float64)
+        logits = arrays[logits_of].astype(np.float64)
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     confidence = p.max(axis=1).astype(np.float16).astype(np.float64)  # as in views.npz
@@ -109,11 +110,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--truth", type=Path)
+    parser.add_argument("--source-only", action="store_true", help="of npz files")
     parser.add_argument("--repeat", type=int, default=200)
     options = parser.parse_args()
-    cases = [read(place, options.truth) for place in options.runs]
+    cases = [read(place, options.truth, "before" if options.source_only else "after") for place in options.runs]
     rng = np.random.default_rng(0)
-    print("| interval | " + " | ".join(f"{n} labels" for n in LABELS) + " |\n|---" * 1 + "|---" * len(LABELS) + "|")
+    print("| interval | " + " | ".join(f"{n} labels" for n in LABELS) + " |\n|---" + "|---" * len(LABELS) + "|")
     for name, (method, stratified) in METHODS.items():
         cells = []
         for n in LABELS:

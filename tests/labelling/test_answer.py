@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,18 @@ def test_the_verdict_about_the_guard(asked: Path, run: Path) -> None:
     assert says(" ".join(result.sentences()), "the guard was wrong", "--model adapted")
     (run / "result.json").write_text(json.dumps({"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 0}))
     assert answer(run, labels).comparison is None
+
+
+def test_an_open_comparison_says_what_would_decide_it(asked: Path) -> None:
+    result = answer(asked, fill(questions(asked), asked / "l.csv"))
+    assert result.comparison is not None
+    assert result.comparison.better == "open"
+    open_ = replace(result.comparison, more_labels=17)
+    assert says(" ".join(replace(result, comparison=open_).sentences()), "remains open", "About 17 more random labels")
+    close = replace(result.comparison, more_labels=None)
+    assert says(" ".join(replace(result, comparison=close).sentences()), "too close", f"{close.disagree} of 60 images")
+    same = replace(result.comparison, better="neither", disagree=0)
+    assert says(" ".join(replace(result, comparison=same).sentences()), "neither is better")
 
 
 def test_moved_and_renamed_files_are_found_by_their_pixels(asked: Path, tmp_path: Path) -> None:

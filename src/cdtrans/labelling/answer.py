@@ -116,7 +116,10 @@ class Answered:
 
     def _outlook(self, found: Comparison) -> str:
         if found.more_labels is None:
-            return f"The models disagree on {found.disagree} of {self.images} images."
+            return (
+                "They are too close to say how many more labels would decide it; they disagree on"
+                f" {found.disagree} of {self.images} images."
+            )
         more = "1 more random label" if found.more_labels == 1 else f"About {found.more_labels} more random labels"
         return f"{more} would probably decide it."
 
