@@ -147,6 +147,8 @@ class TestHelp:
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
         assert flags_of(run, "report") == COMMON
         assert flags_of(run, "methods") == COMMON
+        assert flags_of(run, "ask") == COMMON | {"--budget", "--out", "--seed", "--force"}
+        assert flags_of(run, "answer") == COMMON
         settings = {f"--{name.replace('_', '-')}" for name in SETTINGS if name not in NOT_FLAGS} | {"--set"}
         shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
         assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}
