@@ -5,13 +5,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cdtrans.errors import CdtransError
+    from cdtrans.labelling.answer import Answered, answer
+    from cdtrans.labelling.ask import Asked, ask
     from cdtrans.run.pipeline import Result, adapt
     from cdtrans.serving.classifier import Classifier, Prediction, load
     from cdtrans.serving.export import Exported, export
 
-__all__ = ["CdtransError", "Classifier", "Exported", "Prediction", "Result", "adapt", "export", "load"]
+__all__ = [
+    "Answered",
+    "Asked",
+    "CdtransError",
+    "Classifier",
+    "Exported",
+    "Prediction",
+    "Result",
+    "adapt",
+    "answer",
+    "ask",
+    "export",
+    "load",
+]
 
 _HOMES = {
+    "Answered": "cdtrans.labelling.answer",
+    "answer": "cdtrans.labelling.answer",
+    "Asked": "cdtrans.labelling.ask",
+    "ask": "cdtrans.labelling.ask",
     "CdtransError": "cdtrans.errors",
     "Classifier": "cdtrans.serving.classifier",
     "Exported": "cdtrans.serving.export",

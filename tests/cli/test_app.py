@@ -110,7 +110,7 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        expected = ["adapt", "check", "eval", "predict", "export", "choose", "report", "demo", "cache"]
+        expected = ["adapt", "check", "eval", "predict", "export", "choose", "report", "demo", "cache", "ask", "answer"]
         assert verbs == [*expected, "methods", "bench", "ablate"]
         assert run("-h").out == ended.out
 
@@ -148,6 +148,8 @@ class TestHelp:
         assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
         assert flags_of(run, "report") == flags_of(run, "choose") == COMMON
         assert flags_of(run, "methods") == COMMON
+        assert flags_of(run, "ask") == COMMON | {"--budget", "--out", "--seed", "--force"}
+        assert flags_of(run, "answer") == COMMON
         settings = {f"--{name.replace('_', '-')}" for name in SETTINGS if name not in NOT_FLAGS} | {"--set"}
         shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
         assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}

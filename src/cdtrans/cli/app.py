@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cdtrans.cli.ablate import ablate
 from cdtrans.cli.bench import bench
+from cdtrans.cli.labelling import answer, ask
 from cdtrans.cli.methods import methods
 from cdtrans.cli.options import (
     Debug,
@@ -366,6 +367,8 @@ def cache(
         screen.result(f"Freed {freed / 1e6:,.1f} MB.")
 
 
+app.command()(ask)
+app.command()(answer)
 app.command()(methods)
 app.command()(bench)
 app.add_typer(ablate, name="ablate")

@@ -1,0 +1,265 @@
+"""Read labels for target images, measure the run's models with them, and remember them."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized
+from cdtrans.errors import CdtransError, named, nearest
+from cdtrans.labelling.answers import Answer, Answers, Part, read_answers, read_parts, write_answers
+from cdtrans.labelling.intervals import SIGNIFICANT, Interval, accuracy_interval, labels_to_decide, sign_test
+from cdtrans.labelling.labels import NO_CLASS, UNSURE, Row, read_rows
+from cdtrans.labelling.target import FinishedTarget, read_target
+from cdtrans.runtime.screen import Screen
+
+MODELS = {"adapted": "adapted", "source": "source-only"}  # as in the run folder -> in sentences
+Better = Literal["adapted", "source", "neither", "open"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The adapted model against the source-only one, on the images of the random part."""
+
+    better: Better  # neither: equally many right, and every image is labelled; open: too few labels
+    adapted_only: int  # images on which only the adapted model is right
+    source_only: int
+    p: float  # of the sign test
+    disagree: int  # images of the whole target on which the models disagree
+    more_labels: int | None  # that would probably decide it, if it is open and they can
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the labels say. The keys of `summary` are promised by `answer --json`."""
+
+    images: int  # of the target
+    labelled: int  # with a class or with NO_CLASS
+    random: int  # of these, in the random part
+    unsure: int  # in the random part
+    no_class: int  # in the random part: they count as wrong
+    chosen: str  # the model that the run handed over
+    adapted: Interval | None  # accuracy; None without a label of the random part, or without an adapted model
+    source: Interval | None  # accuracy of the source-only model; None without a label of the random part
+    comparison: Comparison | None  # None if one of them is
+
+    def summary(self) -> dict[str, Any]:
+        accuracy = None if self.accuracy is None else asdict(self.accuracy)
+        return asdict(self) | {"accuracy": accuracy}
+
+    @property
+    def accuracy(self) -> Interval | None:
+        """Of the chosen model."""
+        return self.adapted if self.chosen == "adapted" else self.source
+
+    @property
+    def complete(self) -> bool:
+        """Whether every image has a label: accuracies are exact then."""
+        return self.labelled == self.images
+
+    def sentences(self) -> list[str]:
+        """For people."""
+        if self.accuracy is None or self.source is None:
+            return [
+                f"{self.labelled} labels are stored, but none is of the random part, and images that were chosen since"
+                " the model is unsure of them cannot tell its accuracy: label some of the random part too."
+            ]
+        basis = f"{self.random} random images of {self.images}"
+        if self.complete:
+            basis = f"all {self.images} images, so exactly"
+        chosen = f"{MODELS[self.chosen]} model, which this run chose"
+        said = [f"Accuracy of the {chosen}, from {basis}: {self._measured(self.accuracy)}."]
+        if self.adapted is not None:
+            name, other = ("source-only", self.source) if self.chosen == "adapted" else ("adapted", self.adapted)
+            said.append(f"Accuracy of the {name} model on the same images: {self._measured(other)}.")
+        if self.no_class:
+            said.append(f"{self.no_class} of these images belong to none of the classes; they count as wrong.")
+        if self.unsure:
+            said.append(
+                f"{self.unsure} random images marked '{UNSURE}' are left out; if they are harder than the others, these"
+                " accuracies are too high."
+            )
+        return [*said, *self._compared()]
+
+    def _measured(self, interval: Interval) -> str:
+        if self.complete:
+            return f"{interval.estimate:.1%}"
+        return f"{interval.estimate:.1%}, 95% interval {interval.low:.1%} to {interval.high:.1%}"
+
+    def _compared(self) -> list[str]:
+        found = self.comparison
+        if found is None:
+            return ["There is no adapted model to compare with."]
+        if found.disagree == 0:
+            return ["Both models give every image the same label, so neither is better."]
+        counted = (
+            f"Only the adapted model is right on {found.adapted_only} of these images, only the source-only model on"
+            f" {found.source_only}"
+        )
+        if found.better == "neither":
+            return [f"{counted}: neither is better."]
+        test = "" if self.complete else f" (sign test, p = {found.p:.2g})"
+        if found.better == "open":
+            return [
+                f"{counted}{test}: these labels do not decide which model is better, so whether the guard was right"
+                f" remains open. {self._outlook(found)}"
+            ]
+        better = MODELS[found.better]
+        if found.better == self.chosen:
+            return [f"{counted}{test}: the {better} model is better, and the guard was right to hand it over."]
+        return [
+            f"{counted}{test}: the {better} model is better, and the guard was wrong to hand over the other one. Use it"
+            f" with 'cdtrans predict RUN IMAGES --model {found.better}'."
+        ]
+
+    def _outlook(self, found: Comparison) -> str:
+        if found.more_labels is None:
+            return (
+                "They are too close to say how many more labels would decide it; they disagree on"
+                f" {found.disagree} of {self.images} images."
+            )
+        more = "1 more random label" if found.more_labels == 1 else f"About {found.more_labels} more random labels"
+        return f"{more} would probably decide it."
+
+
+def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None) -> Answered:
+    """Read a file of labels, measure the run's models with all labels so far, and store both in RUN/answers.json."""
+    screen = screen or Screen(quiet=True)
+    target = read_target(Path(run))
+    given = match(read_rows(Path(labels)), Path(labels), target, screen)
+    answers = merge(read_answers(target), given, target, screen)
+    warn_of_one_class(answers, screen)
+    result = measure(target, answers)
+    # Recalibration of the chosen model belongs here: it needs `target` and `answers`, and its outcome is a field of
+    # `Answered`.
+    write_answers(target, answers, result.summary())
+    return result
+
+
+def match(rows: list[Row], file: Path, target: FinishedTarget, screen: Screen) -> Answers:
+    """The rows with a label as answers for images of the target. Nothing is stored if a class is unknown."""
+    filled = [row for row in rows if row.label]
+    if not filled:
+        raise CdtransError(f"'{file}' holds {len(rows)} rows and no label yet: fill in the column 'label'.")
+    known = {*target.classes, UNSURE, NO_CLASS}
+    unknown = [row for row in filled if row.label not in known]
+    if unknown:
+        row, more = unknown[0], f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        raise CdtransError(
+            f"The class {row.label!r} in {row.place} of '{file}'{more} is unknown: "
+            + nearest(row.label, [*target.classes, UNSURE, NO_CLASS])
+        )
+    if len(filled) < len(rows):
+        screen.say(f"{len(filled)} of {len(rows)} rows have a label; the others are left for later.")
+    parts = read_parts(target)
+    found: dict[int, list[Row]] = {}
+    strange = []
+    for row in filled:
+        index = find(row, file, target)
+        if index is None:
+            strange.append(row.path)
+        else:
+            found.setdefault(index, []).append(row)
+    if strange:
+        problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
+        if not found:
+            raise CdtransError(f"{problem}; give paths relative to '{target.root}'.")
+        screen.warn(f"{problem}; they are skipped.")
+    return settle(found, parts, target, screen)
+
+
+def find(row: Row, file: Path, target: FinishedTarget) -> int | None:
+    """The index of a row's image: by its path relative to the target, or else by its pixels, so that moved and renamed
+    files are found."""
+    index = target.find(os.path.normpath(row.path), row.digest)
+    if index is not None:
+        return index
+    for folder in (Path(), file.parent, target.root):  # an absolute path stays itself
+        if (folder / row.path).is_file():
+            try:
+                return target.find("", pixel_digest(resized(decode(folder / row.path), target.resize)))
+            except UnreadableImage:
+                return None
+    return None
+
+
+def settle(found: dict[int, list[Row]], parts: dict[int, Part], target: FinishedTarget, screen: Screen) -> Answers:
+    """One answer per image; contradicting rows are left out with a warning."""
+    answers: Answers = {}
+    contradicting = []
+    for index, rows in found.items():
+        labels = sorted({row.label for row in rows})
+        if len(labels) > 1:
+            contradicting.append(f"{target.paths[index]}: {' or '.join(labels)}")
+        else:
+            claimed: Part = "informative" if rows[0].part == "informative" else "other"
+            if rows[0].part == "random" and not parts:  # the questions are gone, but the CSV of `ask` names the part
+                claimed = "random"
+            answers[index] = Answer(labels[0], parts.get(index, claimed))
+    if contradicting:
+        advice = "they are left out; keep one label of each"
+        screen.warn(f"{len(contradicting)} images have contradicting labels ({named(contradicting)}): {advice}.")
+    repeated = sum(len(rows) - 1 for rows in found.values()) - sum(len(found[i]) - 1 for i in found if i not in answers)
+    if repeated:
+        screen.say(f"{repeated} repeated labels were counted once.")
+    return answers
+
+
+def merge(before: Answers, given: Answers, target: FinishedTarget, screen: Screen) -> Answers:
+    """Earlier answers and new ones; a new one replaces an earlier one."""
+    changed = [target.paths[i] for i, new in given.items() if i in before and before[i].label != new.label]
+    if changed:
+        screen.warn(f"{len(changed)} images had another label before, which is replaced: {named(changed)}.")
+    kept = len(before.keys() - given.keys())
+    if kept:
+        screen.say(f"{kept} labels of earlier answers are used too.")
+    return before | given
+
+
+def warn_of_one_class(answers: Answers, screen: Screen) -> None:
+    labels = {a.label for a in answers.values() if a.label != UNSURE}
+    if len(labels) == 1 and len(answers) > 1:
+        screen.warn(f"All labels are {labels.pop()!r}; if the target has other classes too, check the file.")
+
+
+def measure(target: FinishedTarget, answers: Answers) -> Answered:
+    """Both models' accuracy, and which is better, from the random part only; from all labels if every image has one."""
+    sure = {i: a for i, a in answers.items() if a.label != UNSURE}
+    complete = len(sure) == len(target)
+    used = sorted(i for i, a in sure.items() if complete or a.part == "random")
+    adapted = source = comparison = None
+    if used:
+        labelled = np.array(used)
+        true = np.array([target.classes.index(n) if (n := sure[i].label) != NO_CLASS else -1 for i in used])
+        by_adapted, by_source = (p[labelled] == true for p in (target.adapted_predicted, target.source_predicted))
+        source = accuracy_interval(target.confidence, labelled, by_source)
+        if target.adapted:
+            adapted = accuracy_interval(target.confidence, labelled, by_adapted)
+            disagree = int((target.adapted_predicted != target.source_predicted).sum())
+            comparison = compare(by_adapted, by_source, len(target), disagree)
+    return Answered(
+        images=len(target),
+        labelled=len(sure),
+        random=len(used),
+        unsure=sum(a.label == UNSURE and a.part == "random" for a in answers.values()),
+        no_class=sum(sure[i].label == NO_CLASS for i in used),
+        chosen=target.chosen,
+        adapted=adapted,
+        source=source,
+        comparison=comparison,
+    )
+
+
+def compare(adapted: np.ndarray, source: np.ndarray, images: int, disagree: int) -> Comparison:
+    """[n] whether each model is right on the labelled images; `images` and `disagree` are of the whole target."""
+    wins, losses = int((adapted & ~source).sum()), int((source & ~adapted).sum())
+    p = sign_test(wins, losses)
+    better: Better = "adapted" if wins > losses else "source"
+    if disagree == 0 or (len(adapted) == images and wins == losses):
+        better = "neither"
+    elif len(adapted) < images and p > SIGNIFICANT:
+        better = "open"
+    more = labels_to_decide(wins, losses, len(adapted), images) if better == "open" else None
+    return Comparison(better, wins, losses, p, disagree, more)

@@ -1,0 +1,80 @@
+"""What a run remembers of its labels: the questions that were asked, and the answers so far."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from cdtrans.errors import CdtransError
+from cdtrans.labelling.target import FinishedTarget
+from cdtrans.storage.files import atomic
+
+QUESTIONS = "ask/questions.json"  # in the run folder
+ANSWERS = "answers.json"
+
+Part = Literal["random", "informative", "other"]  # other: labelled without having been asked for
+
+
+class Question(NamedTuple):
+    """An image that is to be labelled."""
+
+    image: int  # its index in the target
+    part: Part
+
+
+class Answer(NamedTuple):
+    """The label of an image: a class, UNSURE or NO_CLASS."""
+
+    label: str
+    part: Part
+
+
+Answers = dict[int, Answer]  # by index in the target
+
+
+def read_parts(target: FinishedTarget) -> dict[int, Part]:
+    """The part of every image that was asked for."""
+    return {index: entry["part"] for index, entry in _entries(target, QUESTIONS, "images")}
+
+
+def read_answers(target: FinishedTarget) -> Answers:
+    """The answers so far. The part is that of the last question: an image that was answered for the informative part
+    may have been drawn for the random part since."""
+    parts = read_parts(target)
+    entries = _entries(target, ANSWERS, "labels")
+    return {index: Answer(entry["label"], parts.get(index, entry["part"])) for index, entry in entries}
+
+
+def write_questions(target: FinishedTarget, parts: dict[int, Part], *, seed: int, budget: int) -> None:
+    images = [_identity(target, index) | {"part": part} for index, part in parts.items()]
+    _write(target, QUESTIONS, {"seed": seed, "budget": budget, "images": images})
+
+
+def write_answers(target: FinishedTarget, answers: Answers, result: dict[str, Any]) -> Path:
+    labels = [_identity(target, i) | {"label": a.label, "part": a.part} for i, a in sorted(answers.items())]
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return _write(target, ANSWERS, {"date": date, "result": result, "labels": labels})
+
+
+def _identity(target: FinishedTarget, index: int) -> dict[str, Any]:
+    return {"path": target.paths[index], "digest": target.digests[index]}
+
+
+def _entries(target: FinishedTarget, name: str, key: str) -> list[tuple[int, dict[str, Any]]]:
+    """The entries of a file with the index of their images; none if there is no such file."""
+    file = target.run / name
+    if not file.exists():
+        return []
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))[key]
+        found = [(target.find(entry["path"], entry["digest"]), entry) for entry in entries]
+        return [(index, entry) for index, entry in found if index is not None and entry["part"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CdtransError(f"'{file}' is damaged; move it away and run the command again.") from error
+
+
+def _write(target: FinishedTarget, name: str, content: dict[str, Any]) -> Path:
+    file = target.run / name
+    with atomic(file) as out:
+        out.write((json.dumps({"fingerprint": target.fingerprint} | content, indent=2) + "\n").encode())
+    return file

@@ -1,0 +1,116 @@
+"""Accuracy on a finite set of images from few labels: an estimate with a 95 % interval, and which of two models is
+better.
+
+The images are divided into strata by a score that needs no labels, the model's confidence, and labels are drawn at
+random in each. Labels then need not show how accuracy differs between strata, which makes the interval narrower than
+Wilson's (docs/results/labels.md compares it with prediction-powered inference and others). The number of correct
+images among those without a label is beta-binomial in each stratum, and the sum over strata is computed exactly: no
+normal approximation, valid for few labels, and exact when every image has a label.
+"""
+
+from dataclasses import dataclass
+from math import ceil, comb, sqrt
+
+import numpy as np
+
+LEVEL = 0.95
+# Pseudo-labels per limit, spread over the strata: half a wrong one for the lower limit, half a right one for the upper
+# limit. Between Jeffreys' interval (half of both for both limits) and Clopper and Pearson's (a whole one).
+PSEUDO_LABELS = 0.5
+SIGNIFICANT = 0.05
+POWER_QUANTILE = 0.8416  # of the normal distribution, for a chance of 80 % that the next test decides
+TWO_SIDED_QUANTILE = 1.96
+FEWEST_TO_DECIDE = 6  # images on which exactly one model is right: 6 to 0 is the first result with p below 0.05
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimated accuracy with its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def strata_for(labels: int) -> int:
+    """How many strata so many labels can fill: more than the square root leave too few labels in each to see its
+    spread (measured in docs/results/labels.md)."""
+    return max(1, round(sqrt(labels)) - 1)
+
+
+def strata(score: np.ndarray, count: int) -> np.ndarray:
+    """[N] the stratum of each image: equally many images in each, the lowest scores first."""
+    place = np.empty(len(score), dtype=np.int64)
+    place[np.argsort(score, kind="stable")] = np.arange(len(score))
+    return place * count // len(score)
+
+
+def accuracy_interval(score: np.ndarray, labelled: np.ndarray, correct: np.ndarray) -> Interval:
+    """The accuracy on all N images. `score`: [N] any score, known for all. `labelled`: [n] positions of the labelled
+    images, a random sample, all with the same chance. `correct`: [n] whether the model is right on each."""
+    count = strata_for(len(labelled))
+    while True:
+        stratum = strata(score, count)
+        size = np.bincount(stratum, minlength=count)
+        known = np.bincount(stratum[labelled], minlength=count)
+        if known.all() or count == 1:
+            break
+        count -= 1
+    right = np.bincount(stratum[labelled], weights=correct, minlength=count).astype(np.int64)
+    return stratified_interval(size, known, right)
+
+
+def stratified_interval(size: np.ndarray, known: np.ndarray, right: np.ndarray) -> Interval:
+    """[H] images, labelled images and correct ones among them, by stratum; every stratum has a label."""
+    images, tail = int(size.sum()), (1 - LEVEL) / 2
+    pseudo = PSEUDO_LABELS * size / images
+    low = _unlabelled_right(size - known, right, known - right + pseudo)
+    high = _unlabelled_right(size - known, right + pseudo, known - right)
+    at_low = int(np.searchsorted(low.cumsum(), tail))
+    at_high = min(int(np.searchsorted(high.cumsum(), 1 - tail)), len(high) - 1)  # the sum may round to below 1
+    estimate = float((size * right / known).sum() / images)
+    return Interval(estimate, float(right.sum() + at_low) / images, float(right.sum() + at_high) / images)
+
+
+def _unlabelled_right(unlabelled: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """The distribution of the number of correct images among those without a label, over all strata. [H] each;
+    `right` and `wrong` are the parameters of the beta distribution of a stratum's accuracy."""
+    length = int(unlabelled.sum()) + 1
+    spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
+    for images, a, b in zip(unlabelled.tolist(), right.tolist(), wrong.tolist(), strict=True):
+        spectrum *= np.fft.rfft(beta_binomial(images, a, b), length)
+    return np.maximum(np.fft.irfft(spectrum, length), 0.0)
+
+
+def beta_binomial(images: int, a: float, b: float) -> np.ndarray:
+    """[images + 1] the probability of each number of correct images, if the accuracy is Beta(a, b) distributed."""
+    if a == 0 or b == 0 or images == 0:
+        certain = np.zeros(images + 1)
+        certain[0 if a == 0 else images] = 1
+        return certain
+    k = np.arange(images)
+    steps = np.log((images - k) * (a + k)) - np.log((k + 1) * (b + images - k - 1))  # of log p from k to k + 1
+    logs = np.concatenate([[0.0], steps.cumsum()])
+    p = np.exp(logs - logs.max())
+    distribution: np.ndarray = p / p.sum()
+    return distribution
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """McNemar's exact test: the two-sided p of so uneven a result between equally good models. Images on which both
+    are right or both are wrong do not count."""
+    n = wins + losses
+    fewer = sum(comb(n, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, float(2 * fewer / 2**n))
+
+
+def labels_to_decide(wins: int, losses: int, labelled: int, images: int) -> int | None:
+    """How many more random labels would probably (80 %) decide the sign test, if the models differ as much as they do
+    so far. None if even labels for all images might not."""
+    decided = wins + losses
+    if wins == losses:
+        return None
+    share = max(wins, losses) / decided
+    needed = ((TWO_SIDED_QUANTILE / 2 + POWER_QUANTILE * sqrt(share * (1 - share))) / (share - 0.5)) ** 2
+    total = ceil(max(needed, FEWEST_TO_DECIDE) * labelled / decided)
+    return max(1, total - labelled) if total <= images else None

@@ -1,0 +1,93 @@
+"""Files of labels: our CSV, the CSV that ask.html saves, and Label Studio's CSV and JSON exports."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cdtrans.errors import CdtransError
+
+UNSURE = "unsure"
+NO_CLASS = "none of these classes"  # the image belongs to no class of the run
+COLUMNS = ("path", "label", "part")
+HOW_TO = "'cdtrans ask RUN' writes one to fill in"
+
+
+class Row(NamedTuple):
+    """One line of a file of labels; the label is empty where none was given."""
+
+    place: str  # 'line 3' or 'task 3', for messages
+    path: str
+    label: str
+    part: str = ""
+    digest: str = ""
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Every row of the file, those without a label too."""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError as error:
+        raise CdtransError(f"The file of labels '{file}' does not exist; {HOW_TO}.") from error
+    except IsADirectoryError as error:
+        raise CdtransError(
+            f"'{file}' is a folder, not a file of labels; for class folders use 'cdtrans eval'."
+        ) from error
+    if b"\0" in content:
+        raise CdtransError(f"'{file}' is neither a CSV nor a JSON file; {HOW_TO}.")
+    text = content.decode("utf-8-sig", "surrogateescape")
+    if not text.strip():
+        raise CdtransError(f"The file of labels '{file}' is empty; {HOW_TO}.")
+    return _json_rows(file, text) if text.lstrip()[0] in "[{" else _csv_rows(file, text)
+
+
+def _csv_rows(file: Path, text: str) -> list[Row]:
+    header = text.lstrip().splitlines()[0]
+    delimiter = next((d for d in ",;\t" if d in header), ",")  # spreadsheets may save with ';' or a tab
+    try:
+        reader = csv.DictReader(io.StringIO(text.lstrip(), newline=""), delimiter=delimiter)
+        names = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
+        if not {"path", "label"} <= names.keys():
+            raise CdtransError(
+                f"'{file}' needs a first line with the columns 'path' and 'label', and has"
+                f" {', '.join(map(repr, filter(None, names)))[:200]}; {HOW_TO}."
+            )
+        return [
+            Row(f"line {reader.line_num}", *((line.get(names.get(n, n)) or "").strip() for n in (*COLUMNS, "digest")))
+            for line in reader
+        ]
+    except csv.Error as error:
+        raise CdtransError(f"'{file}' cannot be read as a CSV ({error}); {HOW_TO}.") from error
+
+
+def _json_rows(file: Path, text: str) -> list[Row]:
+    """Label Studio's exports 'JSON' and 'JSON-MIN', of the tasks that `ask` writes."""
+    try:
+        tasks = json.loads(text)
+        return [row for n, task in enumerate(tasks, 1) for row in _task_rows(f"task {n}", task)]
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise CdtransError(
+            f"'{file}' is not an export of Label Studio (JSON or JSON-MIN) of the tasks that 'cdtrans ask' wrote."
+        ) from error
+
+
+def _task_rows(place: str, task: dict[str, Any]) -> list[Row]:
+    """One row for each annotation, or one without a label."""
+    if "data" not in task:  # JSON-MIN
+        return [Row(place, task["path"], _choice(task.get("label")), digest=task.get("digest", ""))]
+    data = task["data"]
+    given = [
+        _choice(result["value"])
+        for annotation in task.get("annotations", ())
+        if not annotation.get("was_cancelled")
+        for result in annotation["result"]
+        if result.get("type") == "choices"
+    ]
+    return [Row(place, data["path"], label, digest=data.get("digest", "")) for label in given or [""]]
+
+
+def _choice(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value["choices"][0]
+    return str(value or "").strip()

@@ -1,0 +1,24 @@
+"""The page on which images are labelled: one self-contained HTML file."""
+
+import hashlib
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from cdtrans.labelling.labels import NO_CLASS, UNSURE
+from cdtrans.labelling.target import FinishedTarget
+
+
+def render(target: FinishedTarget, images: list[dict[str, str]]) -> str:
+    """`images`: path, digest and picture, a data URL, of each. The page knows neither predictions nor parts."""
+    templates = Environment(
+        loader=PackageLoader("cdtrans", "labelling"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    asked = "".join(image["digest"] for image in images)
+    data: dict[str, Any] = {
+        "key": hashlib.sha256(f"{target.fingerprint}{asked}".encode()).hexdigest()[:16],  # for the answers so far
+        "classes": target.classes,
+        "others": [UNSURE, NO_CLASS],
+        "images": images,
+    }
+    return templates.get_template("page.html").render(data=data, run=str(target.run), count=len(images))

@@ -1,0 +1,17 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labelled_runs import make_run
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("labelling"))
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """A copy of the run that a test may change; the target is shared."""
+    return Path(shutil.copytree(made, tmp_path / "run"))

@@ -1,0 +1,154 @@
+"""The page in a real browser, opened from the disk."""
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdtrans
+from labelled_runs import truth
+
+CHROMIUM = shutil.which("chromium")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
+
+DESK, PHONE = 1200, 390
+ASKED = 6
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as tools:
+        started = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def context(browser: Any) -> Iterator[Any]:
+    made = browser.new_context(viewport={"width": DESK, "height": 800}, accept_downloads=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(context: Any, run: Path) -> Iterator[Any]:
+    """The page of six images; it must fetch nothing and complain about nothing."""
+    file = cdtrans.ask(run, budget=ASKED).folder / "ask.html"
+    asked, said = [], []
+    opened = context.new_page()
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("console", lambda message: said.append(message.text))
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.goto(file.as_uri())
+    yield opened
+    assert said == []
+    assert {url for url in asked if not url.startswith(("data:", "blob:"))} == {file.as_uri()}
+
+
+def paths(run: Path) -> list[str]:
+    with open(run / "ask" / "labels.csv", newline="") as lines:
+        return [row["path"] for row in csv.DictReader(lines)]
+
+
+def progress(page: Any) -> str:
+    return str(page.locator("#count").inner_text())
+
+
+def saved(page: Any, tmp_path: Path) -> Path:
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Save labels.csv").click()
+    assert waiting.value.suggested_filename == "labels.csv"
+    waiting.value.save_as(tmp_path / "saved.csv")
+    return tmp_path / "saved.csv"
+
+
+def test_every_image_is_labelled_by_mouse_and_the_file_can_be_answered(page: Any, run: Path, tmp_path: Path) -> None:
+    assert progress(page) == f"0 of {ASKED}"
+    assert not page.locator("#done").is_visible()
+    for n, path in enumerate(paths(run)):
+        assert page.locator("#title").inner_text() == f"Image {n + 1} of {ASKED}"
+        assert page.evaluate("document.getElementById('picture').naturalWidth") == 22
+        page.locator("#classes").get_by_role("button", name=truth(path)).click()
+    assert progress(page) == f"{ASKED} of {ASKED}"
+    assert page.locator("#done").is_visible()
+    assert "cdtrans answer" in page.locator("#done").inner_text()
+    result = cdtrans.answer(run, saved(page, tmp_path))
+    assert (result.labelled, result.random) == (ASKED, 4)
+    stored = json.loads((run / "answers.json").read_text())["labels"]
+    assert all(entry["label"] == truth(entry["path"]) for entry in stored)
+
+
+def test_by_keyboard_and_after_a_reload(page: Any, run: Path, tmp_path: Path) -> None:
+    page.keyboard.press("2")  # the second class
+    page.keyboard.type("RE")
+    assert page.locator("#classes button").all_inner_texts() == ["red"]
+    page.keyboard.press("Enter")
+    page.keyboard.press("?")
+    page.keyboard.press("-")
+    assert progress(page) == f"4 of {ASKED}"
+    page.reload()
+    assert progress(page) == f"4 of {ASKED}"
+    assert page.locator("#title").inner_text() == f"Image 5 of {ASKED}", "the first one that is open"
+    page.keyboard.type("blue")  # the whole name needs no Enter
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("[aria-pressed=true]").inner_text().startswith("blue")
+    page.keyboard.press("1")
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    with open(saved(page, tmp_path), newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["path"] for row in rows] == paths(run)
+    assert [row["label"] for row in rows] == ["green", "red", "unsure", "none of these classes", "blue", ""]
+
+
+def test_an_answer_can_be_withdrawn_and_escape_clears_what_was_typed(page: Any) -> None:
+    page.keyboard.press("1")
+    page.get_by_role("button", name="Back").click()
+    page.locator("[aria-pressed=true]").click()
+    assert progress(page) == f"0 of {ASKED}"
+    page.keyboard.type("zebra")
+    assert page.locator("#classes button").count() == 0
+    page.keyboard.press("Enter")
+    assert progress(page) == f"0 of {ASKED}"
+    page.keyboard.press("Escape")
+    assert page.locator("#classes button").count() == 3
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_the_screen_in_both_schemes(page: Any, width: int, scheme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
+    assert dark == (scheme == "dark")
+    assert page.locator("#picture").is_visible()
+    last = page.locator("#others button").last.bounding_box()
+    assert last["y"] + last["height"] < 800, "every answer is reachable without scrolling"
+
+
+def test_classes_that_are_digits_are_typed_and_not_counted(browser: Any, run: Path) -> None:
+    for model in ("source", "adapted"):
+        (run / model / "model.json").write_text(json.dumps({"classes": ["0", "1", "10"]}))
+    opened = browser.new_page()
+    opened.goto((cdtrans.ask(run, budget=2).folder / "ask.html").as_uri())
+    opened.keyboard.press("0")
+    assert opened.locator("#count").inner_text() == "1 of 2", "only one class begins with it"
+    opened.keyboard.press("1")
+    assert opened.locator("#count").inner_text() == "1 of 2", "two classes begin with it"
+    opened.keyboard.press("Enter")
+    assert opened.locator("#count").inner_text() == "2 of 2"
+    opened.close()
+
+
+def test_without_scripts_it_says_what_to_do(browser: Any, run: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    opened = context.new_page()
+    opened.goto((cdtrans.ask(run, budget=2).folder / "ask.html").as_uri())
+    assert "labels.csv" in opened.locator("noscript").inner_text()
+    context.close()
