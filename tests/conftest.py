@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ GOLDEN = Path(__file__).parent / "golden"
 hypothesis.settings.register_profile("cdtrans", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("cdtrans")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
+os.fsync = lambda file: None  # no test cuts the power
 torch.set_num_threads(1)  # tensors are small here, and on a busy machine threads wait for each other most of the time
 
 

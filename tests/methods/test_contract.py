@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from cdtrans.training.adaptation import training_step
 from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step
-from tiny_task import CLASSES, Ended, Task, log_lines, make_task, tree, warm
+from tiny_task import CLASSES, Ended, Task, log_lines, make_task, start_ranks, tree, warm
 
 pytestmark = pytest.mark.slow
 
@@ -135,15 +134,8 @@ def test_two_ranks_compute_what_one_computes(name: str, task: Task, tmp_path: Pa
     epochs = "2" if method.trains else "1"
     flags, logs = ["--drop-path", "0", "--epochs", epochs, "--rebuild-every", "1"], tmp_path / "logs"
     succeed(warm().run(method.command(method.run) + flags, logs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     two = tmp_path / "two"
-    ranks = [
-        warm().start(method.command(two) + flags, logs, env=shared | {"RANK": rank, "LOCAL_RANK": rank})
-        for rank in "01"
-    ]
+    ranks = start_ranks(2, method.command(two) + flags, logs)
     for rank in ranks:
         succeed(rank.wait())
     ours, theirs = log_lines(two), log_lines(method.run)
