@@ -157,7 +157,9 @@ def test_a_reader_that_is_not_there_is_no_error(empty: Path) -> None:
     """What is still buffered at the end must not become a complaint of Python's."""
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.run([*CDTRANS, "cache"], cwd=empty, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE)
+    process = subprocess.run(
+        [*CDTRANS, "cache", "--json"], cwd=empty, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
     assert (process.returncode, process.stderr) == (141, b"")
 
