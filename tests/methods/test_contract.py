@@ -98,10 +98,10 @@ def succeed(ended: Ended) -> None:
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_undisturbed(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    """Killed after the state is written the 13th time, in stage 2. Other moments are the same for all methods:
-    tests/end_to_end/test_resume.py has them."""
+    """Killed after the state is written the 11th time, in the middle of stage 2. Other moments are the same for all
+    methods: tests/end_to_end/test_resume.py has them."""
     out, logs = tmp_path / "run", tmp_path / "logs"
-    crash = {"name": "state.pt", "when": "after", "nth": 13 if undisturbed.trains else 7}
+    crash = {"name": "state.pt", "when": "after", "nth": 11 if undisturbed.trains else 7}
     assert warm().run(undisturbed.command(out, "--save-every", "0"), logs, crash=crash).code == -9
     assert (out / "source").exists(), "stage 2 had begun"
     assert not (out / "result.json").exists()
