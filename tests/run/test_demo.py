@@ -82,19 +82,19 @@ def test_as_a_new_user_starts_it(tmp_path: Path) -> None:
 
 
 def test_adaptation_is_worth_its_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The preset's recipe, shortened: half of the digits, half as deep a network, fewer steps. It gained 6 to 19 points
-    with the seeds 0 to 3; what the whole demo gains is measured in docs/results/digits.md."""
+    """The preset's recipe, shortened: half of the digits, half as deep a network, fewer steps. It gained 17 and 21
+    points with the seeds 2 and 0; what the whole demo gains is measured in docs/results/digits.md."""
     monkeypatch.setattr(demo_module, "write_digits", write_half_of_the_digits)
     preset = read_preset("demo")
     short = {
         "backbone_args": preset["backbone_args"] | {"depth": 2},
-        "method_args": preset["method_args"] | {"length": 0.25},
+        "method_args": preset["method_args"] | {"length": 0.5},
         **{"source_epochs": 15, "epochs": 5, "batch_size": 32},
     }
     result = demo(tmp_path / "run", seed=0, screen=Screen(quiet=True), device="cpu", report=False, **short)
     assert not result.harm
     assert result.source_only_accuracy > 0.5, result
-    assert result.adapted_accuracy - result.source_only_accuracy >= 0.04, result
+    assert result.adapted_accuracy - result.source_only_accuracy >= 0.1, result
 
 
 def write_half_of_the_digits(folder: Path, *, seed: int) -> Digits:
