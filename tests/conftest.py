@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -19,18 +20,25 @@ from cdtrans.runtime.signals import StopSignals
 from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
 
-LONGEST = (
-    "test_demo.py",
-    "test_contract.py",
-    "test_verbs.py",
+LONGEST = (  # files, in seconds of a process, the longest first
     "test_resume.py",
-    "test_noise.py",
+    "test_contract.py",
     "test_bench.py",
-)  # files, in seconds of a process
+    "test_noise.py",
+    "test_ablations.py",
+    "test_demo.py",
+    "test_verbs.py",
+    "test_pipeline.py",
+    "test_workload.py",
+    "test_browser.py",
+    "test_portable.py",
+    "test_fused.py",
+)
 GOLDEN = Path(__file__).parent / "golden"
 hypothesis.settings.register_profile("cdtrans", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("cdtrans")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
+os.fsync = lambda file: None  # no test cuts the power
 torch.set_num_threads(1)  # tensors are small here, and on a busy machine threads wait for each other most of the time
 
 
@@ -49,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "finished" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import pkgutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,6 +48,7 @@ TINY: dict[str, Any] = {
 }
 QUICK = TINY | {"source_epochs": 1, "epochs": 1, "source_lr": 0.05, "lr": 0.025, "save_every": 30}
 CLASSES = ("blue", "green", "red")
+LOOKS = 10  # a process is asked whether it has ended only after so many milliseconds: that costs time too
 UNTIMED = "timings.jsonl"  # the one file of a run that may differ between equal runs
 
 
@@ -146,15 +148,19 @@ class Process:
         """True once it has happened, False if the process ended before."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if happened():
-                return True
+            for _ in range(LOOKS):
+                if happened():
+                    return True
+                time.sleep(0.001)
             if self.poll() is not None:
                 return happened()
-            time.sleep(0.001)
         raise AssertionError(f"waited {seconds} s in vain; the process printed {self.files[1].read_text()!r}")
 
     def wait(self, seconds: float = 120) -> Ended:
-        self.wait_until(lambda: self.poll() is not None, seconds)
+        end = time.monotonic() + seconds
+        while self.poll() is None:
+            assert time.monotonic() < end, f"waited {seconds} s in vain for {self.files[1].read_text()!r}"
+            time.sleep(LOOKS * 0.001)
         assert self.code is not None
         out, err = (file.read_text(encoding="utf-8", errors="surrogateescape") for file in self.files)
         return Ended(self.code, out, err)
@@ -229,6 +235,16 @@ def _started(temperature: str) -> Server:
     return server
 
 
+def start_ranks(count: int, arguments: list[str], logs: Path) -> list[Process]:
+    """The command in so many ranks, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count))
+    return [warm().start(arguments, logs, env=shared | rank) for rank in own]
+
+
 # What follows runs in the warm or cold process.
 
 
@@ -238,6 +254,7 @@ def _serve(temperature: str) -> None:
     else:
         import cdtrans.cli.app
         import cdtrans.run.pipeline  # noqa: F401 (so that the children need not)
+    os.fsync = lambda file: None  # no test cuts the power, and a kill loses nothing that was written
     gc.freeze()  # what is there now is no garbage: the children need not look through it
     for line in sys.stdin:
         order = json.loads(line)

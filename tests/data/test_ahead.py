@@ -62,6 +62,7 @@ def test_nobody_need_wait_for_the_process(tmp_path: Path) -> None:
     assert said == "said before, no child left False\n"
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_imports_however_much_is_left(tmp_path: Path) -> None:
     images = make_target(tmp_path / "images", each=400)
     assert decode_ahead(tmp_path / "cache", images, done=1) == "said before, no child left False\n"

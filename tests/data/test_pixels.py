@@ -318,6 +318,7 @@ def run_builders(root: Path, cache: Path, task: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_killed_builds_add_up_to_an_uninterrupted_one(tmp_path, cache, decoded):
     files = make_images(tmp_path / "images", 200)
     assert run_builders(tmp_path / "images", cache, "kill").count("killed") >= 4

@@ -18,7 +18,8 @@ MOST = 6  # images; stage 1 has 8 in a batch, stage 2 three branches of 8 pairs,
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return make_task(tmp_path_factory.mktemp("task"), drop_path=0.3)
+    short = {"source_epochs": 2, "epochs": 2, "rebuild_every": 1}
+    return make_task(tmp_path_factory.mktemp("task"), drop_path=0.3, **short)
 
 
 def run(task: Task, out: Path) -> Path:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,29 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny_task import Task, log_lines, make_task
+from support import says
+from tiny_task import Task, log_lines, make_task, start_ranks, warm
 
 pytestmark = pytest.mark.slow
-
-SECONDS = 120
-
-
-def torchrun(task: Task, out: Path, ranks: int, *flags: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += ["-m", "cdtrans", *task.adapt(out, *flags)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=SECONDS)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, out, err
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +25,22 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @pytest.fixture(scope="module")
-def both(task: Task) -> tuple[Path, Path, str]:
-    """The runs of one rank and of two, made at the same time, and what the two printed."""
-    first = torchrun(task, task.folder / "one", 1)
-    second = torchrun(task, task.folder / "two", 2, "--json")
-    ended = [finish(process) for process in (first, second)]
-    assert [code for code, _, _ in ended] == [0, 0], ended
-    return task.folder / "one", task.folder / "two", ended[1][1]
+def one(task: Task) -> Path:
+    """The run of a process by itself."""
+    ended = warm().run(task.adapt(task.folder / "one"), task.folder / "logs")
+    assert ended.code == 0, ended.err
+    return task.folder / "one"
 
 
 @pytest.fixture(scope="module")
-def one(both: tuple[Path, Path, str]) -> Path:
-    return both[0]
-
-
-@pytest.fixture(scope="module")
-def two(both: tuple[Path, Path, str]) -> tuple[Path, str]:
-    return both[1:]
+def two(task: Task) -> tuple[Path, str]:
+    """The run of two ranks as a user starts them, and what they printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cdtrans"]
+    command += task.adapt(task.folder / "two", "--json")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return task.folder / "two", done.stdout
 
 
 def test_two_ranks_have_the_loss_curve_of_one(one: Path, two: tuple[Path, str]) -> None:
@@ -92,29 +71,17 @@ def test_one_rank_speaks_for_all(two: tuple[Path, str]) -> None:
 
 
 def test_a_rank_that_dies_ends_the_run_and_any_number_of_ranks_goes_on(task: Task, one: Path) -> None:
-    out = task.folder / "killed"
-    process = torchrun(task, out, 2)
-    while not (out / "source").exists():  # stage 2 begins
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.01)
-    victim = next(pid for pid in children(process.pid) if rank_of(pid) == "1")
-    os.kill(victim, signal.SIGKILL)
-    code, _, err = finish(process)
-    assert code != 0
-    # torchrun also tells the rank that is left to stop, which may come before that one misses its peer
-    assert "other processes" in err or "Interrupted" in err, err
+    out, logs = task.folder / "killed", task.folder / "logs"
+    left, victim = start_ranks(2, task.adapt(out), logs)
+    assert victim.wait_until((out / "source").exists)  # stage 2 begins
+    victim.send(signal.SIGKILL)
+    assert victim.wait().code == -signal.SIGKILL
+    ended = left.wait()
+    assert ended.code == 2
+    assert says(ended.err, "error: ", "other processes")
     assert not (out / "result.json").exists()
-    code, _, err = finish(torchrun(task, out, 1))
-    assert code == 0, err
+    ended = warm().run(task.adapt(out), logs)
+    assert ended.code == 0, ended.err
     last = [[line for line in log_lines(run) if line["event"] == "epoch"][-1] for run in (one, out)]
     assert last[1]["loss_source"] == pytest.approx(last[0]["loss_source"], rel=5e-3, abs=5e-4)
     assert len(log_lines(out)) == len(log_lines(one))
-
-
-def children(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def rank_of(pid: int) -> str:
-    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next((e.split(b"=")[1].decode() for e in environment if e.startswith(b"RANK=")), "")

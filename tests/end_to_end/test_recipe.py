@@ -16,7 +16,7 @@ from tiny_task import TINY, draw, log_lines, make_source, make_target, warm
 
 pytestmark = pytest.mark.slow
 
-OF_RUN = ("backbone", "backbone_args", "crop", "resize", "device", "report", "save_every")  # nothing of a recipe
+OF_RUN = ("backbone", "backbone_args", "crop", "resize", "device", "report")  # nothing of a recipe
 SHORT = {"method_args": {"length": 0.02}}
 
 

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from support import says
-from tiny_task import Ended, draw, make_task, tree, warm
+from tiny_task import Ended, Task, draw, make_task, tree, warm
 
 pytestmark = pytest.mark.slow
 
@@ -75,52 +74,60 @@ def test_the_module_is_the_command(empty: Path) -> None:
     assert_sentence(ended.err)
 
 
-def test_images_decoded_while_torch_is_imported_make_the_same_run(tmp_path: Path, empty: Path) -> None:
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Ended]:
+    """The first command of the README, with relative paths, a YAML file and a flag that wins over it."""
+    task = make_task(tmp_path_factory.mktemp("adapted") / "here")
+    return task, run(CDTRANS, *COMMAND, cwd=task.folder)
+
+
+COMMAND = ("adapt", "source", "target", "--config", "tiny.yaml", "--epochs", "1", "--lr", "0.02", "--json")
+
+
+def test_images_decoded_while_torch_is_imported_make_the_same_run(
+    adapted: tuple[Task, Ended], tmp_path: Path, empty: Path
+) -> None:
     """The warm process has torch, and therefore decodes in the run itself."""
-    task = make_task(tmp_path / "task", epochs=1)
-    trees = []
-    for out in (tmp_path / "ahead", tmp_path / "plain"):
-        shutil.rmtree(task.folder / "cache", ignore_errors=True)
-        command = task.adapt(out)
-        ended = run(CDTRANS, *command, cwd=empty) if not trees else warm().run(command, tmp_path / "logs")
-        assert ended.code == 0, ended.err
-        trees.append(tree(out))
-    assert trees[0] == trees[1]
+    task, _ = adapted
+    command = [*COMMAND, "--cache", str(empty), "--out", str(tmp_path / "plain")]
+    ended = warm().run(command, tmp_path / "logs", folder=task.folder)
+    assert ended.code == 0, ended.err
+    ahead, plain = tree(task.folder / "runs" / "adapt"), tree(tmp_path / "plain")
+    assert ahead.pop("config.yaml") != plain.pop("config.yaml")  # of another cache
+    assert ahead == plain
 
 
-def test_adapt_then_eval_then_predict(tmp_path: Path, empty: Path) -> None:
-    """The three commands of the README, with relative paths, a YAML file and a flag that wins over it."""
-    task = make_task(empty)
-    adapted = run(
-        CDTRANS, "adapt", "source", "target", "--config", "tiny.yaml", "--epochs", 1, "--lr", 0.02, "--json", cwd=empty
-    )
-    assert adapted.code == 0, adapted.err
-    told = only_object(adapted.out)
+def test_adapt_then_eval_then_predict(adapted: tuple[Task, Ended]) -> None:
+    """The three commands of the README."""
+    task, ended = adapted
+    here = task.folder
+    assert ended.code == 0, ended.err
+    told = only_object(ended.out)
     assert told.items() >= {"run": "runs/adapt", "chosen_epoch": 1, "harm": False}.items()
     assert 0 <= told["estimate"][0] < told["estimate"][1] <= 1
-    assert says(adapted.err, "source: 24 images", "3 classes", "target: 21 images")
-    assert "epochs: 1\n" in adapted.err  # the resolved configuration is shown
-    config = yaml.safe_load((empty / "runs/adapt/config.yaml").read_text())
+    assert says(ended.err, "source: 24 images", "3 classes", "target: 21 images")
+    assert "epochs: 1\n" in ended.err  # the resolved configuration is shown
+    config = yaml.safe_load((here / "runs/adapt/config.yaml").read_text())
     assert (config["epochs"], config["source_epochs"], config["batch_size"]) == (1, 3, 8)
     assert config["source"] == str(task.source)
 
-    answers = empty / "answers.txt"
+    answers = here / "answers.txt"
     answers.write_text("".join(f"target/{n:02}.png {('blue', 'green', 'red')[n % 3]}\n" for n in range(21)))
-    scored = run(CDTRANS, "eval", "runs/adapt", "answers.txt", "--json", cwd=empty)
+    scored = run(CDTRANS, "eval", "runs/adapt", "answers.txt", "--json", cwd=here)
     assert scored.code == 0, scored.err
     values = only_object(scored.out)
     assert values.keys() >= {"accuracy", "class_mean_accuracy", "source_only_accuracy"}
     assert 0 <= values["accuracy"] <= 1
 
-    predicted = run(CDTRANS, "predict", "runs/adapt", "target", "--csv", "p.csv", cwd=empty)
+    predicted = run(CDTRANS, "predict", "runs/adapt", "target", "--csv", "p.csv", cwd=here)
     assert predicted.code == 0, predicted.err
     assert says(predicted.out, "adapted, epoch 1", "p.csv", "21 images")
-    rows = list(csv.DictReader((empty / "p.csv").open(newline="")))
+    rows = list(csv.DictReader((here / "p.csv").open(newline="")))
     assert [row["path"] for row in rows] == [f"target/{n:02}.png" for n in range(21)]
     right = [row["label"] == ("blue", "green", "red")[n % 3] for n, row in enumerate(rows)]
     assert sum(right) / 21 == pytest.approx(values["accuracy"])
     made = {"runs", "source", "target", "tiny.yaml", "cache", "answers.txt", "p.csv"}
-    assert {p.name for p in empty.iterdir()} == made
+    assert {p.name for p in here.iterdir()} == made
 
 
 def test_without_a_network_both_ways_out_are_named(tmp_path: Path, empty: Path) -> None:
@@ -146,12 +153,13 @@ def test_a_reader_that_leaves_early_is_no_error(finished, tmp_path: Path, empty:
     assert process.returncode == 141
 
 
-def test_a_reader_that_is_not_there_is_no_error(finished, empty: Path) -> None:
+def test_a_reader_that_is_not_there_is_no_error(empty: Path) -> None:
     """What is still buffered at the end must not become a complaint of Python's."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [*CDTRANS, "eval", finished.run, finished.answers, "--json"]
-    process = subprocess.run(command, cwd=empty, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE)
+    process = subprocess.run(
+        [*CDTRANS, "cache", "--json"], cwd=empty, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
     assert (process.returncode, process.stderr) == (141, b"")
 

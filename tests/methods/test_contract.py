@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from cdtrans.training.adaptation import training_step
 from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step
-from tiny_task import CLASSES, Ended, Task, log_lines, make_task, tree, warm
+from tiny_task import CLASSES, Ended, Task, log_lines, make_task, start_ranks, tree, warm
 
 pytestmark = pytest.mark.slow
 
@@ -50,11 +49,11 @@ class Undisturbed:
     task: Task
     run: Path
 
-    def command(self, out: Path, **changes: Any) -> list[str]:
+    def command(self, out: Path, *flags: str, **changes: Any) -> list[str]:
         method = placed(self.name, self.task)
         options = [word for key, value in small(method_class(method)).items() for word in ("--set", f"{key}={value}")]
         epochs = [] if self.trains else ["--epochs", "1"]
-        return dataclasses.replace(self.task, **changes).adapt(out, "--method", method, *options, *epochs)
+        return dataclasses.replace(self.task, **changes).adapt(out, "--method", method, *options, *epochs, *flags)
 
     @property
     def trains(self) -> bool:
@@ -63,7 +62,8 @@ class Undisturbed:
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    task = make_task(tmp_path_factory.mktemp("contract"), source_epochs=1)
+    short = {"source_epochs": 1, "epochs": 2, "rebuild_every": 1, "save_every": 30}
+    task = make_task(tmp_path_factory.mktemp("contract"), **short)
     (task.folder / "my_file.py").write_text(example(), encoding="utf-8")
     return task
 
@@ -98,11 +98,11 @@ def succeed(ended: Ended) -> None:
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_undisturbed(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    """Killed after the state is written the 13th time, in stage 2. Other moments are the same for all methods:
-    tests/end_to_end/test_resume.py has them."""
+    """Killed after the state is written the 11th time, in the middle of stage 2. Other moments are the same for all
+    methods: tests/end_to_end/test_resume.py has them."""
     out, logs = tmp_path / "run", tmp_path / "logs"
-    crash = {"name": "state.pt", "when": "after", "nth": 13 if undisturbed.trains else 7}
-    assert warm().run(undisturbed.command(out), logs, crash=crash).code == -9
+    crash = {"name": "state.pt", "when": "after", "nth": 11 if undisturbed.trains else 7}
+    assert warm().run(undisturbed.command(out, "--save-every", "0"), logs, crash=crash).code == -9
     assert (out / "source").exists(), "stage 2 had begun"
     assert not (out / "result.json").exists()
     succeed(warm().run(undisturbed.command(out), logs))
@@ -132,18 +132,10 @@ def test_target_labels_moved_or_deleted_give_the_same_bytes(undisturbed: Undistu
 def test_two_ranks_compute_what_one_computes(name: str, task: Task, tmp_path: Path) -> None:
     """Without stochastic depth, which each rank draws for its own images."""
     method = Undisturbed(name, task, tmp_path / "one")
-    epochs = "2" if method.trains else "1"
-    flags, logs = ["--drop-path", "0", "--epochs", epochs, "--rebuild-every", "1"], tmp_path / "logs"
-    succeed(warm().run(method.command(method.run) + flags, logs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    flags, logs = ("--drop-path", "0"), tmp_path / "logs"
+    succeed(warm().run(method.command(method.run, *flags), logs))
     two = tmp_path / "two"
-    ranks = [
-        warm().start(method.command(two) + flags, logs, env=shared | {"RANK": rank, "LOCAL_RANK": rank})
-        for rank in "01"
-    ]
+    ranks = start_ranks(2, method.command(two, *flags), logs)
     for rank in ranks:
         succeed(rank.wait())
     ours, theirs = log_lines(two), log_lines(method.run)

@@ -58,6 +58,17 @@ def losses(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def given(task: Task, losses: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same from the stage 1 of one of its rows, with a key of two images."""
+    out = tmp_path_factory.mktemp("given") / "out"
+    (task.folder / "part.txt").write_text("target/00.png blue\ntarget/01.png green\n")
+    key, row = str(task.folder / "part.txt"), str(losses / "cls-dtl-cls")
+    ended = run(task, "losses", out, "--key", key, "--source-model", row, "--jobs", "2")
+    assert ended.code == 0, ended.err
+    return out
+
+
 @pytest.mark.slow
 class TestLosses:
     def test_the_rows_are_the_papers(self) -> None:
@@ -109,14 +120,11 @@ class TestLosses:
         for variant in LOSSES.variants:
             assert computed(out / variant.folder) == computed(losses / variant.folder)
 
-    def test_all_rows_start_from_a_given_one(self, losses: Path, task: Task, tmp_path: Path) -> None:
-        given = losses / "cls-dtl-cls"
-        ended = run(task, "losses", tmp_path / "out", "--source-model", str(given), "--jobs", "2")
-        assert ended.code == 0, ended.err
-        rows = read(tmp_path / "out", "losses")["rows"]
-        assert {row["stage_1"] for row in rows} == {str(given)}
-        text = (tmp_path / "out" / "losses.md").read_text(encoding="utf-8")
-        assert f"Not in the cost, since the table has no such run: {given}." in text
+    def test_all_rows_start_from_a_given_one(self, losses: Path, given: Path) -> None:
+        row = losses / "cls-dtl-cls"
+        assert {row["stage_1"] for row in read(given, "losses")["rows"]} == {str(row)}
+        text = (given / "losses.md").read_text(encoding="utf-8")
+        assert f"Not in the cost, since the table has no such run: {row}." in text
 
     def test_the_scores_are_those_of_eval_beside_the_papers(self, losses: Path) -> None:
         record = read(losses, "losses")
@@ -163,15 +171,11 @@ class TestLosses:
             read_scored(folder, tmp_path)
 
     def test_a_key_of_part_of_the_target_is_enough_and_the_table_says_of_how_much(
-        self, losses: Path, task: Task, tmp_path: Path
+        self, losses: Path, given: Path
     ) -> None:
         assert "Scored on 21 of the target's 21 images." in (losses / "losses.md").read_text(encoding="utf-8")
-        (task.folder / "part.txt").write_text("target/00.png blue\ntarget/01.png green\n")
-        given = str(losses / "cls-dtl-cls")
-        out = tmp_path / "out"
-        assert run(task, "losses", out, "--key", str(task.folder / "part.txt"), "--source-model", given).code == 0
-        assert "Scored on 2 of the target's 21 images." in (out / "losses.md").read_text(encoding="utf-8")
-        assert all(list(row["scores"]) == list(KINDS) for row in read(out, "losses")["rows"])
+        assert "Scored on 2 of the target's 21 images." in (given / "losses.md").read_text(encoding="utf-8")
+        assert all(list(row["scores"]) == list(KINDS) for row in read(given, "losses")["rows"])
 
     def test_no_run_is_told_of_the_key(self, losses: Path) -> None:
         for row in read(losses, "losses")["rows"]:

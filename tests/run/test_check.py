@@ -86,6 +86,7 @@ def test_a_clean_task_and_nothing_is_written_but_the_cache(task: Task) -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_what_check_has_decoded_adapt_need_not(task: Task, monkeypatch) -> None:
     checked(task)
 
@@ -136,6 +137,7 @@ def test_folders_and_images_that_are_of_no_class(task: Task) -> None:
     assert says(result.findings[0].statement, "'zebra'", str(task.source), "beside the class folders")
 
 
+@pytest.mark.slow
 def test_splits_that_are_taken_for_classes_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:
     parts = task.folder / "parts"
     for part in ("train", "val"):
@@ -150,6 +152,7 @@ def test_splits_that_are_taken_for_classes_are_told_by_check_and_by_adapt(task: 
     assert says(warning, "'train', 'val'", f"give '{parts}/train'")
 
 
+@pytest.mark.slow
 def test_files_that_are_ignored_are_told_by_check_and_by_adapt(task: Task, capsys) -> None:
     (task.source / "red" / "20.heic").touch()
     (task.target / "scan").touch()
@@ -180,6 +183,7 @@ def test_copies_of_every_kind(task: Task) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_adapt_takes_from_the_check_says_where_the_whole_list_is(task: Task, capsys) -> None:
     shutil.copy(task.source / "blue" / "00.png", task.source / "red" / "copy.png")
     adapt(source=task.source, target=task.target, out=task.folder / "run", config=task.config, quiet=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 import yaml
 
 import cdtrans.run.demo as demo_module
-from cdtrans.data.digits import Digits
+from cdtrans.config import read_preset
+from cdtrans.data.digits import Digits, write_digits
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.run.demo import demo
 from cdtrans.runtime.screen import Screen
@@ -63,19 +65,46 @@ def test_the_current_folder_has_a_name_too(written, tmp_path: Path, monkeypatch:
     assert "result.json" in os.listdir()
 
 
-def test_adaptation_is_worth_its_while(tmp_path: Path) -> None:
-    """Slow, a minute or two: the real preset on the real task, as a new user starts it. One thread, because two take
-    many times as long on busy cores."""
-    command = [sys.executable, "-m", "cdtrans", "demo", "--json", "--no-report"]
+def test_as_a_new_user_starts_it(tmp_path: Path) -> None:
+    """The real preset on the real task, for an epoch."""
+    command = [sys.executable, "-m", "cdtrans", "demo", "--json", "--no-report", "--no-guard"]
+    command += ["--source-epochs", "1", "--epochs", "1", "--set", "length=0.01"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result.keys() == {"source_only_accuracy", "adapted_accuracy", "run", "harm"}
     assert (result["run"], result["harm"]) == ("runs/demo", False)
-    assert says(done.stderr, "source: 2000 images", "10 classes", "target: 1797 images", "adaptation 10/10")
-    assert result["adapted_accuracy"] - result["source_only_accuracy"] >= 0.15, result
-    assert result["adapted_accuracy"] > 0.8, result
+    assert says(done.stderr, "source: 2000 images", "10 classes", "target: 1797 images", "adaptation 1/1")
     assert (tmp_path / "runs" / "demo-data-0").is_dir()
+
+
+def test_adaptation_is_worth_its_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preset's recipe, shortened: half of the digits, half as deep a network, fewer steps. It gained 17 to 23
+    points with the seeds 0 to 2; what the whole demo gains is measured in docs/results/digits.md."""
+    monkeypatch.setattr(demo_module, "write_digits", write_half_of_the_digits)
+    preset = read_preset("demo")
+    short = {
+        "backbone_args": preset["backbone_args"] | {"depth": 2},
+        "method_args": preset["method_args"] | {"length": 0.5},
+        **{"source_epochs": 15, "epochs": 5, "batch_size": 32},
+    }
+    result = demo(tmp_path / "run", seed=0, screen=Screen(quiet=True), device="cpu", report=False, **short)
+    assert not result.harm
+    assert result.source_only_accuracy > 0.5, result
+    assert result.adapted_accuracy - result.source_only_accuracy >= 0.1, result
+
+
+def write_half_of_the_digits(folder: Path, *, seed: int) -> Digits:
+    """0 to 4 of both domains."""
+    digits = write_digits(folder, seed=seed, images=1000)
+    for digit in range(5, 10):
+        shutil.rmtree(digits.source / str(digit))
+    labels = [line.split() for line in digits.answers.read_text().splitlines()]
+    for path, digit in labels:
+        if int(digit) >= 5:
+            (folder / path).unlink()
+    digits.answers.write_text("".join(f"{path} {digit}\n" for path, digit in labels if int(digit) < 5))
+    return digits

@@ -15,10 +15,10 @@ from cdtrans.model.network import Network
 from cdtrans.serving import portable
 
 KINDS = {
-    "distilled DeiT": ("deit_tiny_distilled_patch16_224", {"depth": 2, "embed_dim": 48}, 32, "batchnorm"),
-    "no class token": ("vit_tiny_patch16_224", {"depth": 2, "class_token": False, "global_pool": "avg"}, 48, "none"),
-    "registers": ("vit_small_patch14_reg4_dinov2.lvd142m", {"depth": 2, "embed_dim": 48}, 28, "batchnorm"),
-    "rotary positions": ("vit_small_patch16_dinov3", {"depth": 2, "embed_dim": 48}, 32, "batchnorm"),
+    "distilled DeiT": ("deit_tiny_distilled_patch16_224", {"depth": 1, "embed_dim": 48}, 32, "batchnorm"),
+    "no class token": ("vit_tiny_patch16_224", {"depth": 1, "class_token": False, "global_pool": "avg"}, 48, "none"),
+    "registers": ("vit_small_patch14_reg4_dinov2.lvd142m", {"depth": 1, "embed_dim": 48}, 28, "batchnorm"),
+    "rotary positions": ("vit_small_patch16_dinov3", {"depth": 1, "embed_dim": 48}, 32, "batchnorm"),
     "ResNet": ("test_resnet", {}, 64, "batchnorm"),
     "ConvNeXt": ("test_convnext", {}, 64, "none"),
 }

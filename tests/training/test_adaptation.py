@@ -469,6 +469,7 @@ class Everything(Teaching):
         self.seen += batch.i_t.bincount(minlength=TARGETS)
 
 
+@pytest.mark.slow
 def test_stopped_after_any_step_it_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
     whole = Run.open(tmp_path / "whole", settings(), {})
     undisturbed = Everything()

@@ -66,6 +66,7 @@ def test_a_copy_is_found_whatever_was_done_to_it(seed: int, quality: int, factor
     assert near_pairs(thumbnails([original, stranger, copy])).tolist() == [[0, 2]]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), draw=st.sampled_from([texture, product]), count=st.sampled_from([2, 30, 120]))
 def test_different_pictures_are_never_the_same(seed: int, draw, count: int) -> None:
