@@ -47,9 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
     config = decided(make_config(BEST | settings))
-    print(
-        "| data | sign | few classes | few against 10:1 | classes the source lacks |\n|---|---|---|---|---|"
-    )
+    print("| data | sign | few classes | few against 10:1 | classes the source lacks |\n|---|---|---|---|---|")
     for data in arguments.data:
         kept = arguments.features and arguments.features / data.name
         folders = sorted(path for path in data.iterdir() if path.is_dir())

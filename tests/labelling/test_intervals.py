@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdtrans.evaluation.intervals import sign_test
 from cdtrans.labelling.ask import draw_random
 from cdtrans.labelling.intervals import (
     accuracy_interval,
     beta_binomial,
     labels_to_decide,
-    sign_test,
     strata,
     strata_for,
     stratified_interval,

@@ -36,6 +36,14 @@ def class_mean_interval(confusion: np.ndarray) -> Interval:
     return Interval(max(0.0, mean - down), min(1.0, mean + up))
 
 
+def sign_test(wins: int, losses: int) -> float:
+    """McNemar's test, exact and two-sided: how likely so uneven a split of the images on which only one of two models
+    is right would be if neither were better."""
+    differ, fewer = wins + losses, min(wins, losses)
+    logs = (lgamma(differ + 1) - lgamma(k + 1) - lgamma(differ - k + 1) - differ * log(2) for k in range(fewer + 1))
+    return min(1.0, 2 * sum(map(exp, logs)))
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The adapted model beside the source-only one, on the same labelled images."""
@@ -54,11 +62,7 @@ class Comparison:
 
     @property
     def p_value(self) -> float:
-        """McNemar's test, exact: how likely so uneven a split of the images on which the models differ would be if
-        neither were better."""
-        differ, fewer = self.adapted_alone + self.source_alone, min(self.adapted_alone, self.source_alone)
-        logs = (lgamma(differ + 1) - lgamma(k + 1) - lgamma(differ - k + 1) - differ * log(2) for k in range(fewer + 1))
-        return min(1.0, 2 * sum(map(exp, logs)))
+        return sign_test(self.adapted_alone, self.source_alone)
 
     @property
     def better(self) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 
 from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized
 from cdtrans.errors import CdtransError, named, nearest
+from cdtrans.evaluation.intervals import SIGNIFICANT, sign_test
 from cdtrans.labelling.answers import Answer, Answers, Part, read_answers, read_parts, write_answers
-from cdtrans.labelling.intervals import SIGNIFICANT, Interval, accuracy_interval, labels_to_decide, sign_test
+from cdtrans.labelling.intervals import Interval, accuracy_interval, labels_to_decide
 from cdtrans.labelling.labels import NO_CLASS, UNSURE, Row, read_rows
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.runtime.screen import Screen

@@ -9,7 +9,7 @@ normal approximation, valid for few labels, and exact when every image has a lab
 """
 
 from dataclasses import dataclass
-from math import ceil, comb, sqrt
+from math import ceil, sqrt
 
 import numpy as np
 
@@ -17,7 +17,6 @@ LEVEL = 0.95
 # Pseudo-labels per limit, spread over the strata: half a wrong one for the lower limit, half a right one for the upper
 # limit. Between Jeffreys' interval (half of both for both limits) and Clopper and Pearson's (a whole one).
 PSEUDO_LABELS = 0.5
-SIGNIFICANT = 0.05
 POWER_QUANTILE = 0.8416  # of the normal distribution, for a chance of 80 % that the next test decides
 TWO_SIDED_QUANTILE = 1.96
 FEWEST_TO_DECIDE = 6  # images on which exactly one model is right: 6 to 0 is the first result with p below 0.05
@@ -94,14 +93,6 @@ def beta_binomial(images: int, a: float, b: float) -> np.ndarray:
     p = np.exp(logs - logs.max())
     distribution: np.ndarray = p / p.sum()
     return distribution
-
-
-def sign_test(wins: int, losses: int) -> float:
-    """McNemar's exact test: the two-sided p of so uneven a result between equally good models. Images on which both
-    are right or both are wrong do not count."""
-    n = wins + losses
-    fewer = sum(comb(n, k) for k in range(min(wins, losses) + 1))
-    return min(1.0, float(2 * fewer / 2**n))
 
 
 def labels_to_decide(wins: int, losses: int, labelled: int, images: int) -> int | None:

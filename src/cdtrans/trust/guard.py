@@ -170,7 +170,7 @@ class Verdict(NamedTuple):
         if self.verdict != "harm":
             return self.warning
         if self.adapted:
-            return f"To know for certain, label {LABELS} target images and compare both models with 'cdtrans eval'."
+            return f"About {self.labels} labels of target images would show it for certain ('cdtrans ask')."
         return (
             "If labels and classes are right, train the source longer (--source-epochs) or take a stronger --backbone; "
             "--no-guard continues anyway, in another --out."
@@ -204,7 +204,7 @@ def decide(
     if adapted and not any(measure.decisive for measure in against):
         return Verdict("unknown", measures, warning, labels=labels)
     if guard:  # the source-only model is handed over, whatever the later epochs did
-        return Verdict("harm", measures, adapted=adapted)
+        return Verdict("harm", measures, adapted=adapted, labels=labels)
     return Verdict("off", measures, warning)
 
 
