@@ -53,7 +53,7 @@ def equal(a: Path, b: Path) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
-def test_a_healthy_run_is_kept_with_its_best_epoch_by_consensus(healthy: Path) -> None:
+def test_a_healthy_run_is_better_with_its_best_epoch_by_consensus(healthy: Path) -> None:
     lines = [line for line in log_lines(healthy) if line["event"] == "scores"]
     assert [line["epoch"] for line in lines] == [0, 1, 2, 3, 4]
     assert all({*Scores._fields, "consensus"} <= line.keys() for line in lines)
@@ -61,7 +61,7 @@ def test_a_healthy_run_is_kept_with_its_best_epoch_by_consensus(healthy: Path) -
     best = max(lines[1:], key=lambda line: (line["consensus"], line["epoch"]))
     assert found["chosen_epoch"] == best["epoch"]
     assert (found["chosen_model"], found["selection"]) == ("adapted", "consensus")
-    assert found["guard"]["verdict"] == "kept"
+    assert found["guard"]["verdict"] == "better"
     assert 0 <= found["estimate"]["low"] < found["estimate"]["high"] <= 1
 
 

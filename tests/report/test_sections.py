@@ -91,7 +91,9 @@ class TestVerdict:
         assert sections.estimate(record(result=result)) == sections.Estimate(0.6, 0.8, "So.", known=True)
         assert isinstance(sections.estimate(record()), Missing)
         result["estimate"]["harm"] = True
-        assert sections.estimate(record(result=result)).harm
+        assert not sections.estimate(record(result=result)).known, "as in older runs"
+        result["estimate"] = {"low": None, "high": None, "sentence": "Unknown."}
+        assert sections.estimate(record(result=result)) == sections.Estimate(0, 0, "Unknown.", known=False)
 
     def test_a_run_that_was_stopped_did_no_harm(self) -> None:
         guard = {"verdict": "harm", "opening": "Stopped.", "advice": "Go on.", "findings": []}

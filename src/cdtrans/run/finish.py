@@ -34,7 +34,9 @@ def finish(
     network, before, after = adaptation.network, adaptation.before, adaptation.after
     models = {"source": before} if after is None else {"source": before, "adapted": after}
     labels = labels_to_settle(before, after or before)
-    verdict = decide(adaptation.measures, config.guard, after is not None, labels, adaptation.warning)
+    verdict = decide(
+        adaptation.measures, guard=config.guard, adapted=after is not None, warning=adaptation.warning, labels=labels
+    )
     chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
     for name, seen in models.items():
         content = prediction_lines(target, card.classes, seen.probabilities)
