@@ -19,6 +19,7 @@ from cdtrans.report.sections import Missing
 from cdtrans.report.target_labels import LabelledResults, labelled_results
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.trade_off import Kept
 from cdtrans.storage.files import atomic
 
 NAME = "report.html"
@@ -32,6 +33,7 @@ class Page:
     version: str
     verdict: sections.Verdict
     estimate: sections.Estimate | Missing
+    trade_off: tuple[Kept, ...] | Missing
     scores: tuple[sections.Score, ...] | Missing
     curves: tuple[sections.Curve, ...] | Missing
     losses: tuple[sections.Curve, ...] | Missing
@@ -72,6 +74,7 @@ def collect(record: Record, screen: Screen) -> Page:
         version=package_version("cdtrans"),
         verdict=sections.verdict(record),
         estimate=attempt(sections.estimate, record),
+        trade_off=attempt(sections.trade_off, record),
         scores=attempt(sections.scores, record),
         curves=attempt(sections.score_curves, record),
         losses=attempt(sections.loss_curves, record),

@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from cdtrans.errors import CdtransError
 from cdtrans.report.record import Record, Round
+from cdtrans.serving.recorded import confidences
+from cdtrans.serving.trade_off import Kept
+from cdtrans.serving.trade_off import trade_off as trade_off_of
 
 SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
 
@@ -229,6 +233,16 @@ def estimate(record: Record) -> Estimate | Missing:
     if not value:
         return Missing("This run made no estimate of its accuracy.")
     return Estimate(float(value["low"]), float(value["high"]), str(value["sentence"]), bool(value.get("harm")))
+
+
+def trade_off(record: Record) -> tuple[Kept, ...] | Missing:
+    """What is expected of the surest part of the labels."""
+    if (record.result.get("estimate") or {}).get("harm"):
+        return Missing("After what the guard found, the model's probabilities cannot be trusted.")
+    try:
+        return trade_off_of(confidences(record.run))
+    except CdtransError:
+        return Missing("This run did not record its logits of the target images (logits.npz).")
 
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:

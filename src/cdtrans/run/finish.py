@@ -1,21 +1,31 @@
 """The end of a run: the guard's verdict, the models, the chosen one's predictions, and what is printed."""
 
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
-
-import torch
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from cdtrans.config import Config
 from cdtrans.data.domains import UnlabelledDomain
+from cdtrans.errors import CdtransError
 from cdtrans.model.card import Card, save_model
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.files import csv_line
+from cdtrans.serving.recorded import LOGITS, PREDICTIONS, VIEWS, confidence_views, confidences, predictions_csv
+from cdtrans.serving.trade_off import in_a_line, trade_off
+from cdtrans.storage.card_file import set_temperature
 from cdtrans.storage.run import Run
 from cdtrans.storage.run_folder import RESULT
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import estimate
 from cdtrans.trust.guard import decide
 from cdtrans.trust.impression import views
+
+
+class Temperatures(NamedTuple):
+    """That calibrate the probabilities of the two models; 1 leaves them as they are."""
+
+    source: float = 1.0
+    adapted: float = 1.0
 
 
 def finish(
@@ -26,20 +36,29 @@ def finish(
     config: Config,
     *,
     trained_with_labels: bool,
+    temperatures: Temperatures = Temperatures(),
 ) -> dict[str, Any]:
-    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json, which is
-    returned."""
+    """The guard's verdict, the models with their temperatures, the predictions of the chosen one, and last of all
+    result.json, which is returned."""
     network, before, after = adaptation.network, adaptation.before, adaptation.after
     adapted = after is not None
     verdict = decide(adaptation.measures, guard=config.guard, adapted=adapted, warning=adaptation.warning)
     epoch = 0 if verdict.verdict == "harm" or after is None else adaptation.chosen_epoch
     chosen = before if epoch == 0 or after is None else after
-    write_predictions(run, target, card.classes, chosen.probabilities)
+    logits = {"source": before.target_logits.numpy()}
+    if after is not None:
+        logits["adapted"] = after.target_logits.numpy()
+    run.write_arrays(LOGITS, logits)
+    calibrated = {name: x / getattr(temperatures, name) for name, x in logits.items()}
+    run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated["adapted" if epoch else "source"]))
     with run.timed("verdict"):
-        run.write_arrays("views.npz", views(before, after or before))
+        sure = confidence_views(calibrated["source"], calibrated.get("adapted", calibrated["source"]))
+        run.write_arrays(VIEWS, views(before, after or before) | sure)
         harm = any(measure.decisive for measure in verdict.objections)
         estimated = estimate(before, chosen.predicted, harm=harm).summary()
-    card = replace(card, stage="adaptation", head=network.head.spec)
+    if run.writes:
+        set_temperature(run.folder / "source", temperatures.source)
+    card = replace(card, stage="adaptation", head=network.head.spec, temperature=temperatures.adapted)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
@@ -58,20 +77,13 @@ def finish(
     return result
 
 
-def show(result: dict[str, Any], screen: Screen) -> None:
-    """The guard's paragraph, if it has something to say, and the estimate."""
+def show(run: Path, result: dict[str, Any], screen: Screen) -> None:
+    """The guard's paragraph, if it has something to say, the estimate, and what fewer labels would gain."""
     guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
     if guard.get("findings") or guard.get("warning"):
         screen.warn(guard["paragraph"])
     if estimated:
         screen.say(estimated["sentence"])
-
-
-def write_predictions(
-    run: Run, target: UnlabelledDomain, classes: tuple[str, ...], probabilities: torch.Tensor
-) -> None:
-    """predictions.csv: what the chosen model says of every target image."""
-    probability, predicted = probabilities.max(dim=1)
-    predictions = zip(target.paths, predicted.tolist(), probability.tolist(), strict=True)
-    rows = sorted((path, classes[k], f"{p:.6f}") for path, k, p in predictions)
-    run.write("predictions.csv", b"".join(map(csv_line, [("path", "label", "probability"), *rows])))
+    if estimated and not estimated.get("harm"):
+        with suppress(CdtransError):  # a run of an earlier version has recorded no logits
+            screen.say(in_a_line(trade_off(confidences(run))))

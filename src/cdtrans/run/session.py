@@ -62,7 +62,7 @@ def run_session(
         remove_state(out)  # there only if it was killed in its last moment, as may be the report's absence
         if config.report and is_main():
             add_report(out, screen)
-        show(read_result(out), screen)
+        show(out, read_result(out), screen)
         return
 
     stage_1 = Stage1(out, config)
@@ -133,7 +133,7 @@ def run_session(
                 from cdtrans.report.page import write_report
 
                 screen.say(f"report: {write_report(out, screen)}")
-        show(result, screen)
+        show(out, result, screen)
         remove_state(out)
         barrier()  # the others read the result that the main rank has written
     except Interrupted:

@@ -16,6 +16,7 @@ from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.stream import Decoded, decode_in_order
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.imports import importing
+from cdtrans.serving.no_class import no_class
 from cdtrans.storage.run_folder import find_model
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Prediction:
     label: str
     probability: float
     top: tuple[tuple[str, float], ...]
+    no_class: float  # 0 to 1: the higher, the less the image is like any class
     digest: str = ""  # of the pixels, with `digests`
 
 
@@ -91,27 +93,27 @@ class Classifier:
 
     def _classify(self, items: list[Decoded], top: int, digests: bool) -> Iterator[Prediction | Unreadable]:
         readable = [pixels for _, pixels in items if isinstance(pixels, np.ndarray)]
-        best = iter(self._best(np.stack(readable), top)) if readable else iter(())
+        best = self._best(np.stack(readable), top) if readable else iter(())
         for path, pixels in items:
             if isinstance(pixels, UnreadableImage):
                 yield Unreadable(path, str(pixels))
             else:
-                ranked = next(best)
-                yield Prediction(path, *ranked[0], top=ranked, digest=pixel_digest(pixels) if digests else "")
+                ranked, score = next(best)
+                digest = pixel_digest(pixels) if digests else ""
+                yield Prediction(path, *ranked[0], top=ranked, no_class=score, digest=digest)
 
-    def _best(self, pixels: np.ndarray, top: int) -> list[tuple[tuple[str, float], ...]]:
-        """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities."""
+    def _best(self, pixels: np.ndarray, top: int) -> Iterator[tuple[tuple[tuple[str, float], ...], float]]:
+        """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities, and its score for
+        no class."""
         import torch
 
-        probabilities = torch.from_numpy(self.logits(pixels)).softmax(dim=1)  # [B, K]
-        values, classes = probabilities.topk(top, dim=1)
-        return [
-            tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True))
-            for cs, vs in zip(classes.tolist(), values.tolist(), strict=True)
-        ]
+        logits = self.logits(pixels)  # [B, K]
+        values, classes = torch.from_numpy(logits).softmax(dim=1).topk(top, dim=1)
+        for cs, vs, score in zip(classes.tolist(), values.tolist(), no_class(logits).tolist(), strict=True):
+            yield tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True)), score
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
-        """uint8 [B, resize, resize, 3] -> float32 [B, K]"""
+        """uint8 [B, resize, resize, 3] -> float32 [B, K], divided by the model's temperature"""
         import torch
 
         from cdtrans.runtime.device import TOO_LITTLE, free_memory
@@ -139,7 +141,7 @@ class Classifier:
         precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training, for equal labels
         with torch.inference_mode(), autocast(self.device, precision):
             logits = self.model.encode(next(images.in_order(len(pixels)))).logits
-        array: np.ndarray = logits.float().cpu().numpy()
+        array: np.ndarray = (logits.float() / card.temperature).cpu().numpy()
         return array
 
 
