@@ -140,7 +140,7 @@ def test_a_reader_that_leaves_early_is_no_error(finished, tmp_path: Path, empty:
     (tmp_path / "list.txt").write_text("00.png\n" * 4000)
     command = [*CDTRANS, "predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--quiet"]
     with subprocess.Popen(command, cwd=empty, env=BUFFERED, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"path,label,probability,no_class\r\n"
+        assert process.stdout.readline() == b"path,label,probability\r\n"
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141

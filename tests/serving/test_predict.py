@@ -62,13 +62,29 @@ def test_path_label_and_probability_of_every_image(finished, classifier, screen,
         "expected_accuracy": pytest.approx(expected),
     }
     table = rows(tmp_path / "new" / "p.csv")
-    assert list(table[0]) == ["path", "label", "probability", "no_class"]
+    assert list(table[0]) == ["path", "label", "probability"]
     for row, prediction in zip(table, predictions, strict=True):
-        assert float(row["no_class"]) == pytest.approx(prediction.no_class, abs=1e-6)
         assert row["path"] == str(prediction.path)
         assert row["label"] == prediction.label
         assert float(row["probability"]) == pytest.approx(prediction.probability, abs=1e-6)
     assert screen.heard == [f"Wrote {tmp_path / 'new' / 'p.csv'}: 21 images."]
+
+
+def test_the_score_for_no_class(finished, screen, tmp_path: Path) -> None:
+    """1 less the probability that the source-only model gives the predicted class, whichever model predicts."""
+    source = {
+        p.path: dict(p.top)
+        for p in load(finished.run, model="source", device="cpu").predict(finished.task.target, top=3)
+    }
+    for model in ("chosen", "source"):
+        classifier = load(finished.run, model=model, device="cpu", unknown=True)
+        write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=2)
+        table = rows(tmp_path / "p.csv")
+        assert list(table[0])[:5] == ["path", "label", "probability", "no_class", "label_1"]
+        for row in table:
+            expected = 1 - source[Path(row["path"])][row["label"]]
+            assert float(row["no_class"]) == pytest.approx(expected, abs=2e-6)
+    assert all(p.no_class is None for p in load(finished.run, device="cpu").predict(finished.task.target))
 
 
 @pytest.mark.parametrize(("top", "columns"), [(2, 2), (3, 3), (50, 3)])
@@ -76,7 +92,7 @@ def test_the_best_classes(finished, classifier, screen, tmp_path: Path, top: int
     write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=top)
     table = rows(tmp_path / "p.csv")
     others = [f"{what}_{k}" for k in range(1, columns + 1) for what in ("label", "probability")]
-    assert list(table[0]) == ["path", "label", "probability", "no_class", *others]
+    assert list(table[0]) == ["path", "label", "probability", *others]
     for row, prediction in zip(table, classifier.predict(finished.task.target, top=top), strict=True):
         assert (row["label"], row["probability"]) == (row["label_1"], row["probability_1"])
         for k in range(1, columns + 1):
@@ -130,7 +146,7 @@ def test_odd_names_survive(classifier, screen, tmp_path: Path, capfdbinary) -> N
 def test_without_a_file_the_table_goes_to_standard_output(finished, classifier, screen, capfdbinary) -> None:
     write(classifier, finished.task.target, None, screen)
     lines = capfdbinary.readouterr().out.decode().splitlines()
-    assert lines[0] == "path,label,probability,no_class"
+    assert lines[0] == "path,label,probability"
     assert len(lines) == 22
     assert screen.heard == []
 

@@ -194,6 +194,9 @@ def predict(
     accuracy: Annotated[
         float | None, typer.Option(help="Label only as many as are expected to be this accurate, such as 0.95.")
     ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Add a score for images of no class; the source-only model works too.")
+    ] = False,
     root: Root = None,
     model: Model = "chosen",
     device: Device = "auto",
@@ -213,7 +216,7 @@ def predict(
     threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
     find_model(run, model)
     check_places(images, root, csv)
-    classifier = load(run, model=model, device=device)
+    classifier = load(run, model=model, device=device, unknown=unknown)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
     screen.say(f"model: {classifier.name}")

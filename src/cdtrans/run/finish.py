@@ -50,7 +50,8 @@ def finish(
         logits["adapted"] = after.target_logits.numpy()
     run.write_arrays(LOGITS, logits)
     calibrated = {name: x / getattr(temperatures, name) for name, x in logits.items()}
-    run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated["adapted" if epoch else "source"]))
+    of_chosen = calibrated["adapted" if epoch else "source"]
+    run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, of_chosen, calibrated["source"]))
     with run.timed("verdict"):
         sure = confidence_views(calibrated["source"], calibrated.get("adapted", calibrated["source"]))
         run.write_arrays(VIEWS, views(before, after or before) | sure)

@@ -82,8 +82,8 @@ def predict_to_csv(
     max_bad: float,
     screen: Screen,
 ) -> Counts:
-    """Write path, label, probability, the score for no class and, for top > 1, the next classes; to standard output
-    without a file."""
+    """Write path, label, probability, the score for no class if the classifier has one and, for top > 1, the next
+    classes; to standard output without a file."""
     counts = Counts(threshold)
     lines = csv_lines(classifier, images, root, top, counts, screen)
     if file is None:
@@ -125,7 +125,8 @@ def csv_lines(
         screen.warn(f"{finding.statement}. {finding.advice}")
     ranks = range(1, top + 1) if top > 1 else ()
     columns = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
-    yield csv_line(["path", "label", "probability", "no_class", *columns])
+    unknown = ["no_class"] if classifier.source_only else []
+    yield csv_line(["path", "label", "probability", *unknown, *columns])
     with screen.track("predicting", total) as task:
         for result in classifier.stream(stream_images(images, root), top=top):
             task.advance(1)
@@ -149,4 +150,5 @@ def _fields(result: Prediction, *, kept: bool) -> list[str]:
     ranked = result.top if len(result.top) > 1 else ()
     others = [text for name, p in ranked for text in (name, f"{p:.6f}")]
     label = result.label if kept else ""
-    return [str(result.path), label, f"{result.probability:.6f}", f"{result.no_class:.6f}", *others]
+    unknown = [] if result.no_class is None else [f"{result.no_class:.6f}"]
+    return [str(result.path), label, f"{result.probability:.6f}", *unknown, *others]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from cdtrans.errors import CdtransError
-from cdtrans.serving.no_class import no_class
+from cdtrans.serving.probabilities import no_class, probabilities
 from cdtrans.storage.card_file import read_card, set_temperature
 from cdtrans.storage.files import atomic, csv_line
 from cdtrans.storage.run_folder import find_model
@@ -40,16 +40,11 @@ def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
     return logits
 
 
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """[N, K] -> [N, K] softmax."""
-    p = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    return np.asarray(p / p.sum(axis=1, keepdims=True))
-
-
-def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.ndarray) -> bytes:
-    """predictions.csv of the chosen model: what it says of every target image, by path."""
+def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.ndarray, source_only: np.ndarray) -> bytes:
+    """predictions.csv: what the chosen model says of every target image, by path, from calibrated logits."""
     p = probabilities(logits)
-    columns = zip(paths, p.argmax(axis=1), p.max(axis=1), no_class(logits), strict=True)
+    predicted = p.argmax(axis=1)
+    columns = zip(paths, predicted, p.max(axis=1), no_class(source_only, predicted), strict=True)
     rows = sorted((path, classes[k], f"{sure:.6f}", f"{score:.6f}") for path, k, sure, score in columns)
     return b"".join(map(csv_line, [("path", "label", "probability", "no_class"), *rows]))
 
@@ -76,13 +71,12 @@ def recalibrate(run: Path, temperature: float) -> None:
 
 def refresh(run: Path) -> None:
     """Write predictions.csv and the confidences of views.npz anew, after another temperature or another choice."""
-    name, _ = find_model(run, "chosen")
-    content = predictions_csv(target_paths(run), read_card(run / name)["classes"], target_logits(run))
+    source, classes = target_logits(run, "source"), read_card(run / "source")["classes"]
+    content = predictions_csv(target_paths(run), classes, target_logits(run), source)
     with atomic(run / PREDICTIONS) as file:
         file.write(content)
     if (run / VIEWS).exists():
-        after = "adapted" if (run / "adapted").exists() else "source"
-        sure = confidence_views(target_logits(run, "source"), target_logits(run, after))
+        sure = confidence_views(source, target_logits(run, "adapted") if (run / "adapted").exists() else source)
         with np.load(run / VIEWS) as arrays:
             views = {name: arrays[name] for name in arrays.files} | sure
         with atomic(run / VIEWS) as file:
