@@ -503,7 +503,7 @@ class TestPredict:
         sure = sorted((float(row["probability"]) for row in rows if row["label"]), reverse=True)
         assert sure == sorted((float(row["probability"]) for row in rows), reverse=True)[:13]
         assert told["expected_accuracy"] == pytest.approx(sum(sure) / 13, abs=1e-5)
-        assert says(ended.err, "62% of the run's own 21 target images", "Kept 13 of 21", "expected to be right")
+        assert says(ended.err, "62% of the run's own target images", "Kept 13 of 21", "expected to be right")
         one = run("predict", finished.run, finished.task.target / "00.png", "--keep", "1", "--unknown", "--quiet")
         assert (one.code, one.err) == (0, "")
         assert one.out.splitlines()[0] == "path,label,probability,no_class"

@@ -3,16 +3,21 @@
 import csv
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cdtrans.run import session
+from cdtrans.run.finish import Temperatures
+from cdtrans.run.pipeline import adapt
 from cdtrans.serving.classifier import load
 from cdtrans.serving.recorded import confidences, recalibrate, target_logits
 from cdtrans.storage.card_file import read_card
 from cdtrans.storage.run_folder import RESULT
 from support import error_says
+from tiny_task import make_task
 
 
 @pytest.fixture
@@ -72,6 +77,21 @@ def test_the_chosen_model_is_the_one_that_is_recalibrated(run: Path) -> None:
     recalibrate(run, 2.0)
     assert (read_card(run / "source")["temperature"], read_card(run / "adapted")["temperature"]) == (2.0, 1.0)
     assert {row["label"] for row in table(run).values()} <= set(read_card(run / "source")["classes"])
+
+
+@pytest.mark.slow
+def test_a_run_gives_its_models_their_temperatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
+    calibrated = partial(session.finish, temperatures=Temperatures(source=3.0, adapted=2.0))
+    monkeypatch.setattr(session, "finish", calibrated)
+    run = adapt(source=task.source, target=task.target, out=tmp_path / "run", config=task.config, quiet=True).run
+    read = {model: read_card(run / model)["temperature"] for model in ("source", "adapted", "last")}
+    assert read == {"source": 3.0, "adapted": 2.0, "last": 2.0}
+    for model in ("chosen", "adapted", "source"):
+        agrees(run, task.target, model)
+    with np.load(run / "views.npz") as views:
+        np.testing.assert_allclose(views["confidence_before"], confidences(run, "source"), atol=1e-3)
+        np.testing.assert_allclose(views["confidence_after"], confidences(run, "adapted"), atol=1e-3)
 
 
 def test_without_logits_nothing_is_changed(run: Path) -> None:

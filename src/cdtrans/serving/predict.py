@@ -57,16 +57,14 @@ def find_threshold(
     if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
         raise CdtransError("--abstain, --keep and --accuracy exclude each other; give one of them.")
     if keep is not None:
-        find, wanted = threshold_for_share, keep
+        found = threshold_for_share(confidences(run, model), keep)
     elif accuracy is not None:
-        find, wanted = threshold_for_accuracy, accuracy
+        found = threshold_for_accuracy(confidences(run, model), accuracy)
     else:
         return abstain or 0.0
-    recorded = confidences(run, model)
-    found = find(recorded, wanted)
     screen.say(
-        f"threshold: {found.threshold:.3f}, which {found.share:.0%} of the run's own {len(recorded)} target images "
-        f"reach, expected {found.accuracy:.0%} right"
+        f"threshold: {found.threshold:.3f}, which {found.share:.0%} of the run's own target images reach, expected "
+        f"{found.accuracy:.0%} right"
     )
     return found.threshold
 

@@ -22,7 +22,7 @@ VIEWS = "views.npz"
 
 def confidences(run: Path, model: str = "chosen") -> np.ndarray:
     """[Nt] the calibrated probability of the predicted class of each target image."""
-    return probabilities(target_logits(run, model)).max(axis=1)
+    return np.asarray(probabilities(target_logits(run, model)).max(axis=1))
 
 
 def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
