@@ -86,6 +86,7 @@ def scores(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> dict[
             ),
             f"both, temperatures {a:g} and {b:g}: distance of the probabilities": (p - q).abs().sum(dim=1) / 2,
             f"both, temperatures {a:g} and {b:g}: 1 - sum of their products": 1 - (p * q).sum(dim=1),
+            f"both, temperatures {a:g} and {b:g}: 1 - product of their largest": 1 - p.amax(dim=1) * q.amax(dim=1),
         }
     return found
 

@@ -112,8 +112,7 @@ class Classifier:
         values, classes = torch.from_numpy(logits).softmax(dim=1).topk(top, dim=1)
         scores: list[float | None] = [None] * len(pixels)
         if self.source_only is not None:
-            source_only = logits if self.source_only is self else self.source_only.logits(pixels)
-            scores = no_class(source_only, classes[:, 0].numpy()).tolist()
+            scores = no_class(logits if self.source_only is self else self.source_only.logits(pixels)).tolist()
         for cs, vs, score in zip(classes.tolist(), values.tolist(), scores, strict=True):
             yield tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True)), score
 

@@ -9,8 +9,8 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return np.asarray(p / p.sum(axis=1, keepdims=True))
 
 
-def no_class(source_only: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Logits of the source-only model [N, K] and predicted classes [N] -> [N]: 1 less the probability that the
-    source-only model gives the predicted class. Adaptation makes a model sure of every target image, whether it belongs
-    to a class or not; the source-only model has seen none of them (docs/results/unknown.md)."""
-    return np.asarray(1 - np.take_along_axis(probabilities(source_only), predicted[:, None], axis=1)[:, 0])
+def no_class(source_only: np.ndarray) -> np.ndarray:
+    """Logits of the source-only model [N, K] -> [N]: 1 less its largest probability. Adaptation makes a model sure of
+    every target image, whether it belongs to a class or not; the source-only model has seen none of them
+    (docs/results/unknown.md)."""
+    return np.asarray(1 - probabilities(source_only).max(axis=1))

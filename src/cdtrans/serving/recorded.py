@@ -43,8 +43,7 @@ def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
 def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.ndarray, source_only: np.ndarray) -> bytes:
     """predictions.csv: what the chosen model says of every target image, by path, from calibrated logits."""
     p = probabilities(logits)
-    predicted = p.argmax(axis=1)
-    columns = zip(paths, predicted, p.max(axis=1), no_class(source_only, predicted), strict=True)
+    columns = zip(paths, p.argmax(axis=1), p.max(axis=1), no_class(source_only), strict=True)
     rows = sorted((path, classes[k], f"{sure:.6f}", f"{score:.6f}") for path, k, sure, score in columns)
     return b"".join(map(csv_line, [("path", "label", "probability", "no_class"), *rows]))
 
