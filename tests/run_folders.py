@@ -11,6 +11,7 @@ import numpy as np
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.report.record import Record
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.recorded import LOGITS
 from cdtrans.storage.run_folder import EVALUATION
 
 LATER = {"source_agreement", "target_agreement", "source_accuracy"}  # what the first version did not log of a round
@@ -41,12 +42,16 @@ def stopped(run: Path) -> Path:
         views = {name: arrays[name] for name in arrays.files}
     before = {name: views[name.replace("after", "before")] for name in views if "after" in name}
     np.savez(run / "views.npz", **views | before | {"changed": np.zeros_like(views["changed"])})
+    with np.load(run / LOGITS) as arrays:
+        source = arrays["source"]
+    np.savez(run / LOGITS, source=source)
     return run
 
 
 def older(run: Path) -> Path:
     """A finished run made into one of the first version, which chose the last epoch and looked at nothing."""
     (run / "views.npz").unlink()
+    (run / LOGITS).unlink()
     (run / EVALUATION).unlink(missing_ok=True)
     result = json.loads((run / "result.json").read_text())
     chosen = {name: result[name] for name in ("chosen_epoch", "chosen_model")}

@@ -1,5 +1,6 @@
 """The command line in this process: options, messages, exit codes and the promised JSON keys."""
 
+import csv
 import json
 import shutil
 import signal
@@ -145,7 +146,14 @@ class TestHelp:
     def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
         assert flags_of(run, "eval") == COMMON | SCORING
         assert flags_of(run, "export") == COMMON | {"--out", "--model"}
-        assert flags_of(run, "predict") == COMMON | SCORING | {"--csv", "--top", "--abstain"}
+        assert flags_of(run, "predict") == COMMON | SCORING | {
+            "--csv",
+            "--top",
+            "--abstain",
+            "--keep",
+            "--accuracy",
+            "--unknown",
+        }
         assert flags_of(run, "report") == flags_of(run, "choose") == COMMON
         assert flags_of(run, "methods") == COMMON
         assert flags_of(run, "ask") == COMMON | {"--budget", "--out", "--seed", "--force"}
@@ -178,6 +186,8 @@ class TestWrongUse:
             (["eval", "run"], ["LABELLED"]),
             (["predict", "run", "images", "--top", "0"], ["--top", "1"]),
             (["predict", "run", "images", "--abstain", "2"], ["--abstain"]),
+            (["predict", "run", "images", "--keep", "0.8", "--accuracy", "0.9"], ["--keep", "exclude each other"]),
+            (["predict", "run", "images", "--abstain", "0", "--keep", "0.9"], ["--abstain", "exclude each other"]),
             (["predict", "run", "images", "more"], ["more"]),
             (["adapt", "a", "b", "--epochs", "many"], ["--epochs", "integer"]),
             (["demo", "--seed", "-1"], ["--seed"]),
@@ -506,9 +516,57 @@ class TestPredict:
     def test_the_promised_json(self, run: Run, finished, tmp_path: Path) -> None:
         file = tmp_path / "p.csv"
         ended = run("predict", finished.run, finished.task.target, "--csv", file, "--abstain", "1", "--json")
-        assert json.loads(ended.out) == {"csv": str(file), "images": 21, "abstained": 21, "skipped": 0}
+        counts = {"images": 21, "kept": 0, "abstained": 21, "skipped": 0, "threshold": 1.0, "expected_accuracy": None}
+        assert json.loads(ended.out) == {"csv": str(file)} | counts
         assert ended.out.count("\n") == 1
         assert file.read_text().count("\n") == 22
+
+    def test_the_surest_part_of_the_images(self, run: Run, finished, tmp_path: Path) -> None:
+        """By the confidences in the run's own target, which are the new images here."""
+        file = tmp_path / "p.csv"
+        ended = run("predict", finished.run, finished.task.target, "--csv", file, "--keep", "0.6", "--json")
+        told = json.loads(ended.out)
+        assert (told["images"], told["kept"], told["abstained"]) == (21, 13, 8)
+        rows = list(csv.DictReader(file.open(newline="")))
+        sure = sorted((float(row["probability"]) for row in rows if row["label"]), reverse=True)
+        assert sure == sorted((float(row["probability"]) for row in rows), reverse=True)[:13]
+        assert told["expected_accuracy"] == pytest.approx(sum(sure) / 13, abs=1e-5)
+        assert says(ended.err, "62% of the run's own target images", "Kept 13 of 21", "expected to be right")
+        one = run("predict", finished.run, finished.task.target / "00.png", "--keep", "1", "--unknown", "--quiet")
+        assert (one.code, one.err) == (0, "")
+        assert one.out.splitlines()[0] == "path,label,probability,no_class"
+        assert one.out.splitlines()[1].split(",")[1] in CLASSES
+
+    def test_as_many_as_are_expected_to_be_accurate(self, run: Run, finished, tmp_path: Path) -> None:
+        copy, file = shutil.copytree(finished.run, tmp_path / "run"), tmp_path / "p.csv"
+        sure = np.array([0.9, 0.8, 0.7, 0.6, 0.5])
+        logits = np.log(np.stack([sure, (1 - sure) / 2, (1 - sure) / 2], axis=1))
+        np.savez(copy / "logits.npz", adapted=logits)
+        ended = run("predict", copy, finished.task.target, "--csv", file, "--accuracy", "0.75", "--json")
+        told = json.loads(ended.out)
+        assert told["threshold"] == pytest.approx(0.55), "0.9, 0.8, 0.7 and 0.6 are 0.75 on average"
+        rows = list(csv.DictReader(file.open(newline="")))
+        assert [bool(row["label"]) for row in rows] == [float(row["probability"]) >= 0.55 for row in rows]
+        assert told["kept"] == sum(bool(row["label"]) for row in rows)
+        file.unlink()
+        ended = run("predict", copy, finished.task.target, "--csv", file, "--accuracy", "0.95")
+        assert ended.code == 2
+        assert says(one_sentence(ended.err), "95.0%", "89.9%", "lower --accuracy")
+        for flags in (["--keep", "0"], ["--keep", "nan"], ["--keep", "80"], ["--accuracy", "95"], ["--accuracy", "0"]):
+            ended = run("predict", copy, finished.task.target, *flags)
+            assert ended.code == 2
+            assert "at most 1" in one_sentence(ended.err)
+        assert not file.exists()
+
+    def test_a_run_without_confidences(self, run: Run, finished, tmp_path: Path) -> None:
+        copy = shutil.copytree(finished.run, tmp_path / "run")
+        ended = run("predict", copy, finished.task.target, "--keep", "0.5", "--model", "last")
+        assert says(one_sentence(ended.err), "logits.npz", "'last'", "--model chosen")
+        for damage in (b"", b"PK\3\4 cut short", None):
+            (copy / "logits.npz").write_bytes(damage) if damage is not None else (copy / "logits.npz").unlink()
+            ended = run("predict", copy, finished.task.target, "--keep", "0.5")
+            assert ended.code == 2
+            assert says(one_sentence(ended.err), "logits.npz", "cdtrans adapt")
 
     def test_standard_output_holds_the_table_alone(self, run: Run, finished, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr(cdtrans.runtime.screen, "PLAIN_LINE_SECONDS", 0.0)

@@ -100,6 +100,7 @@ def test_a_whole_run_leaves_what_the_design_promises(whole: Path) -> None:
         "result.json",
         "data.json",
         "views.npz",
+        "logits.npz",
     } <= names
     assert {f"{m}/{f}" for m in ("source", "adapted", "last") for f in ("model.safetensors", "model.json")} <= names
     assert {"pairs/round-01.npz", "pairs/round-02.npz"} <= names

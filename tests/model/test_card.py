@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 import cdtrans.model.card as card_module
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError
-from cdtrans.model.card import CARD, WEIGHTS, Card, build_model, load_model, make_card, save_model
+from cdtrans.model.card import WEIGHTS, Card, build_model, load_model, make_card, save_model
 from cdtrans.model.network import Network
+from cdtrans.storage.run_folder import CARD
+from support import error_says
 from tiny_task import TINY
 
 CLASSES = ("Äpfel", "a b", "[red]")
@@ -79,13 +81,23 @@ def test_the_card_follows_the_backbone_and_its_weights() -> None:
     assert pretrained.weights == "vit_tiny_patch16_224"
 
 
-@pytest.mark.parametrize("change", [{"neck": "none"}, {"crop": 16}])
+@pytest.mark.parametrize("change", [{"neck": "none"}, {"crop": 16}, {"temperature": 2.5}])
 def test_the_switches_travel(tmp_path: Path, card: Card, change: dict) -> None:
     other = replace(card, **change)
     save_model(tmp_path / "adapted", build_model(other), other)
     model, its_card = load_model(tmp_path / "adapted")
     assert its_card == other
     assert (model.head.classifier.bias is not None) == (other.neck == "none")
+
+
+def test_a_card_of_before_has_the_temperature_1(saved: Path) -> None:
+    values = json.loads((saved / CARD).read_text(encoding="utf-8"))
+    assert values.pop("temperature") == 1.0
+    (saved / CARD).write_text(json.dumps(values))
+    assert load_model(saved)[1].temperature == 1.0
+    (saved / CARD).write_text(json.dumps(values | {"temperature": -1}))
+    with error_says("temperature", "-1"):
+        load_model(saved)
 
 
 def test_a_newer_model_replaces_an_older_whole(saved: Path, model: Network, card: Card) -> None:

@@ -15,10 +15,11 @@ from cdtrans.report.page import write_report
 from cdtrans.report.pictures import SIDE, jpeg
 from cdtrans.report.record import read_record
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.recorded import confidences
 from support import error_says, says
 
 QUIET = Screen(quiet=True)
-SECTIONS = ["changed", "evidence", "classes", "labels"]  # the answer is above them
+SECTIONS = ["changed", "evidence", "keep", "classes", "labels"]  # the answer is above them
 FOLDED = ["uncertain", "gallery", "scores", "epochs", "pairs", "features", "mislabelled", "settings"]
 SECTIONS += FOLDED
 LARGEST = 10e6  # bytes
@@ -142,6 +143,13 @@ def test_the_answer_key_is_marked_as_such(parsed: Parsed, full: Path) -> None:
         assert name == "labels" or "True accuracy" not in parsed.sections[name]
 
 
+def test_what_is_expected_of_the_surest_labels(parsed: Parsed, full: Path, stopped_run: Path) -> None:
+    text, sure = parsed.sections["keep"], np.sort(confidences(full))[::-1]
+    assert f"all{sure.mean():.0%}" in text
+    assert f"the surest 81%{sure[:17].mean():.0%}" in text, "17 of 21 images"
+    assert "cannot be trusted" in written(stopped_run).sections["keep"]
+
+
 def test_agreement_of_neighbours_is_told_where_it_is_known(parsed: Parsed, full: Path, old_run: Path) -> None:
     text = parsed.sections["pairs"]
     assert "source agreement" in text
@@ -166,6 +174,7 @@ def test_an_older_run_says_what_it_lacks(old_run: Path) -> None:
     for name, words in {
         "scores": "no label-free scores",
         "evidence": "no estimate",
+        "keep": "logits.npz",
         "epochs": "no label-free scores",
         "pairs": "not record rejected pairs",
         "changed": "views.npz",
@@ -183,7 +192,7 @@ def test_an_older_run_says_what_it_lacks(old_run: Path) -> None:
     bare = (write_report(run, QUIET)).read_text(encoding="utf-8")
     texts = Parsed(bare).sections
     assert list(texts) == SECTIONS
-    assert bare.count('class="why"') == 15
+    assert bare.count('class="why"') == 16
     assert "cannot be shown" not in bare
     chosen = json.loads((run / "result.json").read_text())["chosen_epoch"]
     assert f"adapted model of epoch {chosen}" in bare

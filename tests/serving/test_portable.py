@@ -13,6 +13,8 @@ from cdtrans.errors import CdtransError
 from cdtrans.model.card import Card, build_model, make_card
 from cdtrans.model.network import Network
 from cdtrans.serving import portable
+from cdtrans.serving.classifier import Classifier
+from cdtrans.serving.export import check
 
 KINDS = {
     "distilled DeiT": ("deit_tiny_distilled_patch16_224", {"depth": 1, "embed_dim": 48}, 32, "batchnorm"),
@@ -32,6 +34,7 @@ def model_of(kind: str) -> tuple[Network, Card]:
     backbone, args, crop, neck = {**KINDS, **NOT_ONE_LAYER}[kind]
     config = Config(backbone=backbone, backbone_args=args, crop=crop, resize=crop + 5, neck=neck, pretrained=False)
     card = make_card(dataclasses.replace(config, precision="fp32"), ("a", "b", "c", "é d"), stage="source", epoch=3)
+    card = dataclasses.replace(card, temperature=2.5)
     torch.manual_seed(0)
     model = build_model(card).eval()
     with torch.no_grad():
@@ -49,12 +52,12 @@ def pictures_for(card: Card, count: int) -> np.ndarray:
 
 
 def logits_of(model: Network, card: Card, pictures: np.ndarray) -> np.ndarray:
-    """The centre crop, scaled and normalised by hand."""
+    """The centre crop, scaled and normalised by hand; divided by the temperature."""
     edge = round((card.resize - card.crop) / 2)
     cut = pictures[:, edge : edge + card.crop, edge : edge + card.crop].astype(np.float32) / 255
     images = (cut - np.array(card.mean, np.float32)) / np.array(card.std, np.float32)
     with torch.inference_mode():
-        return model.encode(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy()
+        return model.encode(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.numpy() / 2.5
 
 
 @pytest.mark.slow
@@ -72,6 +75,7 @@ def test_the_graph_says_the_same_for_any_number_of_pictures(kind: str) -> None:
         np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
         np.testing.assert_allclose(probabilities, torch.from_numpy(expected).softmax(1).numpy(), atol=1e-4)
         np.testing.assert_array_equal(portable.read_onnx(content)(pictures), logits)
+    assert check(Classifier(model, card, torch.device("cpu")), portable.read_onnx(content)) < 1e-4
     assert b'File "' not in content, "the paths of this machine"
     assert b"site-packages" not in content
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == ["a", "b", "c", "é d"]
@@ -90,6 +94,7 @@ def test_timm_with_the_weights_says_the_same(kind: str) -> None:
     pictures = pictures_for(card, 4)
     expected = logits_of(model, card, pictures)
     np.testing.assert_allclose(portable.read_timm(content)(pictures), expected, atol=1e-4 * np.abs(expected).max())
+    assert check(Classifier(model, card, torch.device("cpu")), portable.read_timm(content)) < 1e-4
     told = portable.metadata(content)
     assert "distilled" not in told["architecture"]
     assert (told["model"], told["crop"], told["resize"]) == ("source-only", str(card.crop), str(card.resize))

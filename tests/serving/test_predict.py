@@ -40,7 +40,7 @@ def screen() -> Heard:
 
 
 def write(classifier: Classifier, images: Path, file: Path | None, screen: Screen, **options) -> Counts:
-    settings = {"root": None, "top": 1, "abstain": 0.0, "max_bad": 0.05} | options
+    settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.05} | options
     return predict_to_csv(classifier, images, file, screen=screen, **settings)
 
 
@@ -51,14 +51,36 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 def test_path_label_and_probability_of_every_image(finished, classifier, screen, tmp_path: Path) -> None:
     counts = write(classifier, finished.task.target, tmp_path / "new" / "p.csv", screen)
-    assert counts.summary() == {"images": 21, "abstained": 0, "skipped": 0}
+    predictions = classifier.predict(finished.task.target)
+    expected = sum(p.probability for p in predictions) / 21
+    assert counts.summary() == {
+        "images": 21,
+        "kept": 21,
+        "abstained": 0,
+        "skipped": 0,
+        "threshold": 0.0,
+        "expected_accuracy": pytest.approx(expected),
+    }
     table = rows(tmp_path / "new" / "p.csv")
     assert list(table[0]) == ["path", "label", "probability"]
-    for row, prediction in zip(table, classifier.predict(finished.task.target), strict=True):
+    for row, prediction in zip(table, predictions, strict=True):
         assert row["path"] == str(prediction.path)
         assert row["label"] == prediction.label
         assert float(row["probability"]) == pytest.approx(prediction.probability, abs=1e-6)
     assert screen.heard == [f"Wrote {tmp_path / 'new' / 'p.csv'}: 21 images."]
+
+
+def test_the_score_for_no_class(finished, screen, tmp_path: Path) -> None:
+    """1 less the largest probability of the source-only model, whichever model predicts."""
+    source = load(finished.run, model="source", device="cpu").predict(finished.task.target)
+    for model in ("chosen", "source"):
+        classifier = load(finished.run, model=model, device="cpu", unknown=True)
+        write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=2)
+        table = rows(tmp_path / "p.csv")
+        assert list(table[0])[:5] == ["path", "label", "probability", "no_class", "label_1"]
+        for row, prediction in zip(table, source, strict=True):
+            assert float(row["no_class"]) == pytest.approx(1 - prediction.probability, abs=2e-6)
+    assert all(p.no_class is None for p in load(finished.run, device="cpu").predict(finished.task.target))
 
 
 @pytest.mark.parametrize(("top", "columns"), [(2, 2), (3, 3), (50, 3)])
@@ -75,7 +97,7 @@ def test_the_best_classes(finished, classifier, screen, tmp_path: Path, top: int
 
 
 def test_an_abstention_still_lists_the_best_classes(finished, classifier, screen, tmp_path: Path) -> None:
-    write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=2, abstain=1.0)
+    write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=2, threshold=1.0)
     for row, prediction in zip(rows(tmp_path / "p.csv"), classifier.predict(finished.task.target), strict=True):
         assert row["label"] == ""
         assert row["label_1"] == prediction.label
@@ -84,8 +106,10 @@ def test_an_abstention_still_lists_the_best_classes(finished, classifier, screen
 def test_below_the_threshold_there_is_no_label(finished, classifier, screen, tmp_path: Path) -> None:
     predictions = classifier.predict(finished.task.target)
     threshold = sorted(p.probability for p in predictions)[10]  # ten are less sure
-    counts = write(classifier, finished.task.target, tmp_path / "p.csv", screen, abstain=threshold)
-    assert counts.summary() == {"images": 21, "abstained": 10, "skipped": 0}
+    counts = write(classifier, finished.task.target, tmp_path / "p.csv", screen, threshold=threshold)
+    assert (counts.images, counts.kept, counts.abstained) == (21, 11, 10)
+    sure = [p.probability for p in predictions if p.probability >= threshold]
+    assert counts.expected_accuracy == pytest.approx(sum(sure) / 11)
     for row, prediction in zip(rows(tmp_path / "p.csv"), predictions, strict=True):
         assert row["label"] == ("" if prediction.probability < threshold else prediction.label)
         assert float(row["probability"]) > 0  # how unsure it was stays visible
@@ -134,7 +158,7 @@ class TestBadFiles:
 
     def test_a_few_are_skipped_named_and_counted(self, classifier, screen, folder: Path, tmp_path: Path) -> None:
         counts = write(classifier, folder, tmp_path / "p.csv", screen)
-        assert counts.summary() == {"images": 20, "abstained": 0, "skipped": 1}
+        assert (counts.images, counts.abstained, counts.skipped) == (20, 0, 1)
         assert "07b.png" not in (tmp_path / "p.csv").read_text()
         assert says(screen.heard[0], "skipped", f"'{folder / '07b.png'}'", "empty")
         assert says(screen.heard[1], "1 of 21 files", "cannot be read")
@@ -201,7 +225,7 @@ classifier = load(run, device="cpu")
 classifier.card = replace(classifier.card, resize=160)  # 77 kB an image, so that keeping them would show
 peaks, counts = [], []
 for folder in (few, many):
-    options = dict(root=None, top=2, abstain=0.5, max_bad=0.0, screen=Screen(quiet=True, machine=True))
+    options = dict(root=None, top=2, threshold=0.5, max_bad=0.0, screen=Screen(quiet=True, machine=True))
     counts.append(predict_to_csv(classifier, folder, folder.with_suffix(".csv"), **options).images)
     # not getrusage: its peak starts at that of the process that started this one
     peaks.append(int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024)
@@ -231,7 +255,7 @@ def test_what_is_left_out_for_its_ending_is_told(classifier: Classifier, screen:
     draw(tmp_path / "images" / "a.png", 0, seed=1)
     (tmp_path / "images" / "b.heic").write_bytes(b"ftypheic")
     (tmp_path / "images" / "notes.txt").write_text("nothing to see")
-    how = {"root": None, "top": 1, "abstain": 0.0, "max_bad": 0.05, "screen": screen}
+    how = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.05, "screen": screen}
     assert predict_to_csv(classifier, tmp_path / "images", tmp_path / "p.csv", **how).images == 1
     (warning,) = [text for text in screen.heard if "Ignored" in text]
     assert says(warning, "1 file", "1 '.heic'", "'b.heic'", "convert")

@@ -198,7 +198,16 @@ def predict(
     ],
     csv: Annotated[Path | None, typer.Option(help="Write the predictions here (default: standard output).")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to list.")] = 1,
-    abstain: Annotated[float, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")] = 0.0,
+    abstain: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")
+    ] = None,
+    keep: Annotated[float | None, typer.Option(help="Label only the surest share of the images, such as 0.8.")] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Label only as many as are expected to be this accurate, such as 0.95.")
+    ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Add a score for images of no class; the source-only model works too.")
+    ] = False,
     root: Root = None,
     model: Model = "chosen",
     device: Device = "auto",
@@ -209,20 +218,21 @@ def predict(
 ) -> None:
     """Label IMAGES with a run's classifier."""
     from cdtrans.serving.classifier import key_warning, load
-    from cdtrans.serving.predict import check_places, predict_to_csv
+    from cdtrans.serving.predict import check_places, find_threshold, predict_to_csv
     from cdtrans.storage.run_folder import find_model
 
     if json and csv is None:
         raise CdtransError("With --json the predictions need a file of their own: give --csv FILE.")
+    screen = Screen(quiet=quiet, machine=json or csv is None)
+    threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
     find_model(run, model)
     check_places(images, root, csv)
-    screen = Screen(quiet=quiet, machine=json or csv is None)
-    classifier = load(run, model=model, device=device)
+    classifier = load(run, model=model, device=device, unknown=unknown)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
     screen.say(f"model: {classifier.name}")
     counts = predict_to_csv(
-        classifier, images, csv, root=root, top=top, abstain=abstain, max_bad=max_bad, screen=screen
+        classifier, images, csv, root=root, top=top, threshold=threshold, max_bad=max_bad, screen=screen
     )
     if json:
         print_json({"csv": str(csv), **counts.summary()})

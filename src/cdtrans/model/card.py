@@ -1,6 +1,5 @@
 """A saved model: its weights, and a card that says all that is needed to run it again."""
 
-import json
 import shutil
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -15,8 +14,8 @@ from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone, normalisation
 from cdtrans.model.head import build_head
 from cdtrans.model.network import Network, feature_dim
+from cdtrans.storage.card_file import read_card, write_card
 from cdtrans.storage.files import atomic, replace_folder
-from cdtrans.storage.run_folder import CARD
 
 WEIGHTS = "model.safetensors"
 
@@ -41,6 +40,7 @@ class Card:
     head: dict[str, Any] = field(default_factory=dict)  # of a head that is not the authors': see build_head
     method: str = "cdtrans"  # that adapted it
     taps: int = 1  # blocks that the feature is made of, from the last backwards
+    temperature: float = 1.0  # the logits are divided by it, so that the probabilities are calibrated
 
     @property
     def name(self) -> str:
@@ -86,19 +86,18 @@ def save_model(folder: Path, model: Network, card: Card) -> None:
     tensors = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
     with atomic(draft / WEIGHTS) as file:
         file.write(save(tensors))
-    with atomic(draft / CARD) as file:
-        file.write((json.dumps(asdict(card), indent=2) + "\n").encode())
+    write_card(draft, asdict(card))
     replace_folder(draft, folder)
 
 
 def load_model(folder: Path) -> tuple[Network, Card]:
     """A saved model in eval mode, on the CPU."""
+    values = read_card(folder)
     try:
-        values = json.loads((folder / CARD).read_text(encoding="utf-8"))
         tensors = load_file(folder / WEIGHTS)
     except FileNotFoundError as error:
         raise CdtransError(f"'{folder}' holds no finished model; run 'cdtrans adapt' to its end first.") from error
-    except (ValueError, SafetensorError) as error:  # ValueError: not JSON, or not UTF-8
+    except (ValueError, SafetensorError) as error:
         raise CdtransError(f"The model in '{folder}' is damaged: {error}.") from error
     try:
         values.pop("first_block_residual", None)  # cards of the first version: now an option of the method

@@ -20,6 +20,7 @@ from cdtrans.report.sections import Missing
 from cdtrans.report.target_labels import LabelledResults, labelled_results
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.trade_off import Kept
 from cdtrans.storage.files import atomic
 
 NAME = "report.html"
@@ -34,6 +35,7 @@ class Page:
     answer: Answer
     verdict: sections.Verdict
     estimate: sections.Estimate | Missing
+    trade_off: tuple[Kept, ...] | Missing
     scores: tuple[sections.Score, ...] | Missing
     selection: sections.Curve | Missing
     losses: tuple[sections.Curve, ...] | Missing
@@ -76,6 +78,7 @@ def collect(record: Record, screen: Screen) -> Page:
         answer=answer(record, estimate, labelled),
         verdict=sections.verdict(record),
         estimate=estimate,
+        trade_off=attempt(sections.trade_off, record),
         scores=attempt(sections.scores, record),
         selection=attempt(sections.selection_curve, record),
         losses=attempt(sections.loss_curves, record),

@@ -8,7 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from cdtrans.errors import CdtransError
 from cdtrans.report.record import Record, Round
+from cdtrans.serving.recorded import confidences
+from cdtrans.serving.trade_off import Kept
+from cdtrans.serving.trade_off import trade_off as trade_off_of
 from cdtrans.storage.run_folder import MODEL_NAMES, choose_command, chosen_by_person
 from cdtrans.trust.shares import crowded_class
 
@@ -268,6 +272,17 @@ def estimate(record: Record) -> Estimate | Missing:
     known = value["low"] is not None and not value.get("harm")  # the last in older runs
     low, high = (float(value[end]) if known else 0.0 for end in ("low", "high"))
     return Estimate(low, high, str(value["sentence"]), known)
+
+
+def trade_off(record: Record) -> tuple[Kept, ...] | Missing:
+    """What is expected of the surest part of the labels."""
+    found = estimate(record)
+    if isinstance(found, Estimate) and not found.known:
+        return Missing("The accuracy is unknown without labels, and so is what the probabilities mean.")
+    try:
+        return trade_off_of(confidences(record.run))
+    except CdtransError:
+        return Missing("This run did not record its logits of the target images (logits.npz).")
 
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.recorded import predictions_of
 from cdtrans.storage.files import atomic
 from cdtrans.storage.run_folder import (
     MODEL_NAMES,
@@ -16,7 +17,6 @@ from cdtrans.storage.run_folder import (
     adapted_epoch,
     choose_command,
     chosen_by_person,
-    model_predictions,
     read_result,
 )
 
@@ -37,13 +37,7 @@ def choose(run: Path, model: str, screen: Screen) -> Choice:
         raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODEL_NAMES))}")
     if not adapted_epoch(result) or not (run / "adapted").is_dir():
         raise CdtransError(f"The run in '{run}' has no adapted model, so there is nothing to choose.")
-    try:
-        predictions = (run / model_predictions(model)).read_bytes()
-    except FileNotFoundError as error:
-        raise CdtransError(
-            f"'{run / model_predictions(model)}' is missing (older runs have none); use '--model {model}' "
-            "of predict, eval and export."
-        ) from error
+    predictions = predictions_of(run, model)
     table = run / PREDICTIONS
     if result["chosen_model"] == model and table.exists() and table.read_bytes() == predictions:
         return Choice(model, int(result["chosen_epoch"]), changed=False)

@@ -1,20 +1,23 @@
 """The end of a run: the guard's verdict, the models, the chosen one's predictions, and what is printed."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cdtrans.config import Config
 from cdtrans.data.domains import UnlabelledDomain
+from cdtrans.errors import CdtransError
 from cdtrans.model.card import Card, save_model
 from cdtrans.run.choose import explanation
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.files import csv_line
+from cdtrans.serving.recorded import LOGITS, VIEWS, confidence_views, confidences, predictions_csv
+from cdtrans.serving.trade_off import in_a_line, trade_off
+from cdtrans.storage.card_file import set_temperature
 from cdtrans.storage.run import Run
-from cdtrans.storage.run_folder import PREDICTIONS, RESULT, model_predictions
+from cdtrans.storage.run_folder import PREDICTIONS, RESULT
 from cdtrans.training.adaptation import Adaptation
+from cdtrans.trust.calibration import temperature
 from cdtrans.trust.estimate import estimate
 from cdtrans.trust.guard import decide, labels_to_settle, supported
 from cdtrans.trust.impression import views
@@ -29,8 +32,8 @@ def finish(
     *,
     trained_with_labels: bool,
 ) -> dict[str, Any]:
-    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json, which is
-    returned."""
+    """The guard's verdict, the models with their temperatures, the predictions of the chosen one, and last of all
+    result.json, which is returned."""
     network, before, after = adaptation.network, adaptation.before, adaptation.after
     models = {"source": before} if after is None else {"source": before, "adapted": after}
     labels = labels_to_settle(before, after or before)
@@ -38,19 +41,22 @@ def finish(
         adaptation.measures, guard=config.guard, adapted=after is not None, warning=adaptation.warning, labels=labels
     )
     chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
-    for name, seen in models.items():
-        content = prediction_lines(target, card.classes, seen.probabilities)
-        run.write(model_predictions(name), content)
-        if name == chosen:
-            run.write(PREDICTIONS, content)
     with run.timed("verdict"):
-        run.write_arrays("views.npz", views(before, after or before))
         support = {name: before.support(seen.predicted) for name, seen in models.items()}
+        judged = verdict.verdict in ("better", "unknown")
         estimates = {
-            name: estimate(found, known=verdict.verdict in ("better", "unknown") and supported(found), labels=labels)
-            for name, found in support.items()
+            name: estimate(found, known=judged and supported(found), labels=labels) for name, found in support.items()
         }
-    card = replace(card, stage="adaptation", head=network.head.spec)
+        hot = {name: temperature(seen.target_logits, estimates[name].accuracy) for name, seen in models.items()}
+        logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
+        calibrated = {name: x / hot[name] for name, x in logits.items()}
+        sure = confidence_views(calibrated["source"], calibrated.get("adapted", calibrated["source"]))
+        run.write_arrays(LOGITS, logits)
+        run.write_arrays(VIEWS, views(before, after or before) | sure)
+    run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated[chosen], calibrated["source"]))
+    if run.writes:
+        set_temperature(run.folder / "source", hot["source"])
+    card = replace(card, stage="adaptation", head=network.head.spec, temperature=hot.get("adapted", 1.0))
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
@@ -73,17 +79,12 @@ def finish(
 
 
 def show(run: Path, result: dict[str, Any], screen: Screen) -> None:
-    """The guard's paragraph, if it has something to say, and the estimate."""
+    """The guard's paragraph, if it has something to say, the estimate, and what fewer labels would gain."""
     guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
     if guard.get("findings") or guard.get("warning"):
         screen.warn(explanation(run, result))
     if estimated:
         screen.say(estimated["sentence"])
-
-
-def prediction_lines(target: UnlabelledDomain, classes: tuple[str, ...], probabilities: torch.Tensor) -> bytes:
-    """A CSV: what a model says of every target image."""
-    probability, predicted = probabilities.max(dim=1)
-    predictions = zip(target.paths, predicted.tolist(), probability.tolist(), strict=True)
-    rows = sorted((path, classes[k], f"{p:.6f}") for path, k, p in predictions)
-    return b"".join(map(csv_line, [("path", "label", "probability"), *rows]))
+    if estimated and estimated["low"] is not None and not estimated.get("harm"):
+        with suppress(CdtransError):  # a run of an earlier version has recorded no logits
+            screen.say(in_a_line(trade_off(confidences(run))))

@@ -16,6 +16,7 @@ from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.stream import Decoded, decode_in_order
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.imports import importing
+from cdtrans.serving.probabilities import no_class
 from cdtrans.storage.run_folder import find_model
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Prediction:
     probability: float
     top: tuple[tuple[str, float], ...]
     digest: str = ""  # of the pixels, with `digests`
+    no_class: float | None = None  # with `unknown`, 0 to 1: the higher, the less the image is like any class
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Classifier:
     ) -> None:
         self.model, self.card, self.device = model.to(device).eval(), card, device
         self.trained_with_key = trained_with_key  # in an ablation that trains with target labels
+        self.source_only: Classifier | None = None  # whose probabilities the score for no class is made of
         self.at_once: int | None = None  # images in a forward pass, once a GPU has had too little memory for all
 
     @property
@@ -91,27 +94,30 @@ class Classifier:
 
     def _classify(self, items: list[Decoded], top: int, digests: bool) -> Iterator[Prediction | Unreadable]:
         readable = [pixels for _, pixels in items if isinstance(pixels, np.ndarray)]
-        best = iter(self._best(np.stack(readable), top)) if readable else iter(())
+        best = self._best(np.stack(readable), top) if readable else iter(())
         for path, pixels in items:
             if isinstance(pixels, UnreadableImage):
                 yield Unreadable(path, str(pixels))
             else:
-                ranked = next(best)
-                yield Prediction(path, *ranked[0], top=ranked, digest=pixel_digest(pixels) if digests else "")
+                ranked, score = next(best)
+                digest = pixel_digest(pixels) if digests else ""
+                yield Prediction(path, *ranked[0], top=ranked, digest=digest, no_class=score)
 
-    def _best(self, pixels: np.ndarray, top: int) -> list[tuple[tuple[str, float], ...]]:
-        """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities."""
+    def _best(self, pixels: np.ndarray, top: int) -> Iterator[tuple[tuple[tuple[str, float], ...], float | None]]:
+        """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities, and its score for
+        no class."""
         import torch
 
-        probabilities = torch.from_numpy(self.logits(pixels)).softmax(dim=1)  # [B, K]
-        values, classes = probabilities.topk(top, dim=1)
-        return [
-            tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True))
-            for cs, vs in zip(classes.tolist(), values.tolist(), strict=True)
-        ]
+        logits = self.logits(pixels)  # [B, K]
+        values, classes = torch.from_numpy(logits).softmax(dim=1).topk(top, dim=1)
+        scores: list[float | None] = [None] * len(pixels)
+        if self.source_only is not None:
+            scores = no_class(logits if self.source_only is self else self.source_only.logits(pixels)).tolist()
+        for cs, vs, score in zip(classes.tolist(), values.tolist(), scores, strict=True):
+            yield tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True)), score
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
-        """uint8 [B, resize, resize, 3] -> float32 [B, K]"""
+        """uint8 [B, resize, resize, 3] -> float32 [B, K], divided by the model's temperature"""
         import torch
 
         from cdtrans.runtime.device import TOO_LITTLE, free_memory
@@ -139,21 +145,26 @@ class Classifier:
         precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training, for equal labels
         with torch.inference_mode(), autocast(self.device, precision):
             logits = self.model.encode(next(images.in_order(len(pixels)))).logits
-        array: np.ndarray = logits.float().cpu().numpy()
+        array: np.ndarray = (logits.float() / card.temperature).cpu().numpy()
         return array
 
 
-def load(run: str | Path, *, model: str = "chosen", device: str = "auto") -> Classifier:
+def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknown: bool = False) -> Classifier:
     """The classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected epoch)
-    or the 'last' (last epoch) one."""
+    or the 'last' (last epoch) one. With `unknown` its predictions have a score for no class, for which the source-only
+    model looks at each image too."""
     name, with_key = find_model(Path(run), model)
     require_device(device)
     with importing():
         from cdtrans.model.card import load_model
         from cdtrans.runtime.device import pick_device
 
-    network, card = load_model(Path(run) / name)
-    return Classifier(network, card, pick_device(device), trained_with_key=with_key)
+    place = pick_device(device)
+    classifier = Classifier(*load_model(Path(run) / name), place, trained_with_key=with_key)
+    if unknown:
+        is_source = name == "source"
+        classifier.source_only = classifier if is_source else Classifier(*load_model(Path(run) / "source"), place)
+    return classifier
 
 
 def key_warning(run: str | Path, classifier: Classifier) -> str:

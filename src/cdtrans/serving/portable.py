@@ -23,14 +23,15 @@ Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> log
 
 
 class Portable(nn.Module):
-    """uint8 RGB images [B, resize, resize, 3], decoded and resized by PIL -> logits and probabilities, [B, K] each."""
+    """uint8 RGB images [B, resize, resize, 3], decoded and resized by PIL -> logits, divided by the temperature, and
+    probabilities, [B, K] each."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, model: Network, card: Card) -> None:
         super().__init__()
-        self.model, self.crop = model, card.crop
+        self.model, self.crop, self.temperature = model, card.crop, card.temperature
         self.edge = round((card.resize - card.crop) / 2)
         self.register_buffer("mean", torch.tensor(card.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(card.std).view(3, 1, 1))
@@ -38,7 +39,7 @@ class Portable(nn.Module):
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         middle = slice(self.edge, self.edge + self.crop)
         images = pictures[:, middle, middle].permute(0, 3, 1, 2).float() / 255  # [B, 3, crop, crop]
-        logits = self.model.encode((images - self.mean) / self.std).logits
+        logits = self.model.encode((images - self.mean) / self.std).logits / self.temperature
         return logits, logits.softmax(dim=1)
 
 
@@ -74,7 +75,7 @@ def read_onnx(content: bytes) -> Read:
 
 def timm_file(model: Network, card: Card) -> bytes:
     """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata: the backbone as it is,
-    and as its head the classifier with the bottleneck norm folded into it."""
+    and as its head the classifier with the bottleneck norm and the temperature folded into it."""
     if not isinstance(model.head, Head):
         raise CdtransError(
             f"The head that '{card.method}' trains is not linear, so timm's models cannot hold it; export "
@@ -92,6 +93,7 @@ def timm_file(model: Network, card: Card) -> bytes:
         shapes = timm.create_model(metadata["architecture"], **json.loads(metadata["arguments"])).state_dict()
     if not isinstance(layer, str) or shapes.keys() != {*weights, f"{layer}.weight", f"{layer}.bias"}:
         raise CdtransError(f"The head of '{card.backbone}' is not one linear layer in timm; export it as .onnx.")
+    weight, bias = weight / card.temperature, bias / card.temperature
     weights[f"{layer}.weight"] = weight.view(shapes[f"{layer}.weight"].shape)  # a convolution in some models
     weights[f"{layer}.bias"] = bias
     return save(weights, metadata=metadata)

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import judge_unreadable
+from cdtrans.errors import CdtransError
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
+from cdtrans.serving.recorded import confidences
+from cdtrans.serving.trade_off import threshold_for_accuracy, threshold_for_share
 from cdtrans.storage.files import atomic, csv_line, require_writable
 from cdtrans.trust.preflight import ignored
 
@@ -18,13 +21,52 @@ from cdtrans.trust.preflight import ignored
 class Counts:
     """Counts of a prediction. The keys are promised by `predict --json`."""
 
+    threshold: float  # labels of a lower probability are left empty
     images: int = 0
     abstained: int = 0
     skipped: int = 0
+    right: float = 0.0  # labels that are expected to be right: the sum of the probabilities of those that were kept
     first_skipped: Unreadable | None = field(default=None, repr=False)
 
-    def summary(self) -> dict[str, int]:
-        return {"images": self.images, "abstained": self.abstained, "skipped": self.skipped}
+    def add(self, prediction: Prediction) -> bool:
+        """Whether its label is kept."""
+        kept = prediction.probability >= self.threshold
+        self.images += 1
+        self.abstained += not kept
+        self.right += prediction.probability if kept else 0.0
+        return kept
+
+    @property
+    def kept(self) -> int:
+        return self.images - self.abstained
+
+    @property
+    def expected_accuracy(self) -> float | None:
+        """Of the labels that were kept; None if there are none."""
+        return self.right / self.kept if self.kept else None
+
+    def summary(self) -> dict[str, int | float | None]:
+        names = ("images", "kept", "abstained", "skipped", "threshold", "expected_accuracy")
+        return {name: getattr(self, name) for name in names}
+
+
+def find_threshold(
+    run: Path, model: str, screen: Screen, *, abstain: float | None, keep: float | None, accuracy: float | None
+) -> float:
+    """The probability below which labels are left empty: as given, or by the confidences in the run's target images."""
+    if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
+        raise CdtransError("--abstain, --keep and --accuracy exclude each other; give one of them.")
+    if keep is not None:
+        found = threshold_for_share(confidences(run, model), keep)
+    elif accuracy is not None:
+        found = threshold_for_accuracy(confidences(run, model), accuracy)
+    else:
+        return abstain or 0.0
+    screen.say(
+        f"threshold: {found.threshold:.3f}, which {found.share:.0%} of the run's own target images reach, expected "
+        f"{found.accuracy:.0%} right"
+    )
+    return found.threshold
 
 
 def predict_to_csv(
@@ -34,13 +76,14 @@ def predict_to_csv(
     *,
     root: Path | None,
     top: int,
-    abstain: float,
+    threshold: float,
     max_bad: float,
     screen: Screen,
 ) -> Counts:
-    """Write path, label, probability and, for top > 1, the next classes; to standard output without a file."""
-    counts = Counts()
-    lines = csv_lines(classifier, images, root, top, abstain, counts, screen)
+    """Write path, label, probability, the score for no class if the classifier has one and, for top > 1, the next
+    classes; to standard output without a file."""
+    counts = Counts(threshold)
+    lines = csv_lines(classifier, images, root, top, counts, screen)
     if file is None:
         for line in lines:
             sys.stdout.buffer.write(line)
@@ -53,8 +96,11 @@ def predict_to_csv(
             for line in chain([header], lines):
                 out.write(line)
             check_skipped(counts, max_bad, screen)
-        unsure = f", {counts.abstained} of them left without a label (probability below {abstain:g})" if abstain else ""
-        screen.result(f"Wrote {file}: {counts.images} images{unsure}.")
+        unsure = f", {counts.abstained} of them left without a label (probability below {threshold:.3g})"
+        screen.result(f"Wrote {file}: {counts.images} images{unsure if threshold else ''}.")
+    if threshold and counts.images:
+        of_these = "" if counts.expected_accuracy is None else f"; expected to be right: {counts.expected_accuracy:.1%}"
+        screen.say(f"Kept {counts.kept} of {counts.images} labels ({counts.kept / counts.images:.0%}){of_these}.")
     return counts
 
 
@@ -66,7 +112,7 @@ def check_places(images: Path, root: Path | None, file: Path | None) -> None:
 
 
 def csv_lines(
-    classifier: Classifier, images: Path, root: Path | None, top: int, abstain: float, counts: Counts, screen: Screen
+    classifier: Classifier, images: Path, root: Path | None, top: int, counts: Counts, screen: Screen
 ) -> Iterator[bytes]:
     """The CSV line by line; `counts` is kept up to date."""
     top = min(top, len(classifier.classes))
@@ -77,7 +123,8 @@ def csv_lines(
         screen.warn(f"{finding.statement}. {finding.advice}")
     ranks = range(1, top + 1) if top > 1 else ()
     columns = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
-    yield csv_line(["path", "label", "probability", *columns])
+    unknown = ["no_class"] if classifier.source_only else []
+    yield csv_line(["path", "label", "probability", *unknown, *columns])
     with screen.track("predicting", total) as task:
         for result in classifier.stream(stream_images(images, root), top=top):
             task.advance(1)
@@ -86,9 +133,7 @@ def csv_lines(
                 counts.first_skipped = counts.first_skipped or result
                 screen.warn(f"skipped '{result.path}': {result.cause}")
             else:
-                counts.images += 1
-                counts.abstained += result.probability < abstain
-                yield csv_line(_fields(result, abstain))
+                yield csv_line(_fields(result, kept=counts.add(result)))
 
 
 def check_skipped(counts: Counts, max_bad: float, screen: Screen) -> None:
@@ -99,8 +144,9 @@ def check_skipped(counts: Counts, max_bad: float, screen: Screen) -> None:
         screen.warn(judge_unreadable("", counts.skipped, total, str(first.path), first.cause, max_bad))
 
 
-def _fields(result: Prediction, abstain: float) -> list[str]:
-    label = result.label if result.probability >= abstain else ""
+def _fields(result: Prediction, *, kept: bool) -> list[str]:
     ranked = result.top if len(result.top) > 1 else ()
     others = [text for name, p in ranked for text in (name, f"{p:.6f}")]
-    return [str(result.path), label, f"{result.probability:.6f}", *others]
+    label = result.label if kept else ""
+    unknown = [] if result.no_class is None else [f"{result.no_class:.6f}"]
+    return [str(result.path), label, f"{result.probability:.6f}", *unknown, *others]

@@ -75,11 +75,6 @@ def find_model(run: Path, model: str) -> tuple[str, bool]:
     return name, result.get("trained_with_key", False) and name != "source"
 
 
-def model_predictions(model: str) -> str:
-    """The file of one model's predictions; PREDICTIONS is a copy of the chosen one's."""
-    return f"predictions/{model}.csv"
-
-
 def adapted_epoch(result: dict[str, Any]) -> int:
     """The epoch of the adapted model, chosen or not; 0 if there is none."""
     return int(result.get("judged_epoch", result["chosen_epoch"]))  # runs of the first version chose it always

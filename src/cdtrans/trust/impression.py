@@ -34,10 +34,6 @@ class Impression:
         return self.target_logits.argmax(dim=1)
 
     @property
-    def probabilities(self) -> Tensor:
-        return self.target_logits.softmax(dim=1)
-
-    @property
     def source_accuracy(self) -> float:
         """On the images it was trained on, in eval mode."""
         return float((self.source_predicted == self.source_labels).double().mean())
@@ -79,16 +75,12 @@ def sampled(count: int) -> Tensor:
 
 
 def views(before: Impression, after: Impression) -> dict[str, np.ndarray]:
-    """views.npz: both models' view of the images, for the report."""
-    p, q = before.probabilities, after.probabilities
+    """views.npz: both models' view of the images, for the report; the target's confidences come from the logits."""
     half = {
         "before_source": before.source_sample,
         "before_target": before.target_sample,
         "after_source": after.source_sample,
         "after_target": after.target_sample,
-        "confidence_before": p.amax(dim=1),
-        "confidence_after": q.amax(dim=1),
-        "changed": (p - q).abs().sum(dim=1) / 2,
         "source_confidence": before.source_confidence,
         "source_own": before.source_own,
     }

@@ -1,0 +1,117 @@
+"""Which score finds target images of classes that the source does not have? The area under the ROC curve, in percent.
+
+    python benchmarks/unknown.py DATA --weights FILE [--features FOLDER] [--splits 5] [--known 0.5]
+
+DATA as for instant.py. For each task and split, a random half of the classes is taken away from the source, the frozen
+backbone is adapted (`--effort instant`) to the whole target, and each score tells its images of absent classes from the
+others: 50 is guessing. Printed: mean, lowest, and how many tasks (means over the splits) are over 65."""
+
+import argparse
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+from instant import Stand, features_of
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.config import BEST, make_config
+from cdtrans.methods.base import Round, Sizes
+from cdtrans.methods.instant import Instant
+from cdtrans.model.encoding import Encoded
+from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
+from cdtrans.pairing.neighbours import normalised
+from cdtrans.pairing.pairs import Domains
+from cdtrans.run.session import decided
+from cdtrans.runtime.screen import Screen
+
+TEMPERATURES = ((1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 2.0))  # of the adapted and of the source-only model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--known", type=float, default=0.5, help="share of the classes that the source has")
+    arguments = parser.parse_args()
+
+    settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
+    config, screen, domains = decided(make_config(BEST | settings)), Screen(quiet=True), {}
+    for folder in sorted(path for path in arguments.data.iterdir() if path.is_dir()):
+        domains[folder.name] = features_of(folder, config, screen, arguments.features)
+    classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())
+
+    found: dict[str, list[list[float]]] = {}  # by score: the areas of each task's splits
+    for source, target in itertools.permutations(domains, 2):
+        (x, y, leading), (z, answers, _) = domains[source], domains[target]
+        areas: dict[str, list[float]] = {}
+        for split in range(arguments.splits):
+            order = torch.from_numpy(np.random.default_rng(split).permutation(classes))
+            known = order[: round(arguments.known * classes)].sort().values
+            rows = torch.isin(y, known)
+            absent = (~torch.isin(answers, known)).numpy()
+            for name, score in scores(x[rows], torch.searchsorted(known, y[rows]), z, len(known), leading).items():
+                areas.setdefault(name, []).append(100 * roc_auc_score(absent, score.double().numpy()))
+        for name, values in areas.items():
+            found.setdefault(name, []).append(values)
+        print(f"{source} > {target}", *(f"{np.mean(values):.1f}" for values in areas.values()), flush=True)
+    for name, tasks in found.items():
+        over = sum(np.mean(values) > 65 for values in tasks)
+        print(f"{np.mean(tasks):5.1f} {np.min(tasks):5.1f} {over:3} of {len(tasks)}  {name}")
+
+
+def scores(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> dict[str, Tensor]:
+    """Of every target image, [Nt] each; high where no class fits."""
+    domains = Domains(Encoded(x, torch.zeros(len(x), classes)), y, Encoded(z, torch.zeros(len(z), classes)))
+    method = Instant(Stand(x.shape[1], leading), None, Sizes(classes, len(x), len(z)))  # type: ignore[arg-type]
+    method.plan(domains, Round(1, 1, 1), torch.Generator())
+    of_source = Statistics.of(x)
+    s, t = of_source.standardised(x), Statistics.of(z, prior=of_source).standardised(z)
+    probe = fit_probe(s, F.one_hot(y, classes).to(s), LOOSE)
+    with torch.no_grad():
+        adapted, source_only = method.probe.eval().classify(z).logits, t @ probe.weight + probe.bias
+    label = adapted.argmax(dim=1)
+    found = of_one(adapted, "adapted") | of_one(source_only, "source-only")
+    found |= distances(torch.cat([s, t]), torch.cat([y, label]), t, "adapted") | distances(s, y, t, "source-only")
+    for a, b in TEMPERATURES:
+        p, q = (adapted / a).softmax(dim=1), (source_only / b).softmax(dim=1)
+        found |= {
+            f"both, temperatures {a:g} and {b:g}: 1 - source-only probability of the predicted class": (
+                1 - q.gather(1, label[:, None]).squeeze(1)
+            ),
+            f"both, temperatures {a:g} and {b:g}: distance of the probabilities": (p - q).abs().sum(dim=1) / 2,
+            f"both, temperatures {a:g} and {b:g}: 1 - sum of their products": 1 - (p * q).sum(dim=1),
+            f"both, temperatures {a:g} and {b:g}: 1 - product of their largest": 1 - p.amax(dim=1) * q.amax(dim=1),
+        }
+    return found
+
+
+def of_one(logits: Tensor, model: str) -> dict[str, Tensor]:
+    found = {f"{model}: - largest logit": -logits.amax(dim=1)}
+    for temperature in (1.0, 4.0):
+        x = logits / temperature
+        p = x.softmax(dim=1)
+        found |= {
+            f"{model}, temperature {temperature:g}: 1 - largest probability": 1 - p.amax(dim=1),
+            f"{model}, temperature {temperature:g}: entropy": torch.special.entr(p).sum(dim=1),
+            f"{model}, temperature {temperature:g}: energy (- logsumexp)": -x.logsumexp(dim=1),
+        }
+    return found
+
+
+def distances(x: Tensor, y: Tensor, queries: Tensor, model: str) -> dict[str, Tensor]:
+    """To the nearest class mean of the features that the model was fitted to, which would have to be stored."""
+    means = torch.stack([x[y == k].mean(dim=0) for k in range(int(y.max()) + 1)])
+    return {
+        f"{model}: distance to the nearest class mean": torch.cdist(queries, means).amin(dim=1),
+        f"{model}: cosine distance to it": 1 - (normalised(queries) @ normalised(means).T).amax(dim=1),
+    }
+
+
+if __name__ == "__main__":
+    main()

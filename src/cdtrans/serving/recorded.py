@@ -1,0 +1,94 @@
+"""What a run records of its own target images: the logits of the source-only and of the adapted model. Confidences and
+predictions.csv are made from them and the model's temperature, and made anew when the temperature changes. Needs no
+torch."""
+
+import csv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cdtrans.errors import CdtransError
+from cdtrans.serving.probabilities import no_class, probabilities
+from cdtrans.storage.card_file import read_card, set_temperature
+from cdtrans.storage.files import atomic, csv_line
+from cdtrans.storage.run_folder import PREDICTIONS, find_model
+
+LOGITS = "logits.npz"  # "source" and "adapted": [Nt, K], before the temperature, in the order of images.csv
+VIEWS = "views.npz"
+
+
+def confidences(run: Path, model: str = "chosen") -> np.ndarray:
+    """[Nt] the calibrated probability of the predicted class of each target image."""
+    return np.asarray(probabilities(target_logits(run, model)).max(axis=1))
+
+
+def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
+    """[Nt, K], divided by the model's temperature."""
+    name, _ = find_model(run, model)
+    temperature = read_card(run / name)["temperature"]
+    try:
+        with np.load(run / LOGITS) as arrays:
+            logits: np.ndarray = arrays[name].astype(np.float64) / temperature
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise CdtransError(
+            f"'{run}' has no logits of its target images by the model '{name}' ({LOGITS}), so it is not known how sure "
+            "that model is of them; use --model chosen, or run 'cdtrans adapt' again with another --out."
+        ) from error
+    return logits
+
+
+def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.ndarray, source_only: np.ndarray) -> bytes:
+    """predictions.csv: what the chosen model says of every target image, by path, from calibrated logits."""
+    p = probabilities(logits)
+    columns = zip(paths, p.argmax(axis=1), p.max(axis=1), no_class(source_only), strict=True)
+    rows = sorted((path, classes[k], f"{sure:.6f}", f"{score:.6f}") for path, k, sure, score in columns)
+    return b"".join(map(csv_line, [("path", "label", "probability", "no_class"), *rows]))
+
+
+def predictions_of(run: Path, model: str = "chosen") -> bytes:
+    """predictions.csv by a model of a finished run."""
+    classes = read_card(run / "source")["classes"]
+    return predictions_csv(target_paths(run), classes, target_logits(run, model), target_logits(run, "source"))
+
+
+def confidence_views(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:
+    """Of views.npz: how sure both models are of each target image, and how far its probabilities moved, from their
+    calibrated logits [Nt, K]."""
+    p, q = probabilities(before), probabilities(after)
+    arrays = {
+        "confidence_before": p.max(axis=1),
+        "confidence_after": q.max(axis=1),
+        "changed": np.abs(p - q).sum(axis=1) / 2,
+    }
+    return {name: x.astype(np.float16) for name, x in arrays.items()}
+
+
+def recalibrate(run: Path, temperature: float) -> None:
+    """Change the temperature of a finished run's chosen model, and all that was recorded with the old one."""
+    name, _ = find_model(run, "chosen")
+    target_logits(run)  # an error before anything is changed
+    set_temperature(run / name, temperature)
+    refresh(run)
+
+
+def refresh(run: Path) -> None:
+    """Write predictions.csv and the confidences of views.npz anew, after another temperature."""
+    source = target_logits(run, "source")
+    content = predictions_of(run)
+    with atomic(run / PREDICTIONS) as file:
+        file.write(content)
+    if (run / VIEWS).exists():
+        sure = confidence_views(source, target_logits(run, "adapted") if (run / "adapted").exists() else source)
+        with np.load(run / VIEWS) as arrays:
+            views = {name: arrays[name] for name in arrays.files} | sure
+        with atomic(run / VIEWS) as file:
+            np.savez(file, **views)  # type: ignore[arg-type]
+
+
+def target_paths(run: Path) -> list[str]:
+    """The target images in the order of their indices."""
+    with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["domain"] == "target"]
+    return [row["path"] for row in sorted(rows, key=lambda row: int(row["index"]))]

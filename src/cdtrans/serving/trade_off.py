@@ -1,0 +1,71 @@
+"""Fewer labels, more of them right: which labels to keep, by how sure the model is of the run's own target images. The
+expected accuracy of a set of labels is the mean of their probabilities, so it is as good as these are calibrated."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cdtrans.errors import CdtransError
+
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The labels whose probability is at least `threshold`."""
+
+    threshold: float
+    share: float  # of the images that keep their label
+    accuracy: float  # expected of these
+
+
+def threshold_for_share(confidences: np.ndarray, share: float) -> Kept:
+    """The surest `share` of the images; a few more if several are equally sure."""
+    if not 0 < share <= 1:
+        raise CdtransError(f"The share to keep must be above 0 and at most 1, not {share:g}; 0.8 is the surest 80%.")
+    surest = np.sort(confidences)[::-1]
+    return _first(surest, max(1, round(share * len(surest))))
+
+
+def threshold_for_accuracy(confidences: np.ndarray, accuracy: float) -> Kept:
+    """As many of the surest images as can be kept with this accuracy expected of them."""
+    if not 0 < accuracy <= 1:
+        raise CdtransError(f"The accuracy must be above 0 and at most 1, not {accuracy:g}; 0.95 is 95%.")
+    surest = np.sort(confidences)[::-1]
+    means = surest.cumsum() / np.arange(1, len(surest) + 1)
+    ends = np.append(surest[1:] < surest[:-1], True)  # where no equally sure image follows
+    enough = np.flatnonzero(ends & (means >= accuracy))
+    if not len(enough):
+        raise CdtransError(
+            f"An accuracy of {accuracy:.1%} cannot be expected of any part of the images: of the surest it is "
+            f"{_floor(surest[0])}; give a lower --accuracy."
+        )
+    return _first(surest, int(enough[-1]) + 1)
+
+
+def trade_off(confidences: np.ndarray) -> tuple[Kept, ...]:
+    """What is expected of all images, of the surest 90%, and so on."""
+    return tuple(threshold_for_share(confidences, share) for share in SHARES)
+
+
+def in_a_line(table: tuple[Kept, ...]) -> str:
+    """The trade-off of `trade_off` in a sentence."""
+    kept = dict(zip(SHARES, table, strict=True))
+    parts = [f"{kept[share].accuracy:.0%} of the surest {kept[share].share:.0%}" for share in (0.8, 0.5)]
+    return (
+        f"Expected to be right, by the model's probabilities: {kept[1.0].accuracy:.0%} of all labels, "
+        f"{', '.join(parts)} ('cdtrans predict --keep')."
+    )
+
+
+def _first(surest: np.ndarray, count: int) -> Kept:
+    """The first of confidences in descending order. The threshold lies half-way to the next one, so that rounding does
+    not decide; all images are kept whatever their probability."""
+    threshold = 0.0 if count == len(surest) else float(surest[count - 1] + surest[count]) / 2
+    kept = surest[surest >= threshold]
+    return Kept(threshold, len(kept) / len(surest), float(kept.mean()))
+
+
+def _floor(share: float) -> str:
+    """Rounded down, so that this accuracy can be asked for."""
+    return f"{np.floor(1000 * share) / 10:g}%"
