@@ -241,8 +241,8 @@ def main() -> None:
         wanted = [tuple(t.split(":")) for t in arguments.tasks or ()] or list(itertools.permutations(domains, 2))
         for (source, target), condition, recipe in itertools.product(wanted, arguments.conditions, arguments.recipes):
             if recipe != "instant" or condition != "rate":
-                there = (place(Path(folder), domain) for domain in (source, target))
-                tasks.append(Task(name, *there, condition, recipe))
+                there = [place(Path(folder), domain) for domain in (source, target)]
+                tasks.append(Task(name, there[0], there[1], condition, recipe))
     arguments.out.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(run, task, shlex.split(flags.get(task.data, "")), arguments.out) for task in tasks]

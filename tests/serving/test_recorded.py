@@ -3,18 +3,16 @@
 import csv
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cdtrans.run import session
-from cdtrans.run.finish import Temperatures
+from cdtrans.run import finish
 from cdtrans.run.pipeline import adapt
 from cdtrans.serving.classifier import load
-from cdtrans.serving.recorded import confidences, recalibrate, target_logits
-from cdtrans.storage.card_file import read_card
+from cdtrans.serving.recorded import confidences, recalibrate, refresh, target_logits
+from cdtrans.storage.card_file import read_card, set_temperature
 from cdtrans.storage.run_folder import RESULT
 from support import error_says
 from tiny_task import make_task
@@ -22,7 +20,12 @@ from tiny_task import make_task
 
 @pytest.fixture
 def run(finished, tmp_path: Path) -> Path:
-    return shutil.copytree(finished.run, tmp_path / "run")
+    """As a run without calibration would have left it."""
+    run = shutil.copytree(finished.run, tmp_path / "run")
+    for model in ("source", "adapted"):
+        set_temperature(run / model, 1.0)
+    refresh(run)
+    return run
 
 
 def table(run: Path) -> dict[str, dict[str, str]]:
@@ -82,8 +85,8 @@ def test_the_chosen_model_is_the_one_that_is_recalibrated(run: Path) -> None:
 @pytest.mark.slow
 def test_a_run_gives_its_models_their_temperatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
-    calibrated = partial(session.finish, temperatures=Temperatures(source=3.0, adapted=2.0))
-    monkeypatch.setattr(session, "finish", calibrated)
+    found = iter([3.0, 2.0])
+    monkeypatch.setattr(finish, "temperature", lambda logits, accuracy: next(found))
     run = adapt(source=task.source, target=task.target, out=tmp_path / "run", config=task.config, quiet=True).run
     read = {model: read_card(run / model)["temperature"] for model in ("source", "adapted", "last")}
     assert read == {"source": 3.0, "adapted": 2.0, "last": 2.0}

@@ -94,8 +94,8 @@ def run_pipeline(
 def finished_result(run: Path) -> Result:
     """Of a finished run; those of the first version have no verdict and no estimate."""
     result = read_result(run)
-    guard, estimate = result.get("guard", {}), result.get("estimate")
-    known = estimate and estimate["low"] is not None and not estimate.get("harm")  # the last in older runs
-    band = (estimate["low"], estimate["high"]) if known else None
+    guard, estimate = result.get("guard", {}), result.get("estimate") or {}
+    unknown = estimate.get("low") is None or estimate.get("harm")  # the last in older runs
+    band = None if unknown else (estimate["low"], estimate["high"])
     harm = guard.get("verdict") == "harm" and not chosen_by_person(result)
     return Result(run, result["chosen_epoch"], harm, explanation(run, result), band)
