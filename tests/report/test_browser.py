@@ -179,7 +179,7 @@ def test_without_scripts_everything_is_there_but_the_filter(opened: Any) -> None
     page = opened(java_script_enabled=False)
     assert page.locator("#verdict").is_visible()
     assert says(page.locator("#verdict").inner_text(), "no sign of harm")
-    assert page.locator("section").count() == 12
+    assert page.locator("section").count() == 13
     assert all(section.is_visible() for section in page.locator("section").all())
     assert page.locator(".pair").count() == sum(pair.is_visible() for pair in page.locator(".pair").all()) > 20
     assert not page.locator("#filter").is_visible()
