@@ -561,7 +561,7 @@ class TestPredict:
     def test_a_run_without_confidences(self, run: Run, finished, tmp_path: Path) -> None:
         copy = shutil.copytree(finished.run, tmp_path / "run")
         ended = run("predict", copy, finished.task.target, "--keep", "0.5", "--model", "last")
-        assert says(one_sentence(ended.err), "logits.npz", "'last'", "--model chosen")
+        assert says(one_sentence(ended.err), "logits.npz", "'last'", "another --model")
         for damage in (b"", b"PK\3\4 cut short", None):
             (copy / "logits.npz").write_bytes(damage) if damage is not None else (copy / "logits.npz").unlink()
             ended = run("predict", copy, finished.task.target, "--keep", "0.5")

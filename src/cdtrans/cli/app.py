@@ -206,7 +206,7 @@ def predict(
         float | None, typer.Option(help="Label only as many as are expected to be this accurate, such as 0.95.")
     ] = None,
     unknown: Annotated[
-        bool, typer.Option("--unknown", help="Add a score for images of no class; the source-only model works too.")
+        bool, typer.Option("--unknown", help="Add a score for images of no class, by the source-only model.")
     ] = False,
     root: Root = None,
     model: Model = "chosen",

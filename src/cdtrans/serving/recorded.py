@@ -33,8 +33,8 @@ def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
             logits: np.ndarray = arrays[name].astype(np.float64) / temperature
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise CdtransError(
-            f"'{run}' has no logits of its target images by the model '{name}' ({LOGITS}), so it is not known how sure "
-            "that model is of them; use --model chosen, or run 'cdtrans adapt' again with another --out."
+            f"'{run}' has not recorded the logits of its target images by the model '{name}' ({LOGITS}), as runs do "
+            "for 'source' and 'adapted'; take another --model, or run 'cdtrans adapt' again with another --out."
         ) from error
     return logits
 
