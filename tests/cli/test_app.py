@@ -38,6 +38,7 @@ from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result
 from cdtrans.runtime.screen import Screen
+from cdtrans.storage.card_file import set_temperature
 from cdtrans.trust.findings import Finding
 from support import says
 from tiny_task import CLASSES, draw
@@ -542,6 +543,7 @@ class TestPredict:
         sure = np.array([0.9, 0.8, 0.7, 0.6, 0.5])
         logits = np.log(np.stack([sure, (1 - sure) / 2, (1 - sure) / 2], axis=1))
         np.savez(copy / "logits.npz", adapted=logits)
+        set_temperature(copy / "adapted", 1.0)
         ended = run("predict", copy, finished.task.target, "--csv", file, "--accuracy", "0.75", "--json")
         told = json.loads(ended.out)
         assert told["threshold"] == pytest.approx(0.55), "0.9, 0.8, 0.7 and 0.6 are 0.75 on average"

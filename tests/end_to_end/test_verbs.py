@@ -196,9 +196,9 @@ def test_an_error_is_one_sentence_and_a_traceback_only_on_request(tmp_path: Path
 
 
 def test_quiet_prints_the_result_alone(tmp_path: Path) -> None:
-    task = make_task(tmp_path / "task", source_epochs=1, epochs=1, source_lr=0.05, lr=0.025)
+    task = make_task(tmp_path / "task")
     ended = warm().run(task.adapt(tmp_path / "out", "--quiet"), tmp_path / "logs")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.count("\n") == 1
-    assert says(ended.out, str(tmp_path / "out"), "epoch 1")
+    assert says(ended.out, str(tmp_path / "out"), "epoch")
     assert re.search(r"\d+% to \d+%", ended.out)

@@ -147,7 +147,7 @@ def test_what_is_expected_of_the_surest_labels(parsed: Parsed, full: Path, stopp
     text, sure = parsed.sections["keep"], np.sort(confidences(full))[::-1]
     assert f"all{sure.mean():.0%}" in text
     assert f"the surest 81%{sure[:17].mean():.0%}" in text, "17 of 21 images"
-    assert "cannot be trusted" in written(stopped_run).sections["keep"]
+    assert "unknown without labels" in written(stopped_run).sections["keep"]
 
 
 def test_agreement_of_neighbours_is_told_where_it_is_known(parsed: Parsed, full: Path, old_run: Path) -> None:

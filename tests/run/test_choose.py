@@ -13,6 +13,7 @@ from cdtrans.report.page import write_report
 from cdtrans.run.choose import choose, confirmation, explanation
 from cdtrans.run.pipeline import finished_result
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.recorded import predictions_of
 from cdtrans.storage.run import lock_folder
 from support import error_says, says
 
@@ -34,7 +35,7 @@ def refuse(run: Path) -> None:
     guard = found["guard"] | {"verdict": "harm", "paragraph": "Harm.", "findings": [{"name": "n", "sentence": "s"}]}
     found |= {"chosen_model": "source", "chosen_epoch": 0, "guard": guard, "estimate": found["estimates"]["source"]}
     (run / "result.json").write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
-    shutil.copy(run / "predictions" / "source.csv", run / "predictions.csv")
+    (run / "predictions.csv").write_bytes(predictions_of(run, "source"))
 
 
 def test_everything_follows_the_choice_and_it_can_be_taken_back(run: Path, finished) -> None:
@@ -109,7 +110,7 @@ def test_after_a_refusal_the_commands_are_there(run: Path) -> None:
 def test_a_kill_in_between_is_mended_by_either_command(run: Path) -> None:
     """The predictions come before the result."""
     before = (run / "predictions.csv").read_bytes()
-    shutil.copy(run / "predictions" / "source.csv", run / "predictions.csv")
+    (run / "predictions.csv").write_bytes(predictions_of(run, "source"))
     assert choose(run, "adapted", QUIET).changed
     assert (run / "predictions.csv").read_bytes() == before
     assert not choose(run, "adapted", QUIET).changed
@@ -124,10 +125,10 @@ def test_wrong_states_are_one_sentence_each(run: Path, tmp_path: Path) -> None:
         choose(run, "adopted", QUIET)
     with lock_folder(run), error_says("another process", str(run)):
         choose(run, "source", QUIET)
-    (run / "predictions" / "source.csv").rename(run / "kept.csv")
-    with error_says("source.csv", "--model source"):
+    (run / "logits.npz").rename(run / "kept.npz")
+    with error_says("logits.npz", "'source'"):
         choose(run, "source", QUIET)
-    (run / "kept.csv").rename(run / "predictions" / "source.csv")
+    (run / "kept.npz").rename(run / "logits.npz")
     shutil.rmtree(run / "adapted")
     with error_says("no adapted model", "nothing to choose"):
         choose(run, "source", QUIET)

@@ -112,7 +112,7 @@ def test_the_best_classes(classifier: Classifier, files: list[Path]) -> None:
 
 def test_the_temperature_changes_probabilities_and_no_label(finished, files: list[Path]) -> None:
     plain = load(finished.run, device="cpu")
-    warm = Classifier(plain.model, replace(plain.card, temperature=2.5), plain.device)
+    warm = Classifier(plain.model, replace(plain.card, temperature=2.5 * plain.card.temperature), plain.device)
     for one, other in zip(plain.predict(files, top=3), warm.predict(files, top=3), strict=True):
         assert [name for name, _ in one.top] == [name for name, _ in other.top]
         ratio = math.log(one.top[0][1] / one.top[1][1]), math.log(other.top[0][1] / other.top[1][1])

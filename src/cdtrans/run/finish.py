@@ -13,7 +13,6 @@ from cdtrans.run.choose import explanation
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.recorded import LOGITS, VIEWS, confidence_views, confidences, predictions_csv
 from cdtrans.serving.trade_off import in_a_line, trade_off
-from cdtrans.storage.card_file import set_temperature
 from cdtrans.storage.run import Run
 from cdtrans.storage.run_folder import PREDICTIONS, RESULT
 from cdtrans.training.adaptation import Adaptation
@@ -32,8 +31,8 @@ def finish(
     *,
     trained_with_labels: bool,
 ) -> dict[str, Any]:
-    """The guard's verdict, the models with their temperatures, the predictions of the chosen one, and last of all
-    result.json, which is returned."""
+    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json, which is
+    returned. The source-only model keeps its temperature: nothing of it depends on a target."""
     network, before, after = adaptation.network, adaptation.before, adaptation.after
     models = {"source": before} if after is None else {"source": before, "adapted": after}
     labels = labels_to_settle(before, after or before)
@@ -47,16 +46,14 @@ def finish(
         estimates = {
             name: estimate(found, known=judged and supported(found), labels=labels) for name, found in support.items()
         }
-        hot = {name: temperature(seen.target_logits, estimates[name].accuracy) for name, seen in models.items()}
+        hot = 1.0 if after is None else temperature(after.target_logits, estimates["adapted"].accuracy)
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
-        calibrated = {name: x / hot[name] for name, x in logits.items()}
+        calibrated = {name: x / hot if name == "adapted" else x for name, x in logits.items()}
         sure = confidence_views(calibrated["source"], calibrated.get("adapted", calibrated["source"]))
         run.write_arrays(LOGITS, logits)
         run.write_arrays(VIEWS, views(before, after or before) | sure)
     run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated[chosen], calibrated["source"]))
-    if run.writes:
-        set_temperature(run.folder / "source", hot["source"])
-    card = replace(card, stage="adaptation", head=network.head.spec, temperature=hot.get("adapted", 1.0))
+    card = replace(card, stage="adaptation", head=network.head.spec, temperature=hot)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
