@@ -3,12 +3,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cdtrans.labelling.answer import Answered, answer
 from cdtrans.labelling.ask import ask
 from cdtrans.labelling.target import read_target
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.recorded import confidences
 from labelled_runs import IMAGES, fill, truth
 from support import error_says, says
 from tiny_task import CLASSES, tree
@@ -78,9 +80,27 @@ def test_the_verdict_about_the_guard(asked: Path, run: Path) -> None:
     (run / "result.json").write_text(json.dumps({"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 1}))
     result = answer(run, labels)
     assert result.accuracy == result.source != result.adapted
-    assert says(" ".join(result.sentences()), "the guard was wrong", "--model adapted")
+    assert says(" ".join(result.sentences()), "the guard was wrong", "cdtrans choose RUN adapted")
     (run / "result.json").write_text(json.dumps({"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 0}))
     assert answer(run, labels).comparison is None
+
+
+def test_the_adapted_model_is_calibrated_by_the_labels(run: Path) -> None:
+    """The logits are those of a model that is far too sure. Older runs have recorded none."""
+    ask(run, budget=50)
+    labels = fill(questions(run), run / "l.csv")
+    assert not answer(run, labels).recalibrated
+    with np.load(run / "views.npz") as views:
+        sure = 1 + 20 * views["confidence_after"].astype(float)
+        classes = {"source": views["target_before"], "adapted": views["target_after"]}
+    np.savez(run / "logits.npz", **{name: sure[:, None] * np.eye(len(CLASSES))[k] for name, k in classes.items()})
+    before = confidences(run).mean()
+    told = answer(run, labels)
+    assert told.recalibrated
+    assert told.adapted is not None
+    assert before - 0.1 > told.adapted.estimate == pytest.approx(confidences(run).mean(), abs=1e-3)
+    assert "calibrated" in " ".join(told.sentences())
+    assert answer(run, labels).adapted == told.adapted, "the same labels again"
 
 
 def test_an_open_comparison_says_what_would_decide_it(asked: Path) -> None:

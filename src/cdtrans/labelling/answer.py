@@ -1,7 +1,7 @@
 """Read labels for target images, measure the run's models with them, and remember them."""
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,12 @@ from cdtrans.labelling.intervals import Interval, accuracy_interval, labels_to_d
 from cdtrans.labelling.labels import NO_CLASS, UNSURE, Row, read_rows
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.probabilities import temperature
+from cdtrans.serving.recorded import LOGITS, recalibrate, target_logits
+from cdtrans.storage.card_file import read_card
 
 MODELS = {"adapted": "adapted", "source": "source-only"}  # as in the run folder -> in sentences
+ENOUGH = 20  # labels of the random part that calibrate better than no label
 Better = Literal["adapted", "source", "neither", "open"]
 
 
@@ -45,6 +49,7 @@ class Answered:
     adapted: Interval | None  # accuracy; None without a label of the random part, or without an adapted model
     source: Interval | None  # accuracy of the source-only model; None without a label of the random part
     comparison: Comparison | None  # None if one of them is
+    recalibrated: bool = False  # whether the adapted model's probabilities were
 
     def summary(self) -> dict[str, Any]:
         accuracy = None if self.accuracy is None else asdict(self.accuracy)
@@ -82,6 +87,8 @@ class Answered:
                 f"{self.unsure} random images marked '{UNSURE}' are left out; if they are harder than the others, these"
                 " accuracies are too high."
             )
+        if self.recalibrated:
+            said.append("The adapted model's probabilities are calibrated by these labels now.")
         return [*said, *self._compared()]
 
     def _measured(self, interval: Interval) -> str:
@@ -111,8 +118,8 @@ class Answered:
         if found.better == self.chosen:
             return [f"{counted}{test}: the {better} model is better, and the guard was right to hand it over."]
         return [
-            f"{counted}{test}: the {better} model is better, and the guard was wrong to hand over the other one. Use it"
-            f" with 'cdtrans predict RUN IMAGES --model {found.better}'."
+            f"{counted}{test}: the {better} model is better, and the guard was wrong to hand over the other one. "
+            f"'cdtrans choose RUN {found.better}' changes that."
         ]
 
     def _outlook(self, found: Comparison) -> str:
@@ -133,8 +140,11 @@ def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None)
     answers = merge(read_answers(target), given, target, screen)
     warn_of_one_class(answers, screen)
     result = measure(target, answers)
-    # Recalibration of the chosen model belongs here: it needs `target` and `answers`, and its outcome is a field of
-    # `Answered`.
+    recorded = (target.run / LOGITS).exists()  # not by older runs
+    if recorded and result.adapted is not None and result.chosen == "adapted" and result.random >= ENOUGH:
+        logits = target_logits(target.run, "adapted") * read_card(target.run / "adapted")["temperature"]
+        recalibrate(target.run, temperature(logits, result.adapted.estimate))
+        result = replace(result, recalibrated=True)
     write_answers(target, answers, result.summary())
     return result
 

@@ -11,12 +11,12 @@ from cdtrans.errors import CdtransError
 from cdtrans.model.card import Card, save_model
 from cdtrans.run.choose import explanation
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.probabilities import temperature
 from cdtrans.serving.recorded import LOGITS, VIEWS, confidence_views, confidences, predictions_csv
 from cdtrans.serving.trade_off import in_a_line, trade_off
 from cdtrans.storage.run import Run
 from cdtrans.storage.run_folder import PREDICTIONS, RESULT
 from cdtrans.training.adaptation import Adaptation
-from cdtrans.trust.calibration import temperature
 from cdtrans.trust.estimate import estimate
 from cdtrans.trust.guard import decide, labels_to_settle, supported
 from cdtrans.trust.impression import views
@@ -46,8 +46,8 @@ def finish(
         estimates = {
             name: estimate(found, known=judged and supported(found), labels=labels) for name, found in support.items()
         }
-        hot = 1.0 if after is None else temperature(after.target_logits, estimates["adapted"].accuracy)
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
+        hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in logits else 1.0
         calibrated = {name: x / hot if name == "adapted" else x for name, x in logits.items()}
         sure = confidence_views(calibrated["source"], calibrated.get("adapted", calibrated["source"]))
         run.write_arrays(LOGITS, logits)

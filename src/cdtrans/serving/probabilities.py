@@ -1,12 +1,28 @@
-"""Probabilities from calibrated logits, and a score for images that belong to none of the classes."""
+"""Probabilities from logits, the temperature that calibrates them, and a score for images of none of the classes."""
+
+import math
 
 import numpy as np
+
+COLDEST, HOTTEST = 0.05, 50.0
+STEPS = 40  # of the search for a temperature
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
     """[N, K] -> [N, K] softmax."""
     p = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return np.asarray(p / p.sum(axis=1, keepdims=True))
+
+
+def temperature(logits: np.ndarray, accuracy: float) -> float:
+    """At which a model with these logits [N, K] is, on average, as confident as it is right. Confidence falls as the
+    temperature rises, so halving the interval finds it."""
+    low, high = COLDEST, HOTTEST
+    for _ in range(STEPS):
+        middle = math.sqrt(low * high)
+        confidence = float(probabilities(logits / middle).max(axis=1).mean())
+        low, high = (middle, high) if confidence > accuracy else (low, middle)
+    return math.sqrt(low * high)
 
 
 def no_class(source_only: np.ndarray) -> np.ndarray:
