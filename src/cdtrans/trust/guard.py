@@ -101,8 +101,8 @@ def judge_adapted(before: Impression, after: Impression) -> list[Measure]:
             SUPPORTED,
             "above",
             f"the labels of the nearest source images support {max(0.0, found.first):.0%} of the predictions, and the "
-            f"class shares differ from the source's by {found.shift:.0%}: so it is where the target has other or fewer "
-            "classes than the source, but also where the domains are far apart",
+            f"class shares differ from the source's by {found.shift:.0%}, as for a target with other or fewer classes "
+            "than the source, but also for one that is far from it",
         ),
     ]
 
