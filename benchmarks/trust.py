@@ -1,5 +1,5 @@
 """What the label-free choice, the guard and the estimate came to in finished runs that have been scored with an answer
-key: docs/results/selection.md, guard.md and estimate.md.
+key: docs/results/selection.md.
 
 usage: python benchmarks/trust.py RUN ...
 Each with an evaluation.json or eval.json, which `cdtrans eval` and `bench` write."""
@@ -41,11 +41,14 @@ def main() -> None:
     for run in runs:
         accuracy, result = run["accuracy"], run["result"]
         chosen, band = result["chosen_epoch"], result["estimate"]
-        inside = "yes" if band["low"] <= accuracy[chosen] <= band["high"] else "no"
+        told, inside = "unknown", ""
+        if band["low"] is not None:
+            told = f"{100 * band['low']:.0f} to {100 * band['high']:.0f}"
+            inside = "yes" if band["low"] <= accuracy[chosen] <= band["high"] else "no"
         cells = [f"{100 * accuracy[k]:.1f}" for k in (0, chosen, -1)]
         print(
             f"| {run['name']} | {cells[0]} | {cells[1]} ({chosen}) | {cells[2]} | {100 * max(accuracy[1:]):.1f} | "
-            f"{result['guard']['verdict']} | {100 * band['low']:.0f} to {100 * band['high']:.0f} | {inside} |"
+            f"{result['guard']['verdict']} | {told} | {inside} |"
         )
     every = [regrets(run) for run in runs]
     print("\n| chosen by | regret, mean | regret, worst |\n|---|---|---|")

@@ -45,7 +45,7 @@ def test_without_labels_it_is_an_estimate_and_how_to_measure_it() -> None:
     assert (found.kind, found.value) == ("estimated", "47 to 98%")
     assert "without labels" in found.note
     assert says(found.headline, "estimated", "47 to 98%")
-    assert found.command == "cdtrans eval run LABELLED"
+    assert found.command == "cdtrans ask run"
 
 
 @pytest.mark.parametrize("estimate", [Missing("This run made none."), replace(ESTIMATE, known=False)])

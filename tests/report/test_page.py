@@ -95,7 +95,7 @@ def test_the_answer_comes_first(run: Path) -> None:
     (run / "evaluation.json").write_text(json.dumps(evaluation))
     assert says(first(), "21 labelled target images", "The labels say so.", f"cdtrans choose {run} source")
     (run / "evaluation.json").unlink()
-    assert says(first(), "estimated to be right", f"cdtrans eval {run} LABELLED")
+    assert says(first(), "estimated to be right", f"cdtrans ask {run}")
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k != "estimate"}))
     assert says(first(), "how accurate", "is unknown")

@@ -1,10 +1,11 @@
 """The first lines of the page: how good the model is, as far as that is known."""
 
 from dataclasses import dataclass
+from shlex import quote
 
 from cdtrans.report.record import Record
 from cdtrans.report.sections import Estimate, Missing
-from cdtrans.report.target_labels import LabelledResults, eval_command
+from cdtrans.report.target_labels import LabelledResults
 from cdtrans.storage.run_folder import MODEL_NAMES
 
 LABELS_FOR_TENTHS = 200  # with fewer labelled images tenths of a percent mean nothing
@@ -27,7 +28,7 @@ def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResul
         value = shown(labelled.accuracy, labelled.images)
         of = "the target images" if labelled.whole_target else f"{labelled.images:,} labelled target images"
         return Answer("measured", f"The {model} is right on {value} of {of}.", value, measured_note(labelled), "")
-    command = eval_command(record)
+    command = f"cdtrans ask {quote(str(record.run))}"
     if isinstance(estimate, Missing) or not estimate.known:
         why = estimate.why if isinstance(estimate, Missing) else estimate.sentence
         return Answer("unknown", f"How accurate the {model} is on the target is unknown.", "unknown", why, command)
