@@ -154,13 +154,12 @@ def test_a_reader_that_leaves_early_is_no_error(finished, tmp_path: Path, empty:
     assert process.returncode == 141
 
 
-def test_a_reader_that_is_not_there_is_no_error(empty: Path) -> None:
+@pytest.mark.parametrize("words", [["cache"], ["cache", "--json"]], ids=["table", "json"])
+def test_a_reader_that_is_not_there_is_no_error(words: list[str], empty: Path) -> None:
     """What is still buffered at the end must not become a complaint of Python's."""
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.run(
-        [*CDTRANS, "cache", "--json"], cwd=empty, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE
-    )
+    process = subprocess.run([*CDTRANS, *words], cwd=empty, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (process.returncode, process.stderr) == (141, b"")
 

@@ -22,6 +22,13 @@ class Task(Protocol):
     def advance(self, done: int, note: str = "") -> None: ...
 
 
+class Terminal(Console):
+    """rich's console, which would end the program with exit code 1 where the reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Screen:
     """`say`, `warn`, show a `result`, `track` a long task. With `machine` everything goes to standard error, because
     standard output is then one JSON object.
@@ -34,8 +41,8 @@ class Screen:
     def __init__(self, *, quiet: bool = False, machine: bool = False) -> None:
         follower = os.environ.get("RANK", "0") != "0"  # of several processes, only rank 0 prints
         self.quiet = quiet or follower
-        self.console = Console(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
-        self.warnings = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
+        self.console = Terminal(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
+        self.warnings = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
 
     def say(self, text: str) -> None:
         if not self.quiet:
