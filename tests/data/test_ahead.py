@@ -47,6 +47,7 @@ def decode_ahead(cache: Path, images: Path, done: int, seconds_more: float = 0, 
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=buffered).stdout
 
 
+@pytest.mark.slow
 def test_the_store_is_filled_meanwhile(tmp_path: Path) -> None:
     images = make_target(tmp_path / "images", each=3)
     (images / "bad.png").write_bytes(b"no image")
@@ -56,6 +57,7 @@ def test_the_store_is_filled_meanwhile(tmp_path: Path) -> None:
     assert (store.root, store.size, store.images) == (images, 18, 9)
 
 
+@pytest.mark.slow
 def test_nobody_need_wait_for_the_process(tmp_path: Path) -> None:
     images = make_target(tmp_path / "images", each=1)
     said = decode_ahead(tmp_path / "cache", images, 3, 0.5, "ignoring")

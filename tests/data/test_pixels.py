@@ -330,6 +330,7 @@ def test_killed_builds_add_up_to_an_uninterrupted_one(tmp_path, cache, decoded):
     assert_right(resumed, files)
 
 
+@pytest.mark.slow
 def test_processes_side_by_side_build_one_store(tmp_path, cache, decoded):
     files = make_images(tmp_path / "images", 60)
     said = run_builders(tmp_path / "images", cache, "together")

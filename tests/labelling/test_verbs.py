@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from labelled_runs import fill
 from support import says
 from tiny_task import Ended, cold
@@ -12,6 +14,7 @@ def verb(run: Path, *arguments: str) -> Ended:
     return cold().run([*arguments], run.parent / "logs", folder=run.parent, look_for=["torch", "sklearn", "scipy"])
 
 
+@pytest.mark.slow
 def test_ask_and_answer(run: Path) -> None:
     ended = verb(run, "ask", "run", "--budget", "10")
     assert (ended.code, ended.err) == (0, "")

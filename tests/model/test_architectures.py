@@ -11,6 +11,8 @@ from cdtrans.model.cross_attention import branch_features, require_cross_attenti
 from cdtrans.model.network import Network
 from slow_attention import slow_features
 
+pytestmark = pytest.mark.slow  # many networks, or processes: seconds in all
+
 EVERY = {**CROSS, **OTHERS}
 network_of = cache(lambda family: small_network(EVERY[family]))  # no test changes one
 TOLERANCE = {"atol": 1e-9, "rtol": 1e-9}

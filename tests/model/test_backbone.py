@@ -139,6 +139,7 @@ class TestFiles:
         assert "state_dict alone" in complaint(model, lambda: load_weights(model, file))
 
 
+@pytest.mark.slow
 class TestNeverPartly:
     def test_every_missing_unexpected_and_misshapen_key_is_in_the_details(self) -> None:
         model, state = vit(), plain_file_state()
@@ -216,6 +217,7 @@ class TestNeverPartly:
         assert "unexpected: bn1.bias" in said
 
 
+@pytest.mark.slow
 class TestOtherFamilies:
     @pytest.mark.parametrize(
         ("name", "args", "crop"),
@@ -412,6 +414,7 @@ class TestFolders:
             native_crop("hf_hub:someone/something")
 
 
+@pytest.mark.slow
 class TestArchitecture:
     @pytest.mark.parametrize(
         ("name", "why"),

@@ -42,6 +42,7 @@ def test_gradients_of_the_target_branch_are_timms_own(family: tuple[Network, int
     assert_same_gradients(network, ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_block_residual", [True, False])
 def test_gradients_of_one_batch_are_those_of_attention_written_out(
     family: tuple[Network, int], first_block_residual: bool

@@ -86,6 +86,7 @@ def test_scores_that_are_not_finite_are_an_error(model: Network) -> None:
         encoded(model, images())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 def test_with_too_little_memory_batches_are_halved_once_for_all_passes(
     model: Network, frozen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

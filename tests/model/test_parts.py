@@ -14,6 +14,8 @@ from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from support import small_gpu
 
+pytestmark = pytest.mark.slow  # many networks, or processes: seconds in all
+
 BATCH = 5  # does not divide by 2 or 3
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 4, "num_heads": 2}
 TINY = Small("vit_tiny_patch16_224", VIT | {"drop_path_rate": 0.5})

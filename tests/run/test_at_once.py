@@ -19,6 +19,8 @@ SLOW = ("torch", "timm", "torchvision", "sklearn", "matplotlib", "scipy")
 # The command line, and then on standard output which of the slow ones it has imported.
 LOOK = f"""
 import sys, cdtrans.cli.entry
+
+pytestmark = pytest.mark.slow  # many networks, or processes: seconds in all
 try:
     cdtrans.cli.entry.main()
 finally:

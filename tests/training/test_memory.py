@@ -80,6 +80,7 @@ def close(ours: list[Tensor], theirs: list[Tensor], **error: float) -> None:
         torch.testing.assert_close(a, b, **({"rtol": 1e-4, "atol": 1e-5} | error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize("name", ["cdtrans", "dann", "rpll", "mrkld_lrent", "cotraining"])
 def test_every_method_learns_the_same_with_less_memory(

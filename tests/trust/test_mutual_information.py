@@ -11,6 +11,7 @@ from sklearn.metrics.cluster import expected_mutual_information as theirs
 from cdtrans.trust.mutual_information import adjusted_mutual_information, expected_mutual_information
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10**6), n=st.integers(1, 300), k=st.integers(1, 12), m=st.integers(1, 12), same=st.floats(0, 1)
 )
