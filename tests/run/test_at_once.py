@@ -15,12 +15,12 @@ from cdtrans.config import Config
 from support import says
 from tiny_task import TINY, Ended, cold, draw, make_source, make_target, warm
 
+pytestmark = pytest.mark.slow  # processes: seconds in all
+
 SLOW = ("torch", "timm", "torchvision", "sklearn", "matplotlib", "scipy")
 # The command line, and then on standard output which of the slow ones it has imported.
 LOOK = f"""
 import sys, cdtrans.cli.entry
-
-pytestmark = pytest.mark.slow  # many networks, or processes: seconds in all
 try:
     cdtrans.cli.entry.main()
 finally:
