@@ -118,7 +118,7 @@ def adapted(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> list
     method = Instant(Stand(x.shape[1], leading), None, Sizes(classes, len(x), len(z)))  # type: ignore[arg-type]
     method.plan(domains, Round(1, 1, 1), torch.Generator())
     served = method.probe.eval().classify(z).logits.argmax(dim=1)
-    return [labels.source_only, labels.probabilities.argmax(dim=1), served]
+    return [labels.first, labels.probabilities.argmax(dim=1), served]
 
 
 class Stand(torch.nn.Module):

@@ -1,10 +1,11 @@
 """Fixtures that several test files share."""
 
 import os
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis
 import numpy as np
@@ -108,3 +109,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     targets = sorted(task.target.iterdir())
     answers.write_text("".join(f"target/{p.name} {CLASSES[int(p.stem) % len(CLASSES)]}\n" for p in targets))
     return Finished(task, run, answers)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium; the test is skipped where it is missing."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as tools:
+        started = tools.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()

@@ -42,6 +42,9 @@ class Config:
 
     source: str = _option("", "Data", "Labelled images: a folder of class folders, or a list of 'path label' lines.")
     target: str = _option("", "Data", "Unlabelled images: a folder of any depth, or a list of paths.")
+    target_labels: str | None = _option(
+        None, "Data", "Labels of some target images to train with: a file as 'cdtrans ask' writes it."
+    )
     root: str | None = _option(None, "Data", "Folder that paths in lists are relative to (default: the list's).")
     crop: int | Literal["auto"] = _option(
         "auto", "Data", "Image size the model sees (auto: the backbone's).", minimum=8
@@ -392,7 +395,7 @@ def settle(config: Config) -> Config:
     crop, resize = config.crop, config.resize
     if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
-    names = ("source", "target", "root", "weights", "source_model", "cache")
+    names = ("source", "target", "target_labels", "root", "weights", "source_model", "cache")
     places = {name: os.path.abspath(place) for name in names if (place := getattr(config, name))}
     return make_config(config.to_dict() | places | {"method": _method_place(config.method)})
 

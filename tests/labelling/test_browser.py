@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,10 @@ import pytest
 import cdtrans
 from labelled_runs import truth
 
-CHROMIUM = shutil.which("chromium")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
+pytestmark = pytest.mark.slow
 
 DESK, PHONE = 1200, 390
 ASKED = 6
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as tools:
-        started = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

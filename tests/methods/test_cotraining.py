@@ -15,7 +15,7 @@ from cdtrans.model.cross_attention import branch_features
 from cdtrans.model.encoding import Encoded
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
-from cdtrans.pairing.pairs import Domains
+from cdtrans.pairing.pairs import Domains, TargetLabels
 
 CLASSES, DIM = 3, 16
 
@@ -178,3 +178,34 @@ def test_the_source_target_branch_is_taught_and_teaches(domains: Domains) -> Non
         teaches = (z[1].softmax(dim=1) * z[0].log_softmax(dim=1)).sum(dim=1)
     torch.testing.assert_close(losses["loss_cross"], -(taught + teaches).mean(), atol=1e-5, rtol=1e-5)
     assert "loss_cross" not in method().train().losses(one, torch.tensor(0.0))
+
+
+def test_a_given_label_is_taught_as_it_is_and_more_often() -> None:
+    sizes, net = Sizes(3, 30, 30), network()
+    m = CoTraining(net, CoTrainingOptions(length=0.1, mask=False, strong=False), sizes)
+    generator = torch.Generator().manual_seed(0)
+    x, z = torch.randn(2, 30, net.dim, generator=generator)
+    labels = torch.arange(30) % 3
+    given = TargetLabels(torch.tensor([4, 7]), torch.tensor([2, 0]))
+    domains = Domains(Encoded(x, torch.zeros(30, 3)), labels, Encoded(z, torch.zeros(30, 3)), given)
+    plan = m.plan(domains, Round(1, 1, 1), generator)
+    assert m.given.nonzero().squeeze(1).tolist() == [4, 7]
+    counts = plan.target.bincount(minlength=30)
+    assert counts[[4, 7]].sum() > 0.125 * len(plan.target)
+    assert plan.target_labels[plan.target == 4][0].tolist() == [0, 0, 1]
+    taught = []
+    for i in (4, 5):  # the same soft label; only the first is a person's
+        batch = Batch(
+            torch.zeros(2, 3, 16, 16),
+            labels[:2],
+            torch.zeros(2, 3, 16, 16),
+            torch.eye(3)[[2, 2]],
+            torch.tensor([i, i]),
+            torch.ones(2),
+        )
+        torch.manual_seed(0)
+        taught.append(float(m.eval().losses(batch, torch.tensor(0.5))["loss_target"].detach()))
+    p = net.features(torch.zeros(1, 3, 16, 16))
+    log_p = m.head.classify(p).logits.log_softmax(dim=1)[0]
+    assert taught[0] == pytest.approx(-float(log_p[2]), rel=1e-4)
+    assert taught[1] != pytest.approx(taught[0], rel=1e-3)

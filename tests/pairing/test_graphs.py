@@ -1,5 +1,7 @@
 """Labels from a probe and neighbour graphs: pieces against plain computations, and the whole on a made-up gap."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from cdtrans.model.encoding import Encoded
 from cdtrans.pairing import graphs
 from cdtrans.pairing.graphs import Graph, Statistics, balanced, fit_probe, label_target, relabel_target, surest
 from cdtrans.pairing.neighbours import normalised
-from cdtrans.pairing.pairs import Domains, Proposals
+from cdtrans.pairing.pairs import Domains, Proposals, TargetLabels
 
 
 def across_a_gap(
@@ -54,11 +56,11 @@ class TestGraph:
         p = q
         for _ in range(graphs.STEPS):
             p = 0.9 * dense @ torch.cat([known, p]) + 0.1 * q
-        torch.testing.assert_close(found.spread(q, 0.9, known), p)
+        torch.testing.assert_close(found.spread(q, 0.9, None, known), p)
 
     def test_one_image_alone_keeps_what_it_has(self) -> None:
         q = torch.tensor([[0.3, 0.7]])
-        assert Graph.search(torch.ones(1, 2), torch.ones(1, 2), itself=0).spread(q, 0.8).tolist() == q.tolist()
+        assert Graph.search(torch.ones(1, 2), torch.ones(1, 2), itself=0).spread(q, 0.8, None).tolist() == q.tolist()
 
 
 class TestProbe:
@@ -150,6 +152,23 @@ class TestWhole:
         few = Domains(domains.source, domains.source_labels, Encoded(*(x[some] for x in domains.target)))
         found = label_target(few, classes=3, leading=16).probabilities.argmax(dim=1)
         assert float((found == answers[some]).float().mean()) >= 0.8
+
+    def test_given_labels_stay_and_teach_their_neighbours(self) -> None:
+        """Two classes have each other's names in the source, so only the given labels can tell."""
+        domains, answers = across_a_gap(classes=3, gap=0.1)
+        swapped = torch.tensor([1, 0, 2])[answers]
+        some = torch.tensor([0, 9, 30, 39, 60, 69])
+        given = TargetLabels(some, swapped[some])
+        with_labels = dataclasses.replace(domains, given=given)
+        without = label_target(domains, classes=3, leading=16).probabilities.argmax(dim=1)
+        assert float((without == swapped).float().mean()) < 0.4
+        first = label_target(with_labels, classes=3, leading=16).probabilities
+        assert first[some].tolist() == F.one_hot(given.labels, 3).tolist()
+        more = dataclasses.replace(domains, given=TargetLabels(torch.arange(0, 90, 3), swapped[::3]))
+        learnt = label_target(more, classes=3, leading=16).probabilities.argmax(dim=1)
+        assert float((learnt == swapped).float().mean()) > 0.65, "the source says 0.33"
+        again = relabel_target(with_labels, without, leading=16)
+        assert again[some].tolist() == F.one_hot(given.labels, 3).tolist()
 
     def test_equal_images_and_a_constant_feature_are_no_error(self) -> None:
         x, y = torch.ones(12, 4), torch.arange(12) % 2

@@ -1,7 +1,6 @@
 """The page in a real browser, opened from the disk."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,6 @@ from cdtrans.report.record import read_record
 from cdtrans.runtime.screen import Screen
 from support import says
 
-CHROMIUM = shutil.which("chromium")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-
 DESK, PHONE = 1280, 390
 VISIBLE = """() => [...document.querySelectorAll('img, .planes svg')].map(image => {
     const box = image.getBoundingClientRect();
@@ -24,14 +19,6 @@ VISIBLE = """() => [...document.querySelectorAll('img, .planes svg')].map(image 
     return loaded && box.width > 20 && box.height > 20
         && box.left >= 0 && box.right <= document.documentElement.clientWidth && image.checkVisibility();
 })"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as tools:
-        started = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class TestVerdict:
         assert told.findings, "what the guard said stays"
 
     def test_all_that_the_guard_measured_is_there(self) -> None:
-        measured = Measure("accuracy", "share kept", 0.75, 0.8, "above", "it fell")
+        measured = Measure("accuracy", "share kept", 0.75, 0.8, "it fell")
         guard = decide([measured, measured._replace(found=0.9)], guard=True).summary()
         result = {"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 2}
         result["guard"] = json.loads(json.dumps(guard))

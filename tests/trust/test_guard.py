@@ -106,7 +106,7 @@ def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
     assert says(stopped.paragraph, "stopped the run")
     assert "did harm" not in stopped.paragraph
     (finding,) = harm.summary()["findings"]
-    assert finding.keys() == {"name", "what", "found", "limit", "healthy", "sentence", "decisive"}
+    assert finding.keys() == {"name", "what", "found", "limit", "sentence", "decisive"}
 
 
 def test_labels_that_a_probe_cannot_learn_are_harm_also_if_the_model_learnt_them_by_heart() -> None:
@@ -125,6 +125,6 @@ def test_everything_measured_is_told_harm_or_not() -> None:
         "source forgotten": True,
         "not supported": False,
     }
-    found = {m["name"]: (m["found"], m["limit"], m["healthy"]) for m in measures}
-    assert found["source forgotten"] == (pytest.approx(0.75, abs=0.01), guard.FORGOTTEN, "above")
-    assert found["not supported"] == (pytest.approx(1, abs=0.05), guard.SUPPORTED, "above")
+    found = {m["name"]: (m["found"], m["limit"]) for m in measures}
+    assert found["source forgotten"] == (pytest.approx(0.75, abs=0.01), guard.FORGOTTEN)
+    assert found["not supported"] == (pytest.approx(1, abs=0.05), guard.SUPPORTED)

@@ -25,6 +25,7 @@ from cdtrans.storage.run_folder import (
     chosen_by_person,
     find_model,
     read_result,
+    trained_images,
 )
 
 
@@ -61,6 +62,7 @@ class Evaluation:
     calibration: tuple[CalibrationBin, ...] = ()
     model: str = ""  # a description of the model
     folder: str = ""  # of the model in the run: source, adapted or last
+    trained: int = 0  # labelled images that are left out: the run was trained with their labels
 
     @property
     def whole_target(self) -> bool:
@@ -73,6 +75,7 @@ class Evaluation:
             "model": self.folder,
             **describe(self.scores, self.classes),
             "skipped": len(self.skipped),
+            "trained_with": self.trained,
             "classes": list(self.classes),
             "whole_target": self.whole_target,
         }
@@ -144,11 +147,14 @@ def evaluate(
     true = match_classes(labelled, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}
     predicted, sure, kept, digests, skipped = [], [], [], [], []
+    trained, left_out = trained_images(run), 0
     with screen.track("evaluating", len(labelled)) as task:
         for i, result in enumerate(classifier.stream(labelled.files(), digests=True)):
             if isinstance(result, Unreadable):
                 skipped.append(result)
                 screen.warn(f"skipped '{result.path}': {result.cause}")
+            elif result.digest in trained:
+                left_out += 1
             else:
                 predicted.append(position[result.label])
                 sure.append(result.probability)
@@ -158,13 +164,21 @@ def evaluate(
     if skipped:
         first = skipped[0]
         screen.warn(judge_unreadable("labelled ", len(skipped), len(labelled), str(first.path), first.cause, max_bad))
+    if left_out:
+        screen.say(f"{left_out} images were trained with their labels (--target-labels) and are left out.")
+    if left_out and not kept:
+        raise CdtransError(
+            f"The run was trained with the labels of all images of '{where}'; label others to measure it."
+        )
     if not kept:
         raise CdtransError(f"None of the {len(labelled)} labelled images of '{where}' can be read.")
     classes = len(classifier.classes)
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
     history = read_history(run, digests, true[kept], classes)
-    evaluation = Evaluation(scores, classifier.classes, tuple(skipped), history, bins, classifier.name, folder)
+    evaluation = Evaluation(
+        scores, classifier.classes, tuple(skipped), history, bins, classifier.name, folder, left_out
+    )
     if history is not None and model == "chosen":
         keep_for_report(run, evaluation, screen)
     return evaluation

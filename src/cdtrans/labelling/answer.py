@@ -1,25 +1,24 @@
 """Read labels for target images, measure the run's models with them, and remember them."""
 
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized
-from cdtrans.errors import CdtransError, named, nearest
+from cdtrans.errors import named
 from cdtrans.evaluation.intervals import SIGNIFICANT, sign_test
-from cdtrans.labelling.answers import Answer, Answers, Part, read_answers, read_parts, write_answers
+from cdtrans.labelling.answers import read_answers, read_parts, write_answers
 from cdtrans.labelling.intervals import Interval, accuracy_interval, labels_to_decide
-from cdtrans.labelling.labels import NO_CLASS, UNSURE, Row, read_rows
+from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answers
+from cdtrans.labelling.matching import match
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.probabilities import temperature
 from cdtrans.serving.recorded import LOGITS, recalibrate, target_logits
 from cdtrans.storage.card_file import read_card
+from cdtrans.storage.run_folder import MODEL_NAMES
 
-MODELS = {"adapted": "adapted", "source": "source-only"}  # as in the run folder -> in sentences
 ENOUGH = 20  # labels of the random part that calibrate better than no label
 Better = Literal["adapted", "source", "neither", "open"]
 
@@ -75,7 +74,7 @@ class Answered:
         basis = f"{self.random} random images of {self.images}"
         if self.complete:
             basis = f"all {self.images} images, so exactly"
-        chosen = f"{MODELS[self.chosen]} model, which this run chose"
+        chosen = f"{MODEL_NAMES[self.chosen]} model, which this run chose"
         said = [f"Accuracy of the {chosen}, from {basis}: {self._measured(self.accuracy)}."]
         if self.adapted is not None:
             name, other = ("source-only", self.source) if self.chosen == "adapted" else ("adapted", self.adapted)
@@ -114,7 +113,7 @@ class Answered:
                 f"{counted}{test}: these labels do not decide which model is better, so whether the guard was right"
                 f" remains open. {self._outlook(found)}"
             ]
-        better = MODELS[found.better]
+        better = MODEL_NAMES[found.better]
         if found.better == self.chosen:
             return [f"{counted}{test}: the {better} model is better, and the guard was right to hand it over."]
         return [
@@ -136,7 +135,7 @@ def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None)
     """Read a file of labels, measure the run's models with all labels so far, and store both in RUN/answers.json."""
     screen = screen or Screen(quiet=True)
     target = read_target(Path(run))
-    given = match(read_rows(Path(labels)), Path(labels), target, screen)
+    given = match(Path(labels), target, read_parts(target), screen)
     answers = merge(read_answers(target), given, target, screen)
     warn_of_one_class(answers, screen)
     result = measure(target, answers)
@@ -147,75 +146,6 @@ def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None)
         result = replace(result, recalibrated=True)
     write_answers(target, answers, result.summary())
     return result
-
-
-def match(rows: list[Row], file: Path, target: FinishedTarget, screen: Screen) -> Answers:
-    """The rows with a label as answers for images of the target. Nothing is stored if a class is unknown."""
-    filled = [row for row in rows if row.label]
-    if not filled:
-        raise CdtransError(f"'{file}' holds {len(rows)} rows and no label yet: fill in the column 'label'.")
-    known = {*target.classes, UNSURE, NO_CLASS}
-    unknown = [row for row in filled if row.label not in known]
-    if unknown:
-        row, more = unknown[0], f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        raise CdtransError(
-            f"The class {row.label!r} in {row.place} of '{file}'{more} is unknown: "
-            + nearest(row.label, [*target.classes, UNSURE, NO_CLASS])
-        )
-    if len(filled) < len(rows):
-        screen.say(f"{len(filled)} of {len(rows)} rows have a label; the others are left for later.")
-    parts = read_parts(target)
-    found: dict[int, list[Row]] = {}
-    strange = []
-    for row in filled:
-        index = find(row, file, target)
-        if index is None:
-            strange.append(row.path)
-        else:
-            found.setdefault(index, []).append(row)
-    if strange:
-        problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
-        if not found:
-            raise CdtransError(f"{problem}; give paths relative to '{target.root}'.")
-        screen.warn(f"{problem}; they are skipped.")
-    return settle(found, parts, target, screen)
-
-
-def find(row: Row, file: Path, target: FinishedTarget) -> int | None:
-    """The index of a row's image: by its path relative to the target, or else by its pixels, so that moved and renamed
-    files are found."""
-    index = target.find(os.path.normpath(row.path), row.digest)
-    if index is not None:
-        return index
-    for folder in (Path(), file.parent, target.root):  # an absolute path stays itself
-        if (folder / row.path).is_file():
-            try:
-                return target.find("", pixel_digest(resized(decode(folder / row.path), target.resize)))
-            except UnreadableImage:
-                return None
-    return None
-
-
-def settle(found: dict[int, list[Row]], parts: dict[int, Part], target: FinishedTarget, screen: Screen) -> Answers:
-    """One answer per image; contradicting rows are left out with a warning."""
-    answers: Answers = {}
-    contradicting = []
-    for index, rows in found.items():
-        labels = sorted({row.label for row in rows})
-        if len(labels) > 1:
-            contradicting.append(f"{target.paths[index]}: {' or '.join(labels)}")
-        else:
-            claimed: Part = "informative" if rows[0].part == "informative" else "other"
-            if rows[0].part == "random" and not parts:  # the questions are gone, but the CSV of `ask` names the part
-                claimed = "random"
-            answers[index] = Answer(labels[0], parts.get(index, claimed))
-    if contradicting:
-        advice = "they are left out; keep one label of each"
-        screen.warn(f"{len(contradicting)} images have contradicting labels ({named(contradicting)}): {advice}.")
-    repeated = sum(len(rows) - 1 for rows in found.values()) - sum(len(found[i]) - 1 for i in found if i not in answers)
-    if repeated:
-        screen.say(f"{repeated} repeated labels were counted once.")
-    return answers
 
 
 def merge(before: Answers, given: Answers, target: FinishedTarget, screen: Screen) -> Answers:

@@ -3,16 +3,15 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from cdtrans.errors import CdtransError
+from cdtrans.labelling.labels import Answer, Answers, Part
 from cdtrans.labelling.target import FinishedTarget
 from cdtrans.storage.files import atomic
 
 QUESTIONS = "ask/questions.json"  # in the run folder
 ANSWERS = "answers.json"
-
-Part = Literal["random", "informative", "other"]  # other: labelled without having been asked for
 
 
 class Question(NamedTuple):
@@ -20,16 +19,6 @@ class Question(NamedTuple):
 
     image: int  # its index in the target
     part: Part
-
-
-class Answer(NamedTuple):
-    """The label of an image: a class, UNSURE or NO_CLASS."""
-
-    label: str
-    part: Part
-
-
-Answers = dict[int, Answer]  # by index in the target
 
 
 def read_parts(target: FinishedTarget) -> dict[int, Part]:

@@ -12,9 +12,9 @@ from PIL import Image
 
 from cdtrans.data.images import UnreadableImage, decode
 from cdtrans.errors import CdtransError
-from cdtrans.labelling.answers import QUESTIONS, Answers, Question, read_answers, read_parts, write_questions
+from cdtrans.labelling.answers import QUESTIONS, Question, read_answers, read_parts, write_questions
 from cdtrans.labelling.intervals import strata, strata_for
-from cdtrans.labelling.labels import COLUMNS, NO_CLASS, UNSURE, read_rows
+from cdtrans.labelling.labels import COLUMNS, NO_CLASS, UNSURE, Answers, read_rows
 from cdtrans.labelling.page import render
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.report.pictures import jpeg
@@ -174,8 +174,8 @@ def read_pictures(target: FinishedTarget, indices: list[int], screen: Screen) ->
 
 
 def write_files(folder: Path, target: FinishedTarget, questions: list[Question], pictures: dict[int, str]) -> None:
-    """What a labeller needs. Neither the predictions nor, but for the CSV, the parts are in it: both would bias."""
-    rows = [{"path": target.paths[q.image], "digest": target.digests[q.image]} for q in questions]
+    """What a labeller needs. The predictions are not in it, and the page does not show the parts: both would bias."""
+    rows = [{"path": target.paths[q.image], "digest": target.digests[q.image], "part": q.part} for q in questions]
     tasks = [{"data": row | {"image": pictures[q.image]}} for row, q in zip(rows, questions, strict=True)]
     lines = [COLUMNS, *((target.paths[q.image], "", q.part) for q in questions)]
     page = render(target, [task["data"] for task in tasks])

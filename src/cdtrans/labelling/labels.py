@@ -1,10 +1,10 @@
-"""Files of labels: our CSV, the CSV that ask.html saves, and Label Studio's CSV and JSON exports."""
+"""Labels that people give, and files of them: our CSV, the one that ask.html saves, Label Studio's CSV and JSON."""
 
 import csv
 import io
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cdtrans.errors import CdtransError
 
@@ -12,6 +12,18 @@ UNSURE = "unsure"
 NO_CLASS = "none of these classes"  # the image belongs to no class of the run
 COLUMNS = ("path", "label", "part")
 HOW_TO = "'cdtrans ask RUN' writes one to fill in"
+
+Part = Literal["random", "informative", "other"]  # other: labelled without having been asked for
+
+
+class Answer(NamedTuple):
+    """The label of an image: a class, UNSURE or NO_CLASS."""
+
+    label: str
+    part: Part
+
+
+Answers = dict[int, Answer]  # by index in the target
 
 
 class Row(NamedTuple):
@@ -75,7 +87,7 @@ def _json_rows(file: Path, text: str) -> list[Row]:
 def _task_rows(place: str, task: dict[str, Any]) -> list[Row]:
     """One row for each annotation, or one without a label."""
     if "data" not in task:  # JSON-MIN
-        return [Row(place, task["path"], _choice(task.get("label")), digest=task.get("digest", ""))]
+        return [Row(place, task["path"], _choice(task.get("label")), task.get("part", ""), task.get("digest", ""))]
     data = task["data"]
     given = [
         _choice(result["value"])
@@ -84,7 +96,7 @@ def _task_rows(place: str, task: dict[str, Any]) -> list[Row]:
         for result in annotation["result"]
         if result.get("type") == "choices"
     ]
-    return [Row(place, data["path"], label, digest=data.get("digest", "")) for label in given or [""]]
+    return [Row(place, data["path"], label, data.get("part", ""), data.get("digest", "")) for label in given or [""]]
 
 
 def _choice(value: Any) -> str:

@@ -10,7 +10,7 @@ from cdtrans.labelling.target import FinishedTarget
 
 
 def render(target: FinishedTarget, images: list[dict[str, str]]) -> str:
-    """`images`: path, digest and picture, a data URL, of each. The page knows neither predictions nor parts."""
+    """`images`: path, digest, part and picture, a data URL, of each. The page shows neither predictions nor parts."""
     templates = Environment(
         loader=PackageLoader("cdtrans", "labelling"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

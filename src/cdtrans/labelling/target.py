@@ -3,27 +3,23 @@
 import csv
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from cdtrans.errors import CdtransError
+from cdtrans.labelling.matching import TargetImages
 from cdtrans.report.record import read_record
+from cdtrans.storage.run_folder import trained_images
 
 NEEDED = ("target_before", "target_after", "confidence_before", "confidence_after", "sampled_target")
 
 
 @dataclass(frozen=True)
-class FinishedTarget:
-    """The target of a finished run, in the run's order."""
+class FinishedTarget(TargetImages):
+    """The target of a finished run, without the images that it was trained with the labels of (--target-labels)."""
 
     run: Path
-    root: Path  # that the paths are relative to
-    paths: tuple[str, ...]
-    digests: tuple[str, ...]  # of the pixels, at `resize`
-    resize: int
-    classes: tuple[str, ...]
     chosen: str  # 'adapted' or 'source'
     adapted: bool  # whether there is an adapted model; it need not be the chosen one
     source_predicted: np.ndarray  # [N] classes, by the source-only model
@@ -33,25 +29,10 @@ class FinishedTarget:
     features: np.ndarray  # [S, D] of the chosen model
     fingerprint: str  # of the images and both models' predictions
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
     @property
     def predicted(self) -> np.ndarray:
         """[N] by the chosen model."""
         return self.adapted_predicted if self.chosen == "adapted" else self.source_predicted
-
-    @cached_property
-    def _by_path(self) -> dict[str, int]:
-        return {path: index for index, path in enumerate(self.paths)}
-
-    @cached_property
-    def _by_digest(self) -> dict[str, int]:
-        return {digest: index for index, digest in reversed(list(enumerate(self.digests)))}
-
-    def find(self, path: str, digest: str = "") -> int | None:
-        """The index of an image, by its path relative to the target or else by its pixels."""
-        return self._by_path.get(path, self._by_digest.get(digest))
 
 
 def read_target(run: Path) -> FinishedTarget:
@@ -67,20 +48,27 @@ def read_target(run: Path) -> FinishedTarget:
         )
     before, after = (views[f"target_{name}"].astype(np.int64) for name in ("before", "after"))
     fingerprint = hashlib.sha256("".join(digests).encode() + before.tobytes() + after.tobytes()).hexdigest()
+    trained = trained_images(run)
+    rows = np.array([i for i, digest in enumerate(digests) if digest not in trained], dtype=np.int64)
+    if not len(rows):
+        raise CdtransError(f"Every target image of '{run}' was trained with its label: none is left to measure with.")
+    sampled = views["sampled_target"].astype(np.int64)
+    usable = np.isin(sampled, rows)
     return FinishedTarget(
         run=run,
         root=record.root("target"),
-        paths=record.target,
-        digests=digests,
+        paths=tuple(record.target[i] for i in rows),
+        digests=tuple(digests[i] for i in rows),
         resize=int(record.config.get("resize", 256)),
         classes=record.classes,
         chosen="source" if record.used_source else "adapted",
         adapted=record.adapted,
-        source_predicted=before,
-        adapted_predicted=after,
-        confidence=views[f"confidence_{side}"].astype(np.float64),
-        sampled=views["sampled_target"].astype(np.int64),
-        features=views[f"{side}_target"].astype(np.float32),
+        trained=trained,
+        source_predicted=before[rows],
+        adapted_predicted=after[rows],
+        confidence=views[f"confidence_{side}"].astype(np.float64)[rows],
+        sampled=np.searchsorted(rows, sampled[usable]),
+        features=views[f"{side}_target"].astype(np.float32)[usable],
         fingerprint=fingerprint,
     )
 

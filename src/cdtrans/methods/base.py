@@ -71,6 +71,7 @@ class Method(nn.Module):
     cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
     passes: ClassVar[float] = 6.0  # a pair's cost in a step, in forward passes of an image; tells how long a run takes
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
+    takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the given labels of --target-labels
     trains: ClassVar[bool] = True  # whether there are steps; without any, `plan` does it all
     capturable: ClassVar[bool] = True  # whether a step can be replayed as a CUDA graph
     without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that leave plain training on the source

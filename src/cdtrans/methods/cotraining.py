@@ -9,6 +9,8 @@ classifier by ridge regression on the source and g. Then, for source images x_s 
     L_t     w times the cross-entropy of t and the prediction p for the strongly augmented, partly masked x_t
     L_i     mean entropy of p plus KL(mean of p || shares of g), weight 0.5: certain and varied, as g is
 
+An image that a person labelled (--target-labels) has that label as its t, and comes more often.
+
 Every round finds new labels g with graphs on the teacher's features. Each domain standardises features by its own
 statistics before the shared classifier; the teacher is served.
 
@@ -55,6 +57,7 @@ class CoTrainingOptions:
     label_smoothing: float = option(0.1, "Of the source's labels.", minimum=0, maximum=0.99)
     layer_decay: float = option(0.75, "Learning rate of a layer, relative to the next one.", minimum=0.01, maximum=1)
     head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
+    given: float = option(0.125, "Least share of images of --target-labels among the target's.", minimum=0, maximum=1)
     cross: float = option(0.0, "Weight of a source-target branch as in CDTrans, which needs a ViT.", minimum=0)
 
 
@@ -67,8 +70,10 @@ class CoTraining(Method):
     title = "The best recipe of this project (docs/results/recipe.md)"
     cost = "0.96"
     passes = 7.0  # source and target forward and backward, and the target through the teacher
+    takes_target_labels = True
     shares: Tensor
-    source_only: Tensor
+    first: Tensor
+    given: Tensor
     steps: Tensor
 
     def __init__(self, network: Network, options: CoTrainingOptions, sizes: Sizes) -> None:
@@ -80,7 +85,10 @@ class CoTraining(Method):
         self.teacher = Network(copy.deepcopy(network.backbone), copy.deepcopy(self.head), network.taps)
         self.teacher.requires_grad_(False)
         self.register_buffer("shares", torch.full((sizes.classes,), 1 / sizes.classes))  # of the classes, by the graphs
-        self.register_buffer("source_only", torch.zeros(sizes.target_images, dtype=torch.long))  # see pairing.graphs
+        self.register_buffer("first", torch.zeros(sizes.target_images, dtype=torch.long))  # see pairing.graphs
+        self.register_buffer(
+            "given", torch.zeros(sizes.target_images, dtype=torch.bool)
+        )  # whether a person labelled it
         self.register_buffer("steps", torch.zeros(()))  # so far
         self.pairs = pairs_of_run(options, sizes)
 
@@ -111,17 +119,21 @@ class CoTraining(Method):
         leading = leading_features(self.network)
         if round.number == 1:
             found = label_target(domains, classes=self.sizes.classes, leading=leading)
-            self.source_only.copy_(found.source_only)
+            self.first.copy_(found.first)
             labels = found.probabilities
             self.start(domains, labels)
         else:
-            labels = relabel_target(domains, self.source_only, leading=leading)
+            labels = relabel_target(domains, self.first, leading=leading)
         self.shares.copy_(labels.mean(dim=0))
         count = self.expected_pairs(self.options, self.sizes, round.rounds)
         source, target = (
             shuffled(torch.arange(images), count, generator).to(labels.device)
             for images in (self.sizes.source_images, self.sizes.target_images)
         )
+        if domains.given is not None:
+            self.given[domains.given.images] = True
+            often = int(self.options.given * count)
+            target[:often] = shuffled(domains.given.images.cpu(), often, generator).to(target.device)
         if self.options.cross:  # cross-attention is between images of one class
             source = same_class(labels[target].argmax(dim=1), domains.source_labels, generator)
         coupled = self.options.cross > 0
@@ -138,7 +150,8 @@ class CoTraining(Method):
         options = self.options
         with torch.no_grad():
             q = gather(self.teacher.encode(batch.x_t).logits.float()).softmax(dim=1)  # [B, K]
-            t = q.lerp(batch.y_t.to(q), options.graph)
+            graph = torch.where(self.given[batch.i_t], 1.0, options.graph)[:, None]
+            t = q.lerp(batch.y_t.to(q), graph)
             weight = t.amax(dim=1)
             x_s, x_t = (strong(x) if options.strong else x for x in (batch.x_s, batch.x_t))
             x_t = masked(x_t) if options.mask else x_t

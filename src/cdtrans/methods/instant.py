@@ -19,6 +19,7 @@ class Instant(Method):
     title = "The start of the best recipe (docs/results/recipe.md)"
     cost = "0"
     trains = False
+    takes_target_labels = True
     passes = 0.0
 
     def __init__(self, network: Network, options: object, sizes: Sizes) -> None:

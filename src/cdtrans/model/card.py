@@ -40,6 +40,7 @@ class Card:
     head: dict[str, Any] = field(default_factory=dict)  # of a head that is not the authors': see build_head
     method: str = "cdtrans"  # that adapted it
     taps: int = 1  # blocks that the feature is made of, from the last backwards
+    target_labels: int = 0  # target images that it was trained with the labels of
     temperature: float = 1.0  # the logits are divided by it, so that the probabilities are calibrated
 
     @property

@@ -7,6 +7,8 @@
              opinion: across a wide gap a probe prefers a few classes, and without a gap its shares are right
     rounds   the surest part of each class teaches the probe of the next round, half of it first and all of it last
 
+Labels that a person gave for target images are fixed in the graphs, as the source's are, and teach every probe.
+
 Two views of the features are averaged: the last blocks as they are, and all tapped ones whitened per domain. Every
 constant was chosen on Office-31 and PACS with DeiT-tiny (docs/results/recipe.md). Nothing here has a seed, and nothing
 has the size of images times images: neighbours are searched tile by tile."""
@@ -18,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.pairing.neighbours import normalised
-from cdtrans.pairing.pairs import Domains
+from cdtrans.pairing.pairs import Domains, TargetLabels
 from cdtrans.runtime.ranks import gather, share
 
 NEIGHBOURS = 7
@@ -70,14 +72,14 @@ class Labels(NamedTuple):
     """Of every target image."""
 
     probabilities: Tensor  # [Nt, K] by the graphs
-    source_only: Tensor  # [Nt] the class by a probe on the source alone
+    first: Tensor  # [Nt] the class by a probe on the source, before any graph
 
 
 class View:
     """One set of features of both domains, standardised, and the graphs of their neighbours."""
 
-    def __init__(self, source: Tensor, target: Tensor, *, whitened: bool = False) -> None:
-        self.source, self.target = source, target
+    def __init__(self, source: Tensor, target: Tensor, given: TargetLabels | None, *, whitened: bool = False) -> None:
+        self.source, self.target, self.given = source, target, given
         if whitened:
             source, target = source @ whitener(source), target @ whitener(target)
         source, target = normalised(source), normalised(target)
@@ -86,13 +88,13 @@ class View:
 
     def spread(self, q: Tensor, known: Tensor) -> Tensor:
         """The target's probabilities [Nt, K] over both graphs; `known` are the source's labels, [Ns, K]."""
-        return (self.own.spread(q, OWN) + self.joint.spread(q, JOINT, known)) / 2
+        return (self.own.spread(q, OWN, self.given) + self.joint.spread(q, JOINT, self.given, known)) / 2
 
     def fit(self, known: Tensor, labels: Tensor, chosen: Tensor, decay: float) -> Tensor:
         """A probe on the source and the chosen target images with these labels [Nt] -> what it says of the target."""
         x = torch.cat([self.source, self.target[chosen]])
         y = torch.cat([known, F.one_hot(labels[chosen], known.shape[1]).to(known)])
-        return fit_probe(x, y, decay).probabilities(self.target)
+        return fixed(fit_probe(x, y, decay).probabilities(self.target), self.given)
 
 
 class Graph(NamedTuple):
@@ -115,14 +117,20 @@ class Graph(NamedTuple):
         similarity, index = (gather(x) for x in found)
         return cls(index, (HEAT * similarity).softmax(dim=1))
 
-    def spread(self, q: Tensor, a: float, known: Tensor | None = None) -> Tensor:
+    def spread(self, q: Tensor, a: float, given: TargetLabels | None, known: Tensor | None = None) -> Tensor:
         p = q
         for _ in range(STEPS if self.neighbours.shape[1] else 0):
             base = p if known is None else torch.cat([known, p])
             p = (1 - a) * q
             for index, weight in zip(self.neighbours.T, self.weight.T, strict=True):
                 p = p + a * weight[:, None] * base[index]
+            p = fixed(p, given)
         return p
+
+
+def fixed(p: Tensor, given: TargetLabels | None) -> Tensor:
+    """The target's probabilities [Nt, K] with the labels that are given."""
+    return p if given is None else p.index_copy(0, given.images, F.one_hot(given.labels, p.shape[1]).to(p))
 
 
 def nearest(queries: Tensor, keys: Tensor, first: int, k: int) -> tuple[Tensor, Tensor]:
@@ -173,31 +181,32 @@ def gram(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 def label_target(domains: Domains, *, classes: int, leading: int) -> Labels:
     """From both domains' features. The first `leading` of them are the first view."""
-    views = make_views(domains, leading)
+    views, given = make_views(domains, leading), domains.given
     known = F.one_hot(domains.source_labels, classes).to(views[0].source)
-    nobody = torch.zeros(0, dtype=torch.long, device=known.device)
-    q = [view.fit(known, nobody, nobody, LOOSE) for view in views]
-    source_only = torch.stack(q).mean(dim=0).argmax(dim=1)
+    p = fixed(known.new_zeros(len(domains.target.features), classes), given)
+    chosen = torch.zeros(0, dtype=torch.long, device=known.device) if given is None else given.images
+    q = [view.fit(known, p.argmax(dim=1), chosen, LOOSE) for view in views]
+    first = torch.stack(q).mean(dim=0).argmax(dim=1)
     for round in range(ROUNDS):
         spread = torch.stack([view.spread(p, known) for view, p in zip(views, q, strict=True)]).mean(dim=0)
-        p = balanced(spread, source_only)
+        p = fixed(balanced(spread, first), given)
         if round + 1 < ROUNDS:  # the last round's probes would teach nobody
             decay = LOOSE * (CLOSE / LOOSE) ** ((round + 1) / ROUNDS)
             chosen = surest(p, FIRST_PORTION + (1 - FIRST_PORTION) * round / (ROUNDS - 1))
             q = [view.fit(known, p.argmax(dim=1), chosen, decay) for view in views]
-    return Labels(p, source_only)
+    return Labels(p, first)
 
 
-def relabel_target(domains: Domains, source_only: Tensor, *, leading: int) -> Tensor:
+def relabel_target(domains: Domains, first: Tensor, *, leading: int) -> Tensor:
     """The same from the features and predictions of a network that is being trained -> [Nt, K]. Twice: the second time
     a probe that has learnt the first labels has a say of one half."""
-    views = make_views(domains, leading)
-    q = domains.target.logits.softmax(dim=1)
+    views, given = make_views(domains, leading), domains.given
+    q = fixed(domains.target.logits.softmax(dim=1), given)
     known = F.one_hot(domains.source_labels, q.shape[1]).to(q)
     everybody = torch.arange(len(q), device=q.device)
-    p = balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), source_only)
+    p = fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first), given)
     q = (q + views[0].fit(known, p.argmax(dim=1), everybody, CLOSE)) / 2
-    return balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), source_only)
+    return fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first), given)
 
 
 def make_views(domains: Domains, leading: int) -> list[View]:
@@ -205,13 +214,14 @@ def make_views(domains: Domains, leading: int) -> list[View]:
     of_source = Statistics.of(source)
     of_target = Statistics.of(target, prior=of_source)
     source, target = of_source.standardised(source), of_target.standardised(target)
-    return [View(source[:, :leading], target[:, :leading]), View(source, target, whitened=True)]
+    given = domains.given
+    return [View(source[:, :leading], target[:, :leading], given), View(source, target, given, whitened=True)]
 
 
-def balanced(p: Tensor, source_only: Tensor) -> Tensor:
+def balanced(p: Tensor, first: Tensor) -> Tensor:
     """Rows and columns scaled in turn (Sinkhorn) until the class shares are the pulled ones, [Nt, K] -> [Nt, K]."""
     images, classes = p.shape
-    changed = float((p.argmax(dim=1) != source_only).double().mean())
+    changed = float((p.argmax(dim=1) != first).double().mean())
     pull = min(PULL, 2 * changed) * min(1.0, images / (ENOUGH * classes))
     shares = p.mean(dim=0).clamp_min(1e-6) ** (1 - pull)
     shares, p = shares / shares.sum(), p.clamp_min(1e-8)

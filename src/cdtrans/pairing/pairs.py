@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +14,22 @@ from cdtrans.pairing.centers import pseudo_labels
 from cdtrans.pairing.neighbours import Neighbours, normalised, two_way
 
 
+class TargetLabels(NamedTuple):
+    """Labels that a person gave for some target images. Only `adapt --target-labels` makes one (run.target_labels)."""
+
+    images: Tensor  # [M] indices in the target
+    labels: Tensor  # [M]
+
+
 @dataclass(frozen=True)
 class Domains:
     """Both domains as a network encodes them, and what follows from that about how they match. No target label comes
-    in: only features and the network's own logits."""
+    in but those that the user gave: otherwise only features and the network's own logits."""
 
     source: Encoded
     source_labels: Tensor  # [Ns]
     target: Encoded
+    given: TargetLabels | None = None
 
     @cached_property
     def neighbours(self) -> Neighbours:

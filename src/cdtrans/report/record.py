@@ -60,6 +60,11 @@ class Record:
         return bool(self.result.get("trained_with_key"))
 
     @property
+    def target_labels(self) -> int:
+        """How many target images the user's --target-labels trained."""
+        return int(self.result.get("target_labels", 0))
+
+    @property
     def used_source(self) -> bool:
         """Whether the run selected the source-only model."""
         return bool(self.result["chosen_model"] == "source")

@@ -55,7 +55,7 @@ class Measure:
     what: str
     value: float
     limit: float
-    healthy: str  # the healthy side of the limit: above or below
+    healthy: str  # the side of the limit: above, and in older runs also below
     harm: bool
 
 
@@ -222,7 +222,7 @@ def verdict(record: Record) -> Verdict:
     findings = tuple(f"{finding['name']}: {finding['sentence']}" for finding in guard.get("findings", ()))
     opening = guard.get("opening", guard.get("paragraph", ""))  # runs of the first version have one text
     measures = tuple(
-        Measure(m["what"], float(m["found"]), float(m["limit"]), m["healthy"], m["harm"])
+        Measure(m["what"], float(m["found"]), float(m["limit"]), m.get("healthy", "above"), m["harm"])
         for m in guard.get("measures", ())
     )
     refused = record.used_source and record.adapted and not chosen_by_person(record.result)

@@ -30,6 +30,7 @@ def finish(
     config: Config,
     *,
     trained_with_labels: bool,
+    target_labels: int,
 ) -> dict[str, Any]:
     """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json, which is
     returned. The source-only model keeps its temperature: nothing of it depends on a target."""
@@ -53,7 +54,7 @@ def finish(
         run.write_arrays(LOGITS, logits)
         run.write_arrays(VIEWS, views(before, after or before) | sure)
     run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated[chosen], calibrated["source"]))
-    card = replace(card, stage="adaptation", head=network.head.spec, temperature=hot)
+    card = replace(card, stage="adaptation", head=network.head.spec, temperature=hot, target_labels=target_labels)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
@@ -68,6 +69,7 @@ def finish(
         "guard": verdict.summary(),
         "support": {name: found._asdict() for name, found in support.items()},
         "trained_with_key": trained_with_labels,
+        "target_labels": target_labels,  # images that the user's --target-labels trained
         "estimate": estimates[chosen].summary(),
         "estimates": {name: found.summary() for name, found in estimates.items()},  # of all that could be chosen
     }

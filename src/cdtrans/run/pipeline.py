@@ -13,6 +13,7 @@ from cdtrans.methods import require_method
 from cdtrans.run.choose import explanation
 from cdtrans.run.prepare import scan_domains
 from cdtrans.run.stage_1 import Stage1
+from cdtrans.run.target_labels import require_target_labels
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
@@ -33,6 +34,7 @@ class Result:
     harm: bool = False  # whether the guard found that adaptation did harm and its choice stands
     explanation: str = ""  # what the guard has to say, in a paragraph
     estimate: tuple[float, float] | None = None  # a range for the accuracy on the target; None if none can be given
+    target_labels: int = 0  # target images that were trained with their labels (--target-labels)
 
     def classifier(self) -> Classifier:
         return load(self.run)
@@ -76,6 +78,7 @@ def run_pipeline(
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     config = settle(config)
+    require_target_labels(config, source.classes)
     check_folder(out, config, resolved=False)
     finished = (out / RESULT).exists()
     if not finished:
@@ -98,4 +101,5 @@ def finished_result(run: Path) -> Result:
     unknown = estimate.get("low") is None or estimate.get("harm")  # the last in older runs
     band = None if unknown else (estimate["low"], estimate["high"])
     harm = guard.get("verdict") == "harm" and not chosen_by_person(result)
-    return Result(run, result["chosen_epoch"], harm, explanation(run, result), band)
+    given = int(result.get("target_labels", 0))
+    return Result(run, result["chosen_epoch"], harm, explanation(run, result), band, given)

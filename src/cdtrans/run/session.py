@@ -26,6 +26,13 @@ from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
 from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
 from cdtrans.run.stage_1 import Stage1
+from cdtrans.run.target_labels import (
+    as_tensors,
+    describe_labels,
+    read_target_labels,
+    require_use,
+    write_target_labels,
+)
 from cdtrans.runtime.device import pick_device, pick_precision
 from cdtrans.runtime.ranks import barrier, is_main, world
 from cdtrans.runtime.screen import Screen
@@ -56,6 +63,7 @@ def run_session(
     one that the configuration names."""
     kind = method or method_class(config.method)
     config = resolve(config, kind)
+    require_use(kind, config)
     check_folder(out, config)
     if (out / RESULT).exists():
         screen.say(f"The run in '{out}' is already finished.")
@@ -80,11 +88,12 @@ def run_session(
     check_started = time.monotonic()
     findings = check_data(source, source_pixels, target, target_pixels, force=force, screen=screen)
     check_seconds = round(time.monotonic() - check_started, 3)
+    given = read_target_labels(config, source.classes, target, target_pixels, screen)
     source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config, screen)
     if min(len(source), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
 
-    data = describe(source, held, target)
+    data = describe(source, held, target) | describe_labels(given)
     if is_method_file(config.method):
         file = Path(config.method.rpartition(":")[0])
         data["method"] = hashlib.sha256(file.read_bytes()).hexdigest()  # a resumed run must find the same code
@@ -114,6 +123,7 @@ def run_session(
                     "target": (target.paths, target_pixels),
                 },
             )
+            write_target_labels(run, given, source.classes, target, target_pixels)
             begin_log(run, stage_1, {"source": source_bad, "target": target_bad}, findings)
             run.log_timing(stage="check", seconds=check_seconds)
             sizes = Sizes(len(source.classes), len(source), len(target))
@@ -124,9 +134,10 @@ def run_session(
             encode = Encoder(network, config, screen, frozen)
             stage_1.carry_out(run, encode, source_images, labels, card, screen)
             adapting = make_method(kind, network, config, sizes).to(device)
-            training = Data(source_images, labels, target_images, holdout)
+            training = Data(source_images, labels, target_images, holdout, as_tensors(given, device))
             adaptation = adapt_to_target(run, adapting, training, config, screen, frozen)
-        result = finish(run, card, target, adaptation, config, trained_with_labels=kind.uses_target_labels)
+        uses = kind.uses_target_labels
+        result = finish(run, card, target, adaptation, config, trained_with_labels=uses, target_labels=len(given))
         log_session(run, started)  # before the report, which shows it
         if config.report and run.writes:
             with run.timed("report"):

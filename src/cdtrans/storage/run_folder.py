@@ -1,6 +1,7 @@
 """Inspect a run folder: its settings, whether it is finished, which models it has. Needs no torch, so that a wrong
 folder is reported at once."""
 
+import csv
 import json
 from pathlib import Path
 from shlex import quote
@@ -16,6 +17,7 @@ RESULT = "result.json"  # of a finished run
 CARD = "model.json"  # beside a model's weights
 EVALUATION = "evaluation.json"  # of the `eval` with most images of the run's own target
 PREDICTIONS = "predictions.csv"  # of the target, by the chosen model
+TARGET_LABELS = "target_labels.csv"  # of the target images that the run was trained with (--target-labels)
 MODELS = ("chosen", "adapted", "last", "source")
 MODEL_NAMES = {"source": "source-only", "adapted": "adapted"}  # what a run can hand over, in words
 
@@ -61,6 +63,17 @@ def read_result(run: Path) -> dict[str, Any]:
     if not complete:
         raise CdtransError(f"'{file}' is damaged; remove it and run the 'cdtrans adapt' command again.")
     return result
+
+
+def trained_images(run: Path) -> frozenset[str]:
+    """The digests of the target images that a run was trained with the labels of: they cannot measure its models."""
+    try:
+        with open(run / TARGET_LABELS, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+            return frozenset(row["digest"] for row in csv.DictReader(lines))
+    except FileNotFoundError:
+        return frozenset()
+    except (KeyError, csv.Error) as error:
+        raise CdtransError(f"'{run / TARGET_LABELS}' is damaged; run the 'cdtrans adapt' command again.") from error
 
 
 def find_model(run: Path, model: str) -> tuple[str, bool]:

@@ -1,5 +1,5 @@
-"""Stage 2, whatever the method: plan, train, repeat (docs/method.md). No target label comes in here: the target is
-images and nothing else."""
+"""Stage 2, whatever the method: plan, train, repeat (docs/method.md). No target label comes in here but those that the
+user gave with --target-labels."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.model.encoding import Encoded, Encoder, Frozen
 from cdtrans.model.head import Output
 from cdtrans.model.network import Network
-from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs
+from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
 from cdtrans.runtime.ranks import part, share_buffers
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
@@ -37,6 +37,7 @@ class Data(NamedTuple):
     labels: Tensor  # [Ns] of the source
     target: Images
     holdout: LabelledImages | None
+    given: TargetLabels | None = None  # by the user, with --target-labels
 
 
 class Adaptation(NamedTuple):
@@ -149,7 +150,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
 def both_domains(encode: Encoder, data: Data, target: Encoded) -> Domains:
     """The source as the network sees it now, beside the target."""
     source = encode.model.head.of_another_domain(Output(*encode(data.source, "source")))
-    return Domains(Encoded(*source), data.labels, target)
+    return Domains(Encoded(*source), data.labels, target, data.given)
 
 
 def training_step(method: Method, optimisation: Optimisation) -> Train:

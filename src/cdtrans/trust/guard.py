@@ -10,7 +10,7 @@ How often each is right, on data that no limit was set on: docs/results/guard.md
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,14 +34,13 @@ class Measure(NamedTuple):
     name: str  # of the harm
     what: str  # is measured
     found: float
-    limit: float
-    healthy: Literal["above", "below"]  # the side of the limit
-    sentence: str  # what is said if it is on the other side
+    limit: float  # healthy runs are above it
+    sentence: str  # what is said if it is below
     decisive: bool = False  # whether it alone is harm
 
     @property
     def harm(self) -> bool:
-        return self.found < self.limit if self.healthy == "above" else self.found > self.limit
+        return self.found < self.limit
 
 
 def objections(measures: list[Measure]) -> list[Measure]:
@@ -60,7 +59,6 @@ def judge_source(before: Impression) -> list[Measure]:
             "accuracy of the source-only model on its own training images",
             right,
             LEARNT,
-            "above",
             f"the source-only model is right on only {right:.0%} of the images it was trained on (healthy runs: over "
             f"{LEARNT:.0%}): are the source's labels right, and was it trained long enough?",
             decisive=True,
@@ -70,7 +68,6 @@ def judge_source(before: Impression) -> list[Measure]:
             "accuracy of a probe on the source, cross-validated, from chance (0%) to perfect (100%)",
             learnable,
             LEARNABLE,
-            "above",
             f"a probe is right on only {unseen:.0%} of the source images that it has not seen (always "
             f"the largest class: {chance:.0%}): are the source's labels right?",
             decisive=True,
@@ -89,7 +86,6 @@ def judge_adapted(before: Impression, after: Impression) -> list[Measure]:
             "share of the accuracy on the source that is kept",
             kept,
             FORGOTTEN,
-            "above",
             f"accuracy on the source fell from {before.source_accuracy:.0%} to {after.source_accuracy:.0%}",
             decisive=True,
         ),
@@ -99,7 +95,6 @@ def judge_adapted(before: Impression, after: Impression) -> list[Measure]:
             f"the features can know, less {SHIFT_COUNTS} times the shift of the class shares",
             score(found),
             SUPPORTED,
-            "above",
             f"the labels of the nearest source images support {max(0.0, found.first):.0%} of the predictions, and the "
             f"class shares differ from the source's by {found.shift:.0%}, as for a target with other or fewer classes "
             "than the source, but also for one that is far from it",
@@ -118,7 +113,7 @@ def supported(support: Support) -> bool:
 def gave_up(error: Hopeless) -> Measure:
     """Training that could not continue: values that are not finite, or no pairs left."""
     what = "whether training came to its end (100%)"
-    return Measure("training broke off", what, 0.0, 1.0, "above", error.cause, decisive=True)
+    return Measure("training broke off", what, 0.0, 1.0, error.cause, decisive=True)
 
 
 def fell_later(epoch: int, consensus: list[float]) -> str:

@@ -1,0 +1,117 @@
+"""Find the images that a file of labels is about: by path, or else by pixels, so that moved files are found."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized
+from cdtrans.errors import CdtransError, named, nearest
+from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, Part, Row, read_rows
+from cdtrans.runtime.screen import Screen
+
+
+@dataclass(frozen=True)
+class TargetImages:
+    """The images of a run's target, in the run's order."""
+
+    root: Path  # that the paths are relative to
+    paths: tuple[str, ...]
+    digests: tuple[str, ...]  # of the pixels, at `resize`
+    resize: int
+    classes: tuple[str, ...]
+    trained: frozenset[str]  # digests of images that the run was trained with the labels of; not in paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def _by_path(self) -> dict[str, int]:
+        return {path: index for index, path in enumerate(self.paths)}
+
+    @cached_property
+    def _by_digest(self) -> dict[str, int]:
+        return {digest: index for index, digest in reversed(list(enumerate(self.digests)))}
+
+    def find(self, path: str, digest: str = "") -> int | None:
+        """The index of an image, by its path relative to the target or else by its pixels."""
+        return self._by_path.get(path, self._by_digest.get(digest))
+
+
+def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[Row], int]:
+    """The rows of a file that have a label, all of known classes, and how many rows there are."""
+    rows = read_rows(file)
+    filled = [row for row in rows if row.label]
+    if not filled:
+        raise CdtransError(f"'{file}' holds {len(rows)} rows and no label yet: fill in the column 'label'.")
+    known = [*classes, UNSURE, NO_CLASS]
+    unknown = [row for row in filled if row.label not in known]
+    if unknown:
+        row, more = unknown[0], f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        raise CdtransError(
+            f"The class {row.label!r} in {row.place} of '{file}'{more} is unknown: {nearest(row.label, known)}"
+        )
+    return filled, len(rows)
+
+
+def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Screen) -> Answers:
+    """The labels of a file as answers for images of the target; `parts` are those of images that were asked for."""
+    filled, rows = filled_rows(file, target.classes)
+    if len(filled) < rows:
+        screen.say(f"{len(filled)} of {rows} rows have a label; the others are left for later.")
+    found: dict[int, list[Row]] = {}
+    strange, trained = [], 0
+    for row in filled:
+        index, digest = find(row, file, target)
+        if index is not None:
+            found.setdefault(index, []).append(row)
+        elif digest in target.trained:
+            trained += 1
+        else:
+            strange.append(row.path)
+    if trained:
+        screen.say(f"{trained} labels are of images that the model was trained with; they are left out.")
+    if strange:
+        problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
+        if not found and not trained:
+            raise CdtransError(f"{problem}; give paths relative to '{target.root}'.")
+        screen.warn(f"{problem}; they are skipped.")
+    return settle(found, parts, target, screen)
+
+
+def find(row: Row, file: Path, target: TargetImages) -> tuple[int | None, str]:
+    """The index of a row's image, by its path relative to the target, or else by its pixels, so that moved and renamed
+    files are found; and its digest, as far as it had to be known."""
+    index = target.find(os.path.normpath(row.path), row.digest)
+    if index is not None or row.digest:
+        return index, row.digest
+    for folder in (Path(), file.parent, target.root):  # an absolute path stays itself
+        if (folder / row.path).is_file():
+            try:
+                digest = pixel_digest(resized(decode(folder / row.path), target.resize))
+            except UnreadableImage:
+                break
+            return target.find("", digest), digest
+    return None, ""
+
+
+def settle(found: dict[int, list[Row]], parts: dict[int, Part], target: TargetImages, screen: Screen) -> Answers:
+    """One answer per image; contradicting rows are left out with a warning."""
+    answers: Answers = {}
+    contradicting = []
+    for index, rows in found.items():
+        labels = sorted({row.label for row in rows})
+        if len(labels) > 1:
+            contradicting.append(f"{target.paths[index]}: {' or '.join(labels)}")
+        else:
+            claimed: Part = "informative" if rows[0].part == "informative" else "other"
+            if rows[0].part == "random" and not parts:  # the questions are gone, but the CSV of `ask` names the part
+                claimed = "random"
+            answers[index] = Answer(labels[0], parts.get(index, claimed))
+    if contradicting:
+        advice = "they are left out; keep one label of each"
+        screen.warn(f"{len(contradicting)} images have contradicting labels ({named(contradicting)}): {advice}.")
+    repeated = sum(len(rows) - 1 for rows in found.values()) - sum(len(found[i]) - 1 for i in found if i not in answers)
+    if repeated:
+        screen.say(f"{repeated} repeated labels were counted once.")
+    return answers

@@ -1,0 +1,98 @@
+"""Labels of target images that the user hands over to train with (--target-labels). They enter a run here and nowhere
+else. `ask` draws a random part to measure with: it is left out, so that `answer` can measure the new model with it."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdtrans.config import Config
+from cdtrans.data.domains import UnlabelledDomain
+from cdtrans.errors import CdtransError
+from cdtrans.labelling.labels import NO_CLASS, UNSURE
+from cdtrans.labelling.matching import TargetImages, filled_rows, match
+from cdtrans.run.prepare import DomainPixels
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.files import csv_line
+from cdtrans.storage.run_folder import TARGET_LABELS
+
+if TYPE_CHECKING:
+    import torch
+
+    from cdtrans.pairing.pairs import TargetLabels
+    from cdtrans.storage.run import Run
+
+Given = dict[int, int]  # index in the target -> index of the class
+
+
+def require_target_labels(config: Config, classes: tuple[str, ...]) -> None:
+    """Refuse a file that cannot be read, or names an unknown class, before anything is decoded."""
+    if config.target_labels:
+        filled_rows(Path(config.target_labels), classes)
+
+
+def require_use(method: Any, config: Config) -> None:
+    """Refuse a method that would ignore the labels."""
+    if config.target_labels and not method.takes_target_labels:
+        raise CdtransError(
+            f"The method '{config.method}' cannot train with --target-labels; leave --method out, or add the labelled "
+            "images to the source's class folders."
+        )
+
+
+def read_target_labels(
+    config: Config, classes: tuple[str, ...], target: UnlabelledDomain, pixels: DomainPixels, screen: Screen
+) -> Given:
+    """The labels to train with; none without --target-labels."""
+    if not config.target_labels:
+        return {}
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    file = Path(config.target_labels)
+    images = TargetImages(target.root, target.paths, tuple(pixels.digests), config.resize, classes, frozenset())
+    answers = match(file, images, {}, screen)
+    kept = {index: answer for index, answer in answers.items() if answer.part != "random"}
+    given = {i: classes.index(a.label) for i, a in kept.items() if a.label not in (UNSURE, NO_CLASS)}
+    if measures := len(answers) - len(kept):
+        screen.say(
+            f"{measures} labels of the random part are left to measure with ('cdtrans answer'); remove the column "
+            "'part' to train with them too."
+        )
+    if not given:
+        raise CdtransError(
+            f"None of the labels of '{file}' can be trained with: they are of the random part, '{UNSURE}' or "
+            f"'{NO_CLASS}'."
+        )
+    screen.say(f"{len(given)} of {len(target)} target images are trained with their labels.")
+    if len(set(given.values())) == 1 and len(given) > 1:
+        only = classes[next(iter(given.values()))]
+        screen.warn(f"All labels of '{file}' are {only!r}; if the target has other classes too, label some of them.")
+    if len(given) == len(target):
+        screen.warn("Every target image has a label, so none is left to measure the accuracy with.")
+    return given
+
+
+def describe_labels(given: Given) -> dict[str, Any]:
+    """For data.json: a resumed run must find the same labels."""
+    if not given:
+        return {}
+    digest = hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()
+    return {"target_labels": {"images": len(given), "fingerprint": digest}}
+
+
+def write_target_labels(
+    run: "Run", given: Given, classes: tuple[str, ...], target: UnlabelledDomain, pixels: DomainPixels
+) -> None:
+    """target_labels.csv: what later verbs must not measure the model with."""
+    if given:
+        rows = [(target.paths[i], classes[label], pixels.digests[i]) for i, label in sorted(given.items())]
+        run.write(TARGET_LABELS, b"".join(map(csv_line, [("path", "label", "digest"), *rows])))
+
+
+def as_tensors(given: Given, device: "torch.device") -> "TargetLabels | None":
+    import torch
+
+    from cdtrans.pairing.pairs import TargetLabels
+
+    if not given:
+        return None
+    images, labels = zip(*sorted(given.items()), strict=True)
+    return TargetLabels(torch.tensor(images, device=device), torch.tensor(labels, device=device))

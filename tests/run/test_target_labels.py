@@ -1,0 +1,177 @@
+"""Labels of target images that the user gives to train with: where they come in, what they change, what they measure
+afterwards."""
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cdtrans
+from cdtrans.config import Config
+from cdtrans.data.domains import UnlabelledDomain
+from cdtrans.errors import CdtransError
+from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.labelling.target import read_target
+from cdtrans.report.page import write_report
+from cdtrans.run.prepare import DomainPixels
+from cdtrans.run.target_labels import read_target_labels, require_target_labels
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.run_folder import read_result
+from labelled_runs import truth
+from support import says
+from tiny_task import CLASSES, Task, make_task, tree, warm
+
+SOURCES = Path(cdtrans.__file__).parent
+GIVEN = ("00.png", "01.png", "02.png", "05.png")
+
+
+def write(file: Path, *lines: str, header: str = "path,label") -> Path:
+    file.write_text("\n".join((header, *lines, "")))
+    return file
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    task = make_task(tmp_path_factory.mktemp("labels"), source_epochs=1, epochs=2, rebuild_every=1, save_every=30)
+    write(task.folder / "labels.csv", *(f"{name},{truth(name)}" for name in GIVEN))
+    return task
+
+
+def command(task: Task, out: Path, labels: Path, *flags: str) -> list[str]:
+    method = ("--method", "cotraining", "--set", "length=0.01")
+    return task.adapt(out, *method, "--target-labels", str(labels), *flags)
+
+
+@pytest.fixture(scope="module")
+def trained(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    ended = warm().run(command(task, out, task.folder / "labels.csv"), out.parent / "logs")
+    assert ended.code == 0, ended.err
+    assert "4 of 21 target images are trained with their labels" in ended.err + ended.out
+    return out
+
+
+def test_only_one_module_makes_them() -> None:
+    makers = [f.relative_to(SOURCES) for f in SOURCES.rglob("*.py") if re.search(r"\bTargetLabels\(", f.read_text())]
+    assert sorted(map(str, makers)) == ["pairing/pairs.py", "run/target_labels.py"], "the first is the class"
+
+
+@pytest.mark.slow
+class TestRun:
+    def test_result_card_and_folder_say_so(self, trained: Path) -> None:
+        assert read_result(trained)["target_labels"] == 4
+        assert json.loads((trained / "adapted" / "model.json").read_text())["target_labels"] == 4
+        assert json.loads((trained / "source" / "model.json").read_text())["target_labels"] == 0
+        with open(trained / "target_labels.csv", newline="") as lines:
+            assert {row["path"]: row["label"] for row in csv.DictReader(lines)} == {n: truth(n) for n in GIVEN}
+
+    def test_killed_and_resumed_is_undisturbed(self, task: Task, trained: Path, tmp_path: Path) -> None:
+        out, labels = tmp_path / "run", task.folder / "labels.csv"
+        crash = {"name": "state.pt", "when": "after", "nth": 11}
+        assert warm().run(command(task, out, labels, "--save-every", "0"), tmp_path / "logs", crash=crash).code == -9
+        assert not (out / "result.json").exists()
+        others = write(tmp_path / "labels.csv", f"00.png,{truth('01.png')}")
+        kept = labels.read_text()
+        labels.write_text(others.read_text())
+        ended = warm().run(command(task, out, labels), tmp_path / "logs")
+        labels.write_text(kept)
+        assert ended.code == 2
+        assert "have changed" in ended.err, "labels that were changed meanwhile are noticed"
+        assert warm().run(command(task, out, labels), tmp_path / "logs").code == 0
+        assert tree(out) == tree(trained)
+
+    def test_eval_leaves_the_images_out(self, task: Task, trained: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(trained, tmp_path / "run"))
+        lines = [f"{path} {truth(path.name)}" for path in sorted(task.target.iterdir())]
+        (tmp_path / "all.txt").write_text("\n".join(lines))
+        found = evaluate(run, tmp_path / "all.txt", screen=Screen(quiet=True), device="cpu")
+        assert (found.scores.images, found.trained, found.whole_target) == (17, 4, False)
+        assert found.summary()["trained_with"] == 4
+        (tmp_path / "few.txt").write_text("\n".join(line for line in lines if line.split()[0][-6:] in GIVEN))
+        with pytest.raises(CdtransError, match="trained with the labels of all"):
+            evaluate(run, tmp_path / "few.txt", screen=Screen(quiet=True), device="cpu")
+
+    def test_ask_and_answer_leave_them_out(self, task: Task, trained: Path, tmp_path: Path, capsys: Any) -> None:
+        run = Path(shutil.copytree(trained, tmp_path / "run"))
+        target = read_target(run)
+        assert len(target) == 17
+        assert not {*GIVEN} & {*target.paths}
+        asked = cdtrans.ask(run, budget=21)
+        assert len(asked.questions) == 17
+        labels = write(tmp_path / "l.csv", *(f"{p.name},{truth(p.name)}" for p in task.target.iterdir()))
+        result = cdtrans.answer(run, labels, screen=Screen())
+        assert says("".join(capsys.readouterr()), "4 labels are of images that the model was trained with")
+        assert result.complete
+        assert result.images == 17
+        right = np.mean([CLASSES[k] == truth(p) for k, p in zip(target.predicted, target.paths, strict=True)])
+        assert result.accuracy is not None
+        assert result.accuracy.estimate == pytest.approx(right)
+
+    def test_another_method_refuses_them(self, task: Task, tmp_path: Path) -> None:
+        flags = ["--method", "dann", "--target-labels", str(task.folder / "labels.csv")]
+        ended = warm().run(task.adapt(tmp_path / "run", *flags), tmp_path / "logs")
+        assert ended.code == 2
+        assert says(ended.err, "The method 'dann' cannot train with --target-labels")
+        assert not (tmp_path / "run").exists()
+
+    def test_the_report_says_so(self, trained: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(trained, tmp_path / "run"))
+        page = write_report(run, Screen(quiet=True)).read_text()
+        assert "trained with the labels of 4 target images" in page
+
+
+class TestFile:
+    """Of labels: a sentence for everything that cannot be used."""
+
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> tuple[UnlabelledDomain, DomainPixels]:
+        paths = ("a.png", "b.png", "c.png")
+        pixels = DomainPixels(
+            np.zeros((3, 8, 8, 3), np.uint8), np.arange(3), ["da", "db", "dc"], np.zeros((3, 1, 1, 3))
+        )
+        return UnlabelledDomain(tmp_path, paths), pixels
+
+    def given(self, file: Path, target: tuple[UnlabelledDomain, DomainPixels]) -> dict[int, int]:
+        config = Config(target_labels=str(file), resize=8)
+        return read_target_labels(config, CLASSES, *target, Screen())
+
+    def test_the_random_part_is_left_to_measure_with(self, tmp_path: Path, target: Any, capsys: Any) -> None:
+        lines = ("a.png,red,random", "b.png,green,informative", "c.png,blue,")
+        file = write(tmp_path / "l.csv", *lines, header="path,label,part")
+        assert self.given(file, target) == {1: 1, 2: 0}
+        assert says("".join(capsys.readouterr()), "1 labels of the random part are left to measure with")
+
+    def test_by_digest(self, tmp_path: Path, target: Any) -> None:
+        file = write(tmp_path / "l.csv", "moved/elsewhere.png,red,dc", header="path,label,digest")
+        assert self.given(file, target) == {2: 2}
+
+    @pytest.mark.parametrize(
+        ("lines", "words"),
+        [
+            (("a.png,unsure", "b.png,none of these classes"), "can be trained with"),
+            (("a.png,", "b.png,"), "no label yet"),
+            (("x.png,red",), "not in the target"),
+            (("a.png,purple",), "'purple'"),
+        ],
+    )
+    def test_nothing_to_train_with(self, lines: tuple[str, ...], words: str, tmp_path: Path, target: Any) -> None:
+        with pytest.raises(CdtransError, match=words):
+            self.given(write(tmp_path / "l.csv", *lines), target)
+
+    def test_one_class_and_all_images(self, tmp_path: Path, target: Any, capsys: Any) -> None:
+        self.given(write(tmp_path / "l.csv", "a.png,red", "b.png,red", "c.png,red"), target)
+        said = "".join(capsys.readouterr())
+        assert says(said, "are 'red'; if the target has other classes")
+        assert says(said, "Every target image has a label")
+
+    def test_a_wrong_file_is_refused_before_anything_is_decoded(self, tmp_path: Path) -> None:
+        with pytest.raises(CdtransError, match="does not exist"):
+            require_target_labels(Config(target_labels=str(tmp_path / "none.csv")), CLASSES)
+        with pytest.raises(CdtransError, match="'purple'"):
+            require_target_labels(Config(target_labels=str(write(tmp_path / "l.csv", "a.png,purple"))), CLASSES)
+        require_target_labels(Config(), CLASSES)
