@@ -2,10 +2,11 @@
 
     python benchmarks/guard.py NAME=DIR ... --flags NAME="--backbone ... --weights FILE" --recipes instant best authors
         --out DIR --jobs 8
+    python benchmarks/guard.py --rows docs/results/guard.json
 
 Each DIR holds one folder of class folders for each domain (or DOMAIN/images); every ordered pair of domains is a task.
-A second call runs what is missing and prints the tables of everything that is there. Limits are tested on the data set
-that they were not fitted to: those of the guard and the numbers of the estimate are fitted anew without it."""
+A second call runs what is missing and prints the tables of everything that is there; --rows prints those of recorded
+runs. Limit and estimate are also fitted anew without each data set, and tested on it."""
 
 import argparse
 import io
@@ -44,7 +45,7 @@ RECIPES = {
 SHORT = ["--source-epochs", "6", "--epochs", "8"]  # for recipes that train stage 1, in tasks of few images
 CONDITIONS = ("healthy", "small5", "small20", "shuffled", "noise", "other", "few", "imbalanced", "rate")
 HEALTHY = ("healthy", "small5", "small20", "imbalanced")
-CERTAIN = ("shuffled", "rate")  # must be harm
+OTHERS = ("noise", "other", "few")  # must not be better
 NOISE = 300  # images
 
 
@@ -151,8 +152,11 @@ def run(task: Task, flags: list[str], out: Path) -> None:
         print(task.name, "failed", code, flush=True)
         return
     result = json.loads((place / "result.json").read_text())
-    found: dict[str, Any] = task._asdict() | {"verdict": result["guard"]["verdict"], "estimate": result["estimate"]}
-    found |= {"source": str(task.source), "target": str(task.target), **result["support"].get("adapted", {})}
+    found: dict[str, Any] = task._asdict() | {"verdict": result["guard"]["verdict"]}
+    found |= {"source": str(task.source), "target": str(task.target), "estimate": result["estimate"]}
+    if "adapted" in result["support"]:
+        kept = next(m["found"] for m in result["guard"]["measures"] if m["name"] == "source forgotten")
+        found |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"], "kept": kept}
     found |= {"before": 0.0, "after": 0.0, "calibration": None}
     if scored:
         said = io.StringIO()
@@ -167,56 +171,69 @@ def run(task: Task, flags: list[str], out: Path) -> None:
     print(f"{task.name}: {told} ({time.monotonic() - started:.0f} s)", flush=True)
 
 
-def tables(out: Path) -> None:
-    rows = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
-    judged = [row for row in rows if "first" in row]
+def tables(rows: list[dict[str, Any]]) -> None:
     for row in rows:
+        fell = row["after"] <= row["before"] - 0.03
         row["healthy"] = row["condition"] in HEALTHY and row["after"] > row["before"]
-        row["spoilt"] = row["condition"] in ("noise", "other", "few") or row["after"] <= row["before"] - 0.03
-    print("| data | recipe | runs | healthy: better | cannot tell | harm | spoilt: better | certain: harm |")
-    print("|---|---|---|---|---|---|---|---|")
-    for data, recipe in sorted({(row["data"], row["recipe"]) for row in rows}):
-        some = [row for row in rows if (row["data"], row["recipe"]) == (data, recipe)]
-        good = [row["verdict"] for row in some if row["healthy"]]
-        bad = [row["verdict"] for row in some if row["spoilt"] and row["condition"] not in CERTAIN]
-        sure = [row["verdict"] for row in some if row["condition"] in CERTAIN]
-        cells = [len(some), *(f"{good.count(v)} of {len(good)}" for v in ("better", "unknown", "harm"))]
-        cells += [f"{bad.count('better')} of {len(bad)}", f"{sure.count('harm')} of {len(sure)}"]
-        print(f"| {data} | {recipe} | {' | '.join(map(str, cells))} |")
-    print("\nEach data set by limits and numbers that were fitted without it:")
-    print("| left out | healthy: better | spoilt: better | mean error | width | held | ECE |")
+        row["broken"] = row["condition"] == "rate" and row["after"] < row["before"] - 0.1
+        row["certain"] = row["condition"] == "shuffled" or row["broken"]
+        row["spoilt"] = not row["certain"] and (row["condition"] in OTHERS or fell)
+    print(
+        "| data | recipe | runs | healthy: better | cannot tell | harm | rose: harm | spoilt: better | certain: harm |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    groups = sorted({(row["data"], row["recipe"]) for row in rows})
+    for name, some in [(g, [r for r in rows if (r["data"], r["recipe"]) == g]) for g in groups] + [(("all", ""), rows)]:
+        verdicts = {
+            "healthy": [row["verdict"] for row in some if row["healthy"]],
+            "rose": [row["verdict"] for row in some if row["after"] > row["before"] and row["condition"] != "shuffled"],
+            "spoilt": [row["verdict"] for row in some if row["spoilt"]],
+            "certain": [row["verdict"] for row in some if row["certain"]],
+        }
+        asked = [("healthy", v) for v in ("better", "unknown", "harm")]
+        asked += [("rose", "harm"), ("spoilt", "better"), ("certain", "harm")]
+        cells = [f"{verdicts[kind].count(verdict)} of {len(verdicts[kind])}" for kind, verdict in asked]
+        print(f"| {name[0]} | {name[1]} | {len(some)} | {' | '.join(cells)} |")
+    print("\nEach data set by a limit and an estimate that were fitted without it:")
+    print("| left out | limit | healthy: better | spoilt: better | mean error | width | held |")
     print("|---|---|---|---|---|---|---|")
+    judged = [row for row in rows if "first" in row]
     for data in sorted({row["data"] for row in judged}):
         print(f"| {data} | {' | '.join(left_out(judged, data))} |")
+    sure = [row["calibration"] for row in rows if row["condition"] in HEALTHY and row["calibration"] is not None]
+    print(f"\nCalibration error of {len(sure)} healthy runs: {np.mean(sure):.3f}")
 
 
 def left_out(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
+    """The limit is the highest score of a spoilt run of the other data sets."""
+
     def score(row: dict[str, Any]) -> float:
-        return float(row["first"] - guard.SHIFT_COUNTS * row["shift"])
+        supported: float = row["first"] - guard.SHIFT_COUNTS * row["shift"]
+        return supported if row["kept"] >= guard.FORGOTTEN else -1.0
 
     others, these = ([row for row in rows if (row["data"] == data) is here] for here in (False, True))
-    spoilt = [score(row) for row in others if row["spoilt"] and row["condition"] not in CERTAIN]
-    limit = float(np.quantile(spoilt, 0.97)) if spoilt else guard.SUPPORTED
+    limit = max([score(row) for row in others if row["spoilt"]], default=guard.SUPPORTED)
+    yield f"{limit:.2f}"
     for kind in ("healthy", "spoilt"):
-        some = [score(row) > limit for row in these if row[kind] and row["condition"] not in CERTAIN]
+        some = [score(row) > limit for row in these if row[kind]]
         yield f"{sum(some)} of {len(some)}"
     train = [row for row in others if row["condition"] in HEALTHY]
     test = [row for row in these if row["condition"] in HEALTHY and score(row) > limit]
     if not train or not test:
         return
     fitted, *_ = np.linalg.lstsq(design(train), logit([row["after"] for row in train]), rcond=None)
-    errors = 1 / (1 + np.exp(-design(test) @ fitted)) - np.array([row["after"] for row in test])
-    middle = np.array([row["after"] for row in test]) + errors
+    middle, true = 1 / (1 + np.exp(-design(test) @ fitted)), np.array([row["after"] for row in test])
     low, high = (middle - estimate.HALF_WIDTH).clip(0), (middle + estimate.HALF_WIDTH).clip(max=1)
-    yield f"{np.abs(errors).mean():.3f}"
+    yield f"{np.abs(middle - true).mean():.3f}"
     yield f"{(high - low).mean():.3f}"
-    yield f"{(np.abs(errors) <= estimate.HALF_WIDTH).mean():.0%} of {len(test)}"
-    yield f"{np.mean([row['calibration'] for row in these if row['condition'] in HEALTHY]):.3f}"
+    yield f"{((low <= true) & (true <= high)).sum()} of {len(test)}"
 
 
 def design(rows: list[dict[str, Any]]) -> np.ndarray:
-    support, shift = (logit([row[name] for row in rows]) for name in ("mean", "shift"))
-    return np.stack([np.ones(len(rows)), support, shift], axis=1)
+    """What trust.estimate is made of."""
+    start, shift = (logit([row[name] for row in rows]) for name in ("start", "shift"))
+    gain = np.array([row["mean"] - row["start"] for row in rows])
+    return np.stack([np.ones(len(rows)), start, gain, shift], axis=1)
 
 
 def logit(shares: list[float]) -> np.ndarray:
@@ -226,14 +243,18 @@ def logit(shares: list[float]) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="+", help="NAME=DIR")
+    parser.add_argument("data", nargs="*", help="NAME=DIR")
+    parser.add_argument("--rows", type=Path, help="print the tables of these runs and do nothing else")
     parser.add_argument("--flags", nargs="*", default=[], help="NAME=flags of adapt for it")
     parser.add_argument("--recipes", nargs="+", default=["instant"], choices=RECIPES)
     parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=CONDITIONS)
     parser.add_argument("--tasks", nargs="+", help="SOURCE:TARGET; all of them unless given")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.rows:
+        tables(json.loads(arguments.rows.read_text()))
+        return
     flags = dict(pair.split("=", 1) for pair in arguments.flags)
     tasks = []
     for name, folder in (pair.split("=", 1) for pair in arguments.data):
@@ -248,7 +269,7 @@ def main() -> None:
         futures = [pool.submit(run, task, shlex.split(flags.get(task.data, "")), arguments.out) for task in tasks]
         for future in futures:
             future.result()
-    tables(arguments.out)
+    tables([json.loads(file.read_text()) for file in sorted(arguments.out.glob("*.json"))])
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def main() -> None:
     tasks = [tuple(task.split(":")) for task in arguments.tasks or ()] or list(itertools.permutations(domains, 2))
     arguments.out.mkdir(parents=True, exist_ok=True)
     cases = [
-        Case(*task, labels, draw, effort, way)
-        for draw, effort, labels, task, way in itertools.product(
+        Case(source, target, labels, draw, effort, way)
+        for draw, effort, labels, (source, target), way in itertools.product(
             range(arguments.draws), arguments.efforts, arguments.labels, tasks, WAYS
         )
         if labels or way == "target"  # without labels both are the same

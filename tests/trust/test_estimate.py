@@ -15,23 +15,27 @@ shares = st.floats(-1, 1.5)
 def test_it_is_a_range_of_shares_that_rises_with_support_and_falls_with_shift(
     mean: float, more: float, shift: float
 ) -> None:
-    found = estimate(Support(mean, mean, shift), known=True, labels=50)
+    start = Support(0.5, 0.5, 0.2)
+    found = estimate(Support(mean, mean, shift), start, known=True, labels=50)
     assert 0 <= found.low <= found.accuracy <= found.high <= 1
     assert found.high - found.low <= 2 * HALF_WIDTH + 1e-9
-    assert estimate(Support(mean, mean + more, shift), known=True, labels=50).accuracy >= found.accuracy
-    assert estimate(Support(mean, mean, shift + more), known=True, labels=50).accuracy <= found.accuracy
+    assert estimate(Support(mean, mean + more, shift), start, known=True, labels=50).accuracy >= found.accuracy
+    assert estimate(Support(mean, mean, shift + more), start, known=True, labels=50).accuracy <= found.accuracy
+    better_start = Support(0.5, 0.5 + more, 0.2)
+    unchanged = [estimate(x, x, known=True, labels=50).accuracy for x in (start, better_start)]
+    assert unchanged[0] <= unchanged[1]
 
 
 def test_a_case_worked_by_hand() -> None:
-    found = estimate(Support(0.0, 0.5, 0.5), known=True, labels=50)
-    assert found.accuracy == pytest.approx(1 / (1 + 2.718281828**-0.62))
+    found = estimate(Support(0.0, 0.6, 0.5), Support(0.0, 0.5, 0.3), known=True, labels=50)
+    assert found.accuracy == pytest.approx(1 / (1 + 2.718281828 ** -(0.01 + 4.35 * 0.1)))
     told = found.summary()
-    assert (told["low"], told["high"]) == (pytest.approx(0.5052, abs=1e-3), pytest.approx(0.7952, abs=1e-3))
-    assert says(told["sentence"], "51% to 80%", "without labels")
+    assert (told["low"], told["high"]) == (pytest.approx(0.4734, abs=1e-3), pytest.approx(0.7454, abs=1e-3))
+    assert says(told["sentence"], "47% to 75%", "without labels")
 
 
 def test_where_it_cannot_be_relied_on_there_is_no_range_but_a_number_of_labels() -> None:
-    told = estimate(Support(0.9, 0.9, 0.1), known=False, labels=47).summary()
+    told = estimate(Support(0.9, 0.9, 0.1), Support(0.8, 0.8, 0.1), known=False, labels=47).summary()
     assert (told["low"], told["high"]) == (None, None)
     assert says(told["sentence"], "unknown", "about 47")
     assert "%" not in told["sentence"]

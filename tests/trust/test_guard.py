@@ -14,7 +14,9 @@ from cdtrans.trust.guard import (
     judge_source,
     labels_to_settle,
 )
-from impressions import impression_of
+from cdtrans.trust.impression import Impression
+from cdtrans.trust.support import Evidence
+from impressions import evidence_of, impression_of
 from support import says
 
 TARGET = torch.arange(600) % 6
@@ -25,44 +27,59 @@ def names(measures: list[guard.Measure]) -> list[str]:
     return [f.name for f in guard.objections(measures)]
 
 
-def healthy(**changes: object):
-    return impression_of(TARGET, classes=6, **changes)  # type: ignore[arg-type]
+def healthy(source_right: float = 1.0) -> Impression:
+    return impression_of(TARGET, classes=6, source_right=source_right)
+
+
+def evidence(nearest: torch.Tensor = TARGET, learnable: float = 0.9) -> Evidence:
+    return evidence_of(nearest, classes=6, learnable=learnable)
 
 
 def test_a_healthy_run_is_better() -> None:
-    assert names(judge_source(healthy())) == []
-    assert names(judge_adapted(healthy(), healthy())) == []
-    assert decide(judge_adapted(healthy(), healthy()), guard=True).verdict == "better"
+    assert names(judge_source(healthy(), evidence())) == []
+    assert names(judge_adapted(healthy(), healthy(), evidence())) == []
+    assert decide(judge_adapted(healthy(), healthy(), evidence()), guard=True).verdict == "better"
 
 
 @pytest.mark.parametrize(("share", "found"), [(guard.LEARNT - 0.01, ["source not learnt"]), (guard.LEARNT + 0.01, [])])
 def test_a_source_that_was_not_learnt(share: float, found: list[str]) -> None:
-    assert names(judge_source(healthy(source_right=share, source_learnable=0.9))) == found
+    assert names(judge_source(healthy(source_right=share), evidence())) == found
 
 
-def test_a_source_that_is_forgotten() -> None:
-    assert names(judge_adapted(healthy(), healthy(source_right=0.75))) == ["source forgotten"]
-    assert names(judge_adapted(healthy(source_right=0.9), healthy(source_right=0.75))) == []
+@pytest.mark.parametrize(("kept", "verdict"), [(0.95, "better"), (0.75, "unknown"), (0.4, "harm")])
+def test_a_source_that_is_forgotten(kept: float, verdict: str) -> None:
+    """A little, and nobody knows; most of it, and training went wrong."""
+    measures = judge_adapted(healthy(), healthy(source_right=kept), evidence())
+    assert names(measures) == ([] if verdict == "better" else ["source forgotten"])
+    assert decide(measures, guard=True).verdict == verdict
+    assert names(judge_adapted(healthy(source_right=0.8), healthy(source_right=0.75), evidence())) == []
+
+
+def test_predictions_at_chance_are_harm() -> None:
+    """As of a model that training has ruined, even if it still knows the source."""
+    ruined = impression_of(torch.randint(6, (600,), generator=torch.Generator().manual_seed(0)), classes=6)
+    measures = judge_adapted(healthy(), ruined, evidence())
+    assert names(measures) == ["training broken", "not supported"]
+    assert decide(measures, guard=True).verdict == "harm"
 
 
 def test_what_speaks_against_the_start_speaks_against_the_end() -> None:
-    assert "source not learnt" in names(judge_adapted(healthy(source_right=0.2), healthy(source_right=0.2)))
+    assert "source not learnt" in names(judge_adapted(healthy(0.2), healthy(0.2), evidence()))
 
 
 def test_predictions_that_the_source_does_not_support_are_no_harm_but_unknown() -> None:
-    """The features of the source-only model are asked, about the adapted model's predictions."""
-    apart = torch.where(torch.arange(600) < 450, (TARGET + 1) % 6, TARGET)  # of the nearest source images
-    measures = judge_adapted(healthy(nearest=apart), healthy())
+    apart = torch.where(torch.arange(600) < 420, (TARGET + 1) % 6, TARGET)
+    measures = judge_adapted(healthy(), healthy(), evidence(nearest=apart))
     assert names(measures) == ["not supported"]
     verdict = decide(measures, guard=True, labels=47)
     assert verdict.verdict == "unknown"
     assert says(verdict.paragraph, "cannot tell", "adapted model", "About 47", "other or fewer classes")
-    assert names(judge_adapted(healthy(), healthy(nearest=apart))) == [], "the adapted model's features are not asked"
 
 
 def test_a_target_of_few_of_the_classes_is_unknown() -> None:
     few = torch.arange(600) % 2
-    assert names(judge_adapted(impression_of(few, classes=6), impression_of(few, classes=6))) == ["not supported"]
+    both = impression_of(few, classes=6), impression_of(few, classes=6)
+    assert names(judge_adapted(*both, evidence_of(few, classes=6))) == ["not supported"]
 
 
 @pytest.mark.parametrize(("differ", "labels"), [(300, 40), (60, 200), (6, 600), (0, 600)])
@@ -93,7 +110,7 @@ def test_a_fall_after_the_chosen_epoch_is_told_but_not_held_against_it() -> None
 
 
 def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
-    measures = judge_adapted(healthy(), healthy(source_right=0.3))
+    measures = judge_adapted(healthy(), healthy(source_right=0.3), evidence())
     harm, off = decide(measures, guard=True), decide(measures, guard=False)
     assert (harm.verdict, off.verdict, decide([], guard=True).verdict) == ("harm", "off", "better")
     assert says(harm.paragraph, "did harm", "source-only model")
@@ -110,21 +127,22 @@ def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
 
 
 def test_labels_that_a_probe_cannot_learn_are_harm_also_if_the_model_learnt_them_by_heart() -> None:
-    at_chance = healthy(source_learnable=0.18)
-    assert names(judge_source(at_chance)) == ["labels not learnable"]
-    assert decide(judge_source(at_chance), guard=True, adapted=False).verdict == "harm"
-    assert names(judge_source(healthy(source_learnable=0.4))) == []
+    at_chance = judge_source(healthy(), evidence(learnable=0.18))
+    assert names(at_chance) == ["labels not learnable"]
+    assert decide(at_chance, guard=True, adapted=False).verdict == "harm"
+    assert names(judge_source(healthy(), evidence(learnable=0.4))) == []
 
 
 def test_everything_measured_is_told_harm_or_not() -> None:
     """So that people see how near to a limit their run came."""
-    measures = decide(judge_adapted(healthy(), healthy(source_right=0.75)), guard=True).summary()["measures"]
+    measures = decide(judge_adapted(healthy(), healthy(0.75), evidence()), guard=True).summary()["measures"]
     assert {m["name"]: m["harm"] for m in measures} == {
         "source not learnt": False,
         "labels not learnable": False,
         "source forgotten": True,
+        "training broken": False,
         "not supported": False,
     }
     found = {m["name"]: (m["found"], m["limit"]) for m in measures}
     assert found["source forgotten"] == (pytest.approx(0.75, abs=0.01), guard.FORGOTTEN)
-    assert found["not supported"] == (pytest.approx(1, abs=0.05), guard.SUPPORTED)
+    assert found["not supported"] == (pytest.approx(1 / 0.9, abs=0.05), guard.SUPPORTED)

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from sklearn.metrics import cohen_kappa_score
+from torch.nn import functional as F
 
 from cdtrans.model.encoding import Encoded
 from cdtrans.pairing.pairs import Domains
 from cdtrans.trust import support as module
-from cdtrans.trust.support import kappa, nearest_labels, shifted, support
+from cdtrans.trust.support import cross_validated, kappa, nearest_labels, shifted, support
 
 
 def test_kappa_is_cohens() -> None:
@@ -64,3 +65,13 @@ def test_a_large_target_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> No
 def test_fewer_source_images_than_neighbours() -> None:
     source, target = torch.arange(4), torch.arange(8) % 4
     assert nearest_labels(domains(source, target)).shape == (8, 4)
+
+
+def test_cross_validation_tells_labels_from_shuffled_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.arange(200) % 4).sort().values  # in the order of the classes, as a source is
+    features = F.one_hot(labels, 4) + 0.3 * torch.randn(200, 4, generator=generator)
+    features = torch.cat([features, torch.randn(200, 40, generator=generator)], dim=1)
+    assert cross_validated(features, labels, 4) > 0.9
+    shuffled = labels[torch.randperm(200, generator=generator)]
+    assert cross_validated(features, shuffled, 4) < 0.4

@@ -42,10 +42,11 @@ def finish(
     )
     chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
     with run.timed("verdict"):
-        support = {name: before.support(seen.predicted) for name, seen in models.items()}
+        support = {name: adaptation.evidence.support(seen.predicted) for name, seen in models.items()}
         judged = verdict.verdict in ("better", "unknown")
         estimates = {
-            name: estimate(found, known=judged and supported(found), labels=labels) for name, found in support.items()
+            name: estimate(found, support["source"], known=judged and supported(found), labels=labels)
+            for name, found in support.items()
         }
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
         hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in logits else 1.0

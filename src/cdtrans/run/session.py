@@ -23,6 +23,7 @@ from cdtrans.model.encoding import Encoder, Frozen
 from cdtrans.model.fast.fused import build
 from cdtrans.model.head import Head, MeanHead
 from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
+from cdtrans.run.evidence import pretrained_evidence
 from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
 from cdtrans.run.stage_1 import Stage1
@@ -132,10 +133,12 @@ def run_session(
                 start_clock(screen, workload, run, network, target_images, resumed=resumed, fits_source=stage_1.trains)
             frozen = Frozen() if config.source_fit == "probe" else None
             encode = Encoder(network, config, screen, frozen)
+            untrained = network if stage_1.origin is None else None
+            evidence = pretrained_evidence(run, untrained, card, config, source_images, labels, target_images, screen)
             stage_1.carry_out(run, encode, source_images, labels, card, screen)
             adapting = make_method(kind, network, config, sizes).to(device)
             training = Data(source_images, labels, target_images, holdout, as_tensors(given, device))
-            adaptation = adapt_to_target(run, adapting, training, config, screen, frozen)
+            adaptation = adapt_to_target(run, adapting, training, config, screen, frozen, evidence)
         uses = kind.uses_target_labels
         result = finish(run, card, target, adaptation, config, trained_with_labels=uses, target_labels=len(given))
         log_session(run, started)  # before the report, which shows it

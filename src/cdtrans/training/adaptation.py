@@ -25,6 +25,7 @@ from cdtrans.training.step import Step, Train
 from cdtrans.training.workload import Workload
 from cdtrans.trust.guard import Measure, fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.impression import Impression, impression
+from cdtrans.trust.support import Evidence
 from cdtrans.trust.watch import Watch
 
 PLANNING = -1  # the step number in the seed of a plan, so that its draws are like none of the epoch's own
@@ -48,18 +49,26 @@ class Adaptation(NamedTuple):
     after: Impression | None  # the chosen epoch; None if there is none
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
-    measures: list[Measure]  # evidence for or against the adapted model
+    evidence: Evidence  # what fixed features know of both domains
+    measures: list[Measure]  # for or against the adapted model
     warning: str = ""  # evidence against the training after the chosen epoch
 
 
 def adapt_to_target(
-    run: Run, method: Method, data: Data, config: Config, screen: Screen, frozen: Frozen | None = None
+    run: Run,
+    method: Method,
+    data: Data,
+    config: Config,
+    screen: Screen,
+    frozen: Frozen | None = None,
+    evidence: Evidence | None = None,
 ) -> Adaptation:
     """Train by the method, choose an epoch by label-free scores, and compare it with the source-only model. `frozen`
-    are features that stage 1 has left behind, if it has not trained the backbone."""
+    are features that stage 1 has left behind, if it has not trained the backbone; `evidence` is that of the pretrained
+    backbone, and without it that of the source-only model is taken."""
     network = method.served()
     encode = Encoder(network, config, screen, frozen)
-    watch = Watch(run, encode, data.holdout, config.select)
+    watch = Watch(run, encode, data.holdout, config.select, evidence)
     last: dict[str, Tensor] = {}
     measures: list[Measure] = []
     try:
@@ -70,10 +79,13 @@ def adapt_to_target(
         if before is None or not (config.guard or watch.selection.best):
             raise
         if not watch.selection.best:
-            at_start = judge_source(before)
-            return Adaptation(network, before, None, 0, last, at_start if objections(at_start) else measures)
+            assert watch.evidence is not None, "it comes with the impression"
+            at_start = judge_source(before, watch.evidence)
+            against = at_start if objections(at_start) else measures
+            return Adaptation(network, before, None, 0, last, watch.evidence, against)
     before, best = watch.before, watch.selection.best
     assert before is not None, "the first round makes it"
+    assert watch.evidence is not None, "the first round makes it"
     assert best is not None, "there is at least one epoch"
     with run.timed("verdict"):
         if best.epoch != config.epochs or not last:
@@ -81,10 +93,11 @@ def adapt_to_target(
             screen.expect(len(data.target) + len(data.source))
             encoded = encode(data.target, "target")
         after = impression(both_domains(encode, data, encoded))
-        measures += judge_adapted(before, after)
+        measures += judge_adapted(before, after, watch.evidence)
     reached = config.epochs if last else best.epoch
     later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
-    return Adaptation(network, before, after, best.epoch, last, measures, fell_later(best.epoch, later))
+    warning = fell_later(best.epoch, later)
+    return Adaptation(network, before, after, best.epoch, last, watch.evidence, measures, warning)
 
 
 def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, screen: Screen) -> Encoded:
@@ -116,7 +129,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
             domains = both_domains(encode, data, encoded)
             proposals = planner.plan(epoch, domains)
             if epoch == 1:
-                start_from(watch, impression(domains), config)
+                start_from(watch, domains, method.sizes.classes, config)
             if method.trains:
                 planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
@@ -194,10 +207,11 @@ class Batches:
         return Batch(self.x_s[step], labels[0], self.x_t[step], labels[1], self.i_t[batch], self.weight[batch])
 
 
-def start_from(watch: Watch, before: Impression, config: Config) -> None:
+def start_from(watch: Watch, domains: Domains, classes: int, config: Config) -> None:
     """Remember the source-only model. If adapting it is hopeless, stop before time is spent on it."""
-    watch.before = before
-    against = [measure for measure in objections(judge_source(before)) if measure.decisive]
+    watch.before = impression(domains)
+    watch.evidence = watch.evidence or Evidence.of(domains, classes)
+    against = [measure for measure in objections(judge_source(watch.before, watch.evidence)) if measure.decisive]
     if against and config.guard:
         raise Hopeless(against[0].sentence, "See the guard's findings.")
 

@@ -80,7 +80,9 @@ def work_ahead(workload: Workload, state: dict[str, Any] | None, *, fits_source:
     if not fits_source:
         return workload.stage_2()
     place = (1, 0) if state is None else (state["epoch"], state["step"])
-    return stage_1_work(workload.config, workload.sizes.source_images, *place) + workload.stage_2()
+    config, (_, source, target) = workload.config, workload.sizes
+    evidence = source + target if state is None and (config.weights or config.pretrained) else 0  # see run.evidence
+    return evidence + stage_1_work(config, source, *place) + workload.stage_2()
 
 
 def start_clock(

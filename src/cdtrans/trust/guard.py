@@ -1,9 +1,9 @@
 """Did adaptation help, did it hurt, or can that not be known? By comparing the source-only model with the adapted one.
 
-    harm      on decisive evidence only: the source's labels cannot be learnt, the model has forgotten the source,
-              training broke off. The source-only model is handed over.
-    better    the source's labels support the adapted model's predictions (trust.support)
-    unknown   they do not, as for a target with other classes, but also across a wide gap. The adapted model is handed
+    harm      on decisive evidence only: the source's labels cannot be learnt, the predictions agree with the nearest
+              source images no more than by chance, training broke off. The source-only model is handed over.
+    better    the source's labels support the adapted model's predictions (trust.support) and it still knows the source
+    unknown   otherwise, as for a target with other classes, but also across a wide gap. The adapted model is handed
               over with a warning, and with the number of labels that would settle it.
 
 How often each is right, on data that no limit was set on: docs/results/guard.md.
@@ -16,12 +16,13 @@ import torch
 
 from cdtrans.errors import Hopeless
 from cdtrans.trust.impression import Impression
-from cdtrans.trust.support import Support
+from cdtrans.trust.support import Evidence, Support
 
 LEARNT = 0.5  # accuracy on the source-only model's own training images
 LEARNABLE = 0.2  # of the way from chance to always right, cross-validated; shuffled labels are at chance
-FORGOTTEN = 0.8  # share of the accuracy on the source that is kept
-SUPPORTED = 0.33  # support less SHIFT_COUNTS times the shift of the class shares
+FORGOTTEN, LOST = 0.9, 0.5  # shares of the accuracy on the source that are kept; below the second, target's is gone too
+CHANCE = 0.05  # support by the nearest ten images, of models that have lost all they knew
+SUPPORTED = 0.3  # support less SHIFT_COUNTS times the shift of the class shares
 SHIFT_COUNTS = 1.5
 FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later ones have
 
@@ -47,11 +48,11 @@ def objections(measures: list[Measure]) -> list[Measure]:
     return [measure for measure in measures if measure.harm]
 
 
-def judge_source(before: Impression) -> list[Measure]:
+def judge_source(before: Impression, evidence: Evidence) -> list[Measure]:
     """What can be seen before stage 2 has cost anything: a decisive objection here makes it hopeless."""
     right = before.source_accuracy
     chance = float(torch.bincount(before.source_labels).max()) / len(before.source_labels)
-    unseen = float(before.source_learnable)
+    unseen = float(evidence.learnable)
     learnable = (unseen - chance) / max(1 - chance, 1e-9)
     return [
         Measure(
@@ -75,18 +76,26 @@ def judge_source(before: Impression) -> list[Measure]:
     ]
 
 
-def judge_adapted(before: Impression, after: Impression) -> list[Measure]:
+def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> list[Measure]:
     """The adapted model against the source-only one."""
     kept = after.source_accuracy / max(before.source_accuracy, 1e-9)
-    found = before.support(after.predicted)
+    found = evidence.support(after.predicted)
     return [
-        *judge_source(before),
+        *judge_source(before, evidence),
         Measure(
             "source forgotten",
             "share of the accuracy on the source that is kept",
             kept,
             FORGOTTEN,
             f"accuracy on the source fell from {before.source_accuracy:.0%} to {after.source_accuracy:.0%}",
+            decisive=kept < LOST,
+        ),
+        Measure(
+            "training broken",
+            "agreement of the predictions with the nearest source images' labels, from chance (0%) to perfect (100%)",
+            found.mean,
+            CHANCE,
+            "the predictions agree with the labels of the nearest source images no more often than by chance",
             decisive=True,
         ),
         Measure(

@@ -5,13 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.pairing.pairs import Domains
-from cdtrans.trust.support import Support, nearest_labels, support
 
-FOLDS, PROBED = 5, 20_000  # of the cross-validation, and images in it at most
 SAMPLE = 1000  # images of each domain whose features are kept, for pictures
 
 
@@ -20,14 +16,12 @@ class Impression:
     """One model, the source it was trained on and the target. Tensors on the CPU, half precision where enough."""
 
     target_logits: Tensor  # [Nt, K]
-    nearest_labels: Tensor  # [n, k] labels of the source images nearest to some target images, see trust.support
     source_labels: Tensor  # [Ns]
     source_predicted: Tensor  # [Ns]
     source_confidence: Tensor  # [Ns]
     source_own: Tensor  # [Ns] the probability of the image's own label
     source_sample: Tensor  # [S, D] features
     target_sample: Tensor  # [T, D] features
-    source_learnable: Tensor  # [] accuracy of a linear probe on the source's features, cross-validated
 
     @property
     def predicted(self) -> Tensor:
@@ -38,10 +32,6 @@ class Impression:
         """On the images it was trained on, in eval mode."""
         return float((self.source_predicted == self.source_labels).double().mean())
 
-    def support(self, predicted: Tensor) -> Support:
-        """How far this model's features support predictions [Nt], its own or another's."""
-        return support(predicted, self.nearest_labels, self.source_labels, float(self.source_learnable))
-
 
 def impression(domains: Domains) -> Impression:
     source, target, labels = domains.source, domains.target, domains.source_labels
@@ -49,24 +39,8 @@ def impression(domains: Domains) -> Impression:
     confidence, predicted = p.max(dim=1)
     own = p.gather(1, labels[:, None]).squeeze(1)
     samples = [x.features[sampled(len(x.features)).to(x.features.device)].half() for x in (source, target)]
-    columns = (target.logits, nearest_labels(domains), labels, predicted, confidence.half(), own.half(), *samples)
-    learnable = torch.tensor(cross_validated(source.features, labels, source.logits.shape[1]))
-    return Impression(*(x.cpu() for x in (*columns, learnable)))
-
-
-def cross_validated(features: Tensor, labels: Tensor, classes: int) -> float:
-    """Accuracy of a linear probe on images that it has not seen: near chance if labels were mixed up, or if training
-    has ruined the features, whatever the model's own head says."""
-    some = torch.linspace(0, len(labels) - 1, min(len(labels), PROBED), device=labels.device).round().long()
-    x, y = Statistics.of(features).standardised(features[some]), labels[some]
-    fold = torch.arange(len(y), device=y.device) % FOLDS  # the source is in the order of its classes
-    right = 0
-    for n in range(FOLDS):
-        kept, left = fold != n, fold == n
-        if kept.any() and left.any():
-            probe = fit_probe(x[kept], F.one_hot(y[kept], classes).to(x), LOOSE)
-            right += int((probe.probabilities(x[left]).argmax(dim=1) == y[left]).sum())
-    return right / len(y)
+    columns = (target.logits, labels, predicted, confidence.half(), own.half(), *samples)
+    return Impression(*(x.cpu() for x in columns))
 
 
 def sampled(count: int) -> Tensor:

@@ -11,15 +11,20 @@ from cdtrans.storage.run import Run
 from cdtrans.trust.impression import Impression
 from cdtrans.trust.scores import score
 from cdtrans.trust.selection import Selection, consensus
+from cdtrans.trust.support import Evidence
 
 DIGITS = 5  # of a score in the log
 
 
 class Watch:
-    """Owns the scores of all epochs, the impression of the source-only model and the selection."""
+    """Owns the scores of all epochs, the impression of the source-only model, the evidence about both domains and the
+    selection."""
 
-    def __init__(self, run: Run, encode: Encoder, holdout: LabelledImages | None, rule: str) -> None:
+    def __init__(
+        self, run: Run, encode: Encoder, holdout: LabelledImages | None, rule: str, evidence: Evidence | None
+    ) -> None:
         self.run, self.encode, self.holdout = run, encode, holdout
+        self.evidence = evidence  # None: that of the source-only model's features, once the first round has begun
         self.before: Impression | None = None  # of the source-only model, once the first round has begun
         self.scores: dict[int, dict[str, float]] = {}  # by epoch
         self.selection = Selection(rule)
@@ -42,10 +47,13 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         before = None if self.before is None else vars(self.before)
-        return {"before": before, "scores": self.scores, "selection": self.selection.state_dict()}
+        evidence = None if self.evidence is None else self.evidence._asdict()
+        state = {"before": before, "evidence": evidence, "scores": self.scores}
+        return state | {"selection": self.selection.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.before = None if state["before"] is None else Impression(**state["before"])
+        self.evidence = None if state["evidence"] is None else Evidence(**state["evidence"])
         self.scores = state["scores"]
         self.selection.load_state_dict(state["selection"])
 

@@ -1,0 +1,53 @@
+"""The guard's evidence is from the backbone before stage 1 trains it, and finding it changes nothing else."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cdtrans.config import read_yaml
+from cdtrans.model.backbone import create_backbone
+from cdtrans.run import session
+from cdtrans.run.pipeline import adapt
+from tiny_task import TINY, make_task, tree, warm
+
+pytestmark = pytest.mark.slow
+
+
+def test_it_is_that_of_the_pretrained_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(tmp_path, source_epochs=2, epochs=1, save_every=30)
+    torch.manual_seed(5)
+    backbone = create_backbone(TINY["backbone"], crop=16, drop_path=0.0, args=TINY["backbone_args"])
+    save_file(backbone.state_dict(), tmp_path / "w.safetensors")
+    settings = {"pretrained": True, "weights": str(tmp_path / "w.safetensors")}
+    places = {"source": task.source, "target": task.target, "config": task.config, "quiet": True}
+    adapt(**places, **settings, out=tmp_path / "run")
+    adapt(**places, **settings, out=tmp_path / "short", source_epochs=1)
+    a, b = (dict(np.load(tmp_path / name / "evidence.npz")) for name in ("run", "short"))
+    assert a.keys() == {"nearest", "source_labels", "learnable"}
+    assert all(np.array_equal(a[name], b[name]) for name in a), "whatever stage 1 does to the backbone"
+    assert a["nearest"].shape == (21, 10)
+
+    again = ("--weights", settings["weights"], "--pretrained", "--save-every", "0", "--source-epochs", "2", "--quiet")
+    crash = {"name": "state.pt", "when": "after", "nth": 2}
+    command = task.adapt(tmp_path / "killed", *again)
+    assert warm().run(command, tmp_path / "logs", crash=crash).code == -9
+    assert not (tmp_path / "killed" / "source").exists(), "in stage 1"
+    assert warm().run(command, tmp_path / "logs").code == 0
+    assert tree(tmp_path / "killed")["evidence.npz"] == tree(tmp_path / "run")["evidence.npz"]
+
+    monkeypatch.setattr(session, "pretrained_evidence", lambda *arguments: None)
+    adapt(**places, **settings, out=tmp_path / "without")
+    models = {name: digest for name, digest in tree(tmp_path / "run").items() if name.endswith(".safetensors")}
+    assert len(models) == 3
+    assert models.items() <= tree(tmp_path / "without").items()
+    assert not (tmp_path / "without" / "evidence.npz").exists()
+
+
+def test_without_pretrained_weights_there_is_none(tmp_path: Path) -> None:
+    task = make_task(tmp_path, source_epochs=1, epochs=1, save_every=30)
+    adapt(source=task.source, target=task.target, config=task.config, quiet=True, out=tmp_path / "run")
+    assert read_yaml(tmp_path / "run" / "config.yaml")["pretrained"] is False
+    assert not (tmp_path / "run" / "evidence.npz").exists()
