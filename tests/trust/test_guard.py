@@ -7,6 +7,7 @@ from cdtrans.errors import Hopeless
 from cdtrans.trust import guard
 from cdtrans.trust.guard import (
     Verdict,
+    crowded_start,
     decide,
     fell_later,
     gave_up,
@@ -146,3 +147,15 @@ def test_everything_measured_is_told_harm_or_not() -> None:
     found = {m["name"]: (m["found"], m["limit"]) for m in measures}
     assert found["source forgotten"] == (pytest.approx(0.75, abs=0.01), guard.FORGOTTEN)
     assert found["not supported"] == (pytest.approx(1 / 0.9, abs=0.05), guard.SUPPORTED)
+
+
+def test_a_source_only_model_of_one_class_is_a_finding_of_its_own() -> None:
+    names = ("cat", "dog", "elk", "fox", "gnu", "hen")
+    crowded = impression_of(torch.where(torch.arange(600) < 480, 3, TARGET), classes=6)
+    told = crowded_start(crowded, names)
+    assert says(told, "source-only model", "83%", "'fox'")
+    verdict = decide(judge_adapted(crowded, healthy(), evidence()), guard=True)._replace(start=told)
+    assert verdict.verdict == "better", "it speaks against the source-only model and not against adaptation"
+    assert told in verdict.paragraph
+    assert verdict.summary()["start"] == told
+    assert crowded_start(healthy(), names) == ""

@@ -18,7 +18,7 @@ from cdtrans.storage.run import Run
 from cdtrans.storage.run_folder import PREDICTIONS, RESULT
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import estimate
-from cdtrans.trust.guard import decide, labels_to_settle, supported
+from cdtrans.trust.guard import crowded_start, decide, labels_to_settle, supported
 from cdtrans.trust.impression import views
 
 
@@ -39,7 +39,7 @@ def finish(
     labels = labels_to_settle(before, after or before)
     verdict = decide(
         adaptation.measures, guard=config.guard, adapted=after is not None, warning=adaptation.warning, labels=labels
-    )
+    )._replace(start=crowded_start(before, card.classes))
     chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
     with run.timed("verdict"):
         support = {name: adaptation.evidence.support(seen.predicted) for name, seen in models.items()}
@@ -81,7 +81,7 @@ def finish(
 def show(run: Path, result: dict[str, Any], screen: Screen) -> None:
     """The guard's paragraph, if it has something to say, the estimate, and what fewer labels would gain."""
     guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
-    if guard.get("findings") or guard.get("warning"):
+    if guard.get("findings") or guard.get("warning") or guard.get("start"):
         screen.warn(explanation(run, result))
     if estimated:
         screen.say(estimated["sentence"])

@@ -10,12 +10,14 @@ How often each is right, on data that no limit was set on: docs/results/guard.md
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from cdtrans.errors import Hopeless
 from cdtrans.trust.impression import Impression
+from cdtrans.trust.shares import crowded_class
 from cdtrans.trust.support import Evidence, Support
 
 LEARNT = 0.5  # accuracy on the source-only model's own training images
@@ -146,6 +148,7 @@ class Verdict(NamedTuple):
     warning: str = ""  # of what speaks against the training, though not against the model that is handed over
     adapted: bool = True  # whether there is an adapted model
     labels: int = 0  # of target images that would settle it
+    start: str = ""  # what is wrong with the source-only model's own predictions
 
     @property
     def objections(self) -> list[Measure]:
@@ -185,7 +188,7 @@ class Verdict(NamedTuple):
         """All of it, for the screen."""
         evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.objections)
         told = f"Evidence, all without labels: {evidence}." if evidence else ""
-        return " ".join(part for part in (self.opening, told, self.advice) if part)
+        return " ".join(part for part in (self.opening, told, self.start, self.advice) if part)
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -196,6 +199,7 @@ class Verdict(NamedTuple):
             "findings": [f._asdict() for f in self.objections],
             "measures": [m._asdict() | {"harm": m.harm} for m in self.measures],
             "warning": self.warning,
+            "start": self.start,
         }
 
 
@@ -210,6 +214,18 @@ def decide(
     if guard:  # the source-only model is handed over, whatever the later epochs did
         return Verdict("harm", measures, adapted=adapted, labels=labels)
     return Verdict("off", measures, warning)
+
+
+def crowded_start(before: Impression, classes: Sequence[str]) -> str:
+    """A finding about the source-only model: most of its predictions are one class, so most of them are wrong."""
+    counts = (torch.bincount(x, minlength=len(classes)).tolist() for x in (before.predicted, before.source_labels))
+    crowded = crowded_class(*counts)
+    if crowded is None:
+        return ""
+    return (
+        f"The source-only model puts {crowded.share:.0%} of the target images into the class "
+        f"{classes[crowded.label]!r}: it can hardly be right about them."
+    )
 
 
 def labels_to_settle(before: Impression, after: Impression) -> int:
