@@ -20,6 +20,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "cotraining": "cdtrans.methods.cotraining:CoTraining",
     "instant": "cdtrans.methods.instant:Instant",
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
+    "minent": "cdtrans.methods.minent:MinEnt",
     "dann": "cdtrans.methods.dann:DANN",
     "mcd": "cdtrans.methods.mcd:MCD",
     "rpll": "cdtrans.methods.rpll:RPLL",
