@@ -22,6 +22,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
     "minent": "cdtrans.methods.minent:MinEnt",
     "dann": "cdtrans.methods.dann:DANN",
+    "cdan_e": "cdtrans.methods.cdan_e:CDANE",
     "mcd": "cdtrans.methods.mcd:MCD",
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
