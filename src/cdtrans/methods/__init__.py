@@ -21,6 +21,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "instant": "cdtrans.methods.instant:Instant",
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
     "minent": "cdtrans.methods.minent:MinEnt",
+    "bnm": "cdtrans.methods.bnm:BNM",
     "dann": "cdtrans.methods.dann:DANN",
     "cdan_e": "cdtrans.methods.cdan_e:CDANE",
     "mcd": "cdtrans.methods.mcd:MCD",

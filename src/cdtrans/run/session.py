@@ -83,6 +83,11 @@ def run_session(
     source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config, screen)
     if min(len(source), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
+    if max(len(source), len(target)) < kind.least_batch:
+        raise CdtransError(
+            f"The method '{config.method}' needs {kind.least_batch} images in a batch, and there are fewer of the "
+            "source and of the target; add images, or choose another --method."
+        )
 
     data = describe(source, held, target)
     if is_method_file(config.method):
@@ -170,6 +175,10 @@ def resolve(config: Config, method: type[Method] | None = None) -> Config:
     options = check_options(kind.Options, config.method_args, config.method)
     if not kind.trains and config.epochs > 1:
         raise CdtransError(f"The method '{config.method}' trains nothing, so --epochs {config.epochs} means nothing.")
+    if config.batch_size < kind.least_batch:
+        raise CdtransError(
+            f"The method '{config.method}' needs a --batch-size of {kind.least_batch} or more, not {config.batch_size}."
+        )
     return decided(make_config(config.to_dict() | {"method_args": asdict(options)}))
 
 
