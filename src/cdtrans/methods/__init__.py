@@ -24,6 +24,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "bnm": "cdtrans.methods.bnm:BNM",
     "dann": "cdtrans.methods.dann:DANN",
     "cdan_e": "cdtrans.methods.cdan_e:CDANE",
+    "cdan_bsp": "cdtrans.methods.cdan_bsp:CDANBSP",
     "mcd": "cdtrans.methods.mcd:MCD",
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
