@@ -26,7 +26,7 @@ class BNMOptions:
 
 
 class BNM(Method):
-    """Certain and diverse predictions by the nuclear norm of a batch."""
+    """Certain and diverse predictions by the nuclear norm."""
 
     Options = BNMOptions
     options: BNMOptions

@@ -32,7 +32,7 @@ class CDANEOptions(DANNOptions):
 
 
 class CDANE(DANN):
-    """Adversarial training against a critic of features and predictions."""
+    """Adversarial critic of features and predictions."""
 
     Options = CDANEOptions
     options: CDANEOptions

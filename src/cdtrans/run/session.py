@@ -21,7 +21,7 @@ from cdtrans.model.backbone import native_crop, resolve_name
 from cdtrans.model.card import Card
 from cdtrans.model.encoding import Encoder, Frozen
 from cdtrans.model.fast.fused import build
-from cdtrans.model.head import Head, MeanHead
+from cdtrans.model.head import AnyHead
 from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
 from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
@@ -198,7 +198,7 @@ def make_method(kind: type[Method], network: Network, config: Config, sizes: Siz
     torch.manual_seed(step_seed(config.seed, "method", 0, 0))
     method = kind(network, check_options(kind.Options, config.method_args, config.method), sizes)
     served, own = method.served(), {id(parameter) for parameter in method.parameters()}
-    if not isinstance(served.head, Head | MeanHead) or any(id(p) not in own for p in served.parameters()):
+    if not isinstance(served.head, AnyHead) or any(id(p) not in own for p in served.parameters()):
         raise CdtransError(
             f"{kind.__name__}.served() must return a Network made of the method's own modules, with a head of "
             "cdtrans.model.head; see docs/methods.md."
