@@ -22,6 +22,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
     "minent": "cdtrans.methods.minent:MinEnt",
     "bnm": "cdtrans.methods.bnm:BNM",
+    "mcc": "cdtrans.methods.mcc:MCC",
     "dann": "cdtrans.methods.dann:DANN",
     "cdan_e": "cdtrans.methods.cdan_e:CDANE",
     "cdan_bsp": "cdtrans.methods.cdan_bsp:CDANBSP",
