@@ -26,6 +26,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "dann": "cdtrans.methods.dann:DANN",
     "cdan_e": "cdtrans.methods.cdan_e:CDANE",
     "cdan_bsp": "cdtrans.methods.cdan_bsp:CDANBSP",
+    "sdat": "cdtrans.methods.sdat:SDAT",
     "safn_ent": "cdtrans.methods.safn_ent:SAFNENT",
     "mcd": "cdtrans.methods.mcd:MCD",
     "rpll": "cdtrans.methods.rpll:RPLL",

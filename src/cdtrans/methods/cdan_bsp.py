@@ -10,6 +10,7 @@ has: beta = 1e-4 for B = 36 and d = 256. Not taken: their bottleneck of 256 feat
 the features after the bottleneck norm."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class CDANBSP(CDANE):
     paper = "Chen et al. 2019"
     title = "Transferability vs. Discriminability: Batch Spectral Penalization, ICML"
     least_batch = 4  # there must be other singular values than the largest
-    without_adaptation = {"trade_off": 0.0, "spectral": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation: ClassVar[dict[str, Any] | None] = {"trade_off": 0.0, "spectral": 0.0}
 
     def losses_of(self, source: Output, target: Output, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         beta = self.options.spectral * AUTHORS_SIZE / source.feature.numel()
