@@ -73,7 +73,8 @@ class Method(nn.Module):
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
     takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the given labels of --target-labels
     trains: ClassVar[bool] = True  # whether there are steps; without any, `plan` does it all
-    capturable: ClassVar[bool] = True  # whether a step can be replayed as a CUDA graph
+    least_batch: ClassVar[int] = 1  # pairs that a step needs
+    capturable: bool = True  # whether a step can be replayed as a CUDA graph; an instance may decide by its options
     without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that leave plain training on the source
 
     def __init__(self, network: Network, options: Any, sizes: Sizes) -> None:
