@@ -21,6 +21,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "instant": "cdtrans.methods.instant:Instant",
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
     "dann": "cdtrans.methods.dann:DANN",
+    "ssrt": "cdtrans.methods.ssrt:SSRT",
     "mcd": "cdtrans.methods.mcd:MCD",
     "atdoc_na": "cdtrans.methods.atdoc_na:ATDOCNA",
     "rpll": "cdtrans.methods.rpll:RPLL",
