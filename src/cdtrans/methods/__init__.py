@@ -22,6 +22,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
     "dann": "cdtrans.methods.dann:DANN",
     "ssrt": "cdtrans.methods.ssrt:SSRT",
+    "pmtrans": "cdtrans.methods.pmtrans:PMTrans",
     "mcd": "cdtrans.methods.mcd:MCD",
     "atdoc_na": "cdtrans.methods.atdoc_na:ATDOCNA",
     "rpll": "cdtrans.methods.rpll:RPLL",
