@@ -21,6 +21,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "instant": "cdtrans.methods.instant:Instant",
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
     "dann": "cdtrans.methods.dann:DANN",
+    "cat": "cdtrans.methods.cat:CAT",
     "ssrt": "cdtrans.methods.ssrt:SSRT",
     "pmtrans": "cdtrans.methods.pmtrans:PMTrans",
     "mcd": "cdtrans.methods.mcd:MCD",

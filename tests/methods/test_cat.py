@@ -1,0 +1,94 @@
+"""CAT by hand: the clusters, their alignment, the critic's confident targets, the ramp."""
+
+import math
+
+import pytest
+import torch
+from timm.models import VisionTransformer
+
+from cdtrans.methods.base import Batch, Sizes
+from cdtrans.methods.cat import CAT, CATOptions, alignment, clustering, confident_domain_loss, late
+from cdtrans.methods.dann import domain_loss
+from cdtrans.model.head import Head
+from cdtrans.model.network import Network
+
+
+def make_method() -> CAT:
+    torch.manual_seed(0)
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
+    return CAT(Network(vit, Head(16, 3, "batchnorm")), CATOptions(hidden=8), Sizes(3, 6, 6)).train()
+
+
+def make_batch() -> Batch:
+    torch.manual_seed(1)
+    x, y = torch.randn(2, 6, 3, 16, 16), torch.arange(6) % 3
+    return Batch(x[0], y, x[1], y, torch.arange(6), torch.ones(6))
+
+
+def test_clustering_by_hand() -> None:
+    features = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0]])  # d: 2, 8 and 10
+    same, near, far = 2.0, 9.0 - 8.0, 0.0  # 0 and 1 are of one class; m = 9
+    expected = 2 * (same + near + far) / 9
+    assert float(clustering(features, torch.tensor([5, 5, 1]), 9.0)) == pytest.approx(expected)
+
+
+def test_one_cluster_per_class_far_from_the_others_costs_nothing() -> None:
+    features = torch.tensor([[0.0], [0.0], [9.0], [9.0]])
+    assert float(clustering(features, torch.tensor([0, 0, 1, 1]), 3.0)) == 0
+    assert float(clustering(features, torch.tensor([0, 1, 1, 0]), 3.0)) > 0
+
+
+def test_alignment_is_over_the_classes_that_both_batches_have() -> None:
+    f_s, y_s = torch.tensor([[0.0, 0.0], [2.0, 0.0], [5.0, 5.0]]), torch.tensor([0, 0, 1])
+    f_t, y_t = torch.tensor([[1.0, 4.0], [7.0, 7.0]]), torch.tensor([0, 2])
+    assert float(alignment(f_s, y_s, f_t, y_t, 4)) == pytest.approx(8.0)  # ((1 - 1)^2 + (0 - 4)^2) / 2
+    assert float(alignment(f_s, y_s, f_s, y_s, 4)) == 0
+    assert float(alignment(f_s[:2], y_s[:2], f_t[1:], y_t[1:], 4)) == 0, "no class in both"
+
+
+def test_the_critic_counts_confident_targets() -> None:
+    logits = torch.tensor([1.0, -2.0, 0.5, 3.0])
+
+    def softplus(x: float) -> float:
+        return math.log(1 + math.exp(x))
+
+    source = (softplus(-1) + softplus(2)) / 2
+    loss = confident_domain_loss(logits, torch.tensor([False, True]))
+    assert float(loss) == pytest.approx(source + softplus(3))
+    assert float(confident_domain_loss(logits, torch.tensor([False, False]))) == pytest.approx(source)
+
+
+def test_with_all_targets_it_is_twice_dann_s() -> None:
+    source, target, critic = torch.randn(5, 1), torch.randn(5, 1), torch.nn.Flatten(0)
+    ours = confident_domain_loss(critic(torch.cat([source, target])), torch.ones(5).bool())
+    torch.testing.assert_close(ours, 2 * domain_loss(critic, source, target, torch.tensor(1.0)))
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [(0.0, 0.0), (0.12, 0.0), (0.125, math.exp(-10)), (0.25, math.exp(-5)), (0.375, 1), (1, 1)],
+)
+def test_the_clusters_count_late(progress: float, expected: float) -> None:
+    assert float(late(torch.tensor(progress))) == pytest.approx(expected, rel=1e-4)
+
+
+def test_labels_are_the_network_s_own_and_cost_no_statistics() -> None:
+    method, batch = make_method(), make_batch()
+    before = method.network.head.neck.running_mean.clone()
+    confidence, labels = method.teach(batch.x_t)
+    assert method.network.training
+    assert torch.equal(method.network.head.neck.running_mean, before)
+    p = method.eval().network.encode(batch.x_t).logits.softmax(dim=1)
+    assert labels.tolist() == p.argmax(dim=1).tolist()
+    torch.testing.assert_close(confidence, p.amax(dim=1))
+
+
+def test_before_the_clusters_count_only_the_critic_adapts() -> None:
+    method, batch = make_method(), make_batch()
+    losses = method.losses(batch, torch.tensor(0.1))
+    assert float(losses["loss_clusters"].detach()) == 0
+    losses["loss_domain"].backward()
+    gradient = method.network.backbone.norm.weight.grad
+    assert gradient is not None
+    assert float(gradient.abs().max()) > 0
+    assert float(method.losses(batch, torch.tensor(0.5))["loss_clusters"].detach()) > 0
