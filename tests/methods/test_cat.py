@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 from timm.models import VisionTransformer
+from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.cat import CAT, CATOptions, alignment, clustering, confident_domain_loss, late
+from cdtrans.methods.cat import CAT, CATOptions, alignment, clustering, late, selected
 from cdtrans.methods.dann import domain_loss
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
@@ -46,22 +47,17 @@ def test_alignment_is_over_the_classes_that_both_batches_have() -> None:
     assert float(alignment(f_s[:2], y_s[:2], f_t[1:], y_t[1:], 4)) == 0, "no class in both"
 
 
-def test_the_critic_counts_confident_targets() -> None:
-    logits = torch.tensor([1.0, -2.0, 0.5, 3.0])
+def test_the_critic_s_loss_is_a_mean_over_confident_targets() -> None:
+    source, target, critic = torch.randn(3, 1), torch.randn(4, 1), torch.nn.Flatten(0)
 
-    def softplus(x: float) -> float:
-        return math.log(1 + math.exp(x))
+    def loss(*chosen: bool) -> float:
+        return float(domain_loss(critic, source, target, torch.tensor(1.0), (1.0, selected(torch.tensor(chosen)))))
 
-    source = (softplus(-1) + softplus(2)) / 2
-    loss = confident_domain_loss(logits, torch.tensor([False, True]))
-    assert float(loss) == pytest.approx(source + softplus(3))
-    assert float(confident_domain_loss(logits, torch.tensor([False, False]))) == pytest.approx(source)
-
-
-def test_with_all_targets_it_is_twice_dann_s() -> None:
-    source, target, critic = torch.randn(5, 1), torch.randn(5, 1), torch.nn.Flatten(0)
-    ours = confident_domain_loss(critic(torch.cat([source, target])), torch.ones(5).bool())
-    torch.testing.assert_close(ours, 2 * domain_loss(critic, source, target, torch.tensor(1.0)))
+    of_source = float(F.softplus(-source).mean())
+    by_hand = (of_source + float(F.softplus(target)[[1, 3]].mean())) / 2
+    assert loss(False, True, False, True) == pytest.approx(by_hand)
+    assert loss(False, False, False, False) == pytest.approx(of_source / 2)
+    assert loss(True, True, True, True) == pytest.approx(float(domain_loss(critic, source, target, torch.tensor(1.0))))
 
 
 @pytest.mark.parametrize(

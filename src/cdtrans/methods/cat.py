@@ -5,11 +5,11 @@ With d(i, j) = |f_i - f_j|^2 / D, labels y, and the mean features c_k of a class
 
     S(f, y) = mean over i, j of  d(i, j) if y_i = y_j, else max(0, m - d(i, j))
     L_cat   = S(f_s, y_s) + S(f_t, y_t) + mean over classes in both batches of |c_s,k - c_t,k|^2 / D
-    min  CE(source) + lambda_2 L_cat + 0.1 [BCE(D(R(f_s)), 1) + BCE(D(R(f_t)), 0) over targets with p > 0.9]
+    min  CE(source) + lambda_2 L_cat + 0.2 L_domain
 
-R reverses the gradient, times DANN's lambda. The target's labels and confidences come from a second pass of the same
-network. lambda_2 is 0 during the first eighth of the run, then rises as exp(-10 (1 - u)) with u from 0 to 1 over the
-next quarter.
+L_domain is DANN's loss, in which only target images with a confidence over 0.9 count. The target's labels and
+confidences come from a second pass of the same network. lambda_2 is 0 during the first eighth of the run, then rises as
+exp(-10 (1 - u)) with u from 0 to 1 over the next quarter.
 
 Taken from the authors' code, which is for digits: all of that, with their 5,000, 15,000 and 40,000 steps as parts of
 the run. Changed: the margin m is 3 instead of 30. f there is the logit of a small network; here it is the feature after
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import option
 from cdtrans.methods.base import Batch
-from cdtrans.methods.dann import DANN, DANNOptions, reversed_gradient, rising
+from cdtrans.methods.dann import DANN, DANNOptions, domain_loss, rising
 from cdtrans.runtime.ranks import gather
 
 LATE, SLOW = 1 / 8, 1 / 4  # of the run: when lambda_2 begins to rise, and for how long it does
@@ -34,7 +34,7 @@ LATE, SLOW = 1 / 8, 1 / 4  # of the run: when lambda_2 begins to rise, and for h
 
 @dataclass(frozen=True)
 class CATOptions(DANNOptions):
-    trade_off: float = option(0.1, "Weight of the critic's loss.", minimum=0)
+    trade_off: float = option(0.2, "Weight of the critic's loss.", minimum=0)
     hidden: int = option(500, "Width of the critic's two hidden layers.", minimum=1)
     clustering: float = option(1.0, "What lambda_2, the weight of the clusters, rises to.", minimum=0)
     margin: float = option(3.0, "Features of other classes are pushed m apart.", minimum=0)
@@ -57,8 +57,8 @@ class CAT(DANN):
         confidence, y_t = self.teach(batch.x_t)
         source, target = self.network.encode_together(batch.x_s, batch.x_t)
         f_s, f_t = source.feature.float(), target.feature.float()
-        both = reversed_gradient(torch.cat([f_s, f_t]), options.largest * rising(progress, options.ramp))
-        domain = confident_domain_loss(self.critic(both), confidence > options.confidence)
+        strength = options.largest * rising(progress, options.ramp)
+        domain = domain_loss(self.critic, f_s, f_t, strength, (1.0, selected(confidence > options.confidence)))
         clusters = clustering(f_s, batch.y_s, options.margin) + clustering(f_t, y_t, options.margin)
         moved = alignment(f_s, batch.y_s, f_t, y_t, self.sizes.classes)
         return {
@@ -103,11 +103,7 @@ def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor,
     return members.T @ features / counts.clamp(min=1)[:, None], counts
 
 
-def confident_domain_loss(logits: Tensor, confident: Tensor) -> Tensor:
-    """The critic's logits of source and target images, [2B], and which of the target's count, [B] -> scalar."""
-    of_source, of_target = logits.float().chunk(2)
-    counts = confident.float()
-    target = F.binary_cross_entropy_with_logits(of_target, torch.zeros_like(of_target), counts, reduction="sum")
-    return F.binary_cross_entropy_with_logits(of_source, torch.ones_like(of_source)) + target / counts.sum().clamp(
-        min=1
-    )
+def selected(chosen: Tensor) -> Tensor:
+    """Which images count, [B] -> their weights: with these a mean over all is one over the chosen, or 0."""
+    weights = chosen.float()
+    return weights / weights.mean().clamp(min=1 / len(weights))

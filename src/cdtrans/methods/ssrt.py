@@ -26,15 +26,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Sizes, Update, require_vit
 from cdtrans.methods.cotraining import follow
-from cdtrans.methods.dann import DANN, DANNOptions, domain_loss, rising
+from cdtrans.methods.dann import DANN, DANNOptions
 from cdtrans.model.blocks import AttentionStep, embed, self_attention
 from cdtrans.model.fast.operations import Stream
 from cdtrans.model.fast.operations import Update as Residual
+from cdtrans.model.head import Output
 from cdtrans.model.network import Network
 from cdtrans.runtime.ranks import gather
 
@@ -91,15 +91,12 @@ class SSRT(DANN):
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         options, r = self.options, self.safe.strength(progress)
         features = self.features(batch.x_s, batch.x_t, options.perturbation * r)
-        f, z = self.network.head.classify(torch.cat([gather(x) for x in features]))
-        (f_s, f_t, _), (z_s, z_t, perturbed) = (x.chunk(3) for x in (f, z))
-        self.safe.count(z_t.detach(), progress)
-        domain = domain_loss(self.critic, f_s, f_t, options.largest * rising(progress, options.ramp))
-        return {
-            "loss_source": F.cross_entropy(z_s, batch.y_s),
-            "loss_domain": options.trade_off * domain,
-            "loss_refinement": options.refinement * r * refinement(z_t, perturbed, options.confidence),
-        }
+        out = self.network.head.classify(torch.cat([gather(x) for x in features]))
+        source, target, perturbed = (Output(f, z) for f, z in zip(*(x.chunk(3) for x in out), strict=True))
+        self.safe.count(target.logits.detach(), progress)
+        refined = refinement(target.logits, perturbed.logits, options.confidence)
+        losses = self.losses_of(source, target, batch, progress)
+        return losses | {"loss_refinement": options.refinement * r * refined}
 
     def features(self, x_s: Tensor, x_t: Tensor, strength: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, D] of source, target and perturbed target. They lie pair by pair, and two pairs stay together, so that a
