@@ -31,6 +31,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "sdat": "cdtrans.methods.sdat:SDAT",
     "safn_ent": "cdtrans.methods.safn_ent:SAFNENT",
     "pmtrans": "cdtrans.methods.pmtrans:PMTrans",
+    "tvt": "cdtrans.methods.tvt:TVT",
     "mcd": "cdtrans.methods.mcd:MCD",
     "atdoc_na": "cdtrans.methods.atdoc_na:ATDOCNA",
     "rpll": "cdtrans.methods.rpll:RPLL",

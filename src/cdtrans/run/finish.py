@@ -53,7 +53,8 @@ def finish(
         run.write_arrays(LOGITS, logits)
         run.write_arrays(VIEWS, views(before, after or before) | sure)
     run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated[chosen], calibrated["source"]))
-    card = replace(card, stage="adaptation", head=network.head.spec, temperature=hot)
+    weighs = network.transferability is not None
+    card = replace(card, stage="adaptation", head=network.head.spec, transferability=weighs, temperature=hot)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
