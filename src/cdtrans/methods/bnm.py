@@ -31,7 +31,10 @@ class BNM(Method):
     Options = BNMOptions
     options: BNMOptions
     paper = "Cui et al. 2020"
-    title = "Towards Discriminability and Diversity: Batch Nuclear-norm Maximization, CVPR"
+    title = (
+        "Towards Discriminability and Diversity: Batch Nuclear-norm Maximization under Label Insufficient Situations, "
+        "CVPR"
+    )
     least_batch = 4  # with fewer images there is hardly a diversity to ask for
     without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
 
