@@ -2,29 +2,11 @@
 
 import pytest
 import torch
-from timm.models import VisionTransformer
 from torch.nn import functional as F
 
-from cdtrans.methods.atdoc_na import ATDOCNA, ATDOCNAOptions, MemoryBank
-from cdtrans.methods.base import Batch, Sizes
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
-
-SIZES = Sizes(classes=3, source_images=6, target_images=9)
-
-
-def make_method() -> ATDOCNA:
-    torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
-    return ATDOCNA(Network(vit, Head(16, 3, "batchnorm")), ATDOCNAOptions(), SIZES).train()
-
-
-def make_batch() -> Batch:
-    torch.manual_seed(1)
-    x = torch.randn(2, 4, 3, 16, 16)
-    return Batch(
-        x[0], torch.tensor([0, 1, 2, 0]), x[1], torch.zeros(4).long(), torch.tensor([7, 0, 3, 5]), torch.ones(4)
-    )
+from cdtrans.methods.atdoc_na import ATDOCNA, MemoryBank
+from cdtrans.methods.base import Sizes
+from support import tiny_batch, tiny_method
 
 
 def made_bank(features: list[list[float]], predictions: list[list[float]], neighbours: int) -> MemoryBank:
@@ -60,8 +42,8 @@ def test_a_target_smaller_than_the_vote() -> None:
 
 
 def test_the_loss_is_a_mean_by_weights_that_rises_with_progress() -> None:
-    method, batch = make_method(), make_batch()
-    method.bank.predictions.copy_(torch.rand(9, 3))
+    method, batch = tiny_method(ATDOCNA), tiny_batch(4)._replace(i_t=torch.tensor([7, 0, 3, 5]))
+    method.bank.predictions.copy_(torch.rand(10, 3))
     _, target = method.network.encode_each(batch.x_s, batch.x_t)
     labels, weights = method.bank.vote(target.feature.detach(), batch.i_t)
     errors = [-float(z.log_softmax(0)[y]) for z, y in zip(target.logits.detach(), labels, strict=True)]
@@ -72,13 +54,13 @@ def test_the_loss_is_a_mean_by_weights_that_rises_with_progress() -> None:
 
 
 def test_the_bank_remembers_the_batch_in_eval_mode_and_nothing_else() -> None:
-    method, batch = make_method(), make_batch()
+    method, batch = tiny_method(ATDOCNA), tiny_batch(4)._replace(i_t=torch.tensor([7, 0, 3, 5]))
     before = {name: x.clone() for name, x in method.state_dict().items()}
     method.after_step(batch, torch.tensor(0.5))
     assert method.network.training
     changed = {name for name, x in method.state_dict().items() if not torch.equal(x, before[name])}
     assert changed == {"bank.features", "bank.predictions"}
-    others = [1, 2, 4, 6, 8]
+    others = [1, 2, 4, 6, 8, 9]
     assert torch.equal(method.bank.features[others], before["bank.features"][others])
     feature, logits = method.eval().network.encode(batch.x_t)
     torch.testing.assert_close(method.bank.features[batch.i_t], F.normalize(feature.detach()))

@@ -4,26 +4,11 @@ import math
 
 import pytest
 import torch
-from timm.models import VisionTransformer
 from torch.nn import functional as F
 
-from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.cat import CAT, CATOptions, alignment, clustering, late, selected
+from cdtrans.methods.cat import CAT, alignment, clustering, late, selected
 from cdtrans.methods.dann import domain_loss
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
-
-
-def make_method() -> CAT:
-    torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
-    return CAT(Network(vit, Head(16, 3, "batchnorm")), CATOptions(hidden=8), Sizes(3, 6, 6)).train()
-
-
-def make_batch() -> Batch:
-    torch.manual_seed(1)
-    x, y = torch.randn(2, 6, 3, 16, 16), torch.arange(6) % 3
-    return Batch(x[0], y, x[1], y, torch.arange(6), torch.ones(6))
+from support import tiny_batch, tiny_method
 
 
 def test_clustering_by_hand() -> None:
@@ -69,7 +54,7 @@ def test_the_clusters_count_late(progress: float, expected: float) -> None:
 
 
 def test_labels_are_the_network_s_own_and_cost_no_statistics() -> None:
-    method, batch = make_method(), make_batch()
+    method, batch = tiny_method(CAT, hidden=8), tiny_batch()
     before = method.network.head.neck.running_mean.clone()
     confidence, labels = method.teach(batch.x_t)
     assert method.network.training
@@ -80,7 +65,7 @@ def test_labels_are_the_network_s_own_and_cost_no_statistics() -> None:
 
 
 def test_before_the_clusters_count_only_the_critic_adapts() -> None:
-    method, batch = make_method(), make_batch()
+    method, batch = tiny_method(CAT, hidden=8), tiny_batch()
     losses = method.losses(batch, torch.tensor(0.1))
     assert float(losses["loss_clusters"].detach()) == 0
     losses["loss_domain"].backward()

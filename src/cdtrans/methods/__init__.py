@@ -29,6 +29,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "cat": "cdtrans.methods.cat:CAT",
     "ssrt": "cdtrans.methods.ssrt:SSRT",
     "sdat": "cdtrans.methods.sdat:SDAT",
+    "mic": "cdtrans.methods.mic:MIC",
     "safn_ent": "cdtrans.methods.safn_ent:SAFNENT",
     "pmtrans": "cdtrans.methods.pmtrans:PMTrans",
     "tvt": "cdtrans.methods.tvt:TVT",
