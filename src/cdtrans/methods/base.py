@@ -53,7 +53,7 @@ def require_vit(method: str, network: Network, name: str) -> None:
     if not network.runs_blocks:
         raise CdtransError(
             f"{method} works on the tokens of a ViT, and the backbone '{name}' is none that can be run block by block; "
-            "use a ViT such as deit_small, dinov2_small or dinov3_small, or --method dann."
+            "use a ViT such as deit_small or dinov2_small, or --method dann."
         )
 
 

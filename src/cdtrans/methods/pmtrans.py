@@ -76,7 +76,8 @@ class PMTrans(Method):
 
     def features(self, x_s: Tensor, x_t: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         """Those of source, mixed and target images, [B, D] each, in one pass, and the share of source, [B] of all
-        ranks. Class tokens and position embeddings of both images are equal, so all tokens may be mixed alike."""
+        ranks. Class tokens and position embeddings of both images are equal, so all tokens may be mixed alike; of a
+        ViT with a norm before its blocks, such as CLIP's, after that norm."""
         network = self.network
         tokens = embed(network.backbone, torch.cat([x_s, x_t]))
         source, target = tokens.x.chunk(2)
