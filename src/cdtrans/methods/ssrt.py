@@ -12,12 +12,14 @@ step the distinct classes predicted in the target batch are counted. At a period
 2, 4, 8 and 16 parts of it. If an average is more than 1 below the one before it, at r > 0.1, the network and the critic
 go back to the period's start, and r to 0; two such returns in a row double the rise of r.
 
-Taken from the authors' code: all of that, with their safe training as it is meant: there the snapshot is a reference to
-the weights themselves, so that a return changes nothing but r. Here it is a copy. All decisions are tensors, so a step
-can be captured. Changed: a period is 1/10 of the run (their 1000 of 10,000 steps on Office-31); averages of less than
-MEANINGFUL steps, which there are none of there, do not count; x' is the neighbour in the batch, there the image at the
-same place from its end, which is as random; all three blocks compute x~, so that a step always costs what the earliest
-costs; x and x~ share the draw of stochastic depth. Not taken: their bottleneck and classifier."""
+Taken from the authors' code: all of that, with the safe training as they mean it. There the snapshot is a reference to
+the weights themselves, so that a return changes nothing but r; here it is a copy. The optimiser's momentum is kept, as
+there. All decisions are tensors, so a step can be captured.
+
+Changed: a period is 1/10 of the run (their 1000 of 10,000 steps on Office-31), and averages over fewer than MEANINGFUL
+steps do not count (theirs are over 62 or more). x' is the neighbour in the batch; theirs is the image at the same place
+from its end, which is as random. x~ is computed from block 0 on whatever block is drawn, so a step always costs what
+block 0 costs. x and x~ share the draw of stochastic depth. Not taken: their bottleneck and classifier."""
 
 import copy
 import math
