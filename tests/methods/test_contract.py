@@ -158,8 +158,8 @@ def test_the_served_model_survives_save_load_predict_and_export(undisturbed: Und
         label, probability = rows[prediction.path.name]
         assert prediction.label == label
         assert prediction.probability == pytest.approx(probability, abs=1e-4)
-    linear = isinstance(classifier.model.head, Head)  # timm's models can hold it, and writing them is much faster
-    file = tmp_path / ("model.safetensors" if linear else "model.onnx")
+    plain = isinstance(classifier.model.head, Head) and classifier.model.transferability is None
+    file = tmp_path / ("model.safetensors" if plain else "model.onnx")  # if timm can hold it, writing it is much faster
     assert export(undisturbed.run, file, model="adapted").difference < 1e-4
     assert json.loads((undisturbed.run / "adapted" / "model.json").read_text())["method"] == placed(
         undisturbed.name, undisturbed.task

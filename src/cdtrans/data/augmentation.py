@@ -15,7 +15,7 @@ COLOUR = 0.4  # contrast and saturation are multiplied by 1 - COLOUR to 1 + COLO
 BRIGHTNESS = 0.6  # at most, in deviations of ImageNet's pixels
 GREY = 0.1  # the chance of an image without colours
 GREY_WEIGHTS = (0.299, 0.587, 0.114)
-MASKED, SQUARES = 0.3, 7  # the share of masked squares, and how many are in a row
+MASKED, SQUARES = 0.3, 7  # the share of masked squares, and how many are in a row, by default
 
 
 def strong(x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def strong(x: Tensor) -> Tensor:
     return grey + (x - grey) * colours
 
 
-def masked(x: Tensor) -> Tensor:
-    """Some squares of each image set to zero, the mean of all pixels."""
-    kept = (random_rows(x, SQUARES * SQUARES) >= MASKED).to(x.dtype).view(-1, 1, SQUARES, SQUARES)
+def masked(x: Tensor, share: float = MASKED, squares: int = SQUARES) -> Tensor:
+    """About this share of each image's squares set to zero, the mean of all pixels."""
+    kept = (random_rows(x, squares * squares) >= share).to(x.dtype).view(-1, 1, squares, squares)
     return x * F.interpolate(kept, size=x.shape[2:])

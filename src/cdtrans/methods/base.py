@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from cdtrans.errors import CdtransError
 from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals
 
@@ -45,6 +46,15 @@ class Round(NamedTuple):
     def progress(self) -> float:
         """0 in the first round, 1 in the last."""
         return (self.number - 1) / max(self.rounds - 1, 1)
+
+
+def require_vit(method: str, network: Network, name: str) -> None:
+    """Refuse a backbone (called `name`) for a method that changes what happens between the blocks of a ViT."""
+    if not network.runs_blocks:
+        raise CdtransError(
+            f"{method} works on the tokens of a ViT, and the backbone '{name}' is none that can be run block by block; "
+            "use a ViT such as deit_small or dinov2_small, or --method dann."
+        )
 
 
 class Update(Protocol):

@@ -135,10 +135,19 @@ def run_block(
     return Stream(x, *update, None if scales is None else scales[1])
 
 
-def self_attention(block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Update]:
-    """Every image with itself (Eq. 1): [B, N, D] -> [B, N, D] and an update of [B, rows, D]."""
+def self_attention(
+    block: Any,
+    stream: Stream,
+    rope: Tensor | None,
+    rows: int | None,
+    factors: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Update]:
+    """Every image with itself (Eq. 1): [B, N, D] -> [B, N, D] and an update of [B, rows, D]. `factors` are what the
+    attention that a token gets is multiplied by, made from its key: [B, N, heads, d] -> [B, N, heads, 1]."""
     x, normed = add_norm(stream, block.norm1)
     q, k, v = position(block.attn, queries_keys_values(block.attn, normed, rows=rows), rope, rows)
+    if factors is not None:
+        v = v * factors(k).to(v.dtype)
     return x, project_heads(block, attend(block.attn, q, k, v))
 
 

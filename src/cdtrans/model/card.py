@@ -14,6 +14,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.model.backbone import create_backbone, normalisation
 from cdtrans.model.head import build_head
 from cdtrans.model.network import Network, feature_dim
+from cdtrans.model.transferability import Transferability
 from cdtrans.storage.card_file import read_card, write_card
 from cdtrans.storage.files import atomic, replace_folder
 
@@ -41,6 +42,7 @@ class Card:
     method: str = "cdtrans"  # that adapted it
     taps: int = 1  # blocks that the feature is made of, from the last backwards
     target_labels: int = 0  # target images that it was trained with the labels of
+    transferability: bool = False  # whether the last block weighs patches: see the module of that name
     temperature: float = 1.0  # the logits are divided by it, so that the probabilities are calibrated
 
     @property
@@ -76,7 +78,7 @@ def build_model(card: Card, *, drop_path: float = 0.0) -> Network:
     """The card's architecture with random weights."""
     backbone = create_backbone(card.backbone, crop=card.crop, drop_path=drop_path, args=card.backbone_args)
     head = build_head(card.head, feature_dim(backbone, card.taps), len(card.classes), card.neck)
-    return Network(backbone, head, card.taps)
+    return Network(backbone, head, card.taps, Transferability(backbone) if card.transferability else None)
 
 
 def save_model(folder: Path, model: Network, card: Card) -> None:

@@ -18,7 +18,9 @@ from cdtrans.model.blocks import (
     self_attention,
     why_no_shared_attention,
 )
+from cdtrans.model.fast.operations import Stream, Update
 from cdtrans.model.head import AnyHead, Output
+from cdtrans.model.transferability import Transferability
 from cdtrans.runtime.ranks import gather, rank, world
 
 
@@ -27,7 +29,8 @@ class Network(nn.Module):
     (created with num_classes=0), and a head.
 
     ViTs are run by `cdtrans.model.blocks`, with kernels on a GPU; all other models by timm's own forward. With `taps`
-    the feature of a ViT is that of its last blocks side by side: a probe on a frozen backbone gains by it.
+    the feature of a ViT is that of its last blocks side by side: a probe on a frozen backbone gains by it. With
+    `transferability` the class token weighs the patches in the last block (TVT).
 
     BatchNorm layers of the backbone normalise a training batch as it comes: in stage 1 source images, in stage 2 source
     and target together (`encode_each`), as tllib does. Their running statistics, which predictions use, are those of
@@ -39,10 +42,13 @@ class Network(nn.Module):
     backbone: Any  # timm's models have no type in common
     keep: Tensor  # [depth, 2] how often each block's attention and MLP are kept in training
 
-    def __init__(self, backbone: nn.Module, head: AnyHead, taps: int = 1) -> None:
+    def __init__(
+        self, backbone: nn.Module, head: AnyHead, taps: int = 1, transferability: Transferability | None = None
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.transferability = transferability
         self.taps = possible_taps(backbone, taps)
         self.runs_blocks = not why_no_shared_attention(backbone)  # otherwise timm's forward runs it
         drops = [
@@ -70,10 +76,10 @@ class Network(nn.Module):
         layers of the backbone, if it has any, take their statistics from all batches together."""
         return tuple(self.head(feature) for feature in self.features_each(*batches))
 
-    def encode_together(self, *batches: Tensor) -> tuple[Output, ...]:
+    def encode_together(self, *batches: Tensor, attention: AttentionStep | None = None) -> tuple[Output, ...]:
         """The same, but the head gets all batches as one. Its BatchNorm then keeps the difference between their means,
-        which `encode_each` removes: what a critic must see."""
-        features = [gather(x) if self.training else x for x in self.features_each(*batches)]
+        which `encode_each` removes: what a critic must see. A ViT's `attention` can be replaced."""
+        features = [gather(x) if self.training else x for x in self.features_each(*batches, attention=attention)]
         feature, logits = (x.split([len(f) for f in features]) for x in self.head.classify(torch.cat(features)))
         return tuple(Output(*pair) for pair in zip(feature, logits, strict=True))
 
@@ -81,16 +87,22 @@ class Network(nn.Module):
         """The backbone's features, before the head: [B, 3, H, W] -> [B, D]."""
         return self._features(images)  # no len() here, which would fix the batch size of an exported graph
 
-    def features_each(self, *batches: Tensor) -> tuple[Tensor, ...]:
+    def features_each(self, *batches: Tensor, attention: AttentionStep | None = None) -> tuple[Tensor, ...]:
         """The features of several batches, [B, D] each, in one pass."""
         sizes = [len(batch) for batch in batches]
-        return torch.split(self._features(torch.cat(batches), sizes), sizes)  # type: ignore[no-any-return]
+        return torch.split(self._features(torch.cat(batches), sizes, attention), sizes)  # type: ignore[no-any-return]
 
-    def _features(self, images: Tensor, sizes: list[int] | None = None) -> Tensor:
+    def _features(
+        self, images: Tensor, sizes: list[int] | None = None, attention: AttentionStep | None = None
+    ) -> Tensor:
         if not self.runs_blocks:
             return self._in_parts(lambda x, _: self.backbone(x), images, None)
         tokens = embed(self.backbone, images)
-        return self.run_blocks(tokens, self.drop_path_scales(tokens.x, sizes), self_attention)
+        return self.run_blocks(tokens, self.drop_path_scales(tokens.x, sizes), attention or self.attention)
+
+    def attention(self, block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Update]:
+        last = block is self.backbone.blocks[-1]
+        return self_attention(block, stream, rope, rows, self.transferability if last else None)
 
     def run_blocks(
         self, tokens: Tokens, scales: Tensor | None, attention: AttentionStep, *, together: int = 1

@@ -55,7 +55,8 @@ def finish(
         run.write_arrays(LOGITS, logits)
         run.write_arrays(VIEWS, views(before, after or before) | sure)
     run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated[chosen], calibrated["source"]))
-    card = replace(card, stage="adaptation", head=network.head.spec, temperature=hot, target_labels=target_labels)
+    made = {"stage": "adaptation", "head": network.head.spec, "transferability": network.transferability is not None}
+    card = replace(card, **made, target_labels=target_labels, temperature=hot)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:

@@ -81,6 +81,11 @@ def timm_file(model: Network, card: Card) -> bytes:
             f"The head that '{card.method}' trains is not linear, so timm's models cannot hold it; export "
             ".onnx instead."
         )
+    if model.transferability is not None:
+        raise CdtransError(
+            f"The critic of patches that '{card.method}' trains is part of this model, and timm's models cannot hold "
+            "it; export .onnx instead."
+        )
     if model.taps > 1:
         raise CdtransError(
             f"This model classifies the features of its last {model.taps} blocks together, which timm's models cannot; "

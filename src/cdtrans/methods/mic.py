@@ -1,0 +1,88 @@
+"""MIC (Hoyer et al. 2023): SDAT, and masked target images get the label that a teacher gives to the whole ones.
+
+The teacher is a moving average of the network, with the decay min(1 - 1/(t + 1), 0.9) after t steps. With its
+prediction y of a target image, its confidence q, and the logits z of the image with 70 percent of its squares masked,
+
+    L_masked = mean_i q_i CE(z_i, y_i)
+
+is added to SDAT's task loss. The squares are 64 of 224 pixels wide, so an image has 4 x 4 of them.
+
+Taken from the authors' code: mask and teacher are the same in both passes of SAM; the masked images pass the network by
+themselves; the teacher's bottleneck norm takes the batch's own statistics; q counts in the first pass alone, so it
+decides where the weights are perturbed to, and the update there is that of the plain cross-entropy. The paper has q in
+both; so has the option `weighted`. Served is the network, not the teacher. Not taken: colour jitter and blur of masked
+images, which their code switches on or off once for a whole run."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.config import option
+from cdtrans.data.augmentation import masked
+from cdtrans.methods.base import Batch, Sizes, Update
+from cdtrans.methods.cotraining import follow
+from cdtrans.methods.sdat import SDAT, SDATOptions
+from cdtrans.model.network import Network
+
+SQUARES = 4  # in a row
+
+
+@dataclass(frozen=True)
+class MICOptions(SDATOptions):
+    mask: float = option(0.7, "Share of a target image's squares that are masked.", minimum=0, maximum=1)
+    masked: float = option(1.0, "Weight of the loss on masked images.", minimum=0)
+    decay: float = option(0.9, "Decay of the teacher.", minimum=0, maximum=1)
+    weighted: bool = option(False, "The teacher's confidence counts in the update too, as in the paper.")
+
+
+class MIC(SDAT):
+    """SDAT, and masked target images labelled by a teacher."""
+
+    Options = MICOptions
+    options: MICOptions
+    paper = "Hoyer et al. 2023"
+    title = "MIC: Masked Image Consistency for Context-Enhanced Domain Adaptation, CVPR"
+    passes = 19.0  # SDAT's, the masked images forward and backward twice, and the teacher
+    steps: Tensor
+
+    def __init__(self, network: Network, options: MICOptions, sizes: Sizes) -> None:
+        super().__init__(network, options, sizes)
+        self.teacher = copy.deepcopy(network).requires_grad_(False)
+        self.register_buffer("steps", torch.zeros(()))  # so far
+
+    def train(self, mode: bool = True) -> "MIC":
+        super().train(mode)
+        self.teacher.eval()  # without stochastic depth
+        self.teacher.head.train(mode)  # with the batch's statistics
+        return self
+
+    def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
+        confidence, labels = self.teach(batch.x_t)
+        hidden = masked(batch.x_t, self.options.mask, SQUARES)
+
+        def consistency(weights: Tensor) -> Tensor:
+            errors = F.cross_entropy(self.network.encode(hidden).logits, labels, reduction="none")  # [B]
+            return self.options.masked * (weights * errors).mean()
+
+        source, target = self.network.encode_together(batch.x_s, batch.x_t)
+        task = F.cross_entropy(source.logits, batch.y_s) + self.confusion(target) + consistency(confidence)
+        with self.perturbed(task):
+            losses = self.losses(batch, progress)
+            again = confidence if self.options.weighted else torch.ones_like(confidence)
+            losses["loss_masked"] = consistency(again)
+            update(torch.stack(list(losses.values())).sum())
+        return losses
+
+    @torch.no_grad()
+    def teach(self, x_t: Tensor) -> tuple[Tensor, Tensor]:
+        """The teacher's confidences and labels, [B] each."""
+        confidence, labels = self.teacher.encode(x_t).logits.float().softmax(dim=1).max(dim=1)
+        return confidence, labels
+
+    def after_step(self, batch: Batch, progress: Tensor) -> None:
+        self.steps += 1
+        decay = (1 - 1 / (self.steps + 1)).clamp(max=self.options.decay)
+        follow(self.teacher, self.network, 1 - decay)

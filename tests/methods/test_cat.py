@@ -1,0 +1,75 @@
+"""CAT by hand: the clusters, their alignment, the critic's confident targets, the ramp."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cdtrans.methods.cat import CAT, alignment, clustering, late, selected
+from cdtrans.methods.dann import domain_loss
+from support import tiny_batch, tiny_method
+
+
+def test_clustering_by_hand() -> None:
+    features = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0]])  # d: 2, 8 and 10
+    same, near, far = 2.0, 9.0 - 8.0, 0.0  # 0 and 1 are of one class; m = 9
+    expected = 2 * (same + near + far) / 9
+    assert float(clustering(features, torch.tensor([5, 5, 1]), 9.0)) == pytest.approx(expected)
+
+
+def test_one_cluster_per_class_far_from_the_others_costs_nothing() -> None:
+    features = torch.tensor([[0.0], [0.0], [9.0], [9.0]])
+    assert float(clustering(features, torch.tensor([0, 0, 1, 1]), 3.0)) == 0
+    assert float(clustering(features, torch.tensor([0, 1, 1, 0]), 3.0)) > 0
+
+
+def test_alignment_is_over_the_classes_that_both_batches_have() -> None:
+    f_s, y_s = torch.tensor([[0.0, 0.0], [2.0, 0.0], [5.0, 5.0]]), torch.tensor([0, 0, 1])
+    f_t, y_t = torch.tensor([[1.0, 4.0], [7.0, 7.0]]), torch.tensor([0, 2])
+    assert float(alignment(f_s, y_s, f_t, y_t, 4)) == pytest.approx(8.0)  # ((1 - 1)^2 + (0 - 4)^2) / 2
+    assert float(alignment(f_s, y_s, f_s, y_s, 4)) == 0
+    assert float(alignment(f_s[:2], y_s[:2], f_t[1:], y_t[1:], 4)) == 0, "no class in both"
+
+
+def test_the_critic_s_loss_is_a_mean_over_confident_targets() -> None:
+    source, target, critic = torch.randn(3, 1), torch.randn(4, 1), torch.nn.Flatten(0)
+
+    def loss(*chosen: bool) -> float:
+        return float(domain_loss(critic, source, target, torch.tensor(1.0), (1.0, selected(torch.tensor(chosen)))))
+
+    of_source = float(F.softplus(-source).mean())
+    by_hand = (of_source + float(F.softplus(target)[[1, 3]].mean())) / 2
+    assert loss(False, True, False, True) == pytest.approx(by_hand)
+    assert loss(False, False, False, False) == pytest.approx(of_source / 2)
+    assert loss(True, True, True, True) == pytest.approx(float(domain_loss(critic, source, target, torch.tensor(1.0))))
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [(0.0, 0.0), (0.12, 0.0), (0.125, math.exp(-10)), (0.25, math.exp(-5)), (0.375, 1), (1, 1)],
+)
+def test_the_clusters_count_late(progress: float, expected: float) -> None:
+    assert float(late(torch.tensor(progress))) == pytest.approx(expected, rel=1e-4)
+
+
+def test_labels_are_the_network_s_own_and_cost_no_statistics() -> None:
+    method, batch = tiny_method(CAT, hidden=8), tiny_batch()
+    before = method.network.head.neck.running_mean.clone()
+    confidence, labels = method.teach(batch.x_t)
+    assert method.network.training
+    assert torch.equal(method.network.head.neck.running_mean, before)
+    p = method.eval().network.encode(batch.x_t).logits.softmax(dim=1)
+    assert labels.tolist() == p.argmax(dim=1).tolist()
+    torch.testing.assert_close(confidence, p.amax(dim=1))
+
+
+def test_before_the_clusters_count_only_the_critic_adapts() -> None:
+    method, batch = tiny_method(CAT, hidden=8), tiny_batch()
+    losses = method.losses(batch, torch.tensor(0.1))
+    assert float(losses["loss_clusters"].detach()) == 0
+    losses["loss_domain"].backward()
+    gradient = method.network.backbone.norm.weight.grad
+    assert gradient is not None
+    assert float(gradient.abs().max()) > 0
+    assert float(method.losses(batch, torch.tensor(0.5))["loss_clusters"].detach()) > 0

@@ -1,0 +1,116 @@
+"""PMTrans by hand: the mixed images and the two losses on them."""
+
+import pytest
+import timm
+import torch
+from timm.models import VisionTransformer
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.methods.base import Batch, Sizes
+from cdtrans.methods.pmtrans import PMTrans, PMTransOptions, feature_loss, label_loss
+from cdtrans.model.head import Head
+from cdtrans.model.network import Network
+from support import error_says
+
+
+def make_method() -> PMTrans:
+    torch.manual_seed(0)
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0)
+    return PMTrans(Network(vit, Head(16, 3, "batchnorm")), PMTransOptions(), Sizes(3, 9, 9)).train()
+
+
+def make_batch() -> Batch:
+    torch.manual_seed(1)
+    x, y = torch.randn(2, 4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
+    return Batch(x[0], y, x[1], y, torch.tensor([7, 0, 3, 5]), torch.ones(4))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 0.25])
+def test_a_mixed_image_is_its_patches_mixed(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixing tokens is mixing patches, and so pixels: the embedding of a patch is linear."""
+    method, batch = make_method().eval(), make_batch()
+    monkeypatch.setattr(method, "draw", lambda images, patches: torch.full((images, patches), share))
+    (_, mixed, _), shares = method.features(batch.x_s, batch.x_t)
+    by_hand = method.network.features(share * batch.x_s + (1 - share) * batch.x_t)
+    torch.testing.assert_close(mixed, by_hand)
+    assert shares.tolist() == [share] * 4
+
+
+def test_every_patch_has_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, batch = make_method().eval(), make_batch()
+    monkeypatch.setattr(method, "draw", lambda images, patches: torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(images, -1))
+    (source, mixed, target), shares = method.features(batch.x_s, batch.x_t)
+    by_hand = batch.x_t.clone()
+    by_hand[:, :, :8, :8] = batch.x_s[:, :, :8, :8]
+    torch.testing.assert_close(mixed, method.network.features(by_hand))
+    torch.testing.assert_close(source, method.network.features(batch.x_s))
+    torch.testing.assert_close(target, method.network.features(batch.x_t))
+    assert shares.tolist() == [0.25] * 4
+
+
+def test_the_target_s_share_is_beta_distributed() -> None:
+    method = make_method()
+    with torch.no_grad():
+        method.mixture.copy_(torch.tensor([3.0, 1.0]))
+    a, b = F.softplus(torch.tensor([3.0, 1.0])).tolist()
+    drawn = 1 - method.draw(200, 200).detach()
+    assert float(drawn.mean()) == pytest.approx(a / (a + b), abs=0.01)
+    assert float(drawn.var()) == pytest.approx(a * b / ((a + b) ** 2 * (a + b + 1)), abs=0.003)
+
+
+def test_the_mixture_and_the_weights_are_learnt() -> None:
+    method = make_method()
+    losses = method.losses(make_batch(), torch.tensor(0.5))
+    torch.stack(list(losses.values())).sum().backward()
+    for parameter in (method.mixture, method.weights):
+        assert parameter.grad is not None
+        assert (parameter.grad != 0).all()
+    assert (method.weights.grad > 0).all()  # minimised, as in the authors' code: they become smaller
+    assert F.softplus(method.weights).tolist() == pytest.approx([0.126928] * 2, rel=1e-4)
+
+
+def test_feature_loss_by_hand() -> None:
+    mixed, source, target = torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([[0.0, 1.0], [5.0, 0.0]])
+    share = torch.tensor([1.0, 0.25])
+    own, other = float(torch.tensor(1.0).exp()), 1.0  # exp of the cosines
+
+    def minus_log(chosen: float, another: float) -> float:
+        return -float(torch.tensor(chosen / (chosen + another)).log())
+
+    apart = (minus_log(own, other) + 0.25 * minus_log(own, other) + 0.75 * minus_log(other, own)) / 2
+    assert float(feature_loss(mixed, source, target, torch.tensor([0, 1]), share)) == pytest.approx(apart)
+    one_class = minus_log(own, other) + minus_log(other, own)  # both source images are of the class
+    together = (one_class + 0.25 * one_class + 0.75 * minus_log(other, own)) / 2
+    assert float(feature_loss(mixed, source, target, torch.tensor([1, 1]), share)) == pytest.approx(together)
+
+
+def test_label_loss_by_hand() -> None:
+    logits, y_s, y_t = torch.randn(3, 4), torch.tensor([0, 1, 2]), torch.tensor([3, 3, 0])
+    weights, share = torch.tensor([0.5, 1.0, 0.1]), torch.tensor([0.2, 0.5, 0.9])
+    minus_log = -logits.log_softmax(dim=1)
+    of_source = sum(float(share[i] * minus_log[i, y_s[i]]) for i in range(3))
+    rest = [float(weights[i] * (1 - share[i])) for i in range(3)]
+    mean = sum(rest[i] * float(minus_log[i, y_t[i]]) for i in range(3)) / sum(rest)
+    expected = (of_source + mean * float((1 - share).sum())) / 3
+    assert float(label_loss(logits, y_s, y_t, weights, share)) == pytest.approx(expected)
+
+
+def test_a_mixed_image_of_source_alone_has_the_source_s_label_alone() -> None:
+    logits, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    share = torch.tensor([1.0, 1.0, 1.0 - 1e-7])
+    torch.testing.assert_close(label_loss(logits, y, y.flip(0), torch.ones(3), share), F.cross_entropy(logits, y))
+
+
+def test_the_bank_follows_the_target() -> None:
+    method, batch = make_method(), make_batch()
+    before: Tensor = method.bank.features.clone()
+    method.after_step(batch, torch.tensor(0.5))
+    moved = [i for i in range(9) if not torch.equal(before[i], method.bank.features[i])]
+    assert moved == sorted(batch.i_t.tolist())
+
+
+def test_only_a_vit_will_do() -> None:
+    resnet = timm.create_model("resnet10t", num_classes=0)
+    with error_says("PMTrans", "ViT", "my_resnet"):
+        PMTrans.check(Network(resnet, Head(512, 3, "none")), "my_resnet")
