@@ -22,6 +22,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "cdtrans": "cdtrans.methods.cdtrans:CDTrans",
     "dann": "cdtrans.methods.dann:DANN",
     "mcd": "cdtrans.methods.mcd:MCD",
+    "swd": "cdtrans.methods.swd:SWD",
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
 }
