@@ -23,6 +23,8 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "dann": "cdtrans.methods.dann:DANN",
     "mcd": "cdtrans.methods.mcd:MCD",
     "swd": "cdtrans.methods.swd:SWD",
+    "shot": "cdtrans.methods.shot:SHOT",
+    "shot_im": "cdtrans.methods.shot:SHOTIM",
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
 }
