@@ -23,6 +23,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "dann": "cdtrans.methods.dann:DANN",
     "mcd": "cdtrans.methods.mcd:MCD",
     "swd": "cdtrans.methods.swd:SWD",
+    "cgdm": "cdtrans.methods.cgdm:CGDM",
     "shot": "cdtrans.methods.shot:SHOT",
     "shot_im": "cdtrans.methods.shot:SHOTIM",
     "rpll": "cdtrans.methods.rpll:RPLL",
