@@ -26,6 +26,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "cgdm": "cdtrans.methods.cgdm:CGDM",
     "shot": "cdtrans.methods.shot:SHOT",
     "shot_im": "cdtrans.methods.shot:SHOTIM",
+    "mstn": "cdtrans.methods.mstn:MSTN",
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
 }
