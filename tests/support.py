@@ -7,15 +7,34 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models import VisionTransformer
 
 from cdtrans.errors import CdtransError
+from cdtrans.methods.base import Batch, Sizes
 from cdtrans.model import blocks
+from cdtrans.model.head import Head
+from cdtrans.model.network import Network
 
 
 def from_authors_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The authors' parameter names -> ours."""
     ours = {"base.": "backbone.", "bottleneck.": "head.neck.", "classifier.": "head.classifier."}
     return {new + k.removeprefix(old): v for k, v in state.items() for old, new in ours.items() if k.startswith(old)}
+
+
+def tiny_method(kind: Any, *, classes: int = 3, **options: Any) -> Any:
+    """A method in training mode on a ViT of one block with 16 features."""
+    torch.manual_seed(0)
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
+    network = Network(vit, Head(16, classes, "batchnorm"))
+    return kind(network, kind.Options(**options), Sizes(classes, 10, 10)).train()
+
+
+def tiny_batch(images: int = 6, classes: int = 3) -> Batch:
+    """A batch for it."""
+    torch.manual_seed(1)
+    x, y = torch.randn(2, images, 3, 16, 16), torch.arange(images) % classes
+    return Batch(x[0], y, x[1], torch.zeros_like(y), torch.arange(images), torch.ones(images))
 
 
 def devices() -> list:

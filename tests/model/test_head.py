@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cdtrans.model.head import CLASSIFIER_STD, Head, Output, build_head
+from cdtrans.model.head import CLASSIFIER_STD, AnyHead, BottleneckHead, Head, MeanHead, Output, build_head
 
 
 def test_the_neck_is_the_authors_batch_norm_with_its_bias_frozen_at_zero() -> None:
@@ -57,8 +57,12 @@ def test_the_feature_is_the_one_after_the_neck(tiny) -> None:
     assert not torch.allclose(out.feature, g["eval/feat_t"])
 
 
-def test_a_head_that_standardises_is_built_again_from_what_it_says_of_itself() -> None:
-    head = Head(4, 3, "standardise")
+@pytest.mark.parametrize(
+    "head",
+    [Head(4, 3, "standardise"), MeanHead(4, 3, heads=2, hidden=5), BottleneckHead(4, 3, bottleneck=5)],
+    ids=lambda head: type(head).__name__,
+)
+def test_a_head_is_built_again_from_what_it_says_of_itself(head: AnyHead) -> None:
     again = build_head(head.spec, 4, 3, neck="batchnorm")
     assert {k: v.shape for k, v in again.state_dict().items()} == {k: v.shape for k, v in head.state_dict().items()}
     assert build_head({}, 4, 3, neck="none").state_dict().keys() == {"classifier.weight", "classifier.bias"}

@@ -72,7 +72,8 @@ class Method(nn.Module):
     passes: ClassVar[float] = 6.0  # a pair's cost in a step, in forward passes of an image; tells how long a run takes
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
     trains: ClassVar[bool] = True  # whether there are steps; without any, `plan` does it all
-    capturable: ClassVar[bool] = True  # whether a step can be replayed as a CUDA graph
+    least_batch: ClassVar[int] = 1  # pairs that a step needs
+    capturable: bool = True  # whether a step can be replayed as a CUDA graph; an instance may decide by its options
     without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that leave plain training on the source
 
     def __init__(self, network: Network, options: Any, sizes: Sizes) -> None:

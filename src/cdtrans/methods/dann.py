@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
+from cdtrans.model.head import Output
 from cdtrans.model.network import Network
 
 
@@ -51,22 +52,31 @@ class DANN(Method):
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = self.network.encode_together(batch.x_s, batch.x_t)
+        return self.losses_of(source, target, batch, progress)
+
+    def losses_of(self, source: Output, target: Output, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         strength = self.options.largest * rising(progress, self.options.ramp)
-        domain = domain_loss(self.critic, source.feature, target.feature, strength)
         return {
             "loss_source": F.cross_entropy(source.logits, batch.y_s),
-            "loss_domain": self.options.trade_off * domain,
+            "loss_domain": self.options.trade_off * self.domain(source, target, strength),
         }
 
+    def domain(self, source: Output, target: Output, strength: Tensor) -> Tensor:
+        return domain_loss(self.critic, source.feature, target.feature, strength)
 
-def domain_loss(critic: nn.Module, source: Tensor, target: Tensor, strength: Tensor) -> Tensor:
-    """[B, D] twice -> scalar: the critic's error, whose gradient reaches the features reversed. It starts near ln 2."""
-    logits = critic(reversed_gradient(torch.cat([source, target]), strength))  # [2B]
-    of_source, of_target = logits.split([len(source), len(target)])
-    return 0.5 * (
-        F.binary_cross_entropy_with_logits(of_source, torch.ones_like(of_source))
-        + F.binary_cross_entropy_with_logits(of_target, torch.zeros_like(of_target))
-    )
+
+def domain_loss(
+    critic: nn.Module,
+    source: Tensor,
+    target: Tensor,
+    strength: Tensor,
+    weights: tuple[Tensor | float, Tensor | float] = (1.0, 1.0),
+) -> Tensor:
+    """[B, D] twice -> scalar: the critic's error, whose gradient reaches the features reversed. It starts near ln 2.
+    Images may have weights, [B] of each domain with a mean of 1."""
+    logits = critic(reversed_gradient(torch.cat([source, target]), strength)).float()  # [2B]
+    of_source, of_target = F.softplus(-logits[: len(source)]), F.softplus(logits[len(source) :])  # BCE with 1 and 0
+    return 0.5 * ((weights[0] * of_source).mean() + (weights[1] * of_target).mean())
 
 
 def rising(progress: Tensor, steepness: float) -> Tensor:

@@ -18,7 +18,7 @@ from cdtrans.model.blocks import (
     self_attention,
     why_no_shared_attention,
 )
-from cdtrans.model.head import Head, MeanHead, Output
+from cdtrans.model.head import AnyHead, Output
 from cdtrans.runtime.ranks import gather, rank, world
 
 
@@ -39,7 +39,7 @@ class Network(nn.Module):
     backbone: Any  # timm's models have no type in common
     keep: Tensor  # [depth, 2] how often each block's attention and MLP are kept in training
 
-    def __init__(self, backbone: nn.Module, head: Head | MeanHead, taps: int = 1) -> None:
+    def __init__(self, backbone: nn.Module, head: AnyHead, taps: int = 1) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head

@@ -21,7 +21,7 @@ from cdtrans.model.backbone import native_crop, resolve_name
 from cdtrans.model.card import Card
 from cdtrans.model.encoding import Encoder, Frozen
 from cdtrans.model.fast.fused import build
-from cdtrans.model.head import Head, MeanHead
+from cdtrans.model.head import AnyHead
 from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
 from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
@@ -83,6 +83,11 @@ def run_session(
     source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config, screen)
     if min(len(source), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
+    if max(len(source), len(target)) < kind.least_batch:
+        raise CdtransError(
+            f"The method '{config.method}' needs {kind.least_batch} images in a batch, and there are fewer of the "
+            "source and of the target; add images, or choose another --method."
+        )
 
     data = describe(source, held, target)
     if is_method_file(config.method):
@@ -170,6 +175,10 @@ def resolve(config: Config, method: type[Method] | None = None) -> Config:
     options = check_options(kind.Options, config.method_args, config.method)
     if not kind.trains and config.epochs > 1:
         raise CdtransError(f"The method '{config.method}' trains nothing, so --epochs {config.epochs} means nothing.")
+    if config.batch_size < kind.least_batch:
+        raise CdtransError(
+            f"The method '{config.method}' needs a --batch-size of {kind.least_batch} or more, not {config.batch_size}."
+        )
     return decided(make_config(config.to_dict() | {"method_args": asdict(options)}))
 
 
@@ -189,7 +198,7 @@ def make_method(kind: type[Method], network: Network, config: Config, sizes: Siz
     torch.manual_seed(step_seed(config.seed, "method", 0, 0))
     method = kind(network, check_options(kind.Options, config.method_args, config.method), sizes)
     served, own = method.served(), {id(parameter) for parameter in method.parameters()}
-    if not isinstance(served.head, Head | MeanHead) or any(id(p) not in own for p in served.parameters()):
+    if not isinstance(served.head, AnyHead) or any(id(p) not in own for p in served.parameters()):
         raise CdtransError(
             f"{kind.__name__}.served() must return a Network made of the method's own modules, with a head of "
             "cdtrans.model.head; see docs/methods.md."
