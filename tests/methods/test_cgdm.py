@@ -5,26 +5,20 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from timm.models import VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.methods.base import Batch, Sizes
+from cdtrans.methods.base import Batch
 from cdtrans.methods.cgdm import CGDM, CGDMOptions, gradient_discrepancy, supervised_loss, weighted_loss
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from support import tiny_batch, tiny_method
 
 
 def make_method(**options: object) -> CGDM:
-    torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
-    network = Network(vit, Head(16, 3, "batchnorm"))
-    return CGDM(network, CGDMOptions(hidden=8, **options), Sizes(3, 10, 10)).train()  # type: ignore[arg-type]
+    return tiny_method(CGDM, hidden=8, **options)  # type: ignore[no-any-return]
 
 
 def batch() -> Batch:
-    x = torch.randn(2, 6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    return Batch(x[0], torch.arange(6) % 3, x[1], torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6), torch.ones(6))
+    return tiny_batch()._replace(y_t=torch.tensor([0, 0, 1, 1, 2, 2]))
 
 
 class TestWeightedLoss:

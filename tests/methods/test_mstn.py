@@ -2,24 +2,13 @@
 
 import pytest
 import torch
-from timm.models import VisionTransformer
 
-from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.mstn import MSTN, MSTNOptions, class_means
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from support import tiny_batch, tiny_method
 
 
 def make_method(**options: object) -> MSTN:
-    torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
-    network = Network(vit, Head(16, 3, "batchnorm"))
-    return MSTN(network, MSTNOptions(hidden=8, **options), Sizes(3, 10, 10)).train()  # type: ignore[arg-type]
-
-
-def batch() -> Batch:
-    x = torch.randn(2, 6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    return Batch(x[0], torch.arange(6) % 3, x[1], torch.zeros(6).long(), torch.arange(6), torch.ones(6))
+    return tiny_method(MSTN, hidden=8, **options)  # type: ignore[no-any-return]
 
 
 def test_class_means_by_hand() -> None:
@@ -44,22 +33,22 @@ def test_centres_move_by_three_tenths_and_absent_classes_stay() -> None:
 
 def test_the_remembered_part_has_no_gradient() -> None:
     method = make_method()
-    method.losses(batch(), torch.tensor(1.0))
+    method.losses(tiny_batch(), torch.tensor(1.0))
     assert not method.source_centers.requires_grad
-    torch.stack(list(method.losses(batch(), torch.tensor(1.0)).values())).sum().backward()  # a second step
+    torch.stack(list(method.losses(tiny_batch(), torch.tensor(1.0)).values())).sum().backward()  # a second step
 
 
 def test_the_loss_is_the_mean_squared_distance_of_the_centres() -> None:
     method = make_method(renewal=1.0)
-    losses = method.losses(batch(), torch.tensor(1.0))
+    losses = method.losses(tiny_batch(), torch.tensor(1.0))
     expected = (method.source_centers - method.target_centers).square().mean()
     assert float(losses["loss_semantic"].detach()) == pytest.approx(float(expected), rel=1e-3)  # lambda is 0.9999
-    source, _ = method.network.encode_together(batch().x_s, batch().x_t)
-    torch.testing.assert_close(method.source_centers, class_means(source.logits, batch().y_s, 3)[0].detach())
+    source, _ = method.network.encode_together(tiny_batch().x_s, tiny_batch().x_t)
+    torch.testing.assert_close(method.source_centers, class_means(source.logits, tiny_batch().y_s, 3)[0].detach())
 
 
 def test_at_the_start_only_the_source_counts() -> None:
-    losses = make_method().losses(batch(), torch.tensor(0.0))
+    losses = make_method().losses(tiny_batch(), torch.tensor(0.0))
     assert {name for name, value in losses.items() if value.item() != 0} == {"loss_source"}
 
 
@@ -70,23 +59,23 @@ def test_target_classes_are_those_of_the_network_in_eval_mode() -> None:
     assert norm.running_mean is not None
     norm.running_mean.copy_(torch.linspace(-3, 3, 16))  # so that eval mode predicts something else
     statistics = norm.running_mean.clone()
-    found = method.predicted(batch().x_t)
+    found = method.predicted(tiny_batch().x_t)
     assert torch.equal(norm.running_mean, statistics), "it does not change the statistics"
     assert method.network.training
-    in_training = method.network.encode(batch().x_t).logits.argmax(dim=1)
-    assert torch.equal(found, method.network.eval().encode(batch().x_t).logits.argmax(dim=1))
+    in_training = method.network.encode(tiny_batch().x_t).logits.argmax(dim=1)
+    assert torch.equal(found, method.network.eval().encode(tiny_batch().x_t).logits.argmax(dim=1))
     assert not torch.equal(found, in_training)
 
 
 def test_the_critic_wins_and_the_features_lose() -> None:
     """Of the critic's loss the network gets the reversed gradient."""
     method = make_method(semantic=0.0)
-    source = method.losses(batch(), torch.tensor(1.0))
+    source = method.losses(tiny_batch(), torch.tensor(1.0))
     forward = torch.autograd.grad(source["loss_domain"], method.network.head.classifier.weight)[0]
     with torch.no_grad():
-        before = float(method.losses(batch(), torch.tensor(1.0))["loss_domain"])
+        before = float(method.losses(tiny_batch(), torch.tensor(1.0))["loss_domain"])
         method.network.head.classifier.weight -= 0.01 * forward / forward.norm()
-        after = float(method.losses(batch(), torch.tensor(1.0))["loss_domain"])
+        after = float(method.losses(tiny_batch(), torch.tensor(1.0))["loss_domain"])
     assert after > before
 
 

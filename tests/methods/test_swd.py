@@ -1,16 +1,11 @@
 """SWD by hand: the sliced Wasserstein distance of two sets of predictions."""
 
-import math
-
 import pytest
 import torch
-from timm.models import VisionTransformer
 from torch.nn import functional as F
 
-from cdtrans.methods.base import Sizes
-from cdtrans.methods.swd import SWD, SWDOptions, sliced_wasserstein
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.methods.swd import SWD, sliced_wasserstein
+from support import tiny_method
 
 P, Q = (torch.randn(20, 5, generator=torch.Generator().manual_seed(i)).softmax(dim=1) for i in (0, 1))
 R = F.normalize(torch.randn(5, 128, generator=torch.Generator().manual_seed(2)), dim=0)
@@ -50,7 +45,5 @@ def test_directions_have_length_1_and_are_drawn_anew() -> None:
 
 
 def test_its_weight_is_the_number_of_classes_and_it_has_no_balance_term() -> None:
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
-    method = SWD(Network(vit, Head(16, 7, "batchnorm")), SWDOptions(hidden=8), Sizes(7, 10, 10))
-    assert method.trade_off == 7.0
-    assert math.isclose(method.options.balance, 0.0)
+    method = tiny_method(SWD, classes=7, hidden=8)
+    assert (method.trade_off, method.options.balance) == (7.0, 0.0)

@@ -31,7 +31,8 @@ from torch.nn import functional as F
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Update
 from cdtrans.methods.mcd import MCD, MCDOptions
-from cdtrans.methods.shot import entropy
+from cdtrans.methods.minent import entropy
+from cdtrans.methods.shot import entropy_of_mean
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,7 @@ class CGDM(MCD):
 
     def certainty(self, logits: Sequence[Tensor]) -> Tensor:
         """Small if each prediction is certain and, with `balance`, all together are varied."""
-        terms = [
-            self.options.entropy * entropy(p).mean() - self.options.balance * entropy(p.mean(dim=0))
-            for p in predictions(logits)
-        ]
+        terms = [self.options.entropy * entropy(z).mean() - self.options.balance * entropy_of_mean(z) for z in logits]
         return torch.stack(terms).sum()
 
     def compared(self) -> list[Tensor]:
@@ -114,7 +112,7 @@ def weighted_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
     not through their sum."""
     losses = []
     for z in logits:
-        weight = 1 + (-entropy(z.softmax(dim=1))).exp()  # [B]
+        weight = 1 + (-entropy(z)).exp()  # [B]
         losses.append((weight / weight.sum().detach() * F.cross_entropy(z, labels, reduction="none")).mean())
     return torch.stack(losses).sum()
 

@@ -10,7 +10,7 @@ these alone). The labels y are found at the start of a round: the centre of a cl
 by the class's probabilities, each image gets the class of the nearest centre by cosine, and both are done once more
 with these labels (`cdtrans.pairing.centers`, which CDTrans took from here).
 
-Taken from the authors' code: the weights; logarithms of p + 1e-5; the bottleneck norm in training mode while the
+Taken from the authors' code: the weights; the bottleneck norm in training mode while the
 classifier is frozen; classes that nothing is predicted as get no image; an epoch is every target image once. On VisDA
 they train without labels in the first round: `labels_from=2`. Not taken: their classifier (weight-normed, 256 features)
 and optimiser (a tenth of the rate for the backbone); new labels in every epoch, unless with --rebuild-every 1."""
@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.minent import entropy
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled
@@ -71,10 +72,10 @@ class SHOTIM(Method):
         return self.information(self.network.encode(batch.x_t).logits)
 
     def information(self, logits: Tensor) -> dict[str, Tensor]:
-        p, weight = logits.softmax(dim=1), self.options.information
+        weight = self.options.information
         return {
-            "loss_entropy": weight * entropy(p).mean(),
-            "loss_diversity": -weight * entropy(p.mean(dim=0)),
+            "loss_entropy": weight * entropy(logits).mean(),
+            "loss_diversity": -weight * entropy_of_mean(logits),
         }
 
 
@@ -95,6 +96,7 @@ class SHOT(SHOTIM):
         return {"loss_target": self.options.labels * taught.mean(), **self.information(logits)}
 
 
-def entropy(p: Tensor) -> Tensor:
-    """[..., K] -> [...]"""
-    return -(p * (p + EPSILON).log()).sum(dim=-1)
+def entropy_of_mean(logits: Tensor) -> Tensor:
+    """H(p') of the mean prediction, [B, K] -> scalar."""
+    mean = logits.float().softmax(dim=1).mean(dim=0)  # [K]
+    return -(mean * (mean + EPSILON).log()).sum()
