@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+import yaml
 from safetensors.torch import load_file
 from timm.models import VisionTransformer
 from torch import Tensor, nn
@@ -38,7 +40,8 @@ pytestmark = pytest.mark.slow
 NAMES_PATHS = ("images.csv", "predictions.csv", "data.json", "config.yaml")  # these name files
 GUIDE = Path(__file__).parents[2] / "docs" / "methods.md"
 EXAMPLE = "my_file.py:MinimumEntropy"  # of the guide
-every_method = pytest.mark.parametrize("name", [*METHODS, EXAMPLE])
+ON_CONVOLUTIONS = [name for name in METHODS if method_class(name).backbones not in ("any", "ViT")]
+RESNET = {"backbone": "test_resnet", "backbone_args": {"block_args": {"attn_layer": "se"}}}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Undisturbed:
         method = placed(self.name, self.task)
         options = [word for key, value in small(method_class(method)).items() for word in ("--set", f"{key}={value}")]
         epochs = [] if self.trains else ["--epochs", "1"]
+        if self.name in ON_CONVOLUTIONS:
+            changes = {"config": self.task.folder / "resnet.yaml"} | changes
         return dataclasses.replace(self.task, **changes).adapt(out, "--method", method, *options, *epochs, *flags)
 
     @property
@@ -65,6 +70,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     short = {"source_epochs": 1, "epochs": 2, "rebuild_every": 1, "save_every": 30}
     task = make_task(tmp_path_factory.mktemp("contract"), **short)
     (task.folder / "my_file.py").write_text(example(), encoding="utf-8")
+    resnet = yaml.safe_load(task.config.read_text()) | RESNET
+    (task.folder / "resnet.yaml").write_text(yaml.safe_dump(resnet))
     return task
 
 
@@ -128,9 +135,9 @@ def test_target_labels_moved_or_deleted_give_the_same_bytes(undisturbed: Undistu
 
 
 @pytest.mark.slow
-@every_method
+@pytest.mark.parametrize("name", [*(name for name in METHODS if name not in ON_CONVOLUTIONS), EXAMPLE])
 def test_two_ranks_compute_what_one_computes(name: str, task: Task, tmp_path: Path) -> None:
-    """Without stochastic depth, which each rank draws for its own images."""
+    """Without stochastic depth, which each rank draws for its own images. BatchNorm in a backbone is refused there."""
     method = Undisturbed(name, task, tmp_path / "one")
     flags, logs = ("--drop-path", "0"), tmp_path / "logs"
     succeed(warm().run(method.command(method.run, *flags), logs))
@@ -205,8 +212,10 @@ def trained(
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """The network after a few steps of a method, and the losses of each step."""
     torch.manual_seed(0)
-    vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
-    network = Network(vit, Head(32, 5, "batchnorm"))
+    backbone: Any = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0)
+    if kind.backbones not in ("any", "ViT"):
+        backbone = timm.create_model(RESNET["backbone"], num_classes=0, **RESNET["backbone_args"])
+    network = Network(backbone, Head(backbone.num_features, 5, "batchnorm"))
     config = make_config({"precision": "fp32", "method": "x.py:X", "method_args": small(kind) | options})
     method = make_method(kind, network, config, Sizes(classes=5, source_images=40, target_images=30)).to(device).train()
     optimisation = Optimisation(

@@ -18,6 +18,7 @@ optimisers for network and critic (one update of both, with the gradient reverse
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class MSTN(Method):
     paper = "Xie et al. 2018"
     title = "Learning Semantic Representations for Unsupervised Domain Adaptation, ICML"
     passes = 7.0  # both images forward and backward, and the target once more
-    without_adaptation = {"semantic": 0.0, "critic": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation: ClassVar[dict[str, Any] | None] = {"semantic": 0.0, "critic": 0.0}
     source_centers: Tensor
     target_centers: Tensor
 
