@@ -32,6 +32,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "shot": "cdtrans.methods.shot:SHOT",
     "shot_im": "cdtrans.methods.shot:SHOTIM",
     "mstn": "cdtrans.methods.mstn:MSTN",
+    "cdan_tn": "cdtrans.methods.cdan_tn:CDANTN",
     "mstn_dsbn": "cdtrans.methods.mstn_dsbn:MSTNDSBN",
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
