@@ -34,6 +34,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "mstn": "cdtrans.methods.mstn:MSTN",
     "cdan_tn": "cdtrans.methods.cdan_tn:CDANTN",
     "mstn_dsbn": "cdtrans.methods.mstn_dsbn:MSTNDSBN",
+    "dcan": "cdtrans.methods.dcan:DCAN",
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
 }
