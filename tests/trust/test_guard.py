@@ -1,5 +1,7 @@
 """Each way to do harm is found, by its name, and a healthy model is left alone."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -128,3 +130,13 @@ def test_everything_measured_is_told_harm_or_not() -> None:
     found = {m["name"]: (m["found"], m["limit"], m["healthy"]) for m in measures}
     assert found["source forgotten"] == (pytest.approx(0.75, abs=0.01), guard.FORGOTTEN, "above")
     assert found["not supported"] == (pytest.approx(1, abs=0.05), guard.SUPPORTED, "above")
+
+
+def test_without_source_images_nothing_is_judged_and_that_is_said() -> None:
+    alone = dataclasses.replace(healthy(), source_labels=torch.zeros(0, dtype=torch.long))
+    assert judge_source(alone) == []
+    verdict = decide(judge_adapted(alone, alone), guard=True, labels=30)
+    assert verdict.verdict == "unknown"
+    assert says(verdict.paragraph, "cannot tell", "no source images", "not checked", "About 30 labels")
+    broken = [gave_up(Hopeless("The loss is not finite", "")), *judge_adapted(alone, alone)]
+    assert decide(broken, guard=True).verdict == "harm", "that needs no source"

@@ -38,6 +38,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
 }
+WITHOUT_SOURCE = ("shot", "shot_im")  # these can adapt a --source-model with target images alone
 WITH_TARGET_LABELS = ("ground_truth", "sampled_pairs")  # only `cdtrans ablate` has these: cdtrans.paper.known_pairs
 
 

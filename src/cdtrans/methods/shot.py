@@ -62,10 +62,11 @@ class SHOTIM(Method):
         return sizes.target_images
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
-        """Every target image once, with its centre's class. The source images beside them are not looked at."""
-        source = shuffled(torch.arange(self.sizes.source_images), self.sizes.target_images, generator)
-        target = torch.arange(self.sizes.target_images)
-        source, target = (indices.to(domains.centers.device) for indices in (source, target))
+        """Every target image once, with its centre's class. There need not be source images beside them."""
+        target = torch.arange(self.sizes.target_images, device=domains.centers.device)
+        if not self.sizes.source_images:
+            return Proposals(torch.full_like(target, -1), target, domains.centers, domains.centers, coupled=False)
+        source = shuffled(torch.arange(self.sizes.source_images), len(target), generator).to(target.device)
         return Proposals(source, target, domains.source_labels[source], domains.centers, coupled=False)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:

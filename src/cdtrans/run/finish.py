@@ -17,7 +17,7 @@ from cdtrans.serving.trade_off import in_a_line, trade_off
 from cdtrans.storage.run import Run
 from cdtrans.storage.run_folder import PREDICTIONS, RESULT
 from cdtrans.training.adaptation import Adaptation
-from cdtrans.trust.estimate import estimate
+from cdtrans.trust.estimate import estimate, unknown
 from cdtrans.trust.guard import decide, labels_to_settle, supported
 from cdtrans.trust.impression import views
 
@@ -41,13 +41,13 @@ def finish(
     )
     chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
     with run.timed("verdict"):
-        support = {name: before.support(seen.predicted) for name, seen in models.items()}
+        support = {name: before.support(seen.predicted) for name, seen in models.items() if before.has_source}
         judged = verdict.verdict in ("better", "unknown")
-        estimates = {
+        estimates = dict.fromkeys(models, unknown(labels)) | {
             name: estimate(found, known=judged and supported(found), labels=labels) for name, found in support.items()
         }
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
-        hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in logits else 1.0
+        hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in support else 1.0
         calibrated = {name: x / hot if name == "adapted" else x for name, x in logits.items()}
         sure = confidence_views(calibrated["source"], calibrated.get("adapted", calibrated["source"]))
         run.write_arrays(LOGITS, logits)

@@ -30,6 +30,11 @@ class Impression:
     source_learnable: Tensor  # [] accuracy of a linear probe on the source's features, cross-validated
 
     @property
+    def has_source(self) -> bool:
+        """Whether there were source images."""
+        return len(self.source_labels) > 0
+
+    @property
     def predicted(self) -> Tensor:
         return self.target_logits.argmax(dim=1)
 
@@ -49,8 +54,9 @@ def impression(domains: Domains) -> Impression:
     confidence, predicted = p.max(dim=1)
     own = p.gather(1, labels[:, None]).squeeze(1)
     samples = [x.features[sampled(len(x.features)).to(x.features.device)].half() for x in (source, target)]
-    columns = (target.logits, nearest_labels(domains), labels, predicted, confidence.half(), own.half(), *samples)
-    learnable = torch.tensor(cross_validated(source.features, labels, source.logits.shape[1]))
+    nearest = nearest_labels(domains) if len(labels) else labels[:, None]
+    columns = (target.logits, nearest, labels, predicted, confidence.half(), own.half(), *samples)
+    learnable = torch.tensor(cross_validated(source.features, labels, source.logits.shape[1]) if len(labels) else 0.0)
     return Impression(*(x.cpu() for x in (*columns, learnable)))
 
 
