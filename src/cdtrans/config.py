@@ -84,7 +84,13 @@ class Config:
     source_model: str | None = _option(
         None,
         "Stage 1: source",
-        "A run whose source-only model is taken; nothing is trained in stage 1, nor --weights read.",
+        "A run whose source-only model is taken; nothing is trained in stage 1, nor --weights read. Without a source: "
+        "also a file with the weights of a timm classifier.",
+    )
+    source_classes: str | None = _option(
+        None,
+        "Stage 1: source",
+        "If --source-model is a file: another one with its class names, one in a line, in the order of its outputs.",
     )
     source_fit: Literal["train", "probe"] = _option(
         "train", "Stage 1: source", "Train the network on the source, or only a probe on the frozen backbone."
@@ -395,7 +401,7 @@ def settle(config: Config) -> Config:
     crop, resize = config.crop, config.resize
     if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
         raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
-    names = ("source", "target", "target_labels", "root", "weights", "source_model", "cache")
+    names = ("source", "target", "target_labels", "root", "weights", "source_model", "source_classes", "cache")
     places = {name: os.path.abspath(place) for name in names if (place := getattr(config, name))}
     return make_config(config.to_dict() | places | {"method": _method_place(config.method)})
 

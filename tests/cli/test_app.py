@@ -130,7 +130,8 @@ class TestHelp:
         assert "error" not in ended.err
 
     @pytest.mark.parametrize(
-        ("verb", "own"), [("adapt", ()), ("demo", ("seed",)), ("bench", ("seed", "root", "backbone", "source_model"))]
+        ("verb", "own"),
+        [("adapt", ()), ("demo", ("seed",)), ("bench", ("seed", "root", "backbone", "source_model", "source_classes"))],
     )
     def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
         text = " ".join(run(verb, "--help").out.split())
@@ -171,8 +172,9 @@ class TestHelp:
         }
         assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
         own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete", "--force"}
-        assert flags_of(run, "bench") >= COMMON | own | settings - {"--seed", "--root", "--source-model"}
-        assert not {"--seed", "--root", "--source-model"} & flags_of(run, "bench")  # every run has its own
+        of_each_run = {"--seed", "--root", "--source-model", "--source-classes"}
+        assert flags_of(run, "bench") >= COMMON | own | settings - of_each_run
+        assert not of_each_run & flags_of(run, "bench")
 
 
 class TestWrongUse:
@@ -681,9 +683,9 @@ class TestMethods:
         assert one == next(row for row in rows if row["name"] == "mcd")
 
     def test_a_wrong_name(self, run: Run) -> None:
-        ended = run("methods", "dan")
+        ended = run("methods", "dannn")
         assert ended.code == 2
-        assert says(ended.err, "'dan'", "did you mean 'dann'?")
+        assert says(ended.err, "'dannn'", "did you mean 'dann'?")
 
 
 class TestCache:

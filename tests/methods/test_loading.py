@@ -53,8 +53,8 @@ class TestTable:
 
 class TestWrongNames:
     def test_a_misspelt_method_gets_the_nearest(self) -> None:
-        with error_says("'dan'", "'dann'"):
-            require_method("dan")
+        with error_says("'dannn'", "'dann'"):
+            require_method("dannn")
 
     @pytest.mark.parametrize("name", ["ground_truth", "sampled_pairs"])
     def test_methods_with_target_labels_are_not_for_adapt(self, name: str) -> None:
@@ -78,7 +78,7 @@ class TestWrongNames:
     @pytest.mark.parametrize(
         ("flags", "words"),
         [
-            (["--method", "dan"], ["'dan'", "'dann'"]),
+            (["--method", "dannn"], ["'dannn'", "'dann'"]),
             (["--method", "dann", "--set", "trade_off"], ["KEY=VALUE"]),
             (["--method", "dann", "--set", "trade_off=1", "--set", "trade_off=2"], ["trade_off", "twice"]),
             (["--method", "dann", "--set", "ramps=1"], ["'ramps'", "'ramp'"]),

@@ -25,7 +25,7 @@ P = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.5, 0.45, 0.05], [0.55, 0.
 class TestRectifiedLoss:
     def test_by_hand(self) -> None:
         primary, auxiliary = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
-        variance = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)
+        variance = 0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)  # KL(auxiliary || primary)
         expected = math.exp(-variance) * -math.log(0.2) + variance
         assert float(rectified_loss(primary, auxiliary, torch.tensor([1]))) == pytest.approx(expected)
 
@@ -63,6 +63,21 @@ class TestBalancedLabels:
         found = balanced_labels(p, 0.01, ALPHA)  # lambda = .9 and .51
         assert found.selected.tolist() == [True, False, False, True]
         assert found.labels.argmax(dim=1).tolist() == [0, 1, 1, 1], "0.45 of 0.51 is more than 0.55 of 0.9"
+
+    def test_an_image_near_two_thresholds_is_selected(self) -> None:
+        """Z = 2 * 0.9^4 = 1.31; near one threshold alone it is 0.9^4, and the image is left."""
+        p = torch.tensor([[0.5, 0.0, 0.5], [0.0, 0.5, 0.5], [0.45, 0.45, 0.1], [0.45, 0.1, 0.45]]).double()
+        p[0, 0] = p[1, 1] = 0.51  # so that classes 0 and 1 have a threshold, and 2 has 1
+        found = balanced_labels(p, 0.01, ALPHA)
+        ratio = torch.tensor([0.45 / 0.51, 0.45 / 0.51, 0.1]).double() ** 4
+        assert found.selected.tolist() == [True, True, bool(ratio.sum() > 1), False]
+        assert found.selected[2]
+        torch.testing.assert_close(found.labels[2], ratio / ratio.sum())
+
+    def test_certain_predictions_are_selected(self) -> None:
+        certain = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        assert balanced_labels(certain, 0.5, ALPHA).selected.all()
+        assert torch.equal(balanced_labels(certain, 0.5, ALPHA).labels, certain)
 
     def test_all_of_them(self) -> None:
         assert balanced_labels(P, 1.0, ALPHA).selected.all()

@@ -180,4 +180,4 @@ def test_agreement_is_counted_from_each_side() -> None:
     agreement = domains.agreement()
     assert agreement["source_agreement"] == pytest.approx(2 / 3)
     assert agreement["target_agreement"] == 0.5
-    assert domains.source_accuracy() == pytest.approx(2 / 3)
+    assert agreement["source_accuracy"] == pytest.approx(2 / 3)

@@ -1,5 +1,7 @@
 """Each way to do harm is found, by its name, and a healthy model is left alone."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -159,3 +161,13 @@ def test_a_source_only_model_of_one_class_is_a_finding_of_its_own() -> None:
     assert told in verdict.paragraph
     assert verdict.summary()["start"] == told
     assert crowded_start(healthy(), names) == ""
+
+
+def test_without_source_images_nothing_is_judged_and_that_is_said() -> None:
+    alone = dataclasses.replace(healthy(), source_labels=torch.zeros(0, dtype=torch.long))
+    assert judge_source(alone, evidence()) == []
+    verdict = decide(judge_adapted(alone, alone, evidence()), guard=True, labels=30)
+    assert verdict.verdict == "unknown"
+    assert says(verdict.paragraph, "cannot tell", "no source images", "not checked", "About 30 labels")
+    broken = [gave_up(Hopeless("The loss is not finite", "")), *judge_adapted(alone, alone, evidence())]
+    assert decide(broken, guard=True).verdict == "harm", "that needs no source"

@@ -9,7 +9,7 @@ from cdtrans.data.images import Header
 from cdtrans.data.thumbnails import SIDE
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, graded, gravest, refuse
-from cdtrans.trust.preflight import Labels, Pictures, examine
+from cdtrans.trust.preflight import Labels, Pictures, examine, examine_target
 from support import error_says, says
 
 
@@ -252,3 +252,10 @@ class TestFindings:
             refuse([Finding("ok", "a", "b"), Finding("stop", "a", "It is so", "Change it.")])
         with error_says("It is so", "1 more", "cdtrans check"):
             refuse([Finding("stop", "a", "It is so", "Change it."), Finding("stop", "a", "b")])
+
+
+def test_a_target_without_a_source_is_looked_at_too() -> None:
+    names = Labels(np.zeros(0, int), ["class-0", "class-1"])
+    assert [f.state for f in examine_target(names, TARGET)] == ["ok", "ok"]
+    blank = pictures("t", np.zeros((12, SIDE, SIDE, 3), np.uint8), ["same"] * 12)
+    assert [f.state for f in examine_target(names, blank)] == ["warning", "stop"]

@@ -79,6 +79,14 @@ def adapt(
         Path | None,
         typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read."),
     ] = None,
+    target_alone: Annotated[
+        Path | None,
+        typer.Option(
+            "--target",
+            metavar="TARGET",
+            help="TARGET, where there is no SOURCE: with --source-model and --method shot.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder (default: runs/adapt); an unfinished run there is continued.")
     ] = None,
@@ -95,7 +103,10 @@ def adapt(
     """Adapt a classifier from labelled SOURCE images to unlabelled TARGET images."""
     from cdtrans.run.pipeline import adapt as adapt_images
 
+    if target is not None and target_alone is not None:
+        raise CdtransError("The target is given twice, as the second place and with --target; give it once.")
     screen = Screen(quiet=quiet, machine=json)
+    target = target or target_alone
     result = adapt_images(
         source=source, target=target, out=out, preset=preset, config=config, force=force, screen=screen, **settings
     )

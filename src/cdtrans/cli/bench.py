@@ -10,8 +10,15 @@ from cdtrans.cli.options import Debug, Force, Jobs, Json, Quiet, print_json, wit
 from cdtrans.config import SETTINGS
 from cdtrans.runtime.screen import Screen
 
+OF_EACH_RUN = {
+    "root",
+    "seed",
+    "source_model",
+    "source_classes",
+}  # settings of which every run has its own
 
-@partial(with_settings, names=SETTINGS.keys() - {"root", "seed", "source_model"})  # each run gets its own
+
+@partial(with_settings, names=SETTINGS.keys() - OF_EACH_RUN)
 def bench(
     benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
     data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],

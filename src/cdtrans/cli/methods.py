@@ -38,7 +38,8 @@ def methods(
             cells = (row["name"], row["cost"], row["backbones"], f"{row['summary']} ({row['paper']})")
             table.add_row(*map(escape, cells))
         screen.result(table)
-        screen.say("step: time of a training step, CDTrans = 1; needs: a ViT, or any backbone.")
+        screen.say("step: time of a training step, CDTrans = 1.")
+        screen.say("needs: a ViT, BatchNorm, gates as in seresnet50 (SE), or any backbone.")
         screen.say("Options of a method: 'cdtrans methods NAME'.")
         return
     (row,) = rows

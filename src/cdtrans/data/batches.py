@@ -72,6 +72,10 @@ class Images:
         """An epoch: these images in this order and these batches, each with its own crop and flip."""
         return Plan(self, indices.to(self.home), batches, self.draw(len(indices), flip, generator))
 
+    def none(self) -> Tensor:
+        """A batch of no images, [0, 3, crop, crop]."""
+        return torch.zeros(0, 3, self.crop, self.crop, device=self.device)
+
     def centred(self, indices: Tensor) -> Tensor:
         """[B] indices -> [B, 3, crop, crop] test input: the centre crop."""
         middle = torch.full_like(indices, round((self.resize - self.crop) / 2))

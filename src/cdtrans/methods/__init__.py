@@ -34,10 +34,19 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "pmtrans": "cdtrans.methods.pmtrans:PMTrans",
     "tvt": "cdtrans.methods.tvt:TVT",
     "mcd": "cdtrans.methods.mcd:MCD",
+    "swd": "cdtrans.methods.swd:SWD",
+    "cgdm": "cdtrans.methods.cgdm:CGDM",
     "atdoc_na": "cdtrans.methods.atdoc_na:ATDOCNA",
+    "shot": "cdtrans.methods.shot:SHOT",
+    "shot_im": "cdtrans.methods.shot:SHOTIM",
+    "mstn": "cdtrans.methods.mstn:MSTN",
+    "cdan_tn": "cdtrans.methods.cdan_tn:CDANTN",
+    "mstn_dsbn": "cdtrans.methods.mstn_dsbn:MSTNDSBN",
+    "dcan": "cdtrans.methods.dcan:DCAN",
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
 }
+WITHOUT_SOURCE = ("shot", "shot_im")  # these can adapt a --source-model with target images alone
 WITH_TARGET_LABELS = ("ground_truth", "sampled_pairs")  # only `cdtrans ablate` has these: cdtrans.paper.known_pairs
 
 

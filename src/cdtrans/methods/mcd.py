@@ -14,7 +14,7 @@ for 31 classes, 30 for 65 and 120 for 345, which is about K / 3, and so is 'auto
 BatchNorm layers of a backbone, if it has any, see the target alone."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,12 +47,13 @@ class MCD(Method):
     title = "Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR"
     cost = "2.8"
     passes = 20.0  # A: both images forward and backward; B: both forward; C: four times the target, both ways
+    weight_per_class: ClassVar[float] = 1 / 3  # of the discrepancy, where the trade-off is 'auto'
 
     def __init__(self, network: Network, options: MCDOptions, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         shape = {"heads": 2, "hidden": options.hidden}
         self.classifiers = MeanHead(network.dim, sizes.classes, **shape, dropout=options.dropout)
-        self.trade_off = sizes.classes / 3 if options.trade_off == "auto" else options.trade_off
+        self.trade_off = self.weight_per_class * sizes.classes if options.trade_off == "auto" else options.trade_off
 
     def served(self) -> Network:
         return Network(self.network.backbone, self.classifiers, self.network.taps)

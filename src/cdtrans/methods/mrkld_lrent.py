@@ -3,10 +3,20 @@
 As in rpll.py, network, source-only start, optimiser and schedule are those of CDTrans, because the paper's Table 5
 compares pseudo-labels and nothing else.
 
-Taken from the paper: the most confident images of each class; soft labels (LRENT, alpha 0.25) and the regulariser on
-the same images (MRKLD, weight 0.1), both weights as in the scripts of their code. Their portion of the images starts at
-20 % and grows by 5 points a round to at most 50 %; here it grows by as much as reaches 50 % in the last round. Not
-taken: their optimiser and augmentation, and the growing portion of the source."""
+Taken from the paper: soft labels (LRENT, alpha 0.25) of the images whose label costs less than none, and the
+regulariser on the same images (MRKLD, weight 0.1), both weights as in the scripts of their code. With the thresholds
+lambda_k of the classes, the best label of an image and its cost are
+
+    y_k = (p_k / lambda_k)^(1 / alpha) / Z,   -sum_k y_k log(p_k / lambda_k) + alpha sum_k y_k log y_k = -alpha log Z
+
+and the cost of no label is 0, so an image is used if Z = sum_k (p_k / lambda_k)^(1 / alpha) is more than 1: where some
+p_k reaches its threshold, as in plain class-balanced self-training, or several come close. Their portion of the images
+starts at 20 % and grows by 5 points a round to at most 50 %; here it grows by as much as reaches 50 % in the last
+round.
+
+Not taken: their optimiser and augmentation, and the growing portion of the source. They round the number of images that
+sets a threshold down, and a class with none has the threshold 1; among millions of pixels that is rare, but a class of
+four images would never be trained on, so here at least one image of each predicted class counts."""
 
 import math
 from dataclasses import dataclass
@@ -63,16 +73,16 @@ class PseudoLabels(NamedTuple):
 
 
 def balanced_labels(p: Tensor, share: float, alpha: float) -> PseudoLabels:
-    """LRENT's labels (p_k / lambda_k)^(1 / alpha), made to sum to 1, of the images where some p_k reaches its class's
-    threshold lambda_k, [Nt, K] -> [Nt, K]. lambda_k is so high that `share` of the images predicted as k reach it; a
-    class that nothing is predicted as has 1, the highest there is."""
+    """LRENT's labels (p_k / lambda_k)^(1 / alpha) / Z and whether Z is at least 1 (it is rounded to 1 where a certain
+    prediction sets the threshold), [Nt, K] -> [Nt, K]. lambda_k is so high that `share` of the images predicted as k
+    reach it; a class that nothing is predicted as has 1, the highest there is."""
     confidence, predicted = p.max(dim=1)
     thresholds = torch.ones_like(p[0])  # [K]
     for k in predicted.unique():
         of_class = confidence[predicted == k].sort(descending=True).values
         thresholds[k] = of_class[max(round(share * len(of_class)), 1) - 1]
-    weighted = p.log() - thresholds.log()  # [Nt, K]
-    return PseudoLabels((weighted / alpha).softmax(dim=1), weighted.amax(dim=1) >= 0)
+    weighted = (p.log() - thresholds.log()) / alpha  # [Nt, K]
+    return PseudoLabels(weighted.softmax(dim=1), weighted.logsumexp(dim=1) >= 0)
 
 
 def uniform_divergence(logits: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class TVTOptions:
 
 
 class TVT(Method):
-    """Attention to patches that a critic cannot assign to a domain."""
+    """Attention to patches that look alike in both domains."""
 
     Options = TVTOptions
     options: TVTOptions

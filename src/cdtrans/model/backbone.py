@@ -22,8 +22,9 @@ from cdtrans.backbone_names import SHORT_NAMES, expand_short
 from cdtrans.config import require_weights
 from cdtrans.errors import CdtransError, WeightsUnavailable
 from cdtrans.model.blocks import why_no_shared_attention
+from cdtrans.model.head import Head
 from cdtrans.model.misfit import State, drop_heads, misfit_error
-from cdtrans.model.network import feature_dim
+from cdtrans.model.network import Network, feature_dim
 
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs
 DEFAULT_CROP = 224
@@ -207,6 +208,28 @@ def _unavailable(name: str, error: Exception) -> CdtransError:
 def load_weights(backbone: nn.Module, file: Path) -> None:
     """Weights from a .safetensors or .pth file in timm's or the model authors' format."""
     load_state(backbone, read_state(file), f"'{file}'")
+
+
+def load_classifier(network: Network, file: Path) -> None:
+    """The weights of a whole timm classifier, into a network with a plain linear head."""
+    backbone, head = network.backbone, network.head
+    assert isinstance(head, Head), "a plain one"
+    load_weights(backbone, file)
+    state, layer = read_state(file), getattr(backbone, "default_cfg", {}).get("classifier")
+    weight, bias = (state.get(f"{layer}.{name}") if isinstance(layer, str) else None for name in ("weight", "bias"))
+    if weight is None or bias is None:
+        raise CdtransError(
+            f"'{file}' holds no classifier: timm has it in '{layer}' for this --backbone; give the weights of a whole "
+            "classifier with one linear layer at its end."
+        )
+    if weight.numel() != head.classifier.weight.numel():
+        raise CdtransError(
+            f"The classifier in '{file}' has {len(weight)} classes of {weight[0].numel()} features, not "
+            f"{len(head.classifier.weight)} of {head.classifier.in_features}; check --source-classes and --backbone."
+        )
+    with torch.no_grad():
+        head.classifier.weight.copy_(weight.view_as(head.classifier.weight))  # a convolution in some models
+        head.classifier.bias.copy_(bias)
 
 
 def read_state(file: Path) -> State:

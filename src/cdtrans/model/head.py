@@ -10,6 +10,7 @@ from cdtrans.runtime.ranks import gather
 
 CLASSIFIER_STD = 0.001  # the authors' initialisation
 MLP_STD = 0.01  # of the authors of MCD and SAFN
+CORRECTION_STD, CORRECTION_BIAS = 0.005, 0.1  # of DCAN's authors
 
 
 class Output(NamedTuple):
@@ -112,6 +113,37 @@ class BottleneckHead(AnyHead):
         return Output(feature, self.classifier(feature))
 
 
+class CorrectedHead(AnyHead):
+    """A head whose feature and logits are both corrected by an MLP of theirs (DCAN): f + D(f), then z + D'(z)."""
+
+    def __init__(self, dim: int, classes: int, neck: str, *, correction: int) -> None:
+        super().__init__()
+        self.spec = {"correction": correction}
+        self.plain = Head(dim, classes, neck)
+        self.of_feature = Correction(dim, correction)
+        self.of_logits = Correction(classes, classes)
+
+    def classify(self, feature: Tensor) -> Output:
+        return self.correct(self.plain.classify(feature))
+
+    def correct(self, out: Output) -> Output:
+        """The corrected form of what the plain head says."""
+        feature = out.feature + self.of_feature(out.feature)
+        logits = self.plain.classifier(feature)
+        return Output(feature, logits + self.of_logits(logits))
+
+
+class Correction(nn.Sequential):
+    """[B, D] -> [B, D], small at first."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        layers = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        super().__init__(layers[0], nn.ReLU(), layers[1])
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=CORRECTION_STD)
+            nn.init.constant_(layer.bias, CORRECTION_BIAS)
+
+
 def _start(head: nn.Module) -> None:
     for module in head.modules():
         if isinstance(module, nn.Linear):
@@ -125,4 +157,6 @@ def build_head(spec: dict[str, Any], dim: int, classes: int, neck: str) -> AnyHe
         return MeanHead(dim, classes, **spec)
     if "bottleneck" in spec:
         return BottleneckHead(dim, classes, **spec)
+    if "correction" in spec:
+        return CorrectedHead(dim, classes, neck, **spec)
     return Head(dim, classes, spec.get("neck", neck))

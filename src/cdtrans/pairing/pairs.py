@@ -53,15 +53,17 @@ class Domains:
 
     def agreement(self) -> dict[str, float]:
         """How often the nearest image of the other domain is of the same class, seen from each side. The source's is
-        the telling one: its labels are true, so if few agree, the target's centres are not classes."""
+        the telling one: its labels are true, so if few agree, the target's centres are not classes. Nothing without
+        source images."""
+        if not len(self.source_labels):
+            return {}
         source = (self.center_nearest_source == self.source_labels).double().mean()
+        right = (self.source.logits.argmax(dim=1) == self.source_labels).double().mean()
         return {
             "source_agreement": float(source),
             "target_agreement": float((self.label_nearest_target == self.centers).double().mean()),
+            "source_accuracy": float(right),
         }
-
-    def source_accuracy(self) -> float:
-        return float((self.source.logits.argmax(dim=1) == self.source_labels).double().mean())
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Pairs:
         return {
             "proposed": self.proposed,
             "kept": len(self),
-            "sources_used": len(self.source.unique()),
+            "sources_used": len(self.source[self.source >= 0].unique()),
             "targets_used": len(self.target.unique()),
             "classes_used": len(self.source_labels.unique()),
         }
@@ -101,7 +103,7 @@ class Pairs:
 class Proposals:
     """What a method's plan returns: pairs, and which of them are kept."""
 
-    source: Tensor  # [P] indices
+    source: Tensor  # [P] indices; -1 where there are no source images
     target: Tensor  # [P] indices
     source_labels: Tensor  # [P]
     target_labels: Tensor  # [P] pseudo-labels, or [P, K] soft ones; of a rejected pair the label it was rejected for

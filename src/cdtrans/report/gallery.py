@@ -220,6 +220,8 @@ def uncertain(record: Record, target: Pictures) -> Looks | Missing:
 def mislabelled(record: Record, source: Pictures) -> Looks | Missing:
     """The source images whose label the source-only model contradicts most, although it was trained on it."""
     arrays = record.view_arrays("source_labels", "source_predicted", "source_confidence", "source_own")
+    if arrays is not None and not len(arrays[0]):
+        return Missing("This run had no source images.")
     if arrays is None or not record.source:
         return Missing("This run did not keep the source-only model's predictions for the source (views.npz).")
     labels, predicted, sure, own = arrays

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdtrans.errors import CdtransError
+from cdtrans.methods import WITHOUT_SOURCE
 from cdtrans.report.record import Record, Round
 from cdtrans.serving.recorded import confidences
 from cdtrans.serving.trade_off import Kept
@@ -250,6 +251,8 @@ def about_pairs(record: Record) -> str:
     method = str(record.config.get("method", "cdtrans"))
     if method == "instant":
         return "Every target image with the most similar source image of the class that it was given."
+    if method in WITHOUT_SOURCE:
+        return f"The method '{method}' trains on every target image; no source image takes part."
     if method in PAIRING_METHODS:
         return (
             "Each image proposes its nearest neighbour in the other domain. A pair is kept if the source image's class "
@@ -348,6 +351,8 @@ def histogram(record: Record) -> Histogram | Missing:
     if before is None or after is None or counts is None or not record.classes:
         return Missing("The run folder has no predictions or no class counts.")
     source = np.array([counts.get(name, 0) for name in record.classes])
+    if not source.any():
+        return Missing("There are no source images to compare the predictions' class shares with.")
     predicted = {"source": np.bincount(before, minlength=len(source))}
     if record.adapted:
         predicted["adapted"] = np.bincount(after, minlength=len(source))

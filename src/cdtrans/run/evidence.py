@@ -33,8 +33,8 @@ def pretrained_evidence(
     screen: Screen,
 ) -> Evidence | None:
     """`network` is that of the run as long as its backbone is the pretrained one. None if stage 1 leaves the backbone
-    as it is, or if there are no pretrained weights."""
-    if config.source_fit == "probe" or not (config.weights or config.pretrained):
+    as it is, or if there are no pretrained weights or no source images."""
+    if config.source_fit == "probe" or not (config.weights or config.pretrained) or not len(labels):
         return None
     file = run.folder / FILE
     if file.exists():

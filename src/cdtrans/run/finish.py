@@ -17,7 +17,7 @@ from cdtrans.serving.trade_off import in_a_line, trade_off
 from cdtrans.storage.run import Run
 from cdtrans.storage.run_folder import PREDICTIONS, RESULT
 from cdtrans.training.adaptation import Adaptation
-from cdtrans.trust.estimate import estimate
+from cdtrans.trust.estimate import estimate, unknown
 from cdtrans.trust.guard import crowded_start, decide, labels_to_settle, supported
 from cdtrans.trust.impression import views
 
@@ -42,21 +42,23 @@ def finish(
     )._replace(start=crowded_start(before, card.classes))
     chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
     with run.timed("verdict"):
-        support = {name: adaptation.evidence.support(seen.predicted) for name, seen in models.items()}
+        support = {n: adaptation.evidence.support(m.predicted) for n, m in models.items() if before.has_source}
         judged = verdict.verdict in ("better", "unknown")
-        estimates = {
+        estimates = dict.fromkeys(models, unknown(labels)) | {
             name: estimate(found, support["source"], known=judged and supported(found), labels=labels)
             for name, found in support.items()
         }
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
-        hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in logits else 1.0
+        hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in support else 1.0
         calibrated = {name: x / hot if name == "adapted" else x for name, x in logits.items()}
         sure = confidence_views(calibrated["source"], calibrated.get("adapted", calibrated["source"]))
         run.write_arrays(LOGITS, logits)
         run.write_arrays(VIEWS, views(before, after or before) | sure)
     run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated[chosen], calibrated["source"]))
-    made = {"stage": "adaptation", "head": network.head.spec, "transferability": network.transferability is not None}
-    card = replace(card, **made, target_labels=target_labels, temperature=hot)
+    card = replace(
+        card, stage="adaptation", head=network.head.spec, transferability=network.transferability is not None
+    )
+    card = replace(card, target_labels=target_labels, temperature=hot)
     if run.writes and after is not None:
         save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:

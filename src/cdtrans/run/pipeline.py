@@ -74,7 +74,10 @@ def run_pipeline(
     started = time.monotonic()
     if method is None:
         require_method(config.method)
-    source, target = scan_domains(config, screen)
+    classes: tuple[str, ...] = ()
+    if not config.source:
+        config, classes = Stage1(out, settle(config)).without_source()
+    source, target = scan_domains(config, screen, classes)
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     config = settle(config)
@@ -84,7 +87,7 @@ def run_pipeline(
     if not finished:
         Stage1(out, config).require()
 
-    needed = () if finished else (source, target)
+    needed = () if finished else tuple(domain for domain in (source, target) if len(domain))
     with decoding_ahead(config, *needed), importing():
         from cdtrans.run.session import run_session
         from cdtrans.runtime.ranks import joined

@@ -13,7 +13,7 @@ from cdtrans.data.stream import StreamedPixels
 from cdtrans.errors import CdtransError, DiskFull
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
-from cdtrans.trust.preflight import Labels, Pictures, examine, ignored
+from cdtrans.trust.preflight import Labels, Pictures, examine, examine_target, ignored
 
 Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
 Skipped = dict[str, str]  # path -> why it could not be read
@@ -31,11 +31,19 @@ class DomainPixels(NamedTuple):
         return self._replace(rows=self.rows[positions], digests=[self.digests[i] for i in positions])
 
 
-def scan_domains(config: Config, screen: Screen) -> tuple[LabelledDomain, UnlabelledDomain]:
-    """Find the images; the target comes back in the type that cannot hold labels."""
+def scan_domains(
+    config: Config, screen: Screen, classes: tuple[str, ...] = ()
+) -> tuple[LabelledDomain, UnlabelledDomain]:
+    """Find the images; the target comes back in the type that cannot hold labels. A run may have no source images: then
+    `classes` are those of the model that it adapts, and the source is empty."""
     for name in ("source", "target"):
-        if not getattr(config, name):
-            raise CdtransError(f"No {name} was given; name both, as in 'cdtrans adapt SOURCE TARGET --out RUN'.")
+        if not getattr(config, name) and not (name == "source" and classes):
+            alone = " (a model alone: --target TARGET --source-model RUN --method shot)" if name == "source" else ""
+            raise CdtransError(f"No {name} was given; name both, as in 'cdtrans adapt SOURCE TARGET --out RUN'{alone}.")
+    if classes:
+        target = scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
+        screen.say(f"source: no images, a model of {len(classes)} classes; target: {len(target)} images")
+        return LabelledDomain(target.root, (), (), classes), target
     check_distinct(Path(config.source), Path(config.target))
     root = Path(config.root) if config.root else None
     source = scan_labelled(Path(config.source), root)
@@ -64,6 +72,11 @@ def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple
     if isinstance(domain, UnlabelledDomain):
         good.sort(key=lambda i: pixels.digests[i])
     return domain.keep(good), pixels.keep(good), skipped
+
+
+def no_pixels(size: int) -> DomainPixels:
+    """Of a domain without images."""
+    return DomainPixels(np.zeros((0, size, size, 3), np.uint8), np.zeros(0, int), [], np.zeros((0, 1, 1, 3), np.uint8))
 
 
 def find_pixels(
@@ -104,11 +117,9 @@ def check_data(
     """The part of `cdtrans check` that needs no model and no second look at the files. Refuses what makes a run
     pointless, unless forced; what else is found becomes a warning."""
     labels = Labels(np.array(source.labels), source.classes)
-    every = [
-        ignored("source", source.ignored),
-        ignored("target", target.ignored),
-        *examine(pictures(source, source_pixels), labels, pictures(target, target_pixels)),
-    ]
+    seen = pictures(target, target_pixels)
+    found = examine(pictures(source, source_pixels), labels, seen) if len(source) else examine_target(labels, seen)
+    every = [ignored("source", source.ignored), ignored("target", target.ignored), *found]
     findings = [f for f in every if f.state != "ok"]
     if not force:
         refuse(findings)

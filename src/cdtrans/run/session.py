@@ -25,7 +25,7 @@ from cdtrans.model.head import AnyHead
 from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
 from cdtrans.run.evidence import pretrained_evidence
 from cdtrans.run.finish import finish, show
-from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain
+from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain, no_pixels
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import (
     as_tensors,
@@ -83,15 +83,18 @@ def run_session(
         screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
     else:
         screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
-    source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    source_pixels, source_bad = no_pixels(config.resize), Skipped()
+    if len(source):
+        source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
+        check_classes_left(source)
     target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
-    check_classes_left(source)
     check_started = time.monotonic()
     findings = check_data(source, source_pixels, target, target_pixels, force=force, screen=screen)
     check_seconds = round(time.monotonic() - check_started, 3)
     given = read_target_labels(config, source.classes, target, target_pixels, screen)
     source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config, screen)
-    if min(len(source), len(target), config.batch_size) < world():
+    if min(len(source) or len(target), len(target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
     if max(len(source), len(target)) < kind.least_batch:
         raise CdtransError(
@@ -115,7 +118,7 @@ def run_session(
                     screen.warn(f"GPU kernels could not be built, so training takes twice as long ({cause}).")
             source_images = make_images(source_pixels, card, device)
             target_images = make_images(target_pixels, card, device)
-            labels = torch.tensor(source.labels, device=device)
+            labels = torch.tensor(source.labels, dtype=torch.long, device=device)
             holdout = None
             if held.labels:
                 held_images = source_images.select(held_pixels.rows)
@@ -176,7 +179,7 @@ def hold_out(
     train, held = split(source.labels, share, config.seed)
     if config.select == "holdout" and not held:
         raise CdtransError("'--select holdout' needs held-out source images; give --holdout 0.1 or another --select.")
-    if config.holdout and not held:
+    if config.holdout and not held and len(source):
         tell = screen.say if config.holdout == "auto" else screen.warn  # the one is as documented, the other a mistake
         tell(why_none(config.holdout, max(source.counts())))
     return source.keep(train), pixels.keep(train), source.keep(held), pixels.keep(held)

@@ -1,10 +1,11 @@
-"""Where the source-only network comes from: trained in this run, found in its folder, or another run's
-(`--source-model RUN`).
+"""Where the source-only network comes from: trained in this run, found in its folder, another run's (`--source-model
+RUN`), or, where there are no source images, any timm classifier's (`--source-model FILE`).
 
 Another run's network is copied into this run's `source/`; from then on nothing reads that run again. Both runs must
 have been trained on the same source images: otherwise "source-only" would mean another source, and images that this run
-holds out may have been trained on. That one rule covers --holdout and --seed too, which decide the split. Needs no
-torch until a network is made, so that mistakes are reported at once."""
+holds out may have been trained on. That one rule covers --holdout and --seed too, which decide the split. A run without
+source images has the classes and the backbone of the model that it adapts. Needs no torch until a network is made, so
+that mistakes are reported at once."""
 
 import json
 from dataclasses import dataclass, replace
@@ -12,8 +13,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdtrans.config import Config, require_weights
+from cdtrans.config import Config, make_config, require_weights
 from cdtrans.errors import CdtransError
+from cdtrans.methods import WITHOUT_SOURCE
+from cdtrans.storage.card_file import read_card
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 SOURCE = "source"  # the folder of the source-only model in a run's; it is there once stage 1 is finished
 # What decides how the network is built and what it sees. The precision may differ: stage 1 from a GPU can be adapted on
 # a CPU.
-SAME = ("backbone", "backbone_args", "neck", "taps", "resize", "crop", "mean", "std")
+BUILT = ("backbone", "backbone_args", "neck", "taps", "resize", "crop")
+SAME = (*BUILT, "mean", "std")
 OR_TRAIN = "or leave --source-model out to train stage 1 here"
 
 
@@ -58,14 +62,42 @@ class Stage1:
 
     def require(self) -> None:
         """Refuse a run without stage 1, or weights that do not exist."""
-        if self.origin is not None:
+        if self.origin is not None and self.origin.is_file():
+            if self.config.source:
+                raise CdtransError(
+                    f"'{self.origin}' is a file, which can be adapted without source images alone; leave SOURCE out, "
+                    f"give a run instead, {OR_TRAIN}."
+                )
+        elif self.origin is not None and not self.config.source and not self.origin.exists():
+            raise CdtransError(f"There is no run and no weights file '{self.origin}'; check --source-model.")
+        elif self.origin is not None:
             require_stage_1(self.origin)
         else:
             require_weights(self.config.weights)
 
+    def without_source(self) -> tuple[Config, tuple[str, ...]]:
+        """Of a run without source images: settings that describe its model, and the model's classes. Without a model
+        either, nothing is known."""
+        config, origin = self.config, self.origin
+        if origin is None:
+            return config, ()
+        if config.method not in WITHOUT_SOURCE:
+            raise CdtransError(
+                f"The method '{config.method}' needs source images and none were given: name them, as in 'cdtrans "
+                f"adapt SOURCE TARGET', or use --method {' or '.join(WITHOUT_SOURCE)}."
+            )
+        self.require()
+        if origin.is_file():
+            return make_config(config.to_dict() | {"neck": "none", "taps": 1}), read_classes(config)
+        card = read_card(origin / SOURCE)
+        if missing := [name for name in (*BUILT, "classes") if name not in card]:
+            raise CdtransError(f"The model in '{origin / SOURCE}' is damaged: its card has no '{missing[0]}'.")
+        described = {name: card[name] for name in BUILT}
+        return make_config(config.to_dict() | described), tuple(map(str, card["classes"]))
+
     def require_same_images(self, source: dict[str, Any]) -> None:
         """`source` is what this run's data.json will say of the images that it trains on."""
-        if self.config.source_model and not self.done:
+        if self.config.source_model and self.config.source and not self.done:
             _check_same_images(Path(self.config.source_model), self.config, source)
 
     def network(self, classes: tuple[str, ...]) -> "tuple[Network, Card]":
@@ -74,6 +106,8 @@ class Stage1:
 
         trained = self.config.source_fit == "train"
         card = make_card(self.config, classes, stage="source", epoch=self.config.source_epochs if trained else 0)
+        if self.origin and self.origin.is_file():
+            return _from_file(self.origin, card, self.config.drop_path)
         if self.config.source_model and self.origin:
             return _taken(self.origin, card, self.config.drop_path)
         return initial_network(self.config, card, with_weights=not self.done), card
@@ -92,7 +126,8 @@ class Stage1:
             network.load_state_dict(load_model(folder)[0].state_dict())
             return
         if self.config.source_model:
-            screen.say(f"stage 1 is that of '{self.config.source_model}' ({card.epoch} epochs from {card.weights})")
+            trained = f" ({card.epoch} epochs from {card.weights})" if card.epoch else ""
+            screen.say(f"stage 1 is that of '{self.config.source_model}'{trained}")
             run.log("source_model", run=self.config.source_model, epochs=card.epoch, weights=card.weights)
         elif self.config.source_fit == "probe":
             probe_source(run, network, images, labels, encode=encode, classes=len(card.classes))
@@ -140,6 +175,38 @@ def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
     network = build_model(card, drop_path=drop_path)
     network.load_state_dict(taken.state_dict())
     return network, replace(card, weights=theirs.weights, epoch=theirs.epoch)
+
+
+def _from_file(file: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
+    """A timm classifier as the source-only network, and its card."""
+    from cdtrans.model.backbone import load_classifier
+    from cdtrans.model.card import build_model
+
+    network = build_model(card, drop_path=drop_path)
+    load_classifier(network, file)
+    return network, replace(card, weights=str(file), epoch=0)
+
+
+def read_classes(config: Config) -> tuple[str, ...]:
+    """The class names in --source-classes."""
+    if not config.source_classes:
+        raise CdtransError(
+            f"'{config.source_model}' does not say what its classes are; give --source-classes FILE with a name in "
+            "each line, in the order of its outputs."
+        )
+    try:
+        lines = Path(config.source_classes).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise CdtransError(f"The class names in '{config.source_classes}' cannot be read: {cause}.") from error
+    classes = tuple(line.strip() for line in lines if line.strip())
+    if twice := [name for name in classes if classes.count(name) > 1]:
+        raise CdtransError(
+            f"'{config.source_classes}' names the class '{twice[0]}' twice; every line is another class."
+        )
+    if len(classes) < 2:
+        raise CdtransError(f"'{config.source_classes}' names {len(classes)} classes, but a classifier has two or more.")
+    return classes
 
 
 def _check_classes(run: Path, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:

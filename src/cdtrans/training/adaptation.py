@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import Config
-from cdtrans.data.batches import Images, LabelledImages
+from cdtrans.data.batches import Images, LabelledImages, Plan
 from cdtrans.errors import Hopeless
 from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.model.encoding import Encoded, Encoder, Frozen
@@ -161,7 +161,9 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
 
 @torch.no_grad()
 def both_domains(encode: Encoder, data: Data, target: Encoded) -> Domains:
-    """The source as the network sees it now, beside the target."""
+    """The source as the network sees it now, beside the target. A run may have no source images."""
+    if not len(data.source):
+        return Domains(Encoded(target.features[:0], target.logits[:0]), data.labels, target)
     source = encode.model.head.of_another_domain(Output(*encode(data.source, "source")))
     return Domains(Encoded(*source), data.labels, target, data.given)
 
@@ -190,7 +192,11 @@ class Batches:
         order_s = self._order(pairs, generator)  # [P]
         order_t = order_s if pairs.coupled else self._order(pairs, generator)
         mine = [part(batch) for batch in self.slices]
-        self.x_s = data.source.plan(pairs.source[order_s], mine, config.flip, generator)
+        if len(data.source):
+            self.x_s: Plan | list[Tensor] = data.source.plan(pairs.source[order_s], mine, config.flip, generator)
+        else:
+            self.x_s = [data.target.none()] * count
+            data.target.draw(len(order_s), config.flip, generator)  # so that the target's draws are the same
         self.x_t = data.target.plan(pairs.target[order_t], mine, config.flip, generator)
         self.y_s, self.y_t = pairs.source_labels[order_s], pairs.target_labels[order_t]  # [P]
         self.i_t, self.weight = pairs.target[order_t], pairs.weight[order_t]  # [P]
@@ -230,9 +236,8 @@ class Planner:
         proposals = self.method.plan(domains, round, generator)
         self.run.write_arrays(f"pairs/round-{round.number:02}.npz", proposals.arrays())
         summary = proposals.pairs().summary()
-        accuracy = domains.source_accuracy()
         numbers = {"round": round.number, "epoch": epoch}
-        self.run.log("pairs", **numbers, **summary, **domains.agreement(), source_accuracy=accuracy)
+        self.run.log("pairs", **numbers, **summary, **domains.agreement())
         self.screen.say(
             f"round {round.number}: {summary['kept']} of {summary['proposed']} pairs kept, using "
             f"{summary['sources_used']} source and {summary['targets_used']} target images of "

@@ -72,7 +72,7 @@ class Step:
             self.optimisation.repeat_step()
             free_memory()
             if not had_graph:
-                self.memory.use_less(len(inputs[0]))
+                self.memory.use_less(len(inputs[0]) or len(inputs[1]))  # there may be no source images
             for buffer, before in buffers:
                 buffer.copy_(before)
             torch.manual_seed(torch.initial_seed())  # as before the step

@@ -48,6 +48,11 @@ def estimate(support: Support, source_only: Support, *, known: bool, labels: int
     return Estimate(1 / (1 + math.exp(-x)), known, labels)
 
 
+def unknown(labels: int) -> Estimate:
+    """Where there are no source images to estimate by."""
+    return Estimate(0.0, known=False, labels=labels)
+
+
 def _logit(share: float) -> float:
     share = min(max(share, 0.02), 0.985)
     return math.log(share / (1 - share))

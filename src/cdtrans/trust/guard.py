@@ -3,8 +3,9 @@
     harm      on decisive evidence only: the source's labels cannot be learnt, the predictions agree with the nearest
               source images no more than by chance, training broke off. The source-only model is handed over.
     better    the source's labels support the adapted model's predictions (trust.support) and it still knows the source
-    unknown   otherwise, as for a target with other classes, but also across a wide gap. The adapted model is handed
-              over with a warning, and with the number of labels that would settle it.
+    unknown   otherwise, as for a target with other classes, but also across a wide gap; or if there are no source
+              images. The adapted model is handed over with a warning, and with the number of labels that would
+              settle it.
 
 How often each is right, on data that no limit was set on: docs/results/guard.md.
 """
@@ -52,6 +53,8 @@ def objections(measures: list[Measure]) -> list[Measure]:
 
 def judge_source(before: Impression, evidence: Evidence) -> list[Measure]:
     """What can be seen before stage 2 has cost anything: a decisive objection here makes it hopeless."""
+    if not before.has_source:
+        return []
     right = before.source_accuracy
     chance = float(torch.bincount(before.source_labels).max()) / len(before.source_labels)
     unseen = float(evidence.learnable)
@@ -80,6 +83,8 @@ def judge_source(before: Impression, evidence: Evidence) -> list[Measure]:
 
 def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> list[Measure]:
     """The adapted model against the source-only one."""
+    if not before.has_source:
+        return [not_checked()]
     kept = after.source_accuracy / max(before.source_accuracy, 1e-9)
     found = evidence.support(after.predicted)
     return [
@@ -111,6 +116,18 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
             "than the source, but also for one that is far from it",
         ),
     ]
+
+
+def not_checked() -> Measure:
+    """A run without source images: they are what the guard judges by."""
+    return Measure(
+        "no source images",
+        "whether there are source images to check with (100%)",
+        0.0,
+        1.0,
+        "without them it was not checked whether the source's labels can be learnt, whether the adapted model has "
+        "forgotten the source, and whether the source's labels support its predictions",
+    )
 
 
 def score(support: Support) -> float:

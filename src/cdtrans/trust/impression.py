@@ -24,6 +24,11 @@ class Impression:
     target_sample: Tensor  # [T, D] features
 
     @property
+    def has_source(self) -> bool:
+        """Whether there were source images."""
+        return len(self.source_labels) > 0
+
+    @property
     def predicted(self) -> Tensor:
         return self.target_logits.argmax(dim=1)
 

@@ -61,6 +61,11 @@ def examine(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]
     ]
 
 
+def examine_target(labels: Labels, target: Pictures) -> list[Finding]:
+    """The findings where there is no source; `labels` then name the classes alone."""
+    return [target_size(labels, target), blank_images("target", target.paths, target.thumbnails)]
+
+
 def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) -> Finding:
     """`adapt` has the same limit but raises its own error."""
     subject, details = f"{name} files", {"files": total, "unreadable": dict(bad)}

@@ -45,6 +45,8 @@ class Evidence(NamedTuple):
     @classmethod
     def of(cls, domains: Domains, classes: int) -> "Evidence":
         labels = domains.source_labels
+        if not len(labels):  # a run without source images
+            return cls(labels[:, None].cpu(), labels.cpu(), torch.tensor(0.0))
         learnable = torch.tensor(cross_validated(domains.source.features, labels, classes))
         return cls(nearest_labels(domains).cpu(), labels.cpu(), learnable)
 

@@ -1,0 +1,103 @@
+"""SHOT (Liang et al. 2020): the source's classifier stays as it is, and the features move to where it is certain.
+
+With target images x, predictions p of them, their mean p' over the batch and H(p) = -sum_k p_k log p_k, the feature
+extractor alone is trained, and no source image is used:
+
+    min over G   mean H(p) - H(p') + 0.3 CE(x, y)
+
+The first two terms are information maximisation: each prediction is certain, and all together are varied (SHOT-IM has
+these alone). The labels y are found at the start of a round: the centre of a class is the mean of all features weighted
+by the class's probabilities, each image gets the class of the nearest centre by cosine, and both are done once more
+with these labels (`cdtrans.pairing.centers`, which CDTrans took from here).
+
+Taken from the authors' code: the weights; the bottleneck norm in training mode while the
+classifier is frozen; classes that nothing is predicted as get no image; an epoch is every target image once. On VisDA
+they train without labels in the first round: `labels_from=2`. Not taken: their classifier (weight-normed, 256 features)
+and optimiser (a tenth of the rate for the backbone); new labels in every epoch, unless with --rebuild-every 1."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.config import option
+from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.minent import entropy
+from cdtrans.model.head import Head
+from cdtrans.model.network import Network
+from cdtrans.pairing.pairs import Domains, Proposals, shuffled
+
+EPSILON = 1e-5  # the authors'
+
+
+@dataclass(frozen=True)
+class SHOTIMOptions:
+    information: float = option(1.0, "Weight of information maximisation.", minimum=0)
+
+
+@dataclass(frozen=True)
+class SHOTOptions(SHOTIMOptions):
+    labels: float = option(0.3, "Weight of the cross-entropy with the centres' labels.", minimum=0)
+    labels_from: int = option(1, "Round from which labels are used (the authors on VisDA: 2).", minimum=1)
+
+
+class SHOTIM(Method):
+    """Information maximisation, fixed classifier."""
+
+    Options = SHOTIMOptions
+    options: SHOTIMOptions
+    paper = "Liang et al. 2020"
+    title = "Do We Really Need to Access the Source Data? Source Hypothesis Transfer, ICML"
+    passes = 3.0  # the target forward and backward
+
+    def __init__(self, network: Network, options: SHOTIMOptions, sizes: Sizes) -> None:
+        super().__init__(network, options, sizes)
+        assert isinstance(network.head, Head), "stage 1 leaves a plain one"
+        network.head.classifier.requires_grad_(False)
+
+    @classmethod
+    def expected_pairs(cls, options: Any, sizes: Sizes, rounds: int) -> int:
+        return sizes.target_images
+
+    def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
+        """Every target image once, with its centre's class. There need not be source images beside them."""
+        target = torch.arange(self.sizes.target_images, device=domains.centers.device)
+        if not self.sizes.source_images:
+            return Proposals(torch.full_like(target, -1), target, domains.centers, domains.centers, coupled=False)
+        source = shuffled(torch.arange(self.sizes.source_images), len(target), generator).to(target.device)
+        return Proposals(source, target, domains.source_labels[source], domains.centers, coupled=False)
+
+    def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
+        return self.information(self.network.encode(batch.x_t).logits)
+
+    def information(self, logits: Tensor) -> dict[str, Tensor]:
+        weight = self.options.information
+        return {
+            "loss_entropy": weight * entropy(logits).mean(),
+            "loss_diversity": -weight * entropy_of_mean(logits),
+        }
+
+
+class SHOT(SHOTIM):
+    """Information maximisation and centre labels, fixed classifier."""
+
+    Options = SHOTOptions
+    options: SHOTOptions
+
+    def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
+        used = round.number >= self.options.labels_from
+        weight = torch.full((self.sizes.target_images,), float(used), device=domains.centers.device)
+        return replace(super().plan(domains, round, generator), weight=weight)
+
+    def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
+        logits = self.network.encode(batch.x_t).logits
+        taught = batch.weight * F.cross_entropy(logits, batch.y_t, reduction="none")  # [B]
+        return {"loss_target": self.options.labels * taught.mean(), **self.information(logits)}
+
+
+def entropy_of_mean(logits: Tensor) -> Tensor:
+    """H(p') of the mean prediction, [B, K] -> scalar."""
+    mean = logits.float().softmax(dim=1).mean(dim=0)  # [K]
+    return -(mean * (mean + EPSILON).log()).sum()

@@ -1,0 +1,55 @@
+"""SWD (Lee et al. 2019): MCD with the sliced Wasserstein distance between the predictions of its two classifiers.
+
+For the target predictions P, Q [B, K] of the two classifiers and M random directions, the columns of R [K, M],
+
+    d(P, Q) = mean over rows and columns of (sort(P R) - sort(Q R))^2
+
+where sort orders each column by itself, so each direction compares the two sets of predictions and not the two
+predictions of an image. R is Gaussian with columns of length 1, drawn anew for each d. The steps A, B and C are those
+of MCD (mcd.py).
+
+Taken from the authors' code, a toy in two dimensions: d, M = 128, no balance term. Nothing for images was released. So
+from MCD: the classifiers, four updates of the backbone, the mean of both classifiers' logits (the toy predicts with the
+first). A random direction shrinks a difference: the mean of (r . (p - q))^2 is |p - q|^2 / K. The weight 'auto' is K,
+which makes up for it; the toy has one output and the weight 1. On one output d needs no projection."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.config import option
+from cdtrans.methods.mcd import MCD, MCDOptions
+
+DIRECTIONS = 128  # the authors'
+
+
+@dataclass(frozen=True)
+class SWDOptions(MCDOptions):
+    trade_off: float | Literal["auto"] = option("auto", "Weight of the discrepancy (auto: the classes).", minimum=0)
+    balance: float = option(0.0, "Weight of MCD's balance term.", minimum=0)
+
+
+class SWD(MCD):
+    """Adversarial pair of classifiers, sliced Wasserstein."""
+
+    Options = SWDOptions
+    options: SWDOptions
+    paper = "Lee et al. 2019"
+    title = "Sliced Wasserstein Discrepancy for Unsupervised Domain Adaptation, CVPR"
+    cost = "?"
+    weight_per_class = 1.0
+
+    @staticmethod
+    def discrepancy(p: Tensor, q: Tensor) -> Tensor:
+        directions = F.normalize(torch.randn(p.shape[1], DIRECTIONS, device=p.device), dim=0)
+        return sliced_wasserstein(p.float(), q.float(), directions)
+
+
+def sliced_wasserstein(p: Tensor, q: Tensor, directions: Tensor) -> Tensor:
+    """[B, K] twice and [K, M] -> scalar. In float32: differences that are squared must not be rounded before."""
+    with torch.autocast(p.device.type, enabled=False):
+        along_p, along_q = (p @ directions).sort(dim=0).values, (q @ directions).sort(dim=0).values  # [B, M]
+    return (along_p - along_q).square().mean()

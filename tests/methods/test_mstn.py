@@ -1,0 +1,84 @@
+"""MSTN by hand: class means, moving centres, and which predictions they are made of."""
+
+import pytest
+import torch
+
+from cdtrans.methods.mstn import MSTN, MSTNOptions, class_means
+from support import tiny_batch, tiny_method
+
+
+def make_method(**options: object) -> MSTN:
+    return tiny_method(MSTN, hidden=8, **options)  # type: ignore[no-any-return]
+
+
+def test_class_means_by_hand() -> None:
+    features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    means, present = class_means(features, torch.tensor([2, 0, 2]), 3)
+    assert means.tolist() == [[3.0, 4.0], [0.0, 0.0], [3.0, 4.0]]
+    assert present[:, 0].tolist() == [True, False, True]
+
+
+def test_centres_move_by_three_tenths_and_absent_classes_stay() -> None:
+    method = make_method()
+    centers = torch.ones(3, 2)
+    features = torch.tensor([[11.0, 1.0], [21.0, 1.0]], requires_grad=True)
+    moved = method.moved(centers, features, torch.tensor([1, 1]))
+    expected = [[1.0, 1.0], [0.3 * 16 + 0.7, 1.0], [1.0, 1.0]]
+    torch.testing.assert_close(moved, torch.tensor(expected))
+    assert torch.equal(centers, moved), "they are remembered"
+    moved.sum().backward()
+    assert features.grad is not None
+    torch.testing.assert_close(features.grad, torch.full((2, 2), 0.15))  # 0.3 of a mean of two
+
+
+def test_the_remembered_part_has_no_gradient() -> None:
+    method = make_method()
+    method.losses(tiny_batch(), torch.tensor(1.0))
+    assert not method.source_centers.requires_grad
+    torch.stack(list(method.losses(tiny_batch(), torch.tensor(1.0)).values())).sum().backward()  # a second step
+
+
+def test_the_loss_is_the_mean_squared_distance_of_the_centres() -> None:
+    method = make_method(renewal=1.0)
+    losses = method.losses(tiny_batch(), torch.tensor(1.0))
+    expected = (method.source_centers - method.target_centers).square().mean()
+    assert float(losses["loss_semantic"].detach()) == pytest.approx(float(expected), rel=1e-3)  # lambda is 0.9999
+    source, _ = method.network.encode_together(tiny_batch().x_s, tiny_batch().x_t)
+    torch.testing.assert_close(method.source_centers, class_means(source.logits, tiny_batch().y_s, 3)[0].detach())
+
+
+def test_at_the_start_only_the_source_counts() -> None:
+    losses = make_method().losses(tiny_batch(), torch.tensor(0.0))
+    assert {name for name, value in losses.items() if value.item() != 0} == {"loss_source"}
+
+
+def test_target_classes_are_those_of_the_network_in_eval_mode() -> None:
+    method = make_method()
+    norm = method.network.head.neck
+    assert isinstance(norm, torch.nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    norm.running_mean.copy_(torch.linspace(-3, 3, 16))  # so that eval mode predicts something else
+    statistics = norm.running_mean.clone()
+    found = method.predicted(tiny_batch().x_t)
+    assert torch.equal(norm.running_mean, statistics), "it does not change the statistics"
+    assert method.network.training
+    in_training = method.network.encode(tiny_batch().x_t).logits.argmax(dim=1)
+    assert torch.equal(found, method.network.eval().encode(tiny_batch().x_t).logits.argmax(dim=1))
+    assert not torch.equal(found, in_training)
+
+
+def test_the_critic_wins_and_the_features_lose() -> None:
+    """Of the critic's loss the network gets the reversed gradient."""
+    method = make_method(semantic=0.0)
+    source = method.losses(tiny_batch(), torch.tensor(1.0))
+    forward = torch.autograd.grad(source["loss_domain"], method.network.head.classifier.weight)[0]
+    with torch.no_grad():
+        before = float(method.losses(tiny_batch(), torch.tensor(1.0))["loss_domain"])
+        method.network.head.classifier.weight -= 0.01 * forward / forward.norm()
+        after = float(method.losses(tiny_batch(), torch.tensor(1.0))["loss_domain"])
+    assert after > before
+
+
+def test_the_defaults_are_the_authors() -> None:
+    options = MSTNOptions()
+    assert (options.semantic, options.critic, options.renewal, options.ramp) == (1.0, 0.1, 0.3, 10.0)

@@ -1,0 +1,104 @@
+"""SHOT by hand: information maximisation, the centres' labels, the frozen classifier."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cdtrans.methods.base import Batch, Round, Sizes
+from cdtrans.methods.shot import SHOT, SHOTIM, SHOTIMOptions, SHOTOptions
+from cdtrans.model.encoding import Encoded
+from cdtrans.pairing.pairs import Domains, Proposals
+from support import tiny_batch, tiny_method
+
+PROGRESS = torch.zeros(())
+
+
+def make_method(kind: type[SHOTIM] = SHOT, **options: object) -> SHOTIM:
+    return tiny_method(kind, **options)  # type: ignore[no-any-return]
+
+
+def batch(weight: float = 1.0) -> Batch:
+    return tiny_batch()._replace(y_t=torch.arange(6) % 3, weight=torch.full((6,), weight))
+
+
+def domains() -> Domains:
+    torch.manual_seed(0)
+    source = Encoded(torch.randn(10, 5), torch.randn(10, 3))
+    return Domains(source, torch.arange(10) % 3, Encoded(torch.randn(10, 5), 3 * torch.randn(10, 3)))
+
+
+def planned(method: SHOTIM, number: int = 1) -> Proposals:
+    return method.plan(domains(), Round(number, 4, number), torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("logits", "information"),
+    [
+        (torch.zeros(3, 3), 0.0),  # uncertain, and even on average: ln 3 - ln 3
+        (1e3 * torch.eye(3), -math.log(3)),  # certain and varied: the least there is
+        (1e3 * torch.eye(3)[[0, 0, 0]], 0.0),  # certain, all of one class
+    ],
+)
+def test_information_is_maximal_for_certain_and_varied_predictions(logits: torch.Tensor, information: float) -> None:
+    losses = make_method(SHOTIM).information(logits)
+    assert float(losses["loss_entropy"] + losses["loss_diversity"]) == pytest.approx(information, abs=1e-4)
+
+
+def test_the_loss_is_the_paper_s() -> None:
+    method = make_method()
+    losses = method.losses(batch(), PROGRESS)
+    logits = method.network.encode(batch().x_t).logits
+    p = logits.softmax(dim=1)
+    mean = p.mean(dim=0)
+    entropies = -(p * p.log()).sum(dim=1).mean() + (mean * mean.log()).sum()
+    expected = entropies + 0.3 * F.cross_entropy(logits, batch().y_t)
+    torch.testing.assert_close(torch.stack(list(losses.values())).sum(), expected, atol=1e-4, rtol=0)
+
+
+def test_without_labels_it_is_shot_im() -> None:
+    expected = make_method(SHOTIM).losses(batch(), PROGRESS)
+    for losses in (make_method(labels=0.0).losses(batch(), PROGRESS), make_method().losses(batch(0.0), PROGRESS)):
+        assert losses.pop("loss_target").item() == 0
+        assert {k: v.item() for k, v in losses.items()} == {k: v.item() for k, v in expected.items()}
+
+
+def test_no_source_image_is_looked_at() -> None:
+    here = batch()
+    first = make_method().losses(here, PROGRESS)
+    other = make_method().losses(here._replace(x_s=-here.x_s, y_s=2 - here.y_s), PROGRESS)
+    assert {k: v.item() for k, v in first.items()} == {k: v.item() for k, v in other.items()}
+
+
+def test_the_classifier_stays_and_all_else_learns() -> None:
+    method = make_method()
+    torch.stack(list(method.losses(batch(), PROGRESS).values())).sum().backward()
+    without = {name for name, p in method.named_parameters() if p.grad is None}
+    assert without == {"network.head.classifier.weight", "network.head.neck.bias"}, "the bias is frozen in stage 1 too"
+
+
+def test_every_target_image_is_planned_once_with_its_centre_s_class() -> None:
+    pairs = planned(make_method()).pairs()
+    assert sorted(pairs.target.tolist()) == list(range(10))
+    assert pairs.target_labels.tolist() == domains().centers[pairs.target].tolist()
+    assert SHOT.expected_pairs(SHOTOptions(), Sizes(3, 20, 10), 4) == 10
+
+
+def test_labels_may_begin_with_a_later_round() -> None:
+    late = make_method(labels_from=2)
+    assert planned(late, 1).pairs().weight.tolist() == [0.0] * 10
+    assert planned(late, 2).pairs().weight.tolist() == planned(make_method(), 1).pairs().weight.tolist() == [1.0] * 10
+
+
+def test_labels_of_certain_predictions_are_the_nearest_class_means() -> None:
+    """COMPARED: with one-hot p the first centres are class means; well separated, they stay."""
+    features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.8, 0.0]])
+    logits = 1e3 * torch.eye(2)[[0, 0, 1, 1, 1]]  # the last one is predicted as 1 and lies among the 0s
+    both = Domains(Encoded(features[:0], logits[:0]), torch.zeros(0).long(), Encoded(features, logits))
+    assert both.centers.tolist() == [0, 0, 1, 1, 0]
+
+
+def test_the_defaults_are_the_authors() -> None:
+    assert SHOTOptions() == SHOTOptions(information=1.0, labels=0.3, labels_from=1)
+    assert SHOTIMOptions().information == 1.0
