@@ -434,7 +434,7 @@ class TestBadInput:
             ({"device": "tpu"}, ["device 'tpu'"]),
             ({"pairing": "ground_truth"}, ["'ground_truth'", "'pairing'", "two_way"]),
             ({"method": "ground_truth"}, ["'ground_truth'", "target labels"]),
-            ({"method": "dan"}, ["'dan'", "did you mean 'dann'?"]),
+            ({"method": "dannn"}, ["'dannn'", "did you mean 'dann'?"]),
             ({"method": "dann", "method_args": {"ramp": -1}}, ["'ramp'", "at least 0"]),
             ({"backbone": "deit_smal"}, ["deit_smal"]),
             ({"data": Path("gone")}, ["'gone'", "Office-31"]),

@@ -219,7 +219,7 @@ class TestWrongUse:
         ("flags", "words"),
         [
             (["--method", "cdtrnas"], ["'cdtrnas'", "did you mean 'cdtrans'?"]),
-            (["--method", "zzzzz"], ["'zzzzz'", "cdtrans, dann, mcd, rpll, mrkld_lrent"]),
+            (["--method", "zzzzz"], ["'zzzzz'", "cdtrans, minent, bnm, mcc, dann"]),
             (["--method", "ground_truth"], ["'ground_truth'", "target labels", "cdtrans ablate"]),
             (["--method", "nowhere.py:Mine"], ["no file", "'nowhere.py'", "method"]),
             (["--method", "dann", "--set", "trade_of=1"], ["'dann'", "'trade_of'", "did you mean 'trade_off'?"]),
@@ -316,6 +316,7 @@ class TestAdapt:
             "harm": False,
             "explanation": "Fine.",
             "estimate": [0.6, 0.9],
+            "target_labels": 0,
         }
         assert ended.out.count("\n") == 1
 
@@ -336,6 +337,7 @@ class TestAdapt:
             "harm": False,
             "explanation": result["guard"]["paragraph"],
             "estimate": [result["estimate"]["low"], result["estimate"]["high"]],
+            "target_labels": 0,
         }
         assert "already finished" in ended.err
 

@@ -108,8 +108,8 @@ def succeed(ended: Ended) -> None:
 
 
 def test_neither_a_kill_nor_moved_labels_change_a_byte(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    """The target's images in folders of wrong classes, under other names; killed after the state is written the 11th
-    time, in the middle of stage 2, and resumed. Other moments are the same for all methods:
+    """The target's images in folders of wrong classes, under other names; killed after the state is written the ninth
+    time, in stage 2, and resumed. Other moments are the same for all methods:
     tests/end_to_end/test_resume.py has them."""
     order = random.Random(0).sample(range(21), 21)
     for n in range(21):
@@ -117,7 +117,7 @@ def test_neither_a_kill_nor_moved_labels_change_a_byte(undisturbed: Undisturbed,
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(undisturbed.task.target / f"{n:02}.png", place)
     out, logs, target = tmp_path / "run", tmp_path / "logs", tmp_path / "target"
-    crash = {"name": "state.pt", "when": "after", "nth": 11 if undisturbed.trains else 7}
+    crash = {"name": "state.pt", "when": "after", "nth": 9 if undisturbed.trains else 7}
     command = undisturbed.command(out, "--save-every", "0", target=target)
     assert warm().run(command, logs, crash=crash).code == -9
     assert (out / "source").exists(), "stage 2 had begun"

@@ -301,9 +301,9 @@ def test_the_forecast_comes_before_training_and_is_about_right(
     """With a backbone that takes 5 ms for an image, and twice as much again for its gradient."""
     features = Network._features
 
-    def slow(self: Network, images: Tensor, sizes: list[int] | None = None) -> Tensor:
+    def slow(self: Network, images: Tensor, *more: Any, **named: Any) -> Tensor:
         time.sleep(0.005 * len(images) * (3 if torch.is_grad_enabled() else 1))
-        return features(self, images, sizes)
+        return features(self, images, *more, **named)
 
     monkeypatch.setattr(Network, "_features", slow)
     run(task, "slow", account, method="dann", source_epochs=1, epochs=2)

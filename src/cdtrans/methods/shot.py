@@ -81,7 +81,7 @@ class SHOTIM(Method):
 
 
 class SHOT(SHOTIM):
-    """Information maximisation and centre labels, fixed classifier."""
+    """Information maximisation, centre labels, fixed classifier."""
 
     Options = SHOTOptions
     options: SHOTOptions
