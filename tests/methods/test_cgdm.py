@@ -128,7 +128,7 @@ def test_the_updates_minimise_the_paper_s_losses() -> None:
     assert update.losses == pytest.approx([float(x.detach()) for x in expected], rel=1e-3)
 
 
-def test_the_defaults_are_those_of_the_office_script() -> None:
+def test_the_defaults_are_the_authors() -> None:
     options = CGDMOptions()
-    assert (options.trade_off, options.entropy, options.balance) == (1.0, 0.1, 0.0)
+    assert (options.trade_off, options.entropy, options.balance) == (1.0, 0.1, 0.1)
     assert (options.labels, options.gradients, options.generator_updates) == (0.01, 0.01, 4)

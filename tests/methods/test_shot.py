@@ -85,6 +85,17 @@ def test_every_target_image_is_planned_once_with_its_centre_s_class() -> None:
     assert SHOT.expected_pairs(SHOTOptions(), Sizes(3, 20, 10), 4) == 10
 
 
+def test_it_can_be_planned_without_source_images() -> None:
+    method = make_method()
+    method.sizes = Sizes(3, 0, 10)
+    both = domains()
+    alone = Domains(Encoded(both.source.features[:0], both.source.logits[:0]), both.source_labels[:0], both.target)
+    pairs = method.plan(alone, Round(1, 4, 1), torch.Generator().manual_seed(0)).pairs()
+    assert pairs.target_labels.tolist() == both.centers[pairs.target].tolist()
+    assert (pairs.source == -1).all()
+    assert pairs.summary()["sources_used"] == 0
+
+
 def test_labels_may_begin_with_a_later_round() -> None:
     late = make_method(labels_from=2)
     assert planned(late, 1).pairs().weight.tolist() == [0.0] * 10

@@ -1,20 +1,21 @@
 """CGDM (Du et al. 2021): MCD, and the gradients of source and target should point the same way.
 
-With the backbone G and the classifiers F1, F2 of MCD (mcd.py), their target predictions p1, p2, d = mean |p1 - p2|, the
-mean entropy E = H(p1) + H(p2), and the target's labels y found by clustering, every step makes these updates:
+With the backbone G and the classifiers F1, F2 of MCD (mcd.py), their target predictions p1, p2, d = mean |p1 - p2|, and
+the target's labels y found by clustering, every step makes these updates:
 
     A  min over G, F   CE1 + CE2 + e E + 0.01 (W1 + W2)
     B  min over F      CE1 + CE2 + e E - d
     C  min over G      d + e E + 0.01 L_g, four times
 
+    E    = mean H(p) - H(mean p), summed over both classifiers: certain and varied predictions
     W    = mean of w / sum(w) times the cross-entropy with y, w = 1 + exp(-H(p))
     L_g  = mean of 1 - cos(grad of CE on the source, grad of W on the target), over the tensors of both classifiers,
            a matrix row by row
 
-Taken from the authors' code: these terms and weights, with e = 0.1 as on Office and DomainNet. On VisDA e is 0.01, and
-the entropy of the mean prediction is subtracted: `entropy=0.01 balance=0.01`. The weights w are divided by their sum
-and then averaged once more, as there, so W counts for little by itself. L_g is of the whole batch, not class by class.
-Prediction and labels are of the mean of both classifiers' logits.
+Taken from the authors' code: these terms and weights, with e = 0.1 as on ImageCLEF and DomainNet; on VisDA e is 0.01.
+Both parts of E have a weight of their own here, because an earlier script for Office has the first part alone. The
+weights w are divided by their sum and then averaged once more, as there, so W counts for little by itself. L_g is of
+the whole batch, not class by class. Prediction and labels are of the mean of both classifiers' logits.
 
 Not taken: biases before a BatchNorm in L_g, whose gradient is 0 but for rounding; the first epoch without y, because
 here y comes from the source-only model at first and not from new classifiers; their frozen random projection to 256
@@ -38,8 +39,8 @@ from cdtrans.methods.shot import entropy_of_mean
 @dataclass(frozen=True)
 class CGDMOptions(MCDOptions):
     trade_off: float | Literal["auto"] = option(1.0, "Weight of the discrepancy d (auto: classes / 3).", minimum=0)
-    balance: float = option(0.0, "Weight of the mean prediction's entropy (the authors on VisDA: 0.01).", minimum=0)
-    entropy: float = option(0.1, "Weight e of the target's entropy (the authors on VisDA: 0.01).", minimum=0)
+    entropy: float = option(0.1, "Weight of the predictions' entropy in E (the authors on VisDA: 0.01).", minimum=0)
+    balance: float = option(0.1, "Weight of the mean prediction's entropy in E (on VisDA: 0.01).", minimum=0)
     labels: float = option(0.01, "Weight of the cross-entropy W with the target's labels.", minimum=0)
     gradients: float = option(0.01, "Weight of the gradients' discrepancy L_g.", minimum=0)
 
@@ -83,7 +84,7 @@ class CGDM(MCD):
         }
 
     def certainty(self, logits: Sequence[Tensor]) -> Tensor:
-        """Small if each prediction is certain and, with `balance`, all together are varied."""
+        """e E: small if each prediction is certain and all together are varied."""
         terms = [self.options.entropy * entropy(z).mean() - self.options.balance * entropy_of_mean(z) for z in logits]
         return torch.stack(terms).sum()
 

@@ -1,7 +1,7 @@
 """SHOT (Liang et al. 2020): the source's classifier stays as it is, and the features move to where it is certain.
 
 With target images x, predictions p of them, their mean p' over the batch and H(p) = -sum_k p_k log p_k, the feature
-extractor alone is trained, and no source image is used:
+extractor alone is trained. No source image is used, and none need be given (`--source-model`):
 
     min over G   mean H(p) - H(p') + 0.3 CE(x, y)
 
