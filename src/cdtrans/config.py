@@ -84,7 +84,7 @@ class Config:
     source_model: str | None = _option(
         None,
         "Stage 1: source",
-        "A run whose source-only model is taken; nothing is trained in stage 1, nor --weights read. Without a source: "
+        "A run whose source-only model is taken; nothing is trained in stage 1. Without a source: "
         "also a file with the weights of a timm classifier.",
     )
     source_classes: str | None = _option(

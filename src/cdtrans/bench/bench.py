@@ -194,6 +194,8 @@ def _recipe(
         raise CdtransError(
             "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' out."
         )
+    if chosen.target_labels:
+        raise CdtransError("A benchmark trains without target labels; leave 'target_labels' out.")
     require_method(chosen.method)
     resolve(chosen)  # what is wrong with the device, the backbone or the weights would be wrong with every run
     if chosen.weights:

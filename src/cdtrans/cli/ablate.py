@@ -31,6 +31,7 @@ LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the ro
 PAIRING_FLAGS = {"method", "pairing", "center_aware", "target_class"}  # and those of Table 5
 PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # of which sampled pairs have none
 NOISE_FLAGS = LOSS_FLAGS | PAIR_OPTIONS | {"method", "rebuild_every", "seed"}  # and the runs of Fig. 2b
+NOT_HERE = {"target_labels", "source_classes"}  # a row trains without target labels, and with a source
 
 
 @ablate.command()
@@ -59,7 +60,7 @@ def theory(
 
 
 @ablate.command()
-@partial(with_settings, names=SETTINGS.keys() - LOSS_FLAGS - {"method"})  # each row has its own
+@partial(with_settings, names=SETTINGS.keys() - LOSS_FLAGS - {"method"} - NOT_HERE)  # each row has its own
 def losses(
     source: Source,
     target: Target,
@@ -82,7 +83,7 @@ def losses(
 
 
 @ablate.command(name="pseudo-labels")
-@partial(with_settings, names=SETTINGS.keys() - PAIRING_FLAGS)  # each row has its own
+@partial(with_settings, names=SETTINGS.keys() - PAIRING_FLAGS - NOT_HERE)  # each row has its own
 def pseudo_labels(
     source: Source,
     target: Target,
@@ -105,7 +106,7 @@ def pseudo_labels(
 
 
 @ablate.command()
-@partial(with_settings, names=SETTINGS.keys() - NOISE_FLAGS)  # each run has its own
+@partial(with_settings, names=SETTINGS.keys() - NOISE_FLAGS - NOT_HERE)  # each run has its own
 def noise(
     source: Source,
     target: Target,

@@ -15,6 +15,7 @@ OF_EACH_RUN = {
     "seed",
     "source_model",
     "source_classes",
+    "target_labels",
 }  # settings of which every run has its own
 
 

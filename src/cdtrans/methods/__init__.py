@@ -54,7 +54,7 @@ def require_method(name: str) -> None:
     """Refuse a method that does not exist. A class in a file of the user's is looked for when it is loaded."""
     if name in WITH_TARGET_LABELS:
         raise CdtransError(
-            f"The method '{name}' trains on target labels, which 'adapt' never reads; see 'cdtrans ablate --help'."
+            f"The method '{name}' trains on target labels, which 'adapt' does not read; see 'cdtrans ablate --help'."
         )
     if is_method_file(name):
         file = name.rpartition(":")[0]
@@ -79,7 +79,7 @@ def _checked(method: "type[Method]", name: str) -> "type[Method]":
     from cdtrans.methods.base import Method
 
     if method.uses_target_labels:
-        raise CdtransError(f"The method '{name}' trains on target labels, which 'adapt' never reads.")
+        raise CdtransError(f"The method '{name}' trains on target labels, which 'adapt' does not read.")
     if method.trains and method.losses is Method.losses and method.train_step is Method.train_step:
         raise CdtransError(f"The method '{name}' has neither 'losses' nor 'train_step'; see docs/methods.md.")
     if not is_dataclass(method.Options) or any(

@@ -19,6 +19,7 @@ from cdtrans.storage.card_file import read_card, write_card
 from cdtrans.storage.files import atomic, replace_folder
 
 WEIGHTS = "model.safetensors"
+FROM_SCRATCH = "none: trained from scratch"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: in
         classes=classes,
         backbone=config.backbone,
         backbone_args=config.backbone_args,
-        weights=config.weights or (config.backbone if config.pretrained else "none: trained from scratch"),
+        weights=config.weights or (config.backbone if config.pretrained else FROM_SCRATCH),
         neck=config.neck,
         resize=config.resize,
         crop=config.crop,

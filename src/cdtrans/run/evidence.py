@@ -1,6 +1,11 @@
 """What the pretrained backbone knows of both domains, before stage 1 trains it: the guard's evidence (trust.support).
 
-Where stage 1 leaves the backbone as it is, stage 2 has the same features at its start, and nothing is done here."""
+Where stage 1 leaves the backbone as it is, stage 2 has the same features at its start, and nothing is done here. Where
+stage 1 is another run's, its card says which weights that began with; if they are not here, the guard has to judge by
+the features of the source-only model."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -9,12 +14,13 @@ from torch import Tensor
 from cdtrans.config import BEST, Config
 from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
-from cdtrans.model.card import Card
+from cdtrans.model.card import FROM_SCRATCH, Card
 from cdtrans.model.encoding import Encoder, Frozen
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network, feature_dim
 from cdtrans.pairing.pairs import Domains
 from cdtrans.run.stage_1 import initial_network
+from cdtrans.runtime.ranks import from_main
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
 from cdtrans.trust.support import Evidence
@@ -34,19 +40,24 @@ def pretrained_evidence(
 ) -> Evidence | None:
     """`network` is that of the run as long as its backbone is the pretrained one. None if stage 1 leaves the backbone
     as it is, or if there are no pretrained weights or no source images."""
-    if config.source_fit == "probe" or not (config.weights or config.pretrained) or not len(labels):
-        return None
     file = run.folder / FILE
     if file.exists():
         with np.load(file) as arrays:
             return Evidence(*(torch.from_numpy(arrays[name]) for name in Evidence._fields))
+    trained = config.source_fit == "train" if network is not None else card.epoch > 0
+    if not trained or card.weights == FROM_SCRATCH or not len(labels):
+        return None
     gpus = [source.device] if source.device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):  # the run's own random numbers stay as they are
-        try:
-            backbone = (network or initial_network(config, card).to(source.device)).backbone
-        except CdtransError:  # stage 1 is another run's, and its weights are not here
+        network = network or pretrained_network(card, config, source.device)
+        if not from_main(network is not None):
+            screen.warn(
+                f"{card.weights} is not here, so the guard judges by features trained on the source: trust it less."
+            )
             return None
-        taps = BEST["taps"]
+        if network is None:
+            raise CdtransError(f"'{card.weights}' must be on every machine or on none; copy it, or remove it.")
+        backbone, taps = network.backbone, BEST["taps"]
         fixed = Network(backbone, Head(feature_dim(backbone, taps), 1, "none"), taps).to(source.device)
     encode = Encoder(fixed, config, screen, Frozen())
     with run.timed("evidence"):
@@ -54,3 +65,14 @@ def pretrained_evidence(
         evidence = Evidence.of(domains, len(card.classes))
     run.write_arrays(FILE, {name: x.numpy() for name, x in evidence._asdict().items()})
     return evidence
+
+
+def pretrained_network(card: Card, config: Config, device: torch.device) -> Network | None:
+    """As the model of a card was before it was trained; None if these weights are not here."""
+    file = card.weights if Path(card.weights).is_file() else None
+    if file is None and card.weights != card.backbone:
+        return None
+    try:
+        return initial_network(replace(config, weights=file, pretrained=file is None), card).to(device)
+    except CdtransError:
+        return None

@@ -43,9 +43,9 @@ def finish(
     chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
     with run.timed("verdict"):
         support = {n: adaptation.evidence.support(m.predicted) for n, m in models.items() if before.has_source}
-        judged = verdict.verdict in ("better", "unknown")
+        judged = {"source": verdict.verdict in ("better", "unknown"), "adapted": verdict.verdict == "better"}
         estimates = dict.fromkeys(models, unknown(labels)) | {
-            name: estimate(found, support["source"], known=judged and supported(found), labels=labels)
+            name: estimate(found, support["source"], known=judged[name] and supported(found), labels=labels)
             for name, found in support.items()
         }
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}

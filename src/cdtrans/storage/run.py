@@ -53,8 +53,8 @@ class Run:
         if recorded.exists() and json.loads(recorded.read_text()) != data:
             run.close()
             raise CdtransError(
-                f"The images, or the file of the method, have changed since the run in '{folder}' began; choose "
-                "another --out, or put them back."
+                f"The images, the labels of --target-labels or the file of the method have changed since the run in "
+                f"'{folder}' began; choose another --out, or put them back."
             )
         # config.yaml first: it marks the folder as a run, even if the process is killed right after
         run.write(CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False).encode())

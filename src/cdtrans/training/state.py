@@ -16,7 +16,7 @@ from cdtrans.storage.run import Run
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"
-STATE_VERSION = 2  # of its layout
+STATE_VERSION = 3  # of its layout
 STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
 
 

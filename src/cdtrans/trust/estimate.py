@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cdtrans.trust.support import Support
 
 LEVEL, START, GAIN, SHIFT = 0.01, 0.74, 4.35, -0.62
-HALF_WIDTH = 0.136  # holds the truth in nine of ten runs
+HALF_WIDTH = 0.136  # holds the truth in six of seven runs
 
 
 class Estimate(NamedTuple):
@@ -35,8 +35,8 @@ class Estimate(NamedTuple):
             sentence = f"The accuracy on the target is unknown without labels: about {self.labels} would show it."
             return {"low": None, "high": None, "sentence": sentence}
         sentence = (
-            f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. In one run of ten "
-            "the truth lies outside."
+            f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. In one run of "
+            "seven the truth lies outside."
         )
         return {"low": round(self.low, 4), "high": round(self.high, 4), "sentence": sentence}
 

@@ -1,7 +1,8 @@
 """Did adaptation help, did it hurt, or can that not be known? By comparing the source-only model with the adapted one.
 
     harm      on decisive evidence only: the source's labels cannot be learnt, the predictions agree with the nearest
-              source images no more than by chance, training broke off. The source-only model is handed over.
+              source images no more than by chance, most of the source is forgotten, training broke off. The
+              source-only model is handed over.
     better    the source's labels support the adapted model's predictions (trust.support) and it still knows the source
     unknown   otherwise, as for a target with other classes, but also across a wide gap; or if there are no source
               images. The adapted model is handed over with a warning, and with the number of labels that would
@@ -196,8 +197,8 @@ class Verdict(NamedTuple):
         if self.adapted:
             return f"About {self.labels} labels of target images would show it for certain ('cdtrans ask')."
         return (
-            "If labels and classes are right, train the source longer (--source-epochs) or take a stronger --backbone; "
-            "--no-guard continues anyway, in another --out."
+            "If labels and classes are right, take a stronger --backbone, or train the source longer (--source-epochs) if "
+            "it was not learnt; --no-guard continues anyway, in another --out."
         )
 
     @property

@@ -10,7 +10,8 @@ estimated 15 points too high. They are used where there are no pretrained weight
     shift     total variation between the class shares of the predictions and those of the source
 
 Where a target has other classes than the source, or noise instead of images, support is low; where it has only few of
-the classes, shares are shifted. A wide gap between the domains looks the same, so low support proves no harm."""
+the classes, shares are shifted. A wide gap between the domains looks the same, so low support proves no harm; only
+predictions without any support do."""
 
 from typing import NamedTuple
 
