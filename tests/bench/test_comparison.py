@@ -151,7 +151,7 @@ class TestRenderings:
         text = markdown(self.two)
         rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
         assert rows[:5] == ["| method", "| ---", "| source only", "| CDTrans", "| shot"]
-        assert row_of(text, "source only")[:4] == ["50.0 ± 0.0", "50.0 ± 0.0", "–", "-13.5 (p < 0.001)"]
+        assert row_of(text, "source only")[:5] == ["50.0 ± 0.0", "50.0 ± 0.0", "–", "-13.5 (p < 0.001)", "–"]
         paper = "88.6 ResNet-50; 88.8 ResNet-50, rerun; 91.4 DeiT-B"
         assert row_of(text, "shot") == [
             *("60.5 ± 1.4", "61.5 ± 1.4", "62.5 ± 1.4", "-2.0 (p < 0.001)", "1.0", paper, ""),

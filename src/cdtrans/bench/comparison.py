@@ -108,7 +108,7 @@ class Comparison:
             difference=100 * statistics.fmean(differences) if differences else None,
             p=signed_rank_p(differences),
             pairs=len(differences),
-            minutes=_minutes(results),
+            minutes=None if method == SOURCE_ONLY else _minutes(results),
             printed=printed_means(self.benchmark.name).get(method, ()),
             note=note,
         )

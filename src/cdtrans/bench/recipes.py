@@ -85,7 +85,7 @@ def make_recipes(
     if len(methods) < 2:
         if start is not None:
             raise CdtransError("--start is for several methods; give one its start with --recipe best or authors.")
-        recipes = (make_recipe(benchmark, backbone, config, settings),)
+        recipes: tuple[Recipe, ...] = (make_recipe(benchmark, backbone, config, settings),)
     else:
         start = _checked_start(from_file, settings, start)
         recipes = tuple(
