@@ -577,6 +577,17 @@ class TestSettings:
         assert {"--recipe=best", "--method=dann", "--epochs=7"} <= set(dann.flags)
         assert not any(flag.startswith("--preset") for flag in dann.flags)
 
+    @pytest.mark.parametrize("start", ["authors", "best"])
+    def test_a_file_s_backbone_wins_over_the_preset_s(
+        self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+    ) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text("backbone: vit_tiny_patch16_224\n")
+        given = {"method": "mcc,dann", "start": start, "config": file, "out": tmp_path / "out"}
+        plan = self.plan(mini, monkeypatch, **given)
+        assert {recipe.config.backbone for recipe in plan.recipes} == {plan.shared.backbone} == {"vit_tiny_patch16_224"}
+        assert not any(flag.startswith("--backbone") for flag in plan.recipes[0].flags)
+
     @pytest.mark.parametrize(
         ("backbone", "preset", "name"),
         [

@@ -113,7 +113,7 @@ def about(comparison: Comparison) -> list[str]:
     seeds = ", ".join(map(str, comparison.seeds))
     several = len(comparison.seeds) > 1
     over = f"mean ± standard deviation over seeds {seeds}" if several else f"one run each, seed {seeds}"
-    of = f"all {len(tasks)} tasks" if len(tasks) == len(benchmark.tasks) else f"only the tasks {', '.join(tasks)}"
+    of = f"all {len(tasks)} tasks" if len(tasks) == len(benchmark.tasks) else f"the tasks {', '.join(tasks)} only"
     notes = [
         f"{metric} on the target in percent, mean of {of}, {over}. A mean stands only where a seed has every task. "
         "*Uses target labels, to choose the epoch, so it is out of reach without them.",
@@ -140,7 +140,7 @@ def costs(comparison: Comparison) -> list[str]:
 
 def cells(row: Row) -> tuple[str, ...]:
     means = (str(_shown(row, kind) or NOTHING) for kind in KINDS if kind != SOURCE_ONLY)
-    minutes = NOTHING if row.minutes is None else f"{row.minutes:.1f}"
+    minutes = NOTHING if row.minutes is None else f"{row.minutes:.2f}"
     return (_title(row), *means, _against(row), minutes, _printed(row) or NOTHING, row.note)
 
 

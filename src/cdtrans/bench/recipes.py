@@ -62,7 +62,7 @@ def make_recipe(benchmark: Benchmark, backbone: str, config: Path | None, settin
     file = (f"--config={config}",) if config is not None else ()
     settings = with_table_defaults(settings, config)
     if (from_file | settings).get("recipe") == "best":  # the preset is the authors' recipe: only its backbone is taken
-        settings = {"backbone": read_preset(preset)["backbone"], **settings}
+        settings = ({} if "backbone" in from_file else {"backbone": read_preset(preset)["backbone"]}) | settings
         layers, begin = [{}, from_file, settings], []
     else:
         layers, begin = [read_preset(preset), from_file, settings], [f"--preset={preset}"]
