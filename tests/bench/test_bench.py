@@ -266,6 +266,70 @@ class TestSharedStage1:
         assert not (tmp_path / "out").exists()
 
 
+SEVERAL = ("--method", "minent,cdan_tn,cdtrans", "--start", "authors", "--tasks", "A>D,A>W", "--seeds", "1")
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> tuple[Path, Ended]:
+    """The folder of a comparison in which one run fails, and what the command printed."""
+    made = Bench(tmp_path_factory.mktemp("several"), mini)
+    flags = ("--method", "cdtrans,minent", "--start", "authors", "--tasks", "A>D", "--seeds", "1")
+    assert made.run(*flags, settings=QUICK).code == 0
+    alien = made.out / "minent" / "A-W" / "seed-1234"
+    alien.mkdir(parents=True)
+    (alien / "thesis.doc").touch()
+    return made.out, made.run(*SEVERAL, "--json", settings=QUICK)
+
+
+@pytest.mark.slow
+class TestSeveralMethods:
+    def test_a_failed_run_shows_in_its_row_and_the_others_go_on(self, several: tuple[Path, Ended]) -> None:
+        out, ended = several
+        assert ended.code == 1
+        told = json.loads(ended.out)
+        assert (told["runs"], told["finished"], told["failed"]) == (4, 3, ["minent A>W seed 1234"])
+        rows = {row["method"]: row for row in told["methods"]}
+        assert [*rows] == ["source_only", "cdtrans", "minent", "cdan_tn"]
+        assert rows["minent"]["note"] == "1 of 2 failed"
+        assert rows["minent"]["mean"]["label_free"] is None
+        assert rows["cdan_tn"]["note"] == "needs BatchNorm"
+        assert not (out / "cdan_tn").exists()
+        assert "| 1 of 2 failed |" in (out / "compared.md").read_text(encoding="utf-8")
+
+    def test_the_numbers_are_those_of_the_runs(self, several: tuple[Path, Ended]) -> None:
+        out, ended = several
+        rows = {row["method"]: row for row in json.loads(ended.out)["methods"]}
+        scores = {line["run"]: line["scores"] for line in lines(out)}
+        assert [*scores] == [f"{name}/seed-1234" for name in ("cdtrans/A-D", "cdtrans/A-W", "minent/A-D")]
+        two = [100 * scores[f"cdtrans/{task}/seed-1234"]["label_free"] for task in ("A-D", "A-W")]
+        assert rows["cdtrans"]["mean"]["label_free"] == pytest.approx(sum(two) / 2)
+        assert rows["minent"]["label_free"]["A>D"] == pytest.approx(100 * scores["minent/A-D/seed-1234"]["label_free"])
+        assert (rows["minent"]["pairs"], rows["cdtrans"]["pairs"]) == (1, 0)
+        assert rows["minent"]["difference"] == pytest.approx(rows["minent"]["label_free"]["A>D"] - two[0])
+
+    def test_all_methods_and_tasks_of_a_source_share_stage_1(self, several: tuple[Path, Ended]) -> None:
+        assert {line["stage_1"] for line in lines(several[0])} == {"cdtrans/A-D/seed-1234"}
+        trained, *others = (
+            tree(several[0] / name / "seed-1234" / "source")["model.safetensors"]
+            for name in ("cdtrans/A-D", "cdtrans/A-W", "minent/A-D")
+        )
+        assert others == [trained] * 2
+
+    def test_the_page_is_self_contained(self, several: tuple[Path, Ended]) -> None:
+        text = (several[0] / "bench.html").read_text(encoding="utf-8")
+        assert says(text, "minent", "1 of 2 failed", "needs BatchNorm", "--target: #e0762f")
+        assert not re.search(r"https?://|<script|src=", text)
+
+    def test_the_folder_is_of_this_start_and_of_several_methods(
+        self, several: tuple[Path, Ended], mini: Path, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "tiny.yaml"
+        file.write_text(yaml.safe_dump(QUICK))
+        for how in ({"method": "dann,mcd", "start": "best"}, {"method": "cdtrans"}):
+            said = TestBadInput().refused(mini, several[0], config=file, **how)
+            assert says(said, str(several[0]), "several, from the start 'authors' there")
+
+
 @pytest.mark.slow
 class TestKilled:
     def test_killed_in_the_middle_and_continued_it_is_the_same_table(self, whole: Path, mini_bench: Bench) -> None:
@@ -435,6 +499,16 @@ class TestBadInput:
             ({"pairing": "ground_truth"}, ["'ground_truth'", "'pairing'", "two_way"]),
             ({"method": "ground_truth"}, ["'ground_truth'", "target labels"]),
             ({"method": "dannn"}, ["'dannn'", "did you mean 'dann'?"]),
+            ({"method": "cdtrans,dannn"}, ["'dannn'", "did you mean 'dann'?"]),
+            ({"method": "dann,"}, ["''", "method"]),
+            ({"method": "dann,cdtrans,dann"}, ["'dann'", "twice"]),
+            ({"method": "all,mcd"}, ["'mcd'", "twice"]),
+            ({"method": "dann,mcd", "method_args": {"ramp": 1}}, ["--set", "one method", "several"]),
+            ({"method": "cdtrans,mcd", "pairing": "two_way"}, ["'pairing'", "one method", "several"]),
+            ({"method": "dann,mcd", "recipe": "best"}, ["--start", "not", "--recipe"]),
+            ({"method": "dann,mcd", "start": "bets"}, ["'bets'", "--start", "did you mean 'best'?"]),
+            ({"method": "dann", "start": "best"}, ["--start", "several methods", "--recipe"]),
+            ({"method": "cdan_tn,dcan", "pretrained": False}, ["none of these methods", "deit_small"]),
             ({"method": "dann", "method_args": {"ramp": -1}}, ["'ramp'", "at least 0"]),
             ({"backbone": "deit_smal"}, ["deit_smal"]),
             ({"data": Path("gone")}, ["'gone'", "Office-31"]),
@@ -478,6 +552,42 @@ class TestSettings:
         assert len(runs) == 18
         assert runs[1].folder == tmp_path / "out" / "A-W" / "seed-1234"
 
+    def test_several_methods_are_run_in_the_table_s_order_with_a_stage_1_for_each_start(
+        self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        how = {"method": "dann,cotraining,cdtrans", "tasks": "A>W,D>W", "seeds": "2", "out": tmp_path / "out"}
+        plan = self.plan(mini, monkeypatch, start="authors", **how)
+        runs = plan.runs()
+        assert [run.name for run in runs[:7]] == [
+            *("cotraining A>W seed 1234", "cotraining D>W seed 1234", "cdtrans A>W seed 1234", "cdtrans D>W seed 1234"),
+            *("dann A>W seed 1234", "dann D>W seed 1234", "cotraining A>W seed 1"),
+        ]
+        peers = [[p.relative_to(plan.out).as_posix() for p in run.peers] for run in (runs[0], runs[4])]
+        assert peers[0] == ["cotraining/A-D/seed-1234", "cotraining/A-W/seed-1234"]
+        assert peers[1] == [f"{method}/{task}/seed-1234" for method in ("cdtrans", "dann") for task in ("A-D", "A-W")]
+        assert [recipe.config.recipe for recipe in plan.recipes] == ["best", "authors", "authors"]
+
+    def test_the_best_start_is_the_best_recipe_with_another_method(
+        self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given = {"method": "instant,dann", "start": "best", "epochs": 7, "out": tmp_path / "out"}
+        instant, dann = self.plan(mini, monkeypatch, **given).recipes
+        assert [instant.config.source_fit, instant.config.epochs, instant.config.effort] == ["probe", 1, "instant"]
+        assert [dann.config.source_fit, dann.config.epochs, dann.config.optimizer] == ["probe", 7, "adamw"]
+        assert {"--recipe=best", "--method=dann", "--epochs=7"} <= set(dann.flags)
+        assert not any(flag.startswith("--preset") for flag in dann.flags)
+
+    @pytest.mark.parametrize("start", ["authors", "best"])
+    def test_a_file_s_backbone_wins_over_the_preset_s(
+        self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+    ) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text("backbone: vit_tiny_patch16_224\n")
+        given = {"method": "mcc,dann", "start": start, "config": file, "out": tmp_path / "out"}
+        plan = self.plan(mini, monkeypatch, **given)
+        assert {recipe.config.backbone for recipe in plan.recipes} == {plan.shared.backbone} == {"vit_tiny_patch16_224"}
+        assert not any(flag.startswith("--backbone") for flag in plan.recipes[0].flags)
+
     @pytest.mark.parametrize(
         ("backbone", "preset", "name"),
         [
@@ -489,10 +599,10 @@ class TestSettings:
     def test_a_backbone_is_a_preset_or_a_name(
         self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str, preset: str, name: str
     ) -> None:
-        plan = self.plan(mini, monkeypatch, backbone=backbone, out=tmp_path / "out")
-        assert f"--preset={preset}" in plan.flags
-        assert plan.config == make_config(read_preset(preset), {"backbone": name, "guard": False, "report": False})
-        assert (f"--backbone={name}" in plan.flags) == (backbone == name)
+        (recipe,) = self.plan(mini, monkeypatch, backbone=backbone, out=tmp_path / "out").recipes
+        assert f"--preset={preset}" in recipe.flags
+        assert recipe.config == make_config(read_preset(preset), {"backbone": name, "guard": False, "report": False})
+        assert (f"--backbone={name}" in recipe.flags) == (backbone == name)
 
     def test_settings_reach_adapt_and_the_device_also_eval(
         self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

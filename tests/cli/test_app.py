@@ -22,12 +22,10 @@ import cdtrans.run.pipeline
 import cdtrans.runtime.screen
 import cdtrans.serving.classifier
 from cdtrans.bench.bench import Outcome
-from cdtrans.bench.tables import BenchTable
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
 from cdtrans.cli.options import NOT_FLAGS
 from cdtrans.config import SETTINGS
-from cdtrans.data.benchmarks import BENCHMARKS, FoundBenchmark
 from cdtrans.data.pixels import open_pixels
 from cdtrans.errors import CdtransError, Interrupted
 from cdtrans.evaluation.evaluate import Evaluation
@@ -172,6 +170,7 @@ class TestHelp:
         }
         assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
         own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete", "--force"}
+        own |= {"--start"}
         of_each_run = {"--seed", "--root", "--source-model", "--source-classes"}
         assert flags_of(run, "bench") >= COMMON | own | settings - of_each_run
         assert not of_each_run & flags_of(run, "bench")
@@ -736,10 +735,10 @@ class TestBench:
         flags = ("--tasks", "A>W", "--jobs", "2", "--lr", "0.1", "--no-pretrained")
         ended = run("bench", "office31", "--data", "d", *flags)
         assert ended.code == 0
-        assert "3 of 4 runs are finished: " in ended.out
+        assert "3 of 4 runs are finished: out/table.md" in ended.out
         screen = asked.pop("screen")
         assert isinstance(screen, Screen)
-        defaults = {"backbone": "deit_small", "seeds": "3", "out": None, "config": None}
+        defaults = {"backbone": "deit_small", "seeds": "3", "out": None, "config": None, "start": None}
         defaults |= {"force": False, "allow_incomplete": False}
         given = {"name": "office31", "data": Path("d"), "tasks": "A>W", "jobs": 2, "lr": 0.1, "pretrained": False}
         assert asked == defaults | given
@@ -760,11 +759,10 @@ class TestBench:
     def answered(self, monkeypatch: pytest.MonkeyPatch, failed: tuple[str, ...]) -> dict[str, Any]:
         """Nothing is run; what was asked for comes back."""
         asked: dict[str, Any] = {}
-        found = FoundBenchmark(BENCHMARKS["office31"], Path("d"), {}, ())
 
         def bench(name: str, data: Path, **given: Any) -> Outcome:
             asked.update({"name": name, "data": data}, **given)
-            return Outcome(BenchTable(found, (1234,), ()), Path("out"), asked=4, finished=3, failed=failed)
+            return Outcome(Path("out"), "table.md", asked=4, finished=3, failed=failed, numbers={})
 
         monkeypatch.setattr(cdtrans.bench.bench, "bench", bench)
         return asked

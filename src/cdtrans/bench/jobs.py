@@ -133,8 +133,8 @@ class Job:
 def run_jobs(
     title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, on_end: Callable[[Job], None]
 ) -> list[str]:
-    """Run everything unfinished, `jobs` at a time; `on_end` is called with each run that succeeds. Returns the names of
-    the runs that failed, after a warning for each."""
+    """Run everything unfinished, `jobs` at a time; `on_end` is called with each run that has ended, failed or not.
+    Returns the names of the runs that failed, after a warning for each."""
     pending = [run for run in runs if not run.finished]
     active: list[Job] = []
     failed: list[str] = []
@@ -154,8 +154,7 @@ def run_jobs(
                 if job.failure:
                     failed.append(job.run.name)
                     screen.warn(f"{job.run.name} failed: {job.failure} ({job.run.log})")
-                else:
-                    on_end(job)
+                on_end(job)
             if started or ended:
                 running = ", ".join(job.run.name for job in active)
                 bar.advance(sum(not job.failure for job in ended), f"running {running}" if running else "")

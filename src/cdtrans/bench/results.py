@@ -5,6 +5,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,11 +48,18 @@ class RunResult:
     device_seconds: float  # the same, divided by the number of runs at the same time
 
 
-def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path) -> RunResult | None:
-    """None for a run that is not finished and scored."""
-    folder = run_folder(out, task, seed)
-    if not (folder / SCORED).exists():
+def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path, method: str = "") -> RunResult | None:
+    """None for a run that is not finished and scored. `method` is the folder of its method, where there are several."""
+    folder = run_folder(out / method, task, seed)
+    try:
+        scored_at = (folder / SCORED).stat().st_mtime_ns
+    except FileNotFoundError:
         return None
+    return _read_scored(benchmark, task, seed, out, folder, scored_at)
+
+
+@cache  # many runs are read each time one ends
+def _read_scored(benchmark: Benchmark, task: Task, seed: int, out: Path, folder: Path, scored_at: int) -> RunResult:
     evaluation = json.loads((folder / SCORED).read_text(encoding="utf-8"))
     metric = "class_mean_accuracy" if benchmark.class_mean else "accuracy"
     scores, per_class = {"label_free": evaluation[metric]}, {"label_free": list(evaluation["per_class"].values())}

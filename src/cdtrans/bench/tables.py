@@ -21,6 +21,7 @@ LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "±": "$\\pm$",
     ">": "$\\to$",
+    "<": "$<$",
     "°": "$^{\\circ}$",
     "–": "--",
     "~": "\\textasciitilde{}",
@@ -66,7 +67,7 @@ def latex(table: BenchTable) -> str:
     lines = ["\\begin{table*}", "\\centering\\small", f"\\begin{{tabular}}{{{columns}}}", "\\hline"]
     for i in range(0, len(blocks), across):
         lines += _latex_rows(blocks[i : i + across], across)
-    caption = " ".join(map(_escaped, [f"{_title(table)}.", *_before(table), *_after(table)]))
+    caption = " ".join(map(escaped, [f"{_title(table)}.", *_before(table), *_after(table)]))
     return "\n".join([*lines, "\\end{tabular}", f"\\caption{{{caption}}}", "\\end{table*}"]) + "\n"
 
 
@@ -74,19 +75,19 @@ def _latex_rows(blocks: Sequence[Block], across: int) -> list[str]:
     """Blocks with equally many rows side by side, padded with empty cells on the right."""
     empty = ("",) * len(blocks[0].head) * (across - len(blocks))
     heads = [cell for block in blocks for cell in block.head]
-    lines = [_latex_row((*heads, *empty)), "\\hline"]
+    lines = [latex_row((*heads, *empty)), "\\hline"]
     for groups in zip(*(block.groups for block in blocks), strict=True):
         for rows in zip(*groups, strict=True):
-            lines.append(_latex_row((*(cell for row in rows for cell in row), *empty)))
+            lines.append(latex_row((*(cell for row in rows for cell in row), *empty)))
         lines.append("\\hline")
     return lines
 
 
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(_escaped, cells)) + " \\\\"
+def latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(escaped, cells)) + " \\\\"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in text)
 
 
@@ -164,7 +165,7 @@ def _after(table: BenchTable) -> list[str]:
     """The paragraphs after the numbers: data, cost, stage 1."""
     notes = [f"Data, the whole domain for training and for scoring as in the paper: {_data(table)}."]
     if table.results:
-        notes += [_cost(table.results), shared_stage_1({result.run: result.stage_1 for result in table.results})]
+        notes += [cost(table.results), shared_stage_1({result.run: result.stage_1 for result in table.results})]
     wrong = [d for d in disagreements() if d.table == table.benchmark.name and d.column == AVERAGE]
     if wrong:
         errors = "; ".join(f"{d.row} {d.printed}, but {d.why}" for d in wrong)
@@ -194,7 +195,7 @@ def _missing(table: BenchTable) -> str | None:
     )
 
 
-def _cost(results: Sequence[RunResult]) -> str:
+def cost(results: Sequence[RunResult]) -> str:
     minutes = [result.seconds / 60 for result in results]
     devices = " and ".join(sorted({result.device for result in results}))
     busy = sum(result.device_seconds for result in results) / 3600

@@ -31,7 +31,14 @@ def bench(
     tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
     jobs: Jobs = 1,
     out: Annotated[
-        Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE); it is continued.")
+        Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE[-START]); it is continued.")
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="With several methods (--method all, or cdtrans,dann): the stage 1, optimiser and schedule of all, "
+            "authors (the preset) or best (the best recipe)."
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
     force: Force = False,
@@ -43,7 +50,8 @@ def bench(
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Rerun a table of the paper: every task with every seed, scored with the target's labels afterwards."""
+    """Rerun a table of the paper, or compare methods: every task and seed, scored with the target's labels
+    afterwards."""
     from cdtrans.bench.bench import bench as run_bench
 
     screen = Screen(quiet=quiet, machine=json)
@@ -56,6 +64,7 @@ def bench(
         jobs=jobs,
         out=out,
         config=config,
+        start=start,
         force=force,
         allow_incomplete=allow_incomplete,
         screen=screen,
@@ -64,6 +73,6 @@ def bench(
     if json:
         print_json(outcome.summary())
     else:
-        screen.result(f"{outcome.finished} of {outcome.asked} runs are finished: {outcome.out / 'table.md'}")
+        screen.result(f"{outcome.finished} of {outcome.asked} runs are finished: {outcome.out / outcome.table}")
     if outcome.failed:
         raise typer.Exit(1)

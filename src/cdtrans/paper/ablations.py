@@ -149,6 +149,8 @@ def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Wri
 
     def report(job: Job) -> None:
         write(plan)
+        if job.failure:
+            return
         scored = read_scored(job.run.folder, plan.out)
         assert scored is not None, "it has just been scored"
         scores = ", ".join(f"{KINDS[kind]} {100 * value['accuracy']:.1f}" for kind, value in scored.scores.items())

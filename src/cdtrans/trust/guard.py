@@ -197,8 +197,8 @@ class Verdict(NamedTuple):
         if self.adapted:
             return f"About {self.labels} labels of target images would show it for certain ('cdtrans ask')."
         return (
-            "If labels and classes are right, take a stronger --backbone, or train the source longer (--source-epochs) if "
-            "it was not learnt; --no-guard continues anyway, in another --out."
+            "If labels and classes are right, take a stronger --backbone, or train the source longer (--source-epochs) "
+            "if it was not learnt; --no-guard continues anyway, in another --out."
         )
 
     @property
