@@ -103,6 +103,9 @@ def flags_of(run: Run, verb: str) -> set[str]:
     return {w for w in words if w.startswith("-") and len(w) > 1 and w.strip("-") and not w[1:].isdigit()}
 
 
+OF_EACH_RUN = ("seed", "root", "backbone", "source_model", "source_classes", "target_labels")
+
+
 class TestHelp:
     def test_the_verbs(self, run: Run) -> None:
         ended = run("--help")
@@ -129,7 +132,7 @@ class TestHelp:
 
     @pytest.mark.parametrize(
         ("verb", "own"),
-        [("adapt", ()), ("demo", ("seed",)), ("bench", ("seed", "root", "backbone", "source_model", "source_classes"))],
+        [("adapt", ()), ("demo", ("seed",)), ("bench", OF_EACH_RUN)],
     )
     def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
         text = " ".join(run(verb, "--help").out.split())
@@ -171,7 +174,7 @@ class TestHelp:
         assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
         own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete", "--force"}
         own |= {"--start"}
-        of_each_run = {"--seed", "--root", "--source-model", "--source-classes"}
+        of_each_run = {"--seed", "--root", "--source-model", "--source-classes", "--target-labels"}
         assert flags_of(run, "bench") >= COMMON | own | settings - of_each_run
         assert not of_each_run & flags_of(run, "bench")
 

@@ -461,7 +461,7 @@ class TestPseudoLabels:
         for out in (tmp_path / "out", pseudo_labels / "ground-truth"):
             ended = warm().run(task.adapt(out, "--method", "ground_truth"), tmp_path / "logs")
             assert ended.code == 2
-            assert says(ended.err, "error: ", "'ground_truth'", "target labels", "'adapt' never")
+            assert says(ended.err, "error: ", "'ground_truth'", "target labels", "'adapt' does not")
         assert not (tmp_path / "out").exists()
 
 

@@ -102,7 +102,7 @@ class TestRuns:
     def test_adapt_refuses_such_a_setting(self, task: Task, tmp_path: Path) -> None:
         ended = warm().run(task.adapt(tmp_path / "out", "--method", "sampled_pairs"), tmp_path / "logs")
         assert ended.code == 2
-        assert says(ended.err, "error: ", "'sampled_pairs'", "target labels", "'adapt' never")
+        assert says(ended.err, "error: ", "'sampled_pairs'", "target labels", "'adapt' does not")
         assert not (tmp_path / "out").exists()
 
 
