@@ -8,10 +8,10 @@ prediction y of a target image, its confidence q, and the logits z of the image 
 is added to SDAT's task loss. The squares are 64 of 224 pixels wide, so an image has 4 x 4 of them.
 
 Taken from the authors' code: mask and teacher are the same in both passes of SAM; the masked images pass the network by
-themselves; the teacher's bottleneck norm takes the batch's own statistics; q counts in the first pass alone, so it
-decides where the weights are perturbed to, and the update there is that of the plain cross-entropy. The paper has q in
-both; so has the option `weighted`. Served is the network, not the teacher. Not taken: colour jitter and blur of masked
-images, which their code switches on or off once for a whole run."""
+themselves; the teacher's bottleneck norm takes the batch's own statistics; served is the network, not the teacher. One
+thing is as in the paper: their code forgets q in SAM's second pass, which makes the update, so that labels count fully
+however unsure the teacher is (`weighted=false`; after training on little source data that costs several points). Not
+taken: colour jitter and blur of masked images, which their code switches on or off once for a whole run."""
 
 import copy
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class MICOptions(SDATOptions):
     mask: float = option(0.7, "Share of a target image's squares that are masked.", minimum=0, maximum=1)
     masked: float = option(1.0, "Weight of the loss on masked images.", minimum=0)
     decay: float = option(0.9, "Decay of the teacher.", minimum=0, maximum=1)
-    weighted: bool = option(False, "The teacher's confidence counts in the update too, as in the paper.")
+    weighted: bool = option(True, "The teacher's confidence counts in the update too, not in SAM's first pass alone.")
 
 
 class MIC(SDAT):
