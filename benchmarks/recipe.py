@@ -32,7 +32,7 @@ VARIANTS = {
     "without strong augmentation": ["--set", "strong=false", "--set", "mask=false"],
     "without information maximisation": ["--set", "information=0"],
     "without the target's loss": ["--set", "target=0"],
-    "without layer decay": ["--set", "layer_decay=1"],
+    "without layer decay": ["--layer-decay", "1"],
     "without taps": ["--taps", "1"],
     "without new labels": ["--rebuild-every", "10"],
     "with cross-attention": ["--set", "cross=1"],

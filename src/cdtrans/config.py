@@ -127,6 +127,13 @@ class Config:
     warmup_epochs: int = _option(
         10, "Optimisation", "Epochs of rising learning rate, in both stages; in a shorter run half of them.", minimum=0
     )
+    layer_decay: float = _option(
+        1.0,
+        "Optimisation",
+        "Learning rate of a layer of the backbone in stage 2, relative to the next layer's.",
+        minimum=0.01,
+        maximum=1,
+    )
     clip_norm: float = _option(1.0, "Optimisation", "Largest gradient norm.", minimum=0)
 
     holdout: float | Literal["auto"] = _option(
@@ -215,6 +222,7 @@ BEST: dict[str, Any] = {
     **{"recipe": "best", "method": "cotraining", "neck": "none", "taps": 4, "drop_path": 0.0, "source_fit": "probe"},
     **{"holdout": 0.0, "epochs": 10, "rebuild_every": 1, "warmup_epochs": 1, "schedule": "cosine"},
     **{"optimizer": "adamw", "lr": 4e-4, "weight_decay": 0.05, "bias_lr_factor": 1.0, "source_lr": 1e-3},
+    "layer_decay": 0.75,
 }
 EFFORTS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -288,7 +296,11 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     elif pairing in ("ground_truth", "sampled", "sampled_true"):
         values = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
         values["method"] = "ground_truth" if pairing == "ground_truth" else "sampled_pairs"
-    return with_method_args(values)
+    values = with_method_args(values)
+    if values.get("method") == BEST["method"] and "layer_decay" not in values:  # it was an option of the method
+        options = dict(values.get("method_args", {}))
+        values |= {"layer_decay": options.pop("layer_decay", BEST["layer_decay"]), "method_args": options}
+    return values
 
 
 def is_method_file(name: str) -> bool:

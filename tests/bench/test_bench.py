@@ -552,20 +552,40 @@ class TestSettings:
         assert len(runs) == 18
         assert runs[1].folder == tmp_path / "out" / "A-W" / "seed-1234"
 
-    def test_several_methods_are_run_in_the_table_s_order_with_a_stage_1_for_each_start(
+    def test_several_methods_are_run_slowest_first_with_a_stage_1_for_each_start(
         self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         how = {"method": "dann,cotraining,cdtrans", "tasks": "A>W,D>W", "seeds": "2", "out": tmp_path / "out"}
         plan = self.plan(mini, monkeypatch, start="authors", **how)
         runs = plan.runs()
         assert [run.name for run in runs[:7]] == [
-            *("cotraining A>W seed 1234", "cotraining D>W seed 1234", "cdtrans A>W seed 1234", "cdtrans D>W seed 1234"),
-            *("dann A>W seed 1234", "dann D>W seed 1234", "cotraining A>W seed 1"),
+            *("cdtrans A>W seed 1234", "cdtrans D>W seed 1234", "cotraining A>W seed 1234", "cotraining D>W seed 1234"),
+            *("dann A>W seed 1234", "dann D>W seed 1234", "cdtrans A>W seed 1"),
         ]
-        peers = [[p.relative_to(plan.out).as_posix() for p in run.peers] for run in (runs[0], runs[4])]
+        peers = [[p.relative_to(plan.out).as_posix() for p in run.peers] for run in (runs[2], runs[4])]
         assert peers[0] == ["cotraining/A-D/seed-1234", "cotraining/A-W/seed-1234"]
         assert peers[1] == [f"{method}/{task}/seed-1234" for method in ("cdtrans", "dann") for task in ("A-D", "A-W")]
         assert [recipe.config.recipe for recipe in plan.recipes] == ["best", "authors", "authors"]
+
+    def test_a_comparison_from_the_authors_start_has_a_quarter_of_their_stage_2(
+        self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Unless the user says otherwise; the methods of the best recipe keep theirs."""
+
+        def schedule(config: Config) -> list[int]:
+            return [config.epochs, config.warmup_epochs, config.rebuild_every]
+
+        file = tmp_path / "settings.yaml"
+        file.write_text("rebuild_every: 5\n")
+        how = {"method": "cotraining,dann", "start": "authors"}
+        plan = self.plan(mini, monkeypatch, out=tmp_path / "a", **how)
+        assert [schedule(recipe.config) for recipe in plan.recipes] == [[10, 1, 1], [10, 3, 3]]
+        assert plan.recipes[1].config.source_epochs == 10
+        assert schedule(plan.shared) == [10, 3, 3]
+        plan = self.plan(mini, monkeypatch, out=tmp_path / "b", epochs=40, config=file, **how)
+        assert schedule(plan.recipes[1].config) == [40, 3, 5]
+        plan = self.plan(mini, monkeypatch, out=tmp_path / "c", method="dann")
+        assert schedule(plan.recipes[0].config) == [40, 10, 10], "one method is as its authors' scripts"
 
     def test_the_best_start_is_the_best_recipe_with_another_method(
         self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -691,6 +711,16 @@ class TestResults:
         assert result.per_class["best_by_labels"] == {"bus": 0.7, "car": 0.9}
         assert result.per_class["last_epoch"] == {"bus": 0.4, "car": None}
         assert (result.seconds, result.device_seconds) == (40, 20)
+        assert result.curve == history["class_mean_accuracy_by_epoch"]
+        assert result.peak_memory is None, "on a CPU it is not known"
+
+    def test_peak_memory_is_the_most_of_all_sessions(self, tmp_path: Path) -> None:
+        folder = self.scored(tmp_path)
+        lines = [{"stage": "check"}, *({"stage": "session", "peak_memory": n} for n in (3, 9, 5))]
+        (folder / "S-R" / "seed-1" / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        result = read_run(VISDA2017, VISDA2017.tasks[0], 1, folder)
+        assert result is not None
+        assert result.peak_memory == 9
 
     def test_a_run_without_history_has_only_its_choice(self, tmp_path: Path) -> None:
         result = read_run(VISDA2017, VISDA2017.tasks[0], 1, self.scored(tmp_path))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cdtrans.bench.comparison import Comparison, signed_rank_p
 from cdtrans.bench.comparison_tables import csv_table, latex, markdown, page
 from cdtrans.bench.results import KINDS, RunResult
-from cdtrans.data.benchmarks import OFFICE31, VISDA2017, Benchmark, FoundBenchmark
+from cdtrans.data.benchmarks import OFFICE31, PACS, VISDA2017, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import printed_means
 from support import says
 
@@ -27,7 +27,8 @@ def result(benchmark: Benchmark, task: str, seed: int, method: str, score: float
         **{"task": task, "seed": seed, "run": f"{method}/{task}/{seed}", "stage_1": f"cdtrans/{task}/{seed}"},
         **{"backbone": "vit", "device": "cuda: GPU", "images": 100, "epochs": {}, "scores": by_kind},
         "per_class": {kind: dict.fromkeys(benchmark.class_names, by_kind[kind]) for kind in KINDS},
-        **{"seconds": 120.0, "device_seconds": 60.0},
+        **{"seconds": 120.0, "device_seconds": 60.0, "peak_memory": 3 * 2**30},
+        "curve": [0.5, score + 0.01, score - 0.01],
     }
     return RunResult(**values | changed)
 
@@ -133,6 +134,29 @@ class TestRows:
         assert compared({}, results={"cdtrans": ran}).rows[1].minutes == pytest.approx(1.5)
         assert compared({}, results={"cdtrans": ran[:1]}).rows[1].minutes == pytest.approx(10)
 
+    def test_memory_is_the_most_of_all_runs_and_unknown_on_a_cpu(self) -> None:
+        ran = [result(OFFICE31, "A>D", 1, "mcc", 0.6, peak_memory=n and n * 2**30) for n in (None, 2, 5)]
+        assert compared({}, results={"mcc": ran}).rows[1].memory == 5
+        assert compared({}, results={"mcc": ran[:1]}).rows[1].memory is None
+
+    def test_a_curve_is_the_mean_of_the_seeds_that_have_every_task(self) -> None:
+        both = compared({"mcc": 0.0})
+        assert both.rows[1].curve == pytest.approx([50, 64.5, 62.5])
+        one = [r for r in both.results["mcc"] if (r.task, r.seed) != ("A>W", 1)]
+        assert compared({}, results={"mcc": one}).rows[1].curve == pytest.approx([50, 63.5, 61.5])
+        none = [r for r in both.results["mcc"] if r.task != "A>W"]
+        assert compared({}, results={"mcc": none}).rows[1].curve == ()
+
+    def test_there_is_no_curve_of_runs_with_other_epochs(self) -> None:
+        runs = list(compared({"mcc": 0.0}).results["mcc"])
+        runs[0].curve.pop()
+        assert compared({}, results={"mcc": runs}).rows[1].curve == ()
+
+    def test_what_the_paper_does_not_have_has_no_printed_mean(self) -> None:
+        comparison = compared({"cdtrans": 0.0}, PACS)
+        assert comparison.rows[1].printed == ()
+        assert "printed means" not in markdown(comparison)
+
     def test_visda_is_scored_by_its_classes(self) -> None:
         comparison = compared({"cdtrans": 0.0}, VISDA2017)
         assert comparison.columns == VISDA2017.class_names
@@ -154,7 +178,7 @@ class TestRenderings:
         assert row_of(text, "source only")[:5] == ["50.0 ± 0.0", "50.0 ± 0.0", "–", "-13.5 (p < 0.001)", "–"]
         paper = "88.6 ResNet-50; 88.8 ResNet-50, rerun; 91.4 DeiT-B"
         assert row_of(text, "shot") == [
-            *("60.5 ± 1.4", "61.5 ± 1.4", "62.5 ± 1.4", "-2.0 (p < 0.001)", "1.00", paper, ""),
+            *("60.5 ± 1.4", "61.5 ± 1.4", "62.5 ± 1.4", "-2.0 (p < 0.001)", "1.00", "3.0", paper, ""),
         ]
         assert row_of(text.split("## The label-free choice by task")[1], "shot")[:2] == ["59.0 ± 1.4", "60.0 ± 1.4"]
         assert says(text, "best epoch by target labels*", "*Uses target labels")
@@ -187,13 +211,25 @@ class TestRenderings:
         ]
         assert "<span>45%</span>" in page(compared({"cdtrans": 0.0})), "source only is not at the edge"
 
+    def test_the_page_draws_the_curves_on_one_scale(self) -> None:
+        text = page(compared({"cdtrans": 0.0, "mcc": 0.03}))
+        drawn = re.findall(
+            r'<li><span>(\w+)</span><span class="number">([\d.]+)</span><svg .*?y1="([\d.]+)".*?points="(.*?)"', text
+        )
+        # From 45 to 70 in a box of 100 x 50: a percent is 2 high; source only is 40 below the top.
+        assert drawn == [
+            ("mcc", "65.5", "40.0", "0.0,40.0 50.0,5.0 100.0,9.0"),
+            ("CDTrans", "62.5", "40.0", "0.0,40.0 50.0,11.0 100.0,15.0"),
+        ]
+        assert "<svg" not in page(compared({}, results={"cdtrans": ()}))
+
     def test_names_are_escaped_in_the_page(self) -> None:
         assert "<b>&amp;" not in page(compared({"cdtrans": 0.0}, backbone="<b>&"))
         assert "&lt;b&gt;&amp;" in page(compared({"cdtrans": 0.0}, backbone="<b>&"))
 
     def test_no_result_yet(self) -> None:
         nothing = compared({}, results={"cdtrans": (), "dann": ()})
-        assert row_of(markdown(nothing), "dann") == ["–"] * 5 + ["82.2 ResNet-50", "12 of 12 to run"]
+        assert row_of(markdown(nothing), "dann") == ["–"] * 6 + ["82.2 ResNet-50", "12 of 12 to run"]
         assert says(page(nothing), "12 of 12 to run")
         assert latex(nothing)
         assert csv_table(nothing)

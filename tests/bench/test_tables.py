@@ -41,8 +41,10 @@ def result(benchmark: Benchmark, task: str, seed: int, score: float) -> RunResul
         scores=scores,
         per_class=per_class,
         epochs={"label_free": 9, "best_by_labels": 7},
+        curve=[],
         seconds=600.0,
         device_seconds=300.0,
+        peak_memory=None,
     )
 
 

@@ -145,15 +145,6 @@ def test_follow_moves_weights_and_statistics_and_leaves_counters() -> None:
     assert int(a.neck.num_batches_tracked) == 0
 
 
-def test_early_layers_learn_more_slowly() -> None:
-    rates = method(layer_decay=0.5).rates()
-    blocks = [rates[f"network.backbone.blocks.{n}.attn.qkv.weight"] for n in range(3)]
-    assert blocks == [blocks[0], 2 * blocks[0], 4 * blocks[0]]
-    assert rates["network.backbone.patch_embed.proj.weight"] < blocks[0]
-    assert rates["network.backbone.norm.weight"] == 1.0
-    assert rates["head"] == 3.0
-
-
 @pytest.mark.parametrize(("taps", "leading"), [(1, 16), (2, 32), (3, 32)])
 def test_the_first_view_is_the_last_two_blocks(taps: int, leading: int) -> None:
     assert leading_features(network(taps)) == leading

@@ -65,6 +65,14 @@ def test_self_training_was_what_is_a_method_now(tmp_path: Path) -> None:
     check_folder(run, make_config(NOW, {"method": "mrkld_lrent"}))
 
 
+@pytest.mark.parametrize("options", [{}, {"layer_decay": 0.5, "graph": 1.0}])
+def test_layer_decay_was_an_option_of_cotraining(options: dict[str, float]) -> None:
+    now = upgraded({"method": "cotraining", "method_args": options})
+    assert now["layer_decay"] == options.get("layer_decay", 0.75)
+    assert "layer_decay" not in now["method_args"]
+    assert now["method_args"].get("graph") == options.get("graph")
+
+
 @pytest.mark.parametrize("pairing", ["sampled", "sampled_true"])
 def test_pairs_made_with_labels_are_a_method_now(pairing: str) -> None:
     assert upgraded(OLD | {"pairing": pairing})["method"] == "sampled_pairs"

@@ -335,6 +335,7 @@ def test_a_gpu_with_too_little_memory_trains_in_parts(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its rounding depends on the size of a batch
 
     def training() -> Training:
+        torch.manual_seed(0)  # the same weights each time
         size = {"img_size": 224, "patch_size": 16, "embed_dim": 384, "num_heads": 6}
         return Training(backbone=VisionTransformer(**size, depth=12, num_classes=0), device="cuda")
 

@@ -14,6 +14,7 @@ from cdtrans.paper.printed_tables import PrintedMean, printed_means
 
 REFERENCE = "cdtrans"  # what the other methods are tested against
 SOURCE_ONLY = "source_only"
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Row:
     p: float | None  # that such a difference is chance
     pairs: int  # of runs that were compared
     minutes: float | None  # of the device, for one run
+    memory: float | None  # GiB of the GPU, the most of all runs
+    curve: tuple[float, ...]  # mean accuracy of the tasks after every epoch, by target labels; the first is source only
     printed: tuple[PrintedMean, ...]
     note: str  # what is missing, and why
 
@@ -41,6 +44,8 @@ class Row:
             "p": self.p,
             "pairs": self.pairs,
             "minutes": self.minutes,
+            "memory": self.memory,
+            "curve": list(self.curve),
             "paper": [mean._asdict() for mean in self.printed],
             "note": self.note,
         }
@@ -109,7 +114,9 @@ class Comparison:
             p=signed_rank_p(differences),
             pairs=len(differences),
             minutes=None if method == SOURCE_ONLY else _minutes(results),
-            printed=printed_means(self.benchmark.name).get(method, ()),
+            memory=None if method == SOURCE_ONLY else _memory(results),
+            curve=() if method == SOURCE_ONLY else self._curve(results),
+            printed=printed_means(self.benchmark.name).get(method, ()) if self.benchmark.in_paper else (),
             note=note,
         )
 
@@ -118,6 +125,14 @@ class Comparison:
         reference = {(r.task, r.seed): r.scores["label_free"] for r in self.results.get(REFERENCE, ())}
         both = [r for r in results if kind in r.scores and (r.task, r.seed) in reference]
         return [r.scores[kind] - reference[r.task, r.seed] for r in both]
+
+    def _curve(self, results: Sequence[RunResult]) -> tuple[float, ...]:
+        """Of the seeds that have every task; empty if there are none, or if a run ended early."""
+        seeds = [result.seed for result in results if result.curve]
+        curves = [result.curve for result in results if seeds.count(result.seed) == len(self.tasks)]
+        if len({len(curve) for curve in curves}) != 1:
+            return ()
+        return tuple(100 * statistics.fmean(accuracies) for accuracies in zip(*curves, strict=True))
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `bench --json` with several methods."""
@@ -134,6 +149,10 @@ def _minutes(results: Sequence[RunResult]) -> float | None:
     """Of the runs that found stage 1 ready, if there are any."""
     without = [r for r in results if r.stage_1 != r.run]
     return statistics.fmean(r.device_seconds / 60 for r in without or results) if results else None
+
+
+def _memory(results: Sequence[RunResult]) -> float | None:
+    return max((r.peak_memory / GIB for r in results if r.peak_memory is not None), default=None)
 
 
 def signed_rank_p(differences: Sequence[float]) -> float | None:

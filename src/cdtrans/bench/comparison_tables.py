@@ -14,9 +14,13 @@ from cdtrans.bench.tables import NOTHING, PAPER_CLASSES, cost, escaped, latex_ro
 from cdtrans.runtime.environment import package_version
 
 USES_LABELS = "best epoch by target labels*"
-HEAD = ("method", "last epoch", "label-free choice", USES_LABELS, "against CDTrans", "minutes", "the paper", "note")
+HEAD = (
+    *("method", "last epoch", "label-free choice", USES_LABELS),
+    *("against CDTrans", "minutes", "GiB", "the paper", "note"),
+)
 LEAST_P = 0.001  # shown in digits
-STEP = 5  # percent; the ends of the bars' scale are multiples of it
+STEP = 5  # percent; the ends of a scale are multiples of it
+CURVE_WIDTH, CURVE_HEIGHT = 100, 50  # of the box that a curve is drawn in
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,16 @@ class Bar:
         return self.end >= self.start
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A small picture: accuracy after every epoch, from source only (dashed) on."""
+
+    title: str
+    text: str
+    points: str  # of the line, as SVG writes them
+    start: float  # height of source only
+
+
 def markdown(comparison: Comparison) -> str:
     before = "\n\n".join([f"# {title(comparison)}", *about(comparison)])
     parts = [before, _grid(HEAD, map(cells, comparison.rows)), f"## {_second_title(comparison)}"]
@@ -61,7 +75,7 @@ def csv_table(comparison: Comparison) -> str:
     """One line per method, all numbers in full."""
     kinds = [kind for kind in KINDS if kind != SOURCE_ONLY]
     head = ["method", *(name for kind in kinds for name in (kind, f"{kind}_deviation"))]
-    head += ["difference", "p", "pairs", "minutes", "paper", "note", *comparison.columns]
+    head += ["difference", "p", "pairs", "minutes", "memory", "paper", "note", *comparison.columns]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -69,8 +83,9 @@ def csv_table(comparison: Comparison) -> str:
         spreads = [_shown(row, kind) for kind in kinds]
         numbers = [n for s in spreads for n in (s or (None, None))]
         tasks = [s.mean if s else None for s in row.by_column.values()]
-        written = [row.method, *numbers]
-        writer.writerow([*written, row.difference, row.p, row.pairs, row.minutes, _printed(row), row.note, *tasks])
+        costs = [row.minutes, row.memory]
+        tested = [row.difference, row.p, row.pairs]
+        writer.writerow([row.method, *numbers, *tested, *costs, _printed(row), row.note, *tasks])
     return text.getvalue()
 
 
@@ -83,7 +98,9 @@ def page(comparison: Comparison) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    low, high = _scale(comparison)
+    means = [mean.mean for row in comparison.rows for mean in row.means.values() if mean is not None]
+    low, high = _scale(means)
+    lowest, highest = _scale([accuracy for row in comparison.rows for accuracy in row.curve])
     return templates.get_template("page.html").render(
         title=title(comparison),
         about=about(comparison),
@@ -91,6 +108,10 @@ def page(comparison: Comparison) -> str:
         bars=bars(comparison, low, high),
         low=low,
         high=high,
+        curves=curves(comparison, lowest, highest),
+        lowest=lowest,
+        highest=highest,
+        box=(CURVE_WIDTH, CURVE_HEIGHT),
         head=HEAD,
         rows=[cells(row) for row in comparison.rows],
         second_title=_second_title(comparison),
@@ -120,9 +141,13 @@ def about(comparison: Comparison) -> list[str]:
         "Against CDTrans: mean difference of the label-free choices, and the p-value of Wilcoxon's signed-rank test "
         "over all pairs of runs of the same task and seed (two-sided, exact, not corrected for the number of methods; "
         "seeds of one task are not independent of each other). Minutes: of the device, for one run that found stage 1 "
-        "ready. The paper: printed means with their backbones, most of them other ones; where the authors' code chose "
-        "the epoch by target labels, compare with that column.",
+        "ready. GiB: the most that the tensors of a run had of a GPU.",
     ]
+    if benchmark.in_paper:
+        notes[-1] += (
+            " The paper: printed means with their backbones, most of them other ones; where the authors' code chose "
+            "the epoch by target labels, compare with that column."
+        )
     if REFERENCE not in comparison.results:
         notes.append("CDTrans is not among the methods, so nothing is tested against it.")
     if comparison.data.differences:
@@ -141,7 +166,8 @@ def costs(comparison: Comparison) -> list[str]:
 def cells(row: Row) -> tuple[str, ...]:
     means = (str(_shown(row, kind) or NOTHING) for kind in KINDS if kind != SOURCE_ONLY)
     minutes = NOTHING if row.minutes is None else f"{row.minutes:.2f}"
-    return (_title(row), *means, _against(row), minutes, _printed(row) or NOTHING, row.note)
+    memory = NOTHING if row.memory is None else f"{row.memory:.1f}"
+    return (_title(row), *means, _against(row), minutes, memory, _printed(row) or NOTHING, row.note)
 
 
 def column_cells(row: Row) -> tuple[str, ...]:
@@ -167,9 +193,25 @@ def bars(comparison: Comparison, low: int, high: int) -> list[Bar]:
     return sorted(made, key=lambda bar: -bar.end)
 
 
-def _scale(comparison: Comparison) -> tuple[int, int]:
-    means = [mean.mean for row in comparison.rows for mean in row.means.values() if mean is not None]
-    low, high = min(means, default=0), max(means, default=100)
+def curves(comparison: Comparison, low: int, high: int) -> list[Curve]:
+    """The methods whose runs have all their epochs, in the order of the bars."""
+
+    def height(value: float) -> float:
+        return CURVE_HEIGHT * (high - value) / (high - low)
+
+    made = []
+    for row in comparison.rows:
+        chosen = row.means.get("label_free")
+        if row.curve and chosen is not None:
+            step = CURVE_WIDTH / (len(row.curve) - 1)
+            points = " ".join(f"{step * epoch:.1f},{height(value):.1f}" for epoch, value in enumerate(row.curve))
+            made.append((chosen.mean, Curve(_title(row), f"{row.curve[-1]:.1f}", points, height(row.curve[0]))))
+    return [curve for _, curve in sorted(made, key=lambda pair: -pair[0])]
+
+
+def _scale(values: Sequence[float]) -> tuple[int, int]:
+    """Percent: the ends of a scale that has room for these."""
+    low, high = min(values, default=0), max(values, default=100)
     return max(0, STEP * (math.ceil(low / STEP) - 1)), min(100, STEP * (math.floor(high / STEP) + 1))
 
 

@@ -1,14 +1,16 @@
 """What the runs of a benchmark train with: the configuration of one method, or of several from one start.
 
 Several methods have stage 1, optimiser and schedule in common. `start` says which: those of the benchmark's preset
-('authors') or of the best recipe ('best'). The methods of the best recipe always have that, since it is theirs."""
+('authors') or of the best recipe ('best'). The methods of the best recipe always have that, since it is theirs. Stage 2
+of the authors' recipe is shortened: else a comparison of all methods would take hours for Office-31."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cdtrans.bench.folder import flags, with_table_defaults
-from cdtrans.config import BEST, EFFORTS, METHOD_FIELDS, Config, choices, config_of, read_preset, read_yaml
+from cdtrans.config import BEST, EFFORTS, METHOD_FIELDS, Config, choices, config_of, make_config, read_preset, read_yaml
 from cdtrans.data.benchmarks import Benchmark
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.methods import METHODS, method_class, require_method
@@ -19,6 +21,8 @@ from cdtrans.run.stage_1 import initial_network
 
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # those with presets
 ALL = "all"  # as --method
+SHORTER = 4  # stage 2 of the authors' recipe is so many times shorter in a comparison: 10 epochs, as the best recipe's
+SHORTENED = ("epochs", "warmup_epochs", "rebuild_every")
 OWN_START = (BEST["method"], EFFORTS["instant"]["method"])  # methods of the best recipe
 
 
@@ -55,7 +59,7 @@ def start_of(method: str, start: str) -> str:
 
 def make_recipe(benchmark: Benchmark, backbone: str, config: Path | None, settings: dict[str, Any]) -> Recipe:
     """A method's recipe from flags (`settings`), which win over the YAML file `config`, which wins over the preset."""
-    preset = f"{benchmark.name}-{PRESET_BACKBONES.get(backbone, PRESET_BACKBONES['deit_small'])}"
+    preset = _preset(benchmark, backbone)
     if backbone not in PRESET_BACKBONES:
         settings = {"backbone": backbone, **settings}
     from_file = _from_file(config)
@@ -89,9 +93,10 @@ def make_recipes(
             raise CdtransError("--start is for several methods; give one its start with --recipe best or authors.")
         recipes: tuple[Recipe, ...] = (make_recipe(benchmark, backbone, config, settings),)
     else:
-        start = _checked_start(from_file, settings, start)
+        start, preset = _checked_start(from_file, settings, start), _preset(benchmark, backbone)
         recipes = tuple(
-            make_recipe(benchmark, backbone, config, settings | _settings_of(name, start)) for name in methods
+            make_recipe(benchmark, backbone, config, _settings_of(name, start, preset, from_file, settings))
+            for name in methods
         )
     for recipe in recipes:  # what is wrong with the device, the backbone or the weights would be wrong with every run
         resolve(recipe.config)
@@ -104,7 +109,8 @@ def shared_recipe(
     benchmark: Benchmark, backbone: str, config: Path | None, settings: dict[str, Any], start: str
 ) -> Config:
     """What several methods share, as the configuration of CDTrans."""
-    return make_recipe(benchmark, backbone, config, settings | _settings_of("cdtrans", start)).config
+    of_cdtrans = _settings_of("cdtrans", start, _preset(benchmark, backbone), _from_file(config), settings)
+    return make_recipe(benchmark, backbone, config, of_cdtrans).config
 
 
 def misfits(recipes: tuple[Recipe, ...], classes: tuple[str, ...]) -> dict[str, str]:
@@ -147,7 +153,20 @@ def _checked_start(from_file: dict[str, Any], settings: dict[str, Any], start: s
     return start
 
 
-def _settings_of(method: str, start: str) -> dict[str, Any]:
-    """What tells the methods of a comparison apart."""
-    instant = {"effort": "instant", "epochs": 1} if method == EFFORTS["instant"]["method"] else {}
-    return {"recipe": start_of(method, start), "method": method} | instant
+def _settings_of(
+    method: str, start: str, preset: str, from_file: dict[str, Any], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """The settings of a method of a comparison: the user's, and what tells the methods apart."""
+    own = {"recipe": start_of(method, start), "method": method}
+    if method == EFFORTS["instant"]["method"]:
+        return settings | own | {"effort": "instant", "epochs": 1}
+    if own["recipe"] == "best":
+        return settings | own
+    authors = make_config(read_preset(preset))
+    shorter = {name: math.ceil(getattr(authors, name) / SHORTER) for name in SHORTENED}
+    return {name: n for name, n in shorter.items() if name not in from_file} | settings | own
+
+
+def _preset(benchmark: Benchmark, backbone: str) -> str:
+    """Any other backbone takes the recipe of DeiT-small."""
+    return f"{benchmark.name}-{PRESET_BACKBONES.get(backbone, PRESET_BACKBONES['deit_small'])}"

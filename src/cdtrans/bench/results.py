@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cdtrans.config import read_yaml
 from cdtrans.data.benchmarks import Benchmark, Task
-from cdtrans.storage.run_folder import CONFIG, read_result
+from cdtrans.storage.run_folder import CONFIG, TIMINGS, read_result
 
 SCORED = "eval.json"  # the output of `cdtrans eval`; a run that has it is finished
 
@@ -44,8 +44,10 @@ class RunResult:
     scores: dict[str, float]  # by kind; only the label-free choice if the predictions were deleted
     per_class: dict[str, dict[str, float | None]]  # by kind and class, if the benchmark's score is their mean
     epochs: dict[str, int]  # by kind, if it chooses one
+    curve: list[float]  # accuracy after every epoch, by target labels; the first is source only
     seconds: float  # of `adapt`, from the files to the predictions; without killed sessions
     device_seconds: float  # the same, divided by the number of runs at the same time
+    peak_memory: int | None  # bytes of the GPU that tensors had at most
 
 
 def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path, method: str = "") -> RunResult | None:
@@ -83,9 +85,17 @@ def _read_scored(benchmark: Benchmark, task: Task, seed: int, out: Path, folder:
         scores={kind: scores[kind] for kind in KINDS if kind in scores},
         per_class={k: dict(zip(names, v, strict=True)) for k, v in per_class.items() if benchmark.class_mean},
         epochs=epochs,
+        curve=history or [],
         seconds=sum(session["seconds"] for session in sessions),
         device_seconds=sum(session["seconds"] / session["jobs"] for session in sessions),
+        peak_memory=_peak_memory(folder),
     )
+
+
+def _peak_memory(folder: Path) -> int | None:
+    """Of all sessions of a run; None on a CPU."""
+    lines = (folder / TIMINGS).read_text(encoding="utf-8").splitlines() if (folder / TIMINGS).exists() else []
+    return max((line["peak_memory"] for line in map(json.loads, lines) if "peak_memory" in line), default=None)
 
 
 def run_folder(out: Path, task: Task, seed: int) -> Path:

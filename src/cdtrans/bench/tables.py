@@ -105,9 +105,10 @@ def _rows(table: BenchTable) -> Block:
     benchmark = table.benchmark
     names = columns(benchmark)
     ours = [(row_title(kind, table.method), *_cells(values(benchmark, table.results, kind), names)) for kind in KINDS]
-    printed = [(f"paper: {row.method}", *row.cells.values()) for row in paper_table(benchmark.name)]
+    rows = paper_table(benchmark.name) if benchmark.in_paper else ()
+    printed = [(f"paper: {row.method}", *row.cells.values()) for row in rows]
     head = ("Method", *(PAPER_CLASSES.get(name, name) for name in names), AVERAGE)
-    return Block(head, (tuple(ours), tuple(printed)))
+    return Block(head, (tuple(ours), tuple(printed)) if printed else (tuple(ours),))
 
 
 def _cells(by_seed: Values, names: Sequence[str]) -> list[str]:
@@ -151,9 +152,10 @@ def _before(table: BenchTable) -> list[str]:
     seeds = ", ".join(map(str, table.seeds))
     over = f"mean ± standard deviation over seeds {seeds}" if len(table.seeds) > 1 else f"one run each, seed {seeds}"
     by_labels = row_title("best_by_labels", table.method)
+    as_there = ", as the authors' code does for the paper's Ours rows" if table.benchmark.in_paper else ""
     notes = [
-        f"{metric} on the target in percent, {over}. Only '{by_labels}' used target labels, to choose its epoch, as the"
-        " authors' code does for the paper's Ours rows: it is out of reach without labels."
+        f"{metric} on the target in percent, {over}. Only '{by_labels}' used target labels, to choose its epoch"
+        f"{as_there}: it is out of reach without labels."
     ]
     if table.data.differences:
         notes.append(f"NOT THE PUBLISHED DATA: {'; '.join(table.data.differences)}.")
@@ -163,7 +165,8 @@ def _before(table: BenchTable) -> list[str]:
 
 def _after(table: BenchTable) -> list[str]:
     """The paragraphs after the numbers: data, cost, stage 1."""
-    notes = [f"Data, the whole domain for training and for scoring as in the paper: {_data(table)}."]
+    as_there = " as in the paper" if table.benchmark.in_paper else ""
+    notes = [f"Data, the whole domain for training and for scoring{as_there}: {_data(table)}."]
     if table.results:
         notes += [cost(table.results), shared_stage_1({result.run: result.stage_1 for result in table.results})]
     wrong = [d for d in disagreements() if d.table == table.benchmark.name and d.column == AVERAGE]

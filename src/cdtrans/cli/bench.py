@@ -21,7 +21,9 @@ OF_EACH_RUN = {
 
 @partial(with_settings, names=SETTINGS.keys() - OF_EACH_RUN)
 def bench(
-    benchmark: Annotated[str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017 or domainnet.")],
+    benchmark: Annotated[
+        str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017, domainnet or pacs.")
+    ],
     data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],
     backbone: Annotated[
         str,

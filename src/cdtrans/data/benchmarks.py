@@ -1,4 +1,4 @@
-"""The paper's four benchmarks: their domains and tasks, and a check that a folder holds them.
+"""The paper's four benchmarks and PACS: their domains and tasks, and a check that a folder holds them.
 
 `adapt` gets a labelled source and a target without labels. The target labels are for scoring afterwards.
 """
@@ -64,6 +64,7 @@ class Benchmark:
     class_names: tuple[str, ...] = ()  # if the benchmark fixes them
     one_way: bool = False  # only from the first domain to the second
     class_mean: bool = False  # scored by the mean of the classes' accuracies, not by overall accuracy
+    in_paper: bool = True  # whether the CDTrans paper prints a table of it
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
@@ -129,7 +130,19 @@ DOMAINNET = Benchmark(
     ),
     classes=345,
 )
-BENCHMARKS = {b.name: b for b in (OFFICE31, OFFICE_HOME, VISDA2017, DOMAINNET)}
+PACS = Benchmark(
+    "pacs",
+    "PACS",
+    (
+        Domain("P", "photo", 1670),
+        Domain("A", "art_painting", 2048, ("art",)),
+        Domain("C", "cartoon", 2344),
+        Domain("S", "sketch", 3929),
+    ),
+    classes=7,
+    in_paper=False,
+)
+BENCHMARKS = {b.name: b for b in (OFFICE31, OFFICE_HOME, VISDA2017, DOMAINNET, PACS)}
 
 
 def benchmark_named(name: str) -> Benchmark:

@@ -35,6 +35,7 @@ class BNM(Method):
         "Towards Discriminability and Diversity: Batch Nuclear-norm Maximization under Label Insufficient Situations, "
         "CVPR"
     )
+    cost = "1.6"
     least_batch = 4  # with fewer images there is hardly a diversity to ask for
     without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
 

@@ -37,6 +37,7 @@ class CDANBSP(CDANE):
     options: CDANBSPOptions
     paper = "Chen et al. 2019"
     title = "Transferability vs. Discriminability: Batch Spectral Penalization for Adversarial Domain Adaptation, ICML"
+    cost = "0.80"
     least_batch = 4  # there must be other singular values than the largest
     without_adaptation: ClassVar[dict[str, Any] | None] = {"trade_off": 0.0, "spectral": 0.0}
 

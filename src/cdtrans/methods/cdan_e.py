@@ -38,7 +38,7 @@ class CDANE(DANN):
     options: CDANEOptions
     paper = "Long et al. 2018"
     title = "Conditional Adversarial Domain Adaptation, NeurIPS"
-    cost = "?"
+    cost = "0.79"
 
     def __init__(self, network: Network, options: CDANEOptions, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

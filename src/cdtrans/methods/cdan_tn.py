@@ -28,6 +28,7 @@ class CDANTN(CDANE):
 
     paper = "Wang et al. 2019"
     title = "Transferable Normalization: Towards Improving Transferability of Deep Neural Networks, NeurIPS"
+    cost = "?"  # not measured on a network with BatchNorm
     backbones = "BatchNorm"
 
     def __init__(self, network: Network, options: CDANEOptions, sizes: Sizes) -> None:

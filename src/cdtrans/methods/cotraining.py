@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -55,7 +54,6 @@ class CoTrainingOptions:
     mask: bool = option(True, "Mask parts of the target images.")
     strong: bool = option(True, "Strong augmentation of source and target images.")
     label_smoothing: float = option(0.1, "Of the source's labels.", minimum=0, maximum=0.99)
-    layer_decay: float = option(0.75, "Learning rate of a layer, relative to the next one.", minimum=0.01, maximum=1)
     head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
     given: float = option(0.125, "Least share of images of --target-labels among the target's.", minimum=0, maximum=1)
     cross: float = option(0.0, "Weight of a source-target branch as in CDTrans, which needs a ViT.", minimum=0)
@@ -105,15 +103,7 @@ class CoTraining(Method):
         return self
 
     def rates(self) -> dict[str, float]:
-        """Early layers learn more slowly: they change least from one domain to another."""
-        backbone = self.network.backbone
-        layers: dict[str, int] = {}
-        if hasattr(backbone, "group_matcher"):
-            groups = group_parameters(backbone, backbone.group_matcher())
-            layers = {name: number for number, names in groups.items() for name in names}
-        last = max(layers.values(), default=0)
-        rates = {f"network.backbone.{name}": self.options.layer_decay ** (last - n) for name, n in layers.items()}
-        return rates | {"head": self.options.head_rate}
+        return {"head": self.options.head_rate}
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         leading = leading_features(self.network)

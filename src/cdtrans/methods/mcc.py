@@ -33,6 +33,7 @@ class MCC(Method):
     options: MCCOptions
     paper = "Jin et al. 2020"
     title = "Minimum Class Confusion for Versatile Domain Adaptation, ECCV"
+    cost = "0.75"
     without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ class MinEnt(Method):
     options: MinEntOptions
     paper = "Grandvalet & Bengio 2004"
     title = "Semi-supervised Learning by Entropy Minimization, NIPS"
+    cost = "0.75"
     without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ class MSTNDSBN(MSTN):
 
     paper = "Chang et al. 2019"
     title = "Domain-Specific Batch Normalization for Unsupervised Domain Adaptation, CVPR"
+    cost = "?"  # not measured on a network with BatchNorm
     backbones = "BatchNorm"
     without_adaptation = None  # training on the source alone leaves the target's norms behind
 

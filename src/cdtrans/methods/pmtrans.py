@@ -47,6 +47,7 @@ class PMTrans(Method):
     options: PMTransOptions
     paper = "Zhu et al. 2023"
     title = "Patch-Mix Transformer for Unsupervised Domain Adaptation: A Game Perspective, CVPR"
+    cost = "1.2"
     backbones = "ViT"
     passes = 10.0  # source, target and mixed images forward and backward, and the target forward for the bank
 

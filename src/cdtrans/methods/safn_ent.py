@@ -39,6 +39,7 @@ class SAFNENT(Method):
     options: SAFNENTOptions
     paper = "Xu et al. 2019"
     title = "Larger Norm More Transferable: An Adaptive Feature Norm Approach for Unsupervised Domain Adaptation, ICCV"
+    cost = "0.76"
     without_adaptation = {"trade_off": 0.0, "entropy": 0.0}  # noqa: RUF012 (a constant)
 
     def __init__(self, network: Network, options: SAFNENTOptions, sizes: Sizes) -> None:

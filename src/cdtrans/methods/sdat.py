@@ -43,6 +43,7 @@ class SDAT(CDANE):
     options: SDATOptions
     paper = "Rangwani et al. 2022"
     title = "A Closer Look at Smoothness in Domain Adversarial Training, ICML"
+    cost = "1.5"
     passes = 12.0  # both images forward and backward, twice
     without_adaptation = None
 

@@ -39,7 +39,7 @@ class SWD(MCD):
     options: SWDOptions
     paper = "Lee et al. 2019"
     title = "Sliced Wasserstein Discrepancy for Unsupervised Domain Adaptation, CVPR"
-    cost = "?"
+    cost = "2.9"
     weight_per_class = 1.0
 
     @staticmethod

@@ -54,6 +54,7 @@ class TVT(Method):
     options: TVTOptions
     paper = "Yang et al. 2023"
     title = "TVT: Transferable Vision Transformer for Unsupervised Domain Adaptation, WACV"
+    cost = "0.80"
     backbones = "ViT"
 
     def __init__(self, network: Network, options: TVTOptions, sizes: Sizes) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cdtrans.config import read_yaml
 from cdtrans.errors import CdtransError
-from cdtrans.storage.run_folder import CARD, CONFIG, EVALUATION, read_result
+from cdtrans.storage.run_folder import CARD, CONFIG, EVALUATION, TIMINGS, read_result
 
 Arrays = dict[str, np.ndarray]
 UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # raised by damaged files
@@ -129,7 +129,7 @@ def read_record(run: Path) -> Record:
         source=images.get("source", ()),
         target=images.get("target", ()),
         log=log,
-        timings=read_lines(run / "timings.jsonl"),
+        timings=read_lines(run / TIMINGS),
         rounds=read_rounds(run / "pairs", facts),
         views=read_arrays(run / "views.npz"),
         evaluation=read_json(run / EVALUATION),

@@ -167,8 +167,10 @@ def run_session(
 
 
 def log_session(run: Run, started: float) -> None:
-    """How long this session took, with what no other line of timings.jsonl covers: imports, decoding, saving."""
-    run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3))
+    """How long this session took, with what no other line of timings.jsonl covers: imports, decoding, saving. Of a GPU
+    also the most memory that its tensors had."""
+    memory = {"peak_memory": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {}
+    run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3), **memory)
 
 
 def hold_out(

@@ -18,7 +18,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.runtime.environment import environment
 from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.storage.files import atomic, disk_full, is_disk_full
-from cdtrans.storage.run_folder import CONFIG, check_folder
+from cdtrans.storage.run_folder import CONFIG, TIMINGS, check_folder
 
 
 class Run:
@@ -91,7 +91,7 @@ class Run:
 
     def log_timing(self, **fields: Any) -> None:
         """Append a line to timings.jsonl: how long a stage took, and when it ended (seconds since 1970)."""
-        self._append("timings.jsonl", {**fields, "at": round(time.time(), 3)})
+        self._append(TIMINGS, {**fields, "at": round(time.time(), 3)})
 
     @contextmanager
     def timed(self, stage: str, **fields: Any) -> Iterator[None]:

@@ -16,6 +16,7 @@ CONFIG = "config.yaml"  # the resolved settings; written when a run begins
 RESULT = "result.json"  # of a finished run
 CARD = "model.json"  # beside a model's weights
 EVALUATION = "evaluation.json"  # of the `eval` with most images of the run's own target
+TIMINGS = "timings.jsonl"  # a line for every stage: how long it took, and when it ended
 PREDICTIONS = "predictions.csv"  # of the target, by the chosen model
 TARGET_LABELS = "target_labels.csv"  # of the target images that the run was trained with (--target-labels)
 MODELS = ("chosen", "adapted", "last", "source")

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from timm.models import group_parameters
 from torch import Tensor, nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
+from cdtrans.model.network import Network
 from cdtrans.runtime.device import TOO_LITTLE
 from cdtrans.runtime.ranks import average_gradients
 
@@ -42,18 +44,36 @@ def cosine_rate(done: float, warmup: float) -> float:
     return FLOOR + 0.5 * (1 - FLOOR) * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
 
 
+def layer_rates(backbone: nn.Module, decay: float) -> dict[nn.Parameter, float]:
+    """The rate of every parameter of the backbone, relative to the last layer's: early layers learn more slowly, since
+    they change least from one domain to another. Without layers that timm knows, all learn alike."""
+    if decay == 1 or not hasattr(backbone, "group_matcher"):
+        return {}
+    timm_backbone: Any = backbone
+    groups = group_parameters(backbone, timm_backbone.group_matcher())  # layer -> names
+    last, parameters = max(groups), dict(backbone.named_parameters())
+    return {parameters[name]: decay ** (last - layer) for layer, names in groups.items() for name in names}
+
+
 def parameter_groups(
-    module: nn.Module, bias_lr_factor: float, rates: Mapping[str, float] | None = None, *, decay_vectors: bool = True
+    module: nn.Module,
+    bias_lr_factor: float,
+    rates: Mapping[str, float] | None = None,
+    layers: Mapping[nn.Parameter, float] | None = None,
+    *,
+    decay_vectors: bool = True,
 ) -> list[dict[str, Any]]:
-    """Weights and biases: the biases learn faster. `rates` are factors by the name of a submodule or parameter. Weight
-    decay is on everything, norms and tokens included, or on matrices alone."""
+    """Weights and biases: the biases learn faster. `rates` are factors by the name of a submodule or parameter,
+    `layers` those of the backbone's layers. Weight decay is on everything, norms and tokens included, or on matrices
+    alone."""
     groups: dict[tuple[float, bool, bool], list[Tensor]] = {}
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     for is_bias in (False, True):
         for name, p in named:
             if ("bias" in name) == is_bias:
                 decays = decay_vectors or (p.ndim > 1 and 1 not in p.shape[:1])  # a token is [1, 1, D]
-                groups.setdefault((_rate(name, rates or {}), is_bias, decays), []).append(p)
+                rate = _rate(name, rates or {}) * (layers or {}).get(p, 1.0)
+                groups.setdefault((rate, is_bias, decays), []).append(p)
     return [
         {"params": params, "rate": rate, "factor": bias_lr_factor if is_bias else 1.0} | ({} if decays else NO_DECAY)
         for (rate, is_bias, decays), params in groups.items()
@@ -82,10 +102,12 @@ class Optimisation:
         epochs: int,
         device: torch.device,
         rates: Mapping[str, float] | None = None,
-        network: nn.Module | None = None,
+        network: Network | None = None,
     ) -> None:
+        """`network` is the one that a method adapts, in stage 2."""
         authors = config.schedule == "authors"
-        groups = parameter_groups(module, config.bias_lr_factor, rates, decay_vectors=authors)
+        layers = layer_rates(network.backbone, config.layer_decay) if network is not None else None
+        groups = parameter_groups(module, config.bias_lr_factor, rates, layers, decay_vectors=authors)
         for group in groups:  # on a GPU the rate is a tensor, so that a captured step reads the current one
             group["lr"] = torch.tensor(lr, device=device) if device.type == "cuda" else lr
         self.optimizer: torch.optim.Optimizer
