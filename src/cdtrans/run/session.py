@@ -32,6 +32,7 @@ from cdtrans.run.target_labels import (
     describe_labels,
     read_target_labels,
     require_use,
+    warn_of_changed_labels,
     write_target_labels,
 )
 from cdtrans.runtime.device import pick_device, pick_precision
@@ -68,6 +69,7 @@ def run_session(
     check_folder(out, config)
     if (out / RESULT).exists():
         screen.say(f"The run in '{out}' is already finished.")
+        warn_of_changed_labels(out, config, source.classes, target, screen)
         remove_state(out)  # there only if it was killed in its last moment, as may be the report's absence
         if config.report and is_main():
             add_report(out, screen)
