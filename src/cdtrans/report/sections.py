@@ -191,10 +191,10 @@ class PairCounts:
 
 
 FEATURES = {  # that the guard judged by
-    "pretrained": "It is taken from the features of the pretrained backbone, which nothing in the run has trained.",
+    "pretrained": "The evidence is from features of the pretrained backbone, which nothing in the run has trained.",
     "source-only": (
-        "It is taken from the features of the source-only model, because there were no pretrained weights. They agree "
-        "with that model's own predictions: trust it less."
+        "The evidence is from features of the source-only model, because no pretrained weights were available. They "
+        "agree with that model's own predictions: trust it less."
     ),
 }
 VERDICTS = {  # the guard's verdict, that of older runs too -> tone, badge, sentence

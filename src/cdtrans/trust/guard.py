@@ -91,7 +91,7 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
     found, at_start = evidence.support(after.predicted), evidence.support(before.predicted)
     lost = Measure(
         "support lost",
-        "change of that agreement from the source-only model's predictions to the adapted model's",
+        "change of the agreement with the nearest source images' labels, from the source-only model to the adapted one",
         found.mean - at_start.mean,
         -LOST_SUPPORT,
         f"the labels of the nearest ten source images support {max(0.0, found.mean):.0%} of the predictions, and "
