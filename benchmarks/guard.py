@@ -157,6 +157,7 @@ def run(task: Task, flags: list[str], out: Path) -> None:
     if "adapted" in result["support"]:
         kept = next(m["found"] for m in result["guard"]["measures"] if m["name"] == "source forgotten")
         found |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"], "kept": kept}
+        found |= {"features": result["evidence_features"]}
     found |= {"before": 0.0, "after": 0.0, "calibration": None}
     if scored:
         said = io.StringIO()
@@ -173,6 +174,7 @@ def run(task: Task, flags: list[str], out: Path) -> None:
 
 def tables(rows: list[dict[str, Any]]) -> None:
     for row in rows:
+        row["rose"] = row["after"] > row["before"] and row["condition"] != "shuffled"
         fell = row["after"] <= row["before"] - 0.03
         row["healthy"] = row["condition"] in HEALTHY and row["after"] > row["before"]
         row["broken"] = row["condition"] == "rate" and row["after"] < row["before"] - 0.1
@@ -186,7 +188,7 @@ def tables(rows: list[dict[str, Any]]) -> None:
     for name, some in [(g, [r for r in rows if (r["data"], r["recipe"]) == g]) for g in groups] + [(("all", ""), rows)]:
         verdicts = {
             "healthy": [row["verdict"] for row in some if row["healthy"]],
-            "rose": [row["verdict"] for row in some if row["after"] > row["before"] and row["condition"] != "shuffled"],
+            "rose": [row["verdict"] for row in some if row["rose"]],
             "spoilt": [row["verdict"] for row in some if row["spoilt"]],
             "certain": [row["verdict"] for row in some if row["certain"]],
         }
@@ -202,6 +204,12 @@ def tables(rows: list[dict[str, Any]]) -> None:
         print(f"| {data} | {' | '.join(left_out(judged, data))} |")
     sure = [row["calibration"] for row in rows if row["condition"] in HEALTHY and row["calibration"] is not None]
     print(f"\nCalibration error of {len(sure)} healthy runs: {np.mean(sure):.3f}")
+    print("\nSupport lost, in pretrained features, by a limit that was fitted without the data set:")
+    print("| left out | limit | rose: harm | lost 20 points: harm |")
+    print("|---|---|---|---|")
+    pretrained = [row for row in judged if row["features"] == "pretrained"]
+    for data in sorted({row["data"] for row in pretrained}):
+        print(f"| {data} | {' | '.join(lost_support(pretrained, data))} |")
 
 
 def left_out(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
@@ -227,6 +235,23 @@ def left_out(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
     yield f"{np.abs(middle - true).mean():.3f}"
     yield f"{(high - low).mean():.3f}"
     yield f"{((low <= true) & (true <= high)).sum()} of {len(test)}"
+
+
+def lost_support(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
+    """The limit is halfway between the runs of the other data sets that rose and those that lost 20 points."""
+
+    def losses(some: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
+        fell = [row for row in some if row["after"] <= row["before"] - 0.2]
+        rose, broken = ([row["start"] - row["mean"] for row in s] for s in ([r for r in some if r["rose"]], fell))
+        return rose, broken
+
+    rose, broken = losses([row for row in rows if row["data"] != data])
+    if not rose or not broken:
+        return
+    limit = (max(rose) + min(broken)) / 2
+    yield f"{limit:.2f}"
+    for some in losses([row for row in rows if row["data"] == data]):
+        yield f"{sum(loss > limit for loss in some)} of {len(some)}"
 
 
 def design(rows: list[dict[str, Any]]) -> np.ndarray:

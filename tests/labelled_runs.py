@@ -47,6 +47,14 @@ def make_run(folder: Path) -> Path:
     return run
 
 
+def train_with(run: Path, *paths: str) -> None:
+    """As if the run had been trained with the true labels of these images of its target."""
+    with open(run / "images.csv", newline="") as lines:
+        digests = {row["path"]: row["digest"] for row in csv.DictReader(lines)}
+    rows = (f"{path},{truth(path)},{digests[path]}\n" for path in paths)
+    (run / "target_labels.csv").write_text("path,label,digest\n" + "".join(rows))
+
+
 def truth(path: str) -> str:
     """The class of an image of the target."""
     return CLASSES[int(Path(path).stem) % len(CLASSES)]

@@ -11,7 +11,7 @@ from cdtrans.labelling.ask import ask
 from cdtrans.labelling.target import read_target
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.recorded import confidences
-from labelled_runs import IMAGES, fill, truth
+from labelled_runs import IMAGES, fill, train_with, truth
 from support import error_says, says
 from tiny_task import CLASSES, tree
 
@@ -101,6 +101,68 @@ def test_the_adapted_model_is_calibrated_by_the_labels(run: Path) -> None:
     assert before - 0.1 > told.adapted.estimate == pytest.approx(confidences(run).mean(), abs=1e-3)
     assert "calibrated" in " ".join(told.sentences())
     assert answer(run, labels).adapted == told.adapted, "the same labels again"
+
+
+def test_images_that_were_trained_with_do_not_calibrate(run: Path) -> None:
+    """The model is sure of the images that it was trained with, and right; it is measured on the others."""
+    whole = read_target(run)
+    train_with(run, *whole.paths[:20])
+    target = read_target(run)
+    assert target.rows.tolist() == list(range(20, IMAGES))
+    sure = np.where(np.arange(IMAGES) < 20, 40.0, 4.0)
+    logits = {name: sure[:, None] * np.eye(len(CLASSES))[whole.adapted_predicted] for name in ("source", "adapted")}
+    np.savez(run / "logits.npz", **logits)
+    ask(run, budget=1000)
+    told = answer(run, fill(questions(run), run / "l.csv"))
+    assert told.recalibrated
+    assert told.adapted is not None
+    assert told.adapted.estimate == pytest.approx(confidences(run)[20:].mean(), abs=1e-3)
+
+
+def test_labels_of_images_that_were_trained_with(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are known by path and by pixels, wherever target and files are now."""
+    target = read_target(run)
+    train_with(run, *target.paths[:3])
+    (tmp_path / "moved").mkdir()
+    shutil.copy(target.root / target.paths[0], tmp_path / "moved" / "new.png")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(str(target.root), str(tmp_path / "gone")))
+    lines = [f"{tmp_path / 'moved' / 'new.png'},red,", f"./{target.paths[1]},red,", f"x.png,red,{target.digests[2]}"]
+    lines += [f"{tmp_path / 'moved' / 'new.png'},red,0123"]  # a digest of a run at another --resize
+    (tmp_path / "l.csv").write_text("\n".join(["path,label,digest", *lines]))
+    result, text = said(capsys, run, tmp_path / "l.csv")
+    assert says(text, "4 labels are of images that the model was trained with", "do not count for measuring")
+    assert says(text, "No label is left to measure or calibrate with")
+    assert result.labelled == 0
+    (tmp_path / "l.csv").write_text("\n".join(["path,label,digest", *lines, f"{target.paths[5]},red,", "y.png,red,"]))
+    result, text = said(capsys, run, tmp_path / "l.csv")
+    assert result.labelled == 1
+    assert says(text, "1 of 6 labelled images", "'y.png'")
+
+
+def test_the_random_part_of_an_earlier_run_measures_the_later_one(
+    made: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before and after the later run's own questions, also where these chose some of it as informative."""
+    ask(run, budget=30)
+    labels = fill(questions(run), tmp_path / "first.csv")
+    lines = [line.split(",") for line in labels.read_text().splitlines()[1:]]
+    first = {path for path, _, part in lines if part == "random"}
+    later = Path(shutil.copytree(made, tmp_path / "later"))
+    train_with(later, *(path for path, _, part in lines if part == "informative"))
+    ask(later, budget=30, seed=1)
+    asked = {q["path"]: q["part"] for q in json.loads((later / "ask" / "questions.json").read_text())["images"]}
+    assert {asked.get(path) for path in first} == {"random", "informative", None}, "so that all cases are tested"
+    result, text = said(capsys, later, labels)
+    assert (result.random, result.labelled) == (18, 18)
+    elsewhere = sum(asked.get(path) != "random" for path in first)
+    assert says(text, "12 labels are of images that the model was trained with")
+    assert says(text, f"{elsewhere} labels are of a random part that was drawn for another run")
+    second = {path for path, part in asked.items() if part == "random"}
+    result, _ = said(capsys, later, fill(questions(later), tmp_path / "second.csv"))
+    assert result.random == len(first | second)
+    measured = {e["path"] for e in json.loads((later / "answers.json").read_text())["labels"] if e["part"] == "random"}
+    assert measured == first | second
 
 
 def test_an_open_comparison_says_what_would_decide_it(asked: Path) -> None:

@@ -2,15 +2,18 @@ import csv
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cdtrans
-from cdtrans.labelling.ask import ask
+from cdtrans.labelling.ask import ask, choose
+from cdtrans.labelling.intervals import accuracy_interval
+from cdtrans.labelling.labels import Answer
 from cdtrans.labelling.target import read_target
-from labelled_runs import IMAGES, fill
+from labelled_runs import IMAGES, fill, train_with
 from support import error_says
 from tiny_task import CLASSES, tree
 
@@ -113,6 +116,38 @@ def test_labels_that_were_not_read_are_not_overwritten(run: Path) -> None:
     assert {row["label"] for row in rows(file)} == {""}
 
 
+def test_labels_that_the_run_was_trained_with_are_not_lost(run: Path) -> None:
+    first = ask(run, budget=10)
+    file = run / "ask" / "labels.csv"
+    fill(file, file)
+    listed = {row["path"]: row for row in rows(file)}
+    train_with(run, *(path for path, row in listed.items() if row["part"] == "informative"))
+    with error_says("labels.csv", f"{first.count('random')} labels", "cdtrans answer", "--force"):
+        ask(run, budget=10)
+    cdtrans.answer(run, file)
+    kept = file.read_text()
+    fresh = next(path for path in read_target(run).paths if path not in listed)
+    for part, more, count, advice in [
+        ("random", "", 1, "cdtrans answer"),
+        ("informative", "", 1, "another --out"),
+        ("informative", f"{fresh},red,\n", 2, "copy"),
+    ]:
+        path = next(path for path, row in listed.items() if row["part"] == part)
+        label = listed[path]["label"]
+        file.write_text(kept.replace(f"{path},{label}", f"{path},{'red' if label != 'red' else 'blue'}") + more)
+        with error_says("labels.csv", f"{count} labels that would be lost", advice, "--force"):
+            ask(run, budget=10)
+    file.write_text(kept)
+    assert len(ask(run, budget=10).questions) == 10
+
+
+def test_labels_of_images_elsewhere_are_not_lost(run: Path) -> None:
+    ask(run, budget=10)
+    (run / "ask" / "labels.csv").write_text("path,label,part\nstrange.png,red,random\n")
+    with error_says("1 labels that would be lost", "another --out", "--force"):
+        ask(run, budget=10)
+
+
 def test_what_has_been_answered_is_not_asked_again(run: Path) -> None:
     first = ask(run, budget=30)
     file = run / "ask" / "labels.csv"
@@ -137,6 +172,46 @@ def test_an_answered_image_that_is_drawn_at_random_later_counts_as_random(run: P
     assert len(again) > 18, "some of the twelve informative images were drawn for the random part"
     result = cdtrans.answer(run, fill(file, file))
     assert result.random == 18 + round(0.6 * 29)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [True, False], ids=["answered first", "asked first"])
+def test_two_runs_random_parts_cover_the_truth_together(run: Path, known: bool) -> None:
+    """The second run is trained with the informative part of the first, which is then not measured. It draws a random
+    part of its own, knowing the first one's answers or not."""
+    made, rng = read_target(run), np.random.default_rng(0)
+    images = np.arange(150)
+    first = replace(
+        made,
+        paths=tuple(map(str, images)),
+        source_predicted=images % 7,
+        adapted_predicted=images % 7,
+        confidence=rng.random(150),
+        sampled=images,
+        features=rng.normal(size=(150, 8)),
+    )
+    confidence = 0.7 * first.confidence + 0.3 * rng.random(150)
+    correct = rng.random(150) < 1 / (1 + np.exp(-4 * (first.confidence + confidence - 0.4)))
+    errors, covered = [], 0
+    for seed in range(200):
+        asked = {q.image: q.part for q in choose(first, {}, 50, seed)}
+        left = np.array([i for i in images if asked.get(i) != "informative"])
+        second = replace(
+            first,
+            **{name: getattr(first, name)[left] for name in ("source_predicted", "adapted_predicted", "features")},
+            paths=tuple(map(str, left)),
+            confidence=confidence[left],
+            sampled=np.arange(len(left)),
+        )
+        drawn = {n for n, i in enumerate(left.tolist()) if asked.get(i) == "random"}
+        answers = {n: Answer("red", "random") for n in drawn if known}
+        drawn |= {q.image for q in choose(second, answers, 50, 1000 + seed) if q.part == "random"}
+        labelled, true = np.array(sorted(drawn)), correct[left]
+        found = accuracy_interval(second.confidence, labelled, true[labelled])
+        errors.append(found.estimate - true.mean())
+        covered += found.low <= true.mean() <= found.high
+    assert covered / 200 >= 0.92
+    assert abs(np.mean(errors)) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,16 @@ class TestVerdict:
         assert says(told.sentence, "by hand", "source-only model" if chosen == "source" else "epoch 2")
         assert told.findings, "what the guard said stays"
 
+    @pytest.mark.parametrize(
+        ("features", "part"),
+        [("pretrained", "pretrained backbone"), ("source-only", "trust it less"), (None, ""), ("later", "")],
+    )
+    def test_whose_features_the_evidence_is_from(self, features: str | None, part: str) -> None:
+        result = {"chosen_epoch": 2, "judged_epoch": 2, "chosen_model": "adapted", "guard": GUARD}
+        told = sections.verdict(record(result=result | {"evidence_features": features})).features
+        assert part in told
+        assert bool(told) == bool(part)
+
     def test_all_that_the_guard_measured_is_there(self) -> None:
         measured = Measure("accuracy", "share kept", 0.75, 0.8, "it fell")
         guard = decide([measured, measured._replace(found=0.9)], guard=True).summary()

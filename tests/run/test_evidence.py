@@ -11,6 +11,7 @@ from cdtrans.config import read_yaml
 from cdtrans.model.backbone import create_backbone
 from cdtrans.run import session
 from cdtrans.run.pipeline import adapt
+from cdtrans.storage.run_folder import read_result
 from tiny_task import TINY, make_task, tree, warm
 
 pytestmark = pytest.mark.slow
@@ -44,6 +45,20 @@ def test_it_is_that_of_the_pretrained_backbone(tmp_path: Path, monkeypatch: pyte
     assert len(models) == 3
     assert models.items() <= tree(tmp_path / "without").items()
     assert not (tmp_path / "without" / "evidence.npz").exists()
+    monkeypatch.undo()
+
+    adapt(**places, **settings, out=tmp_path / "probe", source_fit="probe")
+    assert not (tmp_path / "probe" / "evidence.npz").exists(), "stage 2 has the same features"
+    taken = {"source_model": str(tmp_path / "run"), "source_epochs": 1}
+    adapt(**places, **taken, out=tmp_path / "taken")
+    (tmp_path / "w.safetensors").unlink()
+    adapt(**places, **taken, out=tmp_path / "gone")
+    features = {p: read_result(tmp_path / p)["evidence_features"] for p in ("run", "without", "probe", "taken", "gone")}
+    own = {name for name, whose in features.items() if whose == "source-only"}
+    assert own == {"without", "gone"}
+    assert {features[name] for name in features if name not in own} == {"pretrained"}
+    measured = {name: [m["name"] for m in read_result(tmp_path / name)["guard"]["measures"]] for name in features}
+    assert {name for name, names in measured.items() if "support lost" not in names} == own
 
 
 def test_without_pretrained_weights_there_is_none(tmp_path: Path) -> None:
@@ -51,3 +66,4 @@ def test_without_pretrained_weights_there_is_none(tmp_path: Path) -> None:
     adapt(source=task.source, target=task.target, config=task.config, quiet=True, out=tmp_path / "run")
     assert read_yaml(tmp_path / "run" / "config.yaml")["pretrained"] is False
     assert not (tmp_path / "run" / "evidence.npz").exists()
+    assert read_result(tmp_path / "run")["evidence_features"] == "source-only"

@@ -85,6 +85,21 @@ class TestRun:
         assert warm().run(command(task, out, labels), tmp_path / "logs").code == 0
         assert tree(out) == tree(trained)
 
+    def test_labels_that_have_changed_since_it_was_finished(self, task: Task, trained: Path, tmp_path: Path) -> None:
+        out, labels = Path(shutil.copytree(trained, tmp_path / "run")), task.folder / "labels.csv"
+        before, kept = tree(out), labels.read_text()
+        said = []
+        for more in ("", f"06.png,{truth('06.png')}\n", "06.png,unsure\n"):  # the last is not trained with
+            labels.write_text(kept + more)
+            ended = warm().run(command(task, out, labels), tmp_path / "logs")
+            assert ended.code == 0, ended.err
+            said.append("have changed since this run was trained with them; give another --out" in ended.err)
+        labels.write_text("path,label\nstrange.png,red\n")
+        said.append("have changed since" in warm().run(command(task, out, labels), tmp_path / "logs").err)
+        labels.write_text(kept)
+        assert said == [False, True, False, True]
+        assert tree(out) == before
+
     def test_eval_leaves_the_images_out(self, task: Task, trained: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(trained, tmp_path / "run"))
         lines = [f"{path} {truth(path.name)}" for path in sorted(task.target.iterdir())]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cdtrans.config import make_config
@@ -22,6 +23,7 @@ from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.methods.cotraining import CoTraining
 from cdtrans.methods.instant import Instant
 from cdtrans.methods.mcd import MCD
+from cdtrans.model.backbone import create_backbone
 from cdtrans.model.network import Network
 from cdtrans.run import session
 from cdtrans.run.pipeline import adapt
@@ -30,7 +32,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.training import workload as workload_module
 from cdtrans.training.state import Loop
 from cdtrans.training.workload import Workload, measured_pace, stage_1_work
-from tiny_task import QUICK, Task, make_task, tree
+from tiny_task import QUICK, TINY, Task, make_task, tree
 
 SIZES = Sizes(classes=3, source_images=100, target_images=40)
 
@@ -224,6 +226,20 @@ def test_stage_1_of_another_run_is_no_work(task: Task, account: Account, fit: st
     assert account.planned == [21 + 24 + 4 * (21 + 40 * 9) + 24 + 24], "no training on the source"
     (forecast,) = account.forecasts
     assert forecast == f"This run will take about {seconds_in(forecast)} seconds (4 epochs on cpu)."
+
+
+@pytest.mark.slow
+def test_the_guards_evidence_is_work(task: Task, account: Account) -> None:
+    """Both domains are encoded with the pretrained backbone, also where another run's card names its weights."""
+    weights = task.folder / "w.safetensors"
+    backbone = create_backbone(TINY["backbone"], crop=16, drop_path=0.0, args=TINY["backbone_args"])
+    save_file(backbone.state_dict(), weights)
+    settings: dict[str, Any] = {"weights": str(weights), "pretrained": True, "method": "dann"}
+    run(task, "evidence", account, **settings)
+    run(task, "evidence-taken", account, **settings, source_model=str(task.folder / "evidence"))
+    assert all((task.folder / out / "evidence.npz").exists() for out in ("evidence", "evidence-taken"))
+    assert [outlook.ahead for outlook in account.outlooks] == pytest.approx([0, 0], abs=1e-6)
+    assert account.corrections == pytest.approx([0] * 8), "known from the beginning"
 
 
 # Where a run is stopped: stage, epoch, and the steps of the epoch that were done. With 24 images an epoch of the source

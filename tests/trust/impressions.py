@@ -23,6 +23,7 @@ def impression_of(predicted: Tensor, *, classes: int = 3, source_right: float = 
     )
 
 
-def evidence_of(nearest: Tensor, *, classes: int = 3, learnable: float = 1.0) -> Evidence:
+def evidence_of(nearest: Tensor, *, classes: int = 3, learnable: float = 1.0, pretrained: bool = False) -> Evidence:
     """The nearest source images of each target image have this label."""
-    return Evidence(nearest[:, None].expand(-1, 10), torch.arange(IMAGES) % classes, torch.tensor(learnable))
+    labels = torch.arange(IMAGES) % classes
+    return Evidence(nearest[:, None].expand(-1, 10), labels, torch.tensor(learnable), pretrained)

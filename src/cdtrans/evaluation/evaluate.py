@@ -25,7 +25,7 @@ from cdtrans.storage.run_folder import (
     chosen_by_person,
     find_model,
     read_result,
-    trained_images,
+    trained_labels,
 )
 
 
@@ -147,7 +147,7 @@ def evaluate(
     true = match_classes(labelled, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}
     predicted, sure, kept, digests, skipped = [], [], [], [], []
-    trained, left_out = trained_images(run), 0
+    trained, left_out = trained_labels(run), 0
     with screen.track("evaluating", len(labelled)) as task:
         for i, result in enumerate(classifier.stream(labelled.files(), digests=True)):
             if isinstance(result, Unreadable):

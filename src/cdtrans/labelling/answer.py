@@ -10,7 +10,7 @@ from cdtrans.errors import named
 from cdtrans.evaluation.intervals import SIGNIFICANT, sign_test
 from cdtrans.labelling.answers import read_answers, read_parts, write_answers
 from cdtrans.labelling.intervals import Interval, accuracy_interval, labels_to_decide
-from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answers
+from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, settled_part
 from cdtrans.labelling.matching import match
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.runtime.screen import Screen
@@ -66,6 +66,11 @@ class Answered:
 
     def sentences(self) -> list[str]:
         """For people."""
+        if not self.labelled:
+            return [
+                f"No label is left to measure or calibrate with: it takes classes, not '{UNSURE}', of images that the"
+                " model was not trained with ('cdtrans ask' chooses some)."
+            ]
         if self.accuracy is None or self.source is None:
             return [
                 f"{self.labelled} labels are stored, but none is of the random part, and images that were chosen since"
@@ -142,6 +147,7 @@ def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None)
     recorded = (target.run / LOGITS).exists()  # not by older runs
     if recorded and result.adapted is not None and result.chosen == "adapted" and result.random >= ENOUGH:
         logits = target_logits(target.run, "adapted") * read_card(target.run / "adapted")["temperature"]
+        logits = logits[target.rows]  # a model is surer of images that it was trained with, and they are not measured
         recalibrate(target.run, temperature(logits, result.adapted.estimate))
         result = replace(result, recalibrated=True)
     write_answers(target, answers, result.summary())
@@ -156,7 +162,8 @@ def merge(before: Answers, given: Answers, target: FinishedTarget, screen: Scree
     kept = len(before.keys() - given.keys())
     if kept:
         screen.say(f"{kept} labels of earlier answers are used too.")
-    return before | given
+    again = {i: Answer(new.label, settled_part(before[i].part, new.part)) for i, new in given.items() if i in before}
+    return before | given | again
 
 
 def warn_of_one_class(answers: Answers, screen: Screen) -> None:

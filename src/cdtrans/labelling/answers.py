@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdtrans.errors import CdtransError
-from cdtrans.labelling.labels import Answer, Answers, Part
+from cdtrans.labelling.labels import Answer, Answers, Part, settled_part
 from cdtrans.labelling.target import FinishedTarget
 from cdtrans.storage.files import atomic
 
@@ -27,11 +27,13 @@ def read_parts(target: FinishedTarget) -> dict[int, Part]:
 
 
 def read_answers(target: FinishedTarget) -> Answers:
-    """The answers so far. The part is that of the last question: an image that was answered for the informative part
-    may have been drawn for the random part since."""
+    """The answers so far. An image that was answered for the informative part may have been drawn for the random part
+    since."""
     parts = read_parts(target)
     entries = _entries(target, ANSWERS, "labels")
-    return {index: Answer(entry["label"], parts.get(index, entry["part"])) for index, entry in entries}
+    return {
+        index: Answer(entry["label"], settled_part(parts.get(index, ""), entry["part"])) for index, entry in entries
+    }
 
 
 def write_questions(target: FinishedTarget, parts: dict[int, Part], *, seed: int, budget: int) -> None:

@@ -15,6 +15,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.labelling.answers import QUESTIONS, Question, read_answers, read_parts, write_questions
 from cdtrans.labelling.intervals import strata, strata_for
 from cdtrans.labelling.labels import COLUMNS, NO_CLASS, UNSURE, Answers, read_rows
+from cdtrans.labelling.matching import find
 from cdtrans.labelling.page import render
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.report.pictures import jpeg
@@ -84,16 +85,23 @@ def ask(
 
 
 def refuse_to_lose(file: Path, target: FinishedTarget, answers: Answers) -> None:
-    """An error if the file holds labels that `answer` has not read."""
+    """An error if the file holds labels that the run has neither been told with `answer` nor been trained with."""
     if not file.exists():
         return
-    rows = [row for row in read_rows(file) if row.label]
-    unread = sum(target.find(row.path) not in answers for row in rows)
+    unread = strange = 0
+    for row in filter(lambda row: row.label, read_rows(file)):
+        index, trained_as = find(row, file, target)
+        if index is not None:
+            unread += index not in answers or answers[index].label != row.label
+        else:
+            strange += row.label != trained_as
+    advice = "give another --out, or use --force to replace them"
     if unread:
-        raise CdtransError(
-            f"'{file}' holds {unread} labels that would be lost: read them with 'cdtrans answer {target.run} {file}',"
-            " or use --force to replace them."
-        )
+        advice = f"read them with 'cdtrans answer {target.run} {file}', or use --force to replace them"
+    if unread and strange:
+        advice += f" ({strange} are of images that 'answer' cannot use: copy the file to keep them)"
+    if unread + strange:
+        raise CdtransError(f"'{file}' holds {unread + strange} labels that would be lost: {advice}.")
 
 
 def choose(target: FinishedTarget, answers: Answers, budget: int, seed: int) -> list[Question]:

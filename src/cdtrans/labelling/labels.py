@@ -26,6 +26,16 @@ class Answer(NamedTuple):
 Answers = dict[int, Answer]  # by index in the target
 
 
+def settled_part(*parts: str) -> Part:
+    """Of an image that questions and files of labels name for these parts. Random in one of them is random: a draw of
+    `ask`, for this run or an earlier one, gives every image the same chance, so several draws together are a random
+    sample too (docs/results/labels.md). It would be none without the images that a later question chose as informative,
+    because these are harder than the others."""
+    if "random" in parts:
+        return "random"
+    return "informative" if "informative" in parts else "other"
+
+
 class Row(NamedTuple):
     """One line of a file of labels; the label is empty where none was given."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized
 from cdtrans.errors import CdtransError, named, nearest
-from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, Part, Row, read_rows
+from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, Part, Row, read_rows, settled_part
 from cdtrans.runtime.screen import Screen
 
 
@@ -20,7 +20,7 @@ class TargetImages:
     digests: tuple[str, ...]  # of the pixels, at `resize`
     resize: int
     classes: tuple[str, ...]
-    trained: frozenset[str]  # digests of images that the run was trained with the labels of; not in paths
+    trained: dict[str, str]  # path -> label and digest -> label of images that the run was trained with; not in paths
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -36,6 +36,10 @@ class TargetImages:
     def find(self, path: str, digest: str = "") -> int | None:
         """The index of an image, by its path relative to the target or else by its pixels."""
         return self._by_path.get(path, self._by_digest.get(digest))
+
+    def trained_label(self, path: str, digest: str = "") -> str | None:
+        """The label that the run was trained with, of an image that it was trained with."""
+        return self.trained.get(path, self.trained.get(digest))
 
 
 def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[Row], int]:
@@ -62,15 +66,15 @@ def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Scre
     found: dict[int, list[Row]] = {}
     strange, trained = [], 0
     for row in filled:
-        index, digest = find(row, file, target)
+        index, trained_as = find(row, file, target)
         if index is not None:
             found.setdefault(index, []).append(row)
-        elif digest in target.trained:
+        elif trained_as is not None:
             trained += 1
         else:
             strange.append(row.path)
     if trained:
-        screen.say(f"{trained} labels are of images that the model was trained with; they are left out.")
+        screen.say(f"{trained} labels are of images that the model was trained with; they do not count for measuring.")
     if strange:
         problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
         if not found and not trained:
@@ -79,20 +83,21 @@ def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Scre
     return settle(found, parts, target, screen)
 
 
-def find(row: Row, file: Path, target: TargetImages) -> tuple[int | None, str]:
-    """The index of a row's image, by its path relative to the target, or else by its pixels, so that moved and renamed
-    files are found; and its digest, as far as it had to be known."""
-    index = target.find(os.path.normpath(row.path), row.digest)
-    if index is not None or row.digest:
-        return index, row.digest
+def find(row: Row, file: Path, target: TargetImages) -> tuple[int | None, str | None]:
+    """The index of a row's image, or else the label that it was trained with. It is found by its path relative to the
+    target, or else by its pixels, so that moved and renamed files are found."""
+    path = os.path.normpath(row.path)
+    known = target.find(path, row.digest), target.trained_label(path, row.digest)
+    if known != (None, None):
+        return known
     for folder in (Path(), file.parent, target.root):  # an absolute path stays itself
         if (folder / row.path).is_file():
             try:
                 digest = pixel_digest(resized(decode(folder / row.path), target.resize))
             except UnreadableImage:
                 break
-            return target.find("", digest), digest
-    return None, ""
+            return target.find("", digest), target.trained_label("", digest)
+    return None, None
 
 
 def settle(found: dict[int, list[Row]], parts: dict[int, Part], target: TargetImages, screen: Screen) -> Answers:
@@ -104,13 +109,15 @@ def settle(found: dict[int, list[Row]], parts: dict[int, Part], target: TargetIm
         if len(labels) > 1:
             contradicting.append(f"{target.paths[index]}: {' or '.join(labels)}")
         else:
-            claimed: Part = "informative" if rows[0].part == "informative" else "other"
-            if rows[0].part == "random" and not parts:  # the questions are gone, but the CSV of `ask` names the part
-                claimed = "random"
-            answers[index] = Answer(labels[0], parts.get(index, claimed))
+            answers[index] = Answer(labels[0], settled_part(parts.get(index, ""), *(row.part for row in rows)))
     if contradicting:
         advice = "they are left out; keep one label of each"
         screen.warn(f"{len(contradicting)} images have contradicting labels ({named(contradicting)}): {advice}.")
+    elsewhere = sum(answers[i].part == "random" != parts.get(i) for i in answers)
+    if parts and elsewhere:
+        screen.say(
+            f"{elsewhere} labels are of a random part that was drawn for another run; they measure this one too."
+        )
     repeated = sum(len(rows) - 1 for rows in found.values()) - sum(len(found[i]) - 1 for i in found if i not in answers)
     if repeated:
         screen.say(f"{repeated} repeated labels were counted once.")

@@ -10,7 +10,7 @@ import numpy as np
 from cdtrans.errors import CdtransError
 from cdtrans.labelling.matching import TargetImages
 from cdtrans.report.record import read_record
-from cdtrans.storage.run_folder import trained_images
+from cdtrans.storage.run_folder import trained_labels
 
 NEEDED = ("target_before", "target_after", "confidence_before", "confidence_after", "sampled_target")
 
@@ -20,6 +20,7 @@ class FinishedTarget(TargetImages):
     """The target of a finished run, without the images that it was trained with the labels of (--target-labels)."""
 
     run: Path
+    rows: np.ndarray  # [N] the images' places in what the run has recorded of its whole target
     chosen: str  # 'adapted' or 'source'
     adapted: bool  # whether there is an adapted model; it need not be the chosen one
     source_predicted: np.ndarray  # [N] classes, by the source-only model
@@ -37,7 +38,7 @@ class FinishedTarget(TargetImages):
 
 def read_target(run: Path) -> FinishedTarget:
     record = read_record(run)
-    digests = _digests(run / "images.csv")
+    digests = target_digests(run)
     views = record.views or {}
     side = "before" if record.used_source else "after"
     complete = {*NEEDED, f"{side}_target"} <= views.keys() and len(digests) == len(views["target_after"]) > 0
@@ -48,7 +49,7 @@ def read_target(run: Path) -> FinishedTarget:
         )
     before, after = (views[f"target_{name}"].astype(np.int64) for name in ("before", "after"))
     fingerprint = hashlib.sha256("".join(digests).encode() + before.tobytes() + after.tobytes()).hexdigest()
-    trained = trained_images(run)
+    trained = trained_labels(run)
     rows = np.array([i for i, digest in enumerate(digests) if digest not in trained], dtype=np.int64)
     if not len(rows):
         raise CdtransError(f"Every target image of '{run}' was trained with its label: none is left to measure with.")
@@ -63,7 +64,8 @@ def read_target(run: Path) -> FinishedTarget:
         classes=record.classes,
         chosen="source" if record.used_source else "adapted",
         adapted=record.adapted,
-        trained=trained,
+        trained=trained | {path: trained[d] for path, d in zip(record.target, digests, strict=True) if d in trained},
+        rows=rows,
         source_predicted=before[rows],
         adapted_predicted=after[rows],
         confidence=views[f"confidence_{side}"].astype(np.float64)[rows],
@@ -73,10 +75,10 @@ def read_target(run: Path) -> FinishedTarget:
     )
 
 
-def _digests(file: Path) -> tuple[str, ...]:
-    """Of the target images in images.csv, in the run's order."""
+def target_digests(run: Path) -> tuple[str, ...]:
+    """Of the pixels of its target images, in its order; none if images.csv is missing or of an older version."""
     try:
-        with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+        with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as lines:
             return tuple(row["digest"] for row in csv.DictReader(lines) if row["domain"] == "target")
     except (OSError, KeyError):
         return ()

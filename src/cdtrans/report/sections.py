@@ -70,6 +70,7 @@ class Verdict:
     advice: str
     command: str  # that uses the adapted model although the guard refused it, or empty
     measures: tuple[Measure, ...]  # none in an older run
+    features: str  # that the evidence was taken from, in a sentence; empty in an older run and without source images
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,13 @@ class PairCounts:
         return max((k + r for row in self.by_class for k, r in zip(row.kept, row.rejected, strict=True)), default=1)
 
 
+FEATURES = {  # that the guard judged by
+    "pretrained": "The evidence is from features of the pretrained backbone, which nothing in the run has trained.",
+    "source-only": (
+        "The evidence is from features of the source-only model, because no pretrained weights were available. They "
+        "agree with that model's own predictions: trust it less."
+    ),
+}
 VERDICTS = {  # the guard's verdict, that of older runs too -> tone, badge, sentence
     "better": ("good", "better", "This run selected {model}, which the evidence supports."),
     "kept": ("good", "no sign of harm", "No sign of harm was found, so this run selected {model}."),
@@ -236,6 +244,7 @@ def verdict(record: Record) -> Verdict:
         str(guard.get("advice", "")),
         choose_command(record.run, "adapted") if refused else "",
         measures,
+        FEATURES.get(record.result.get("evidence_features") or "", ""),
     )
 
 

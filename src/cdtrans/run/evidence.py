@@ -28,28 +28,28 @@ from cdtrans.trust.support import Evidence
 FILE = "evidence.npz"  # in the run folder, for a resumed run
 
 
-def pretrained_evidence(
-    run: Run,
-    network: Network | None,
-    card: Card,
-    config: Config,
-    source: Images,
-    labels: Tensor,
-    target: Images,
-    screen: Screen,
-) -> Evidence | None:
-    """`network` is that of the run as long as its backbone is the pretrained one. None if stage 1 leaves the backbone
-    as it is, or if there are no pretrained weights or no source images."""
-    file = run.folder / FILE
-    if file.exists():
-        with np.load(file) as arrays:
-            return Evidence(*(torch.from_numpy(arrays[name]) for name in Evidence._fields))
-    trained = config.source_fit == "train" if network is not None else card.epoch > 0
-    if not trained or card.weights == FROM_SCRATCH or not len(labels):
+def trains_backbone(network: Network | None, card: Card, config: Config) -> bool:
+    """Whether stage 1 does so or has done so. `network` is that of the run as long as stage 1 is ahead."""
+    return config.source_fit == "train" if network is not None else card.epoch > 0
+
+
+def left_untouched(network: Network | None, card: Card, config: Config) -> bool:
+    """Whether the source-only model has the backbone's pretrained weights."""
+    return card.weights != FROM_SCRATCH and not trains_backbone(network, card, config)
+
+
+def evidence_network(
+    run: Run, network: Network | None, card: Card, config: Config, device: torch.device, screen: Screen
+) -> Network | None:
+    """The pretrained backbone, if both domains must be encoded with it now. Not if that has been done, if stage 1
+    leaves the backbone as it is, or if there are no pretrained weights or no source images."""
+    if (run.folder / FILE).exists() or not config.source:
         return None
-    gpus = [source.device] if source.device.type == "cuda" else []
+    if card.weights == FROM_SCRATCH or not trains_backbone(network, card, config):
+        return None
+    gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):  # the run's own random numbers stay as they are
-        network = network or pretrained_network(card, config, source.device)
+        network = network or pretrained_network(card, config, device)
         if not from_main(network is not None):
             screen.warn(
                 f"{card.weights} is not here, so the guard judges by features trained on the source: trust it less."
@@ -58,12 +58,32 @@ def pretrained_evidence(
         if network is None:
             raise CdtransError(f"'{card.weights}' must be on every machine or on none; copy it, or remove it.")
         backbone, taps = network.backbone, BEST["taps"]
-        fixed = Network(backbone, Head(feature_dim(backbone, taps), 1, "none"), taps).to(source.device)
-    encode = Encoder(fixed, config, screen, Frozen())
+        return Network(backbone, Head(feature_dim(backbone, taps), 1, "none"), taps).to(device)
+
+
+def pretrained_evidence(
+    run: Run,
+    network: Network | None,
+    classes: int,
+    config: Config,
+    source: Images,
+    labels: Tensor,
+    target: Images,
+    screen: Screen,
+) -> Evidence | None:
+    """By the `evidence_network`; or that of an earlier session, if there is any."""
+    file = run.folder / FILE
+    if network is None:
+        if not file.exists():
+            return None
+        with np.load(file) as arrays:
+            return Evidence(**{name: torch.from_numpy(arrays[name]) for name in arrays.files}, pretrained=True)
+    encode = Encoder(network, config, screen, Frozen())
     with run.timed("evidence"):
         domains = Domains(encode(source, "source"), labels, encode(target, "target"))
-        evidence = Evidence.of(domains, len(card.classes))
-    run.write_arrays(FILE, {name: x.numpy() for name, x in evidence._asdict().items()})
+        evidence = Evidence.of(domains, classes, pretrained=True)
+    arrays = {"nearest": evidence.nearest, "source_labels": evidence.source_labels, "learnable": evidence.learnable}
+    run.write_arrays(FILE, {name: x.numpy() for name, x in arrays.items()})
     return evidence
 
 

@@ -71,6 +71,7 @@ def finish(
         "judged_epoch": 0 if after is None else adaptation.chosen_epoch,  # compared with the source-only model
         "selection": config.select,
         "guard": verdict.summary(),
+        "evidence_features": adaptation.evidence.features if before.has_source else None,
         "support": {name: found._asdict() for name, found in support.items()},
         "trained_with_key": trained_with_labels,
         "target_labels": target_labels,  # images that the user's --target-labels trained

@@ -23,7 +23,7 @@ from cdtrans.model.encoding import Encoder, Frozen
 from cdtrans.model.fast.fused import build
 from cdtrans.model.head import AnyHead
 from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
-from cdtrans.run.evidence import pretrained_evidence
+from cdtrans.run.evidence import evidence_network, left_untouched, pretrained_evidence
 from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain, no_pixels
 from cdtrans.run.stage_1 import Stage1
@@ -32,6 +32,7 @@ from cdtrans.run.target_labels import (
     describe_labels,
     read_target_labels,
     require_use,
+    warn_of_changed_labels,
     write_target_labels,
 )
 from cdtrans.runtime.device import pick_device, pick_precision
@@ -68,6 +69,7 @@ def run_session(
     check_folder(out, config)
     if (out / RESULT).exists():
         screen.say(f"The run in '{out}' is already finished.")
+        warn_of_changed_labels(out, config, source.classes, target, screen)
         remove_state(out)  # there only if it was killed in its last moment, as may be the report's absence
         if config.report and is_main():
             add_report(out, screen)
@@ -135,17 +137,31 @@ def run_session(
             write_target_labels(run, given, source.classes, target, target_pixels)
             begin_log(run, stage_1, {"source": source_bad, "target": target_bad}, findings)
             run.log_timing(stage="check", seconds=check_seconds)
+            untrained = network if stage_1.origin is None else None
+            pretrained = evidence_network(run, untrained, card, config, device, screen)
             sizes = Sizes(len(source.classes), len(source), len(target))
             if not screen.quiet:
                 workload = Workload(config, kind, sizes, len(held))
-                start_clock(screen, workload, run, network, target_images, resumed=resumed, fits_source=stage_1.trains)
+                start_clock(
+                    screen,
+                    workload,
+                    run,
+                    network,
+                    target_images,
+                    resumed=resumed,
+                    fits_source=stage_1.trains,
+                    evidence=pretrained is not None,
+                )
             frozen = Frozen() if config.source_fit == "probe" else None
             encode = Encoder(network, config, screen, frozen)
-            untrained = network if stage_1.origin is None else None
-            evidence = pretrained_evidence(run, untrained, card, config, source_images, labels, target_images, screen)
+            evidence = pretrained_evidence(
+                run, pretrained, sizes.classes, config, source_images, labels, target_images, screen
+            )
+            untouched = left_untouched(untrained, card, config)
+            del pretrained  # another run's stage 1 has a backbone of its own, which would stay in memory
             stage_1.carry_out(run, encode, source_images, labels, card, screen)
             adapting = make_method(kind, network, config, sizes).to(device)
-            training = Data(source_images, labels, target_images, holdout, as_tensors(given, device))
+            training = Data(source_images, labels, target_images, holdout, as_tensors(given, device), untouched)
             adaptation = adapt_to_target(run, adapting, training, config, screen, frozen, evidence)
         uses = kind.uses_target_labels
         result = finish(run, card, target, adaptation, config, trained_with_labels=uses, target_labels=len(given))

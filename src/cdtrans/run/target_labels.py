@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from cdtrans.config import Config
 from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError
-from cdtrans.labelling.labels import NO_CLASS, UNSURE
+from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answers
 from cdtrans.labelling.matching import TargetImages, filled_rows, match
+from cdtrans.labelling.target import target_digests
 from cdtrans.run.prepare import DomainPixels
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.recorded import target_paths
 from cdtrans.storage.files import csv_line
-from cdtrans.storage.run_folder import TARGET_LABELS
+from cdtrans.storage.run_folder import TARGET_LABELS, trained_labels
 
 if TYPE_CHECKING:
     import torch
@@ -47,11 +49,10 @@ def read_target_labels(
         return {}
     assert isinstance(config.resize, int), "the configuration has been resolved"
     file = Path(config.target_labels)
-    images = TargetImages(target.root, target.paths, tuple(pixels.digests), config.resize, classes, frozenset())
+    images = TargetImages(target.root, target.paths, tuple(pixels.digests), config.resize, classes, {})
     answers = match(file, images, {}, screen)
-    kept = {index: answer for index, answer in answers.items() if answer.part != "random"}
-    given = {i: classes.index(a.label) for i, a in kept.items() if a.label not in (UNSURE, NO_CLASS)}
-    if measures := len(answers) - len(kept):
+    given = to_train_with(answers, classes)
+    if measures := sum(answer.part == "random" for answer in answers.values()):
         screen.say(
             f"{measures} labels of the random part are left to measure with ('cdtrans answer'); remove the column "
             "'part' to train with them too."
@@ -68,6 +69,32 @@ def read_target_labels(
     if len(given) == len(target):
         screen.warn("Every target image has a label, so none is left to measure the accuracy with.")
     return given
+
+
+def to_train_with(answers: Answers, classes: tuple[str, ...]) -> Given:
+    """All but the random part."""
+    kept = {i: answer.label for i, answer in answers.items() if answer.part != "random"}
+    return {i: classes.index(label) for i, label in kept.items() if label not in (UNSURE, NO_CLASS)}
+
+
+def warn_of_changed_labels(
+    run: Path, config: Config, classes: tuple[str, ...], target: UnlabelledDomain, screen: Screen
+) -> None:
+    """A finished run is not trained again: say so if the file has other labels to train with than it had then."""
+    if not config.target_labels:
+        return
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    file, digests = Path(config.target_labels), target_digests(run)
+    images = TargetImages(target.root, tuple(target_paths(run)), digests, config.resize, classes, {})
+    try:
+        now = to_train_with(match(file, images, {}, Screen(quiet=True)), classes)
+    except CdtransError:  # none of them is in the target
+        now = {}
+    if {digests[i]: classes[label] for i, label in sorted(now.items())} != trained_labels(run):
+        screen.warn(
+            f"The labels in '{file}' have changed since this run was trained with them; give another --out to train "
+            "with them as they are now."
+        )
 
 
 def describe_labels(given: Given) -> dict[str, Any]:

@@ -66,13 +66,14 @@ def read_result(run: Path) -> dict[str, Any]:
     return result
 
 
-def trained_images(run: Path) -> frozenset[str]:
-    """The digests of the target images that a run was trained with the labels of: they cannot measure its models."""
+def trained_labels(run: Path) -> dict[str, str]:
+    """Digest -> label of the target images that a run was trained with (--target-labels): they cannot measure its
+    models."""
     try:
         with open(run / TARGET_LABELS, encoding="utf-8", errors="surrogateescape", newline="") as lines:
-            return frozenset(row["digest"] for row in csv.DictReader(lines))
+            return {row["digest"]: row["label"] for row in csv.DictReader(lines)}
     except FileNotFoundError:
-        return frozenset()
+        return {}
     except (KeyError, csv.Error) as error:
         raise CdtransError(f"'{run / TARGET_LABELS}' is damaged; run the 'cdtrans adapt' command again.") from error
 

@@ -39,6 +39,7 @@ class Data(NamedTuple):
     target: Images
     holdout: LabelledImages | None
     given: TargetLabels | None = None  # by the user, with --target-labels
+    untouched: bool = False  # whether stage 1 has left a pretrained backbone as it was
 
 
 class Adaptation(NamedTuple):
@@ -129,7 +130,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
             domains = both_domains(encode, data, encoded)
             proposals = planner.plan(epoch, domains)
             if epoch == 1:
-                start_from(watch, domains, method.sizes.classes, config)
+                start_from(watch, domains, method.sizes.classes, config, pretrained=data.untouched)
             if method.trains:
                 planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
@@ -213,10 +214,10 @@ class Batches:
         return Batch(self.x_s[step], labels[0], self.x_t[step], labels[1], self.i_t[batch], self.weight[batch])
 
 
-def start_from(watch: Watch, domains: Domains, classes: int, config: Config) -> None:
+def start_from(watch: Watch, domains: Domains, classes: int, config: Config, *, pretrained: bool) -> None:
     """Remember the source-only model. If adapting it is hopeless, stop before time is spent on it."""
     watch.before = impression(domains)
-    watch.evidence = watch.evidence or Evidence.of(domains, classes)
+    watch.evidence = watch.evidence or Evidence.of(domains, classes, pretrained=pretrained)
     against = [measure for measure in objections(judge_source(watch.before, watch.evidence)) if measure.decisive]
     if against and config.guard:
         raise Hopeless(against[0].sentence, "See the guard's findings.")

@@ -72,17 +72,18 @@ def stage_1_work(config: Config, images: int, epoch: int = 1, step: int = 0) -> 
     return steps * step_work(batches)
 
 
-def work_ahead(workload: Workload, state: dict[str, Any] | None, *, fits_source: bool) -> float:
-    """Of the run, or of what is left of it after the saved state. `fits_source`: whether stage 1 is trained here."""
+def work_ahead(workload: Workload, state: dict[str, Any] | None, *, fits_source: bool, evidence: bool) -> float:
+    """Of the run, or of what is left of it after the saved state. `fits_source`: whether stage 1 is trained here;
+    `evidence`: whether both domains are encoded for the guard first."""
+    config, (_, source, target) = workload.config, workload.sizes
+    first = source + target if evidence else 0
     if state is not None and state["stage"] == "adaptation":
         pairs = state["parts"]["planner"]
-        return workload.stage_2(state["epoch"], state["step"], len(pairs["source"]) if pairs else None)
+        return first + workload.stage_2(state["epoch"], state["step"], len(pairs["source"]) if pairs else None)
     if not fits_source:
-        return workload.stage_2()
+        return first + workload.stage_2()
     place = (1, 0) if state is None else (state["epoch"], state["step"])
-    config, (_, source, target) = workload.config, workload.sizes
-    evidence = source + target if state is None and (config.weights or config.pretrained) else 0  # see run.evidence
-    return evidence + stage_1_work(config, source, *place) + workload.stage_2()
+    return first + stage_1_work(config, source, *place) + workload.stage_2()
 
 
 def start_clock(
@@ -94,6 +95,7 @@ def start_clock(
     *,
     resumed: bool,
     fits_source: bool,
+    evidence: bool,
 ) -> None:
     """Say how long the run will take. From now on the screen knows how much is left of it."""
     config, device = workload.config, images.device
@@ -102,7 +104,7 @@ def start_clock(
         pace = measured_pace(network, images, config) / world()
     except torch.cuda.OutOfMemoryError:  # which the run itself will deal with
         return
-    ahead = work_ahead(workload, load_state(run), fits_source=fits_source)
+    ahead = work_ahead(workload, load_state(run), fits_source=fits_source, evidence=evidence)
     screen.outlook = Outlook(ahead, pace, rest=rest, wait=lambda: wait_for(device))
     time_left = in_words(screen.outlook.left())
     epochs = [config.source_epochs] * fits_source + [config.epochs] * workload.method.trains

@@ -42,14 +42,20 @@ class Evidence(NamedTuple):
     nearest: Tensor  # [n, k] labels of the source images nearest to some target images
     source_labels: Tensor  # [Ns]
     learnable: Tensor  # [] accuracy of a linear probe on the source, cross-validated
+    pretrained: bool = False  # whether nothing of the run has trained these features
 
     @classmethod
-    def of(cls, domains: Domains, classes: int) -> "Evidence":
+    def of(cls, domains: Domains, classes: int, *, pretrained: bool) -> "Evidence":
         labels = domains.source_labels
         if not len(labels):  # a run without source images
             return cls(labels[:, None].cpu(), labels.cpu(), torch.tensor(0.0))
         learnable = torch.tensor(cross_validated(domains.source.features, labels, classes))
-        return cls(nearest_labels(domains).cpu(), labels.cpu(), learnable)
+        return cls(nearest_labels(domains).cpu(), labels.cpu(), learnable, pretrained)
+
+    @property
+    def features(self) -> str:
+        """Whose they are, for result.json."""
+        return "pretrained" if self.pretrained else "source-only"
 
     def support(self, predicted: Tensor) -> Support:
         """For a model's predictions [Nt]."""
