@@ -3,10 +3,12 @@
     python benchmarks/guard.py NAME=DIR ... --flags NAME="--backbone ... --weights FILE" --recipes instant best authors
         --out DIR --jobs 8
     python benchmarks/guard.py --rows docs/results/guard.json
+    python benchmarks/guard.py --compared NAME=DIR ... --out DIR
 
 Each DIR holds one folder of class folders for each domain (or DOMAIN/images); every ordered pair of domains is a task.
 A second call runs what is missing and prints the tables of everything that is there; --rows prints those of recorded
-runs. Limit and estimate are also fitted anew without each data set, and tested on it."""
+runs. Limits and estimate are also fitted anew without each data set, and tested on it. --compared takes the runs of
+`cdtrans bench` with several methods in DIR."""
 
 import argparse
 import io
@@ -27,10 +29,11 @@ import numpy as np
 from PIL import Image
 from recipe import call, place
 
-from cdtrans.config import BEST, make_config, read_preset
+from cdtrans.config import BEST, make_config, read_preset, read_yaml
 from cdtrans.data.domains import scan_labelled
 from cdtrans.errors import HARM
 from cdtrans.trust import estimate, guard
+from cdtrans.trust.support import Support
 
 RECIPES = {
     "instant": ["--effort", "instant"],
@@ -46,6 +49,7 @@ SHORT = ["--source-epochs", "6", "--epochs", "8"]  # for recipes that train stag
 CONDITIONS = ("healthy", "small5", "small20", "shuffled", "noise", "other", "few", "imbalanced", "rate")
 HEALTHY = ("healthy", "small5", "small20", "imbalanced")
 OTHERS = ("noise", "other", "few")  # must not be better
+COMPARED = "compared"  # a run of `cdtrans bench`; no limit is fitted to it
 NOISE = 300  # images
 
 
@@ -172,7 +176,68 @@ def run(task: Task, flags: list[str], out: Path) -> None:
     print(f"{task.name}: {told} ({time.monotonic() - started:.0f} s)", flush=True)
 
 
-def tables(rows: list[dict[str, Any]]) -> None:
+def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """The runs of a benchmark with several methods, except those that do not begin with its start."""
+    start = json.loads((folder / "bench.json").read_text())["recipe"]
+    for file in sorted(folder.glob("*/*/seed-*/result.json")):
+        method, task, seed = file.parts[-4:-1]
+        if read_yaml(file.parent / "config.yaml")["recipe"] != start:
+            continue
+        result = json.loads(file.read_text())
+        history = json.loads((file.parent / "eval.json").read_text())["accuracy_by_epoch"]
+        measured = {m["name"]: m["found"] for m in result["guard"]["measures"]}
+        row: dict[str, Any] = {"data": data, "condition": COMPARED}
+        row |= {"recipe": f"{method}, {start} start", "task": f"{task}-{seed}"}
+        row |= {"before": history[0], "after": history[result["judged_epoch"]], "calibration": None}
+        row |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
+        row |= {"kept": measured["source forgotten"], "features": "pretrained"}
+        verdict = "unknown" if not passes(row) else "better"
+        broken = row["mean"] < guard.CHANCE or row["start"] - row["mean"] > guard.FELL_FAR or row["kept"] < guard.LOST
+        row["verdict"] = "harm" if broken else verdict
+        support = Support(row["first"], row["mean"], row["shift"])
+        at_start = Support(**result["support"]["source"])
+        said = estimate.estimate(support, at_start, known=row["verdict"] == "better", labels=0).summary()
+        yield row | {"estimate": {"low": said["low"], "high": said["high"]}}
+
+
+def passes(row: dict[str, Any], limit: float = guard.SUPPORTED, fell: float = guard.FELL) -> bool:
+    """Whether the guard has nothing against an adapted model, by these limits."""
+    keeps = row["features"] != "pretrained" or row["start"] - row["mean"] <= fell
+    return keeps and row["kept"] >= guard.FORGOTTEN and score(row) > limit
+
+
+def score(row: dict[str, Any]) -> float:
+    supported: float = row["first"] - guard.SHIFT_COUNTS * row["shift"]
+    return supported
+
+
+def tables(every: list[dict[str, Any]]) -> None:
+    rows = [row for row in every if row["condition"] != COMPARED]
+    if rows:
+        fitted_tables(rows)
+    if len(rows) < len(every):
+        compared_table([row for row in every if row["condition"] == COMPARED])
+
+
+def compared_table(rows: list[dict[str, Any]]) -> None:
+    """By the change of accuracy, with the guard's own limits and the estimate's own numbers."""
+    print("\nMethods compared by `cdtrans bench`:")
+    print("| accuracy | runs | better | cannot tell | harm | range given | truth inside | width |")
+    print("|---|---|---|---|---|---|---|---|")
+    bounds = {"rose": (0.0, 1.0), "fell by less than 3 points": (-0.03, 0.0), "fell by 3 to 10": (-0.1, -0.03)}
+    bounds |= {"fell by 10 to 20": (-0.2, -0.1), "fell by more": (-1.0, -0.2), "all": (-1.0, 1.0)}
+    for name, (low, high) in bounds.items():
+        some = [row for row in rows if low < row["after"] - row["before"] <= high]
+        verdicts = [row["verdict"] for row in some]
+        ranges = [(row["estimate"], row["after"]) for row in some if row["estimate"]["low"] is not None]
+        inside = sum(said["low"] <= true <= said["high"] for said, true in ranges)
+        width = np.mean([said["high"] - said["low"] for said, _ in ranges]) if ranges else float("nan")
+        counts = [verdicts.count(verdict) for verdict in ("better", "unknown", "harm")]
+        cells = [len(some), *counts, len(ranges), inside, f"{width:.3f}" if ranges else ""]
+        print(f"| {name} | {' | '.join(map(str, cells))} |")
+
+
+def fitted_tables(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         row["rose"] = row["after"] > row["before"] and row["condition"] != "shuffled"
         fell = row["after"] <= row["before"] - 0.03
@@ -197,14 +262,14 @@ def tables(rows: list[dict[str, Any]]) -> None:
         cells = [f"{verdicts[kind].count(verdict)} of {len(verdicts[kind])}" for kind, verdict in asked]
         print(f"| {name[0]} | {name[1]} | {len(some)} | {' | '.join(cells)} |")
     print("\nEach data set by a limit and an estimate that were fitted without it:")
-    print("| left out | limit | healthy: better | spoilt: better | mean error | width | held |")
-    print("|---|---|---|---|---|---|---|")
+    print("| left out | limit | fell | healthy: better | spoilt: better | mean error | width | held |")
+    print("|---|---|---|---|---|---|---|---|")
     judged = [row for row in rows if "first" in row]
     for data in sorted({row["data"] for row in judged}):
         print(f"| {data} | {' | '.join(left_out(judged, data))} |")
     sure = [row["calibration"] for row in rows if row["condition"] in HEALTHY and row["calibration"] is not None]
     print(f"\nCalibration error of {len(sure)} healthy runs: {np.mean(sure):.3f}")
-    print("\nSupport lost, in pretrained features, by a limit that was fitted without the data set:")
+    print("\nSupport that fell far, in pretrained features, by a limit that was fitted without the data set:")
     print("| left out | limit | rose: harm | lost 20 points: harm |")
     print("|---|---|---|---|")
     pretrained = [row for row in judged if row["features"] == "pretrained"]
@@ -213,20 +278,19 @@ def tables(rows: list[dict[str, Any]]) -> None:
 
 
 def left_out(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
-    """The limit is the highest score of a spoilt run of the other data sets."""
-
-    def score(row: dict[str, Any]) -> float:
-        supported: float = row["first"] - guard.SHIFT_COUNTS * row["shift"]
-        return supported if row["kept"] >= guard.FORGOTTEN else -1.0
-
+    """The limits are the highest score of a spoilt run of the other data sets whose support has not fallen, and the
+    most that support fell in a healthy one."""
     others, these = ([row for row in rows if (row["data"] == data) is here] for here in (False, True))
-    limit = max([score(row) for row in others if row["spoilt"]], default=guard.SUPPORTED)
+    losses = [row["start"] - row["mean"] for row in others if row["healthy"] and row["features"] == "pretrained"]
+    fell = max(losses, default=guard.FELL)
+    limit = max([score(row) for row in others if row["spoilt"] and passes(row, -1.0, fell)], default=guard.SUPPORTED)
     yield f"{limit:.2f}"
+    yield f"{fell:.2f}"
     for kind in ("healthy", "spoilt"):
-        some = [score(row) > limit for row in these if row[kind]]
+        some = [passes(row, limit, fell) for row in these if row[kind]]
         yield f"{sum(some)} of {len(some)}"
     train = [row for row in others if row["condition"] in HEALTHY]
-    test = [row for row in these if row["condition"] in HEALTHY and score(row) > limit]
+    test = [row for row in these if row["condition"] in HEALTHY and passes(row, limit, fell)]
     if not train or not test:
         return
     fitted, *_ = np.linalg.lstsq(design(train), logit([row["after"] for row in train]), rcond=None)
@@ -276,7 +340,15 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", help="SOURCE:TARGET; all of them unless given")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--compared", nargs="+", default=[], help="NAME=DIR of a benchmark with several methods")
     arguments = parser.parse_args()
+    if arguments.compared:
+        named = (pair.split("=", 1) for pair in arguments.compared)
+        rows = [row for name, folder in named for row in compared(name, Path(folder))]
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "compared.json").write_text(json.dumps(rows))
+        tables(rows)
+        return
     if arguments.rows:
         tables(json.loads(arguments.rows.read_text()))
         return

@@ -2,6 +2,7 @@
 key: docs/results/selection.md.
 
 usage: python benchmarks/trust.py RUN ...
+       python benchmarks/trust.py --methods BENCH ...      regret by method, in folders of `cdtrans bench --method all`
 Each with an evaluation.json or eval.json, which `cdtrans eval` and `bench` write."""
 
 import json
@@ -10,6 +11,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from cdtrans.config import read_yaml
+from cdtrans.methods import METHODS, method_class
 from cdtrans.trust.selection import RULES
 
 
@@ -34,7 +37,28 @@ def regrets(run: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+def by_method(folders: list[Path]) -> None:
+    """Mean and worst regret of every score for every method."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for folder in folders:
+        start = json.loads((folder / "bench.json").read_text())["recipe"]
+        for file in sorted(folder.glob("*/*/seed-*/eval.json")):
+            run = file.parent
+            if read_yaml(run / "config.yaml")["recipe"] == start:  # not a method that has a start of its own
+                found.setdefault(run.parts[-3], []).append(regrets(read(run)))
+    methods = {name: found[name] for name in METHODS if name in found and method_class(name).trains}
+    rules = list(next(iter(methods.values()))[0])
+    print(f"| method | runs | {' | '.join(rules)} |\n|{'---|' * (len(rules) + 2)}")
+    methods["all"] = [run for runs in methods.values() for run in runs]
+    for name, runs in methods.items():
+        cells = [f"{mean(run[rule] for run in runs):.1f} ({max(run[rule] for run in runs):.0f})" for rule in rules]
+        print(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
+
+
 def main() -> None:
+    if sys.argv[1] == "--methods":
+        by_method([Path(place) for place in sys.argv[2:]])
+        return
     runs = [read(Path(place)) for place in sys.argv[1:]]
     print("| run | source only | chosen (epoch) | last | best by labels | guard | estimate | truth inside |")
     print("|---|---|---|---|---|---|---|---|")

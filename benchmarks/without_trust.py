@@ -18,14 +18,18 @@ def importing() -> Iterator[None]:
     """As in a run with trust, so that both start alike; then some parts are taken out."""
     with importing_all():
         yield
-    session, watch = sys.modules["cdtrans.run.session"], sys.modules["cdtrans.trust.watch"]
+    session, watch, selection = (
+        sys.modules[f"cdtrans.{name}"] for name in ("run.session", "trust.watch", "trust.selection")
+    )
 
-    def only_predictions(self: Any, epoch: int, target: Any) -> None:
+    def only_predictions(self: Any, epoch: int, target: Any, encode: Any = None) -> None:
         watch.save_predictions(self.run, epoch, target)
-        self.memory.setdefault("scores", {})[epoch] = NEUTRAL
-        self.selection.kept.update(epoch=epoch, value=0.0, model=self.model.state_dict())
+        self.scores[epoch] = NEUTRAL
+        if epoch > 0:
+            self.selection.best = selection.Best(epoch, 0.0, self.encode.model.state_dict())
 
     vars(session)["check_data"] = lambda *_, **__: []
+    vars(session)["evidence_network"] = lambda *_, **__: None
     watch.Watch.epoch = only_predictions  # type: ignore[attr-defined]
 
 

@@ -127,6 +127,12 @@ class Config:
     warmup_epochs: int = _option(
         10, "Optimisation", "Epochs of rising learning rate, in both stages; in a shorter run half of them.", minimum=0
     )
+    backbone_rate: float = _option(
+        1.0,
+        "Optimisation",
+        "Learning rate of the backbone in stage 2, relative to --lr (the authors of most compared methods: 0.1).",
+        minimum=0,
+    )
     layer_decay: float = _option(
         1.0,
         "Optimisation",

@@ -58,7 +58,7 @@ def test_it_is_that_of_the_pretrained_backbone(tmp_path: Path, monkeypatch: pyte
     assert own == {"without", "gone"}
     assert {features[name] for name in features if name not in own} == {"pretrained"}
     measured = {name: [m["name"] for m in read_result(tmp_path / name)["guard"]["measures"]] for name in features}
-    assert {name for name, names in measured.items() if "support lost" not in names} == own
+    assert {name for name, names in measured.items() if "support fell" not in names} == own
 
 
 def test_without_pretrained_weights_there_is_none(tmp_path: Path) -> None:

@@ -180,26 +180,27 @@ def test_a_rate_is_relative_to_the_learning_rate_in_every_epoch_and_0_is_none(ep
 
 
 def test_early_layers_learn_more_slowly_whatever_the_method() -> None:
-    """A method's own factor for the backbone counts too; the authors' recipe has one rate."""
+    """A method's own factor counts too; the authors' recipe has one rate."""
     backbone = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=0)
     module = Critical()
     module.network = nn.ModuleDict({"backbone": backbone, "head": nn.Linear(16, 2)})
 
     def rates(**values: Any) -> dict[str, float]:
         config = make_config({"precision": "fp32"} | values)
-        factors = {"critic": 10.0, "network.backbone": 0.1}
+        factors = {"critic": 10.0, "network.backbone.norm": 3.0}
         made = Optimisation(module, config, lr=1.0, epochs=9, device=CPU, rates=factors, network=module.network)
         of_parameter = {p: group["rate"] for group in made.optimizer.param_groups for p in group["params"]}
         return {name: of_parameter[p] for name, p in module.named_parameters()}
 
-    decayed = rates(layer_decay=0.5)
+    decayed = rates(layer_decay=0.5, backbone_rate=0.1)
     blocks = [decayed[f"network.backbone.blocks.{n}.attn.qkv.weight"] for n in range(3)]
     assert blocks == pytest.approx([0.025, 0.05, 0.1]), "the norm belongs to the last block"
     assert decayed["network.backbone.patch_embed.proj.weight"] == pytest.approx(0.0125)
-    assert decayed["network.backbone.norm.weight"] == pytest.approx(0.1)
+    assert decayed["network.backbone.norm.weight"] == pytest.approx(0.3)
     assert decayed["network.head.weight"] == 1.0
     assert decayed["critic.weight"] == 10.0
-    assert {rate for name, rate in rates().items() if "backbone" in name} == {0.1}
+    assert {rate for name, rate in rates().items() if "backbone" in name} == {1.0, 3.0}
+    assert rates(backbone_rate=0.0)["network.backbone.cls_token"] == 0.0
 
 
 def test_the_gradients_of_network_and_method_are_clipped_apart() -> None:

@@ -67,17 +67,19 @@ def test_predictions_at_chance_are_harm() -> None:
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
-@pytest.mark.parametrize(("changed", "lost"), [(90, False), (320, True)])
-def test_support_that_is_lost_is_harm(changed: int, lost: bool, pretrained: bool) -> None:
-    """But by features that the run has not trained alone: the source-only model agrees with its own."""
+@pytest.mark.parametrize(("changed", "verdict"), [(10, "better"), (40, "unknown"), (320, "harm")])
+def test_support_that_falls(changed: int, verdict: str, pretrained: bool) -> None:
+    """A little, and nobody knows; far, and training went wrong. But by features that the run has not trained alone: the
+    source-only model agrees with its own."""
     moved = impression_of(torch.where(torch.arange(600) < changed, (TARGET + 1) % 6, TARGET), classes=6)
     measures = judge_adapted(healthy(), moved, evidence_of(TARGET, classes=6, pretrained=pretrained))
-    assert ("support lost" in names(measures)) == (lost and pretrained)
-    assert (decide(measures, guard=True).verdict == "harm") == (lost and pretrained)
-    if lost and pretrained:
-        assert says(decide(measures, guard=True).paragraph, "support 36% of the predictions", "100% of the source-only")
+    found = decide(measures, guard=True)
+    assert ("support fell" in names(measures)) == (pretrained and verdict != "better")
+    assert found.verdict == (verdict if pretrained else "better")
+    if pretrained and verdict == "harm":
+        assert says(found.paragraph, "support 36% of the predictions", "100% of the source-only")
     back = judge_adapted(moved, healthy(), evidence_of(TARGET, classes=6, pretrained=pretrained))
-    assert names(back) == [], "what rises is not lost"
+    assert names(back) == [], "what rises does not fall"
 
 
 def test_what_speaks_against_the_start_speaks_against_the_end() -> None:

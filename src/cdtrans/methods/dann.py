@@ -30,7 +30,6 @@ class DANNOptions:
     largest: float = option(1.0, "What lambda rises to (0.1 in SSRT, for ViTs).", minimum=0)
     hidden: int = option(1024, "Width of the critic's two hidden layers.", minimum=1)
     critic_rate: float = option(1.0, "Learning rate of the critic, relative to --lr.", minimum=0)
-    backbone_rate: float = option(1.0, "Learning rate of the backbone, relative to --lr (the authors: 0.1).", minimum=0)
 
 
 class DANN(Method):
@@ -48,7 +47,7 @@ class DANN(Method):
         self.critic = Critic(network.dim, options.hidden)
 
     def rates(self) -> Mapping[str, float]:
-        return {"critic": self.options.critic_rate, "network.backbone": self.options.backbone_rate}
+        return {"critic": self.options.critic_rate}
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = self.network.encode_together(batch.x_s, batch.x_t)

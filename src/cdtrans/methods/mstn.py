@@ -40,7 +40,6 @@ class MSTNOptions:
     ramp: float = option(10.0, "Steepness of the rise of lambda.", minimum=0)
     hidden: int = option(1024, "Width of the critic's two hidden layers.", minimum=1)
     critic_rate: float = option(1.0, "Learning rate of the critic, relative to --lr.", minimum=0)
-    backbone_rate: float = option(1.0, "Learning rate of the backbone, relative to --lr (the authors: 0.1).", minimum=0)
 
 
 class MSTN(Method):
@@ -63,7 +62,7 @@ class MSTN(Method):
             self.register_buffer(name, torch.zeros(sizes.classes, sizes.classes))
 
     def rates(self) -> Mapping[str, float]:
-        return {"critic": self.options.critic_rate, "network.backbone": self.options.backbone_rate}
+        return {"critic": self.options.critic_rate}
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = (out.logits.float() for out in self.encode(batch))

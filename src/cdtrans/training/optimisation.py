@@ -44,35 +44,36 @@ def cosine_rate(done: float, warmup: float) -> float:
     return FLOOR + 0.5 * (1 - FLOOR) * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
 
 
-def layer_rates(backbone: nn.Module, decay: float) -> dict[nn.Parameter, float]:
-    """The rate of every parameter of the backbone, relative to the last layer's: early layers learn more slowly, since
-    they change least from one domain to another. Without layers that timm knows, all learn alike."""
-    if decay == 1 or not hasattr(backbone, "group_matcher"):
-        return {}
+def backbone_rates(backbone: nn.Module, rate: float, decay: float) -> dict[nn.Parameter, float]:
+    """The rate of every parameter of the backbone, relative to the rest: `rate` in its last layer, and less in the
+    early ones, which change least from one domain to another. Without layers that timm knows, all learn alike."""
     timm_backbone: Any = backbone
-    groups = group_parameters(backbone, timm_backbone.group_matcher())  # layer -> names
-    last, parameters = max(groups), dict(backbone.named_parameters())
-    return {parameters[name]: decay ** (last - layer) for layer, names in groups.items() for name in names}
+    parameters = dict(backbone.named_parameters())
+    if decay == 1 or not hasattr(backbone, "group_matcher"):
+        return dict.fromkeys(parameters.values(), rate)
+    layers = group_parameters(backbone, timm_backbone.group_matcher())  # layer -> names
+    last = max(layers)
+    return {parameters[name]: rate * decay ** (last - layer) for layer, names in layers.items() for name in names}
 
 
 def parameter_groups(
     module: nn.Module,
     bias_lr_factor: float,
     rates: Mapping[str, float] | None = None,
-    layers: Mapping[nn.Parameter, float] | None = None,
+    of_backbone: Mapping[nn.Parameter, float] | None = None,
     *,
     decay_vectors: bool = True,
 ) -> list[dict[str, Any]]:
     """Weights and biases: the biases learn faster. `rates` are factors by the name of a submodule or parameter,
-    `layers` those of the backbone's layers. Weight decay is on everything, norms and tokens included, or on matrices
-    alone."""
+    `of_backbone` those of the backbone's parameters. Weight decay is on everything, norms and tokens included, or on
+    matrices alone."""
     groups: dict[tuple[float, bool, bool], list[Tensor]] = {}
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     for is_bias in (False, True):
         for name, p in named:
             if ("bias" in name) == is_bias:
                 decays = decay_vectors or (p.ndim > 1 and 1 not in p.shape[:1])  # a token is [1, 1, D]
-                rate = _rate(name, rates or {}) * (layers or {}).get(p, 1.0)
+                rate = _rate(name, rates or {}) * (of_backbone or {}).get(p, 1.0)
                 groups.setdefault((rate, is_bias, decays), []).append(p)
     return [
         {"params": params, "rate": rate, "factor": bias_lr_factor if is_bias else 1.0} | ({} if decays else NO_DECAY)
@@ -106,8 +107,10 @@ class Optimisation:
     ) -> None:
         """`network` is the one that a method adapts, in stage 2."""
         authors = config.schedule == "authors"
-        layers = layer_rates(network.backbone, config.layer_decay) if network is not None else None
-        groups = parameter_groups(module, config.bias_lr_factor, rates, layers, decay_vectors=authors)
+        inner_rates = (
+            backbone_rates(network.backbone, config.backbone_rate, config.layer_decay) if network is not None else None
+        )
+        groups = parameter_groups(module, config.bias_lr_factor, rates, inner_rates, decay_vectors=authors)
         for group in groups:  # on a GPU the rate is a tensor, so that a captured step reads the current one
             group["lr"] = torch.tensor(lr, device=device) if device.type == "cuda" else lr
         self.optimizer: torch.optim.Optimizer

@@ -3,7 +3,8 @@
     harm      on decisive evidence only: the source's labels cannot be learnt, the predictions agree with the nearest
               source images no more than by chance or far less than the source-only model's, most of the source is
               forgotten, training broke off. The source-only model is handed over.
-    better    the source's labels support the adapted model's predictions (trust.support) and it still knows the source
+    better    the source's labels support the adapted model's predictions (trust.support) no less than the source-only
+              model's, and it still knows the source
     unknown   otherwise, as for a target with other classes, but also across a wide gap; or if there are no source
               images. The adapted model is handed over with a warning, and with the number of labels that would
               settle it.
@@ -26,7 +27,7 @@ LEARNT = 0.5  # accuracy on the source-only model's own training images
 LEARNABLE = 0.2  # of the way from chance to always right, cross-validated; shuffled labels are at chance
 FORGOTTEN, LOST = 0.9, 0.5  # shares of the accuracy on the source that are kept; below the second, target's is gone too
 CHANCE = 0.05  # support by the nearest ten images, of models that have lost all they knew
-LOST_SUPPORT = 0.4  # support by the nearest ten images that the adapted model has less; at most 0.1 where accuracy rose
+FELL, FELL_FAR = 0.03, 0.25  # what the adapted model has less of the nearest ten images' support; the second is harm
 SUPPORTED = 0.3  # support less SHIFT_COUNTS times the shift of the class shares
 SHIFT_COUNTS = 1.5
 FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later ones have
@@ -89,14 +90,15 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
         return [not_checked()]
     kept = after.source_accuracy / max(before.source_accuracy, 1e-9)
     found, at_start = evidence.support(after.predicted), evidence.support(before.predicted)
-    lost = Measure(
-        "support lost",
+    gained = found.mean - at_start.mean
+    fell = Measure(
+        "support fell",
         "change of the agreement with the nearest source images' labels, from the source-only model to the adapted one",
-        found.mean - at_start.mean,
-        -LOST_SUPPORT,
+        gained,
+        -FELL,
         f"the labels of the nearest ten source images support {max(0.0, found.mean):.0%} of the predictions, and "
         f"{at_start.mean:.0%} of the source-only model's",
-        decisive=True,
+        decisive=gained < -FELL_FAR,
     )
     return [
         *judge_source(before, evidence),
@@ -116,7 +118,7 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
             "the predictions agree with the labels of the nearest source images no more often than by chance",
             decisive=True,
         ),
-        *([lost] if evidence.pretrained else []),  # a source-only model's own features flatter it
+        *([fell] if evidence.pretrained else []),  # a source-only model's own features flatter it
         Measure(
             "not supported",
             "agreement of the predictions with the nearest source images' labels, beyond chance and relative to what "
