@@ -1,6 +1,5 @@
 """What a finished run knows of its target without labels: the images, the two models' predictions, the features."""
 
-import csv
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 from cdtrans.errors import CdtransError
 from cdtrans.labelling.matching import TargetImages
 from cdtrans.report.record import read_record
+from cdtrans.serving.recorded import target_digests
 from cdtrans.storage.run_folder import trained_labels
 
 NEEDED = ("target_before", "target_after", "confidence_before", "confidence_after", "sampled_target")
@@ -73,12 +73,3 @@ def read_target(run: Path) -> FinishedTarget:
         features=views[f"{side}_target"].astype(np.float32)[usable],
         fingerprint=fingerprint,
     )
-
-
-def target_digests(run: Path) -> tuple[str, ...]:
-    """Of the pixels of its target images, in its order; none if images.csv is missing or of an older version."""
-    try:
-        with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as lines:
-            return tuple(row["digest"] for row in csv.DictReader(lines) if row["domain"] == "target")
-    except (OSError, KeyError):
-        return ()

@@ -10,10 +10,9 @@ from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError
 from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answers
 from cdtrans.labelling.matching import TargetImages, filled_rows, match
-from cdtrans.labelling.target import target_digests
 from cdtrans.run.prepare import DomainPixels
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.recorded import target_paths
+from cdtrans.serving.recorded import target_digests, target_paths
 from cdtrans.storage.files import csv_line
 from cdtrans.storage.run_folder import TARGET_LABELS, trained_labels
 

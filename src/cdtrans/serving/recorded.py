@@ -92,3 +92,12 @@ def target_paths(run: Path) -> list[str]:
     with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["domain"] == "target"]
     return [row["path"] for row in sorted(rows, key=lambda row: int(row["index"]))]
+
+
+def target_digests(run: Path) -> tuple[str, ...]:
+    """Of the pixels of its target images, in its order; none if images.csv is missing or of an older version."""
+    try:
+        with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as lines:
+            return tuple(row["digest"] for row in csv.DictReader(lines) if row["domain"] == "target")
+    except (OSError, KeyError):
+        return ()
