@@ -24,7 +24,7 @@ NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")]
 Model = Annotated[
     str, typer.Option(help="chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")
 ]
