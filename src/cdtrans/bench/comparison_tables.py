@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
 from cdtrans.bench.comparison import REFERENCE, SOURCE_ONLY, Comparison, Row
 from cdtrans.bench.results import KINDS, Spread, shared_stage_1
 from cdtrans.bench.tables import NOTHING, PAPER_CLASSES, cost, escaped, latex_row
+from cdtrans.report.templates import templates
 from cdtrans.runtime.environment import package_version
 
 USES_LABELS = "best epoch by target labels*"
@@ -76,15 +75,8 @@ def csv_table(comparison: Comparison) -> str:
 
 def page(comparison: Comparison) -> str:
     """One self-contained HTML file."""
-    templates = Environment(
-        loader=ChoiceLoader([PackageLoader("cdtrans", "bench"), PackageLoader("cdtrans", "report")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     low, high = _scale(comparison)
-    return templates.get_template("page.html").render(
+    return templates("bench", "report").get_template("page.html").render(
         title=title(comparison),
         about=about(comparison),
         costs=costs(comparison),

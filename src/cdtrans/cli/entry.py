@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from cdtrans.cli.app import app
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import CdtransError, Interrupted, printable, shortened
 
 # typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
@@ -83,4 +83,4 @@ def _discard_output() -> None:
 def _fail(sentence: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {shortened(printable(sentence))}", file=sys.stderr)

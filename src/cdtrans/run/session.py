@@ -82,7 +82,8 @@ def run_session(
     if resumed:
         screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
     else:
-        screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
+        for line in yaml.safe_dump(config.to_dict(), sort_keys=False).splitlines():
+            screen.say(line)
     assert isinstance(config.resize, int), "the configuration has been resolved"
     source_pixels, source_bad = no_pixels(config.resize), Skipped()
     if len(source):

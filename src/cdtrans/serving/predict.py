@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import judge_unreadable
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, printable
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
 from cdtrans.serving.recorded import confidences
@@ -86,7 +86,7 @@ def predict_to_csv(
     lines = csv_lines(classifier, images, root, top, counts, screen)
     if file is None:
         for line in lines:
-            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.write(line if not sys.stdout.isatty() else _for_eyes(line))
         sys.stdout.buffer.flush()
         check_skipped(counts, max_bad, screen)
     else:
@@ -102,6 +102,11 @@ def predict_to_csv(
         of_these = "" if counts.expected_accuracy is None else f"; expected to be right: {counts.expected_accuracy:.1%}"
         screen.say(f"Kept {counts.kept} of {counts.images} labels ({counts.kept / counts.images:.0%}){of_these}.")
     return counts
+
+
+def _for_eyes(line: bytes) -> bytes:
+    """On a terminal, control characters of a name are shown and not obeyed; a file or pipe gets the name as it is."""
+    return printable(line.decode("utf-8", "surrogateescape"), keep="\r\n").encode()
 
 
 def check_places(images: Path, root: Path | None, file: Path | None) -> None:
