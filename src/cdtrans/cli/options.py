@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
-from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices
+from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices, parse_yaml
 from cdtrans.errors import CdtransError
 
 NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
@@ -84,8 +83,8 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
         if key in options:
             raise CdtransError(f"--set gives '{key}' twice; give it once.")
         try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            options[key] = parse_yaml(value)
+        except ValueError:
             options[key] = value
     return options
 
