@@ -231,7 +231,7 @@ def _check_same_images(run: Path, config: Config, source: dict[str, Any]) -> Non
         raise CdtransError(
             f"'{file}' does not say which images its stage 1 was trained on; take another run."
         ) from error
-    if fingerprint != source["fingerprint"]:
+    if fingerprint != source["fingerprint"] or theirs.get("pixels", source["pixels"]) != source["pixels"]:
         raise CdtransError(
             f"Stage 1 of '{run}' was trained on other source images ({images}, and {held} held out, there; "
             f"{source['images']}, and {source['held_out']} held out with --holdout {config.holdout} --seed "

@@ -33,6 +33,21 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+@contextmanager
+def intact(file: Path, advice: str) -> Iterator[None]:
+    """Around reading a file and looking at its content: whatever goes wrong there means that the file is damaged. One
+    rule for all files that a user can find in a run folder; `advice` says what to do."""
+    try:
+        yield
+    except (CdtransError, MemoryError):
+        raise
+    except OSError as error:
+        raise CdtransError(f"'{file}' cannot be read ({error.strerror or error}); {advice}.") from error
+    except Exception as error:  # libraries raise almost anything on bytes that they did not write
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}".rstrip(": .")
+        raise CdtransError(f"'{file}' is damaged ({cause}); {advice}.") from error
+
+
 def require_writable(file: Path, what: str, flag: str) -> None:
     """Fail before the work and not after it. An existing file is replaced, anything else is an error."""
     if file.exists() and not file.is_file():
