@@ -240,6 +240,9 @@ def test_a_broken_link_is_kept_to_be_reported(tmp_path):
     (top / "2.png").symlink_to(tmp_path / "gone.png")
     (top / "3.png").symlink_to(top / "3.png")
     (top / "4.txt").symlink_to(tmp_path / "gone.txt")
+    (top / "self").symlink_to(top / "self")  # leads nowhere, and is nothing that anybody expects to be read
+    (top / "one").symlink_to(top / "two")
+    (top / "two").symlink_to(top / "one")
     assert scan_unlabelled(top).paths == ("1.png", "2.png", "3.png")
 
 

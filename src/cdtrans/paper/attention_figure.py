@@ -24,6 +24,7 @@ from cdtrans.report.record import Record, Round, read_record
 from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic
+from cdtrans.storage.run_folder import require_output
 
 IMAGE_INCHES = 1.5  # of each image in the figure
 DPI = 144
@@ -70,6 +71,8 @@ def draw_attention(
     if out.suffix.lower() != ".png":
         raise CdtransError(f"The figure is a PNG; use --out '{out.with_suffix('.png')}' instead of '{out}'.")
     record = read_record(run)
+    images = [record.root(domain) for domain in ("source", "target") if record.config.get(domain)]
+    require_output(out, "figure", "--out", key, *images)
     if not (run / "adapted").exists():
         raise CdtransError(f"The run in '{run}' ended before stage 2, so it has no adapted model.")
     if chosen:
@@ -79,7 +82,6 @@ def draw_attention(
         if not drawn:
             raise CdtransError(f"'{run}' kept no pair that is false by the target labels '{key}': nothing to draw.")
     shown = Shown(drawn, tuple(attention(record, drawn, device)))
-    out.parent.mkdir(parents=True, exist_ok=True)
     with atomic(out) as file:
         figure(shown).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return shown

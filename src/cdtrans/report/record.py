@@ -3,6 +3,7 @@ section of the page says so. On damaged files libraries raise almost anything, s
 
 import csv
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,10 +102,10 @@ class Record:
 
     def root(self, domain: str) -> Path:
         """The folder that the paths of a domain are relative to."""
-        where, root = Path(self.config.get(domain) or ""), self.config.get("root")
-        if where.is_file():  # a list
-            return Path(root) if root else where.parent
-        return where
+        where, root = (str(self.config.get(name) or "") for name in (domain, "root"))
+        if os.path.isfile(where):  # a list
+            return Path(root) if root else Path(where).parent
+        return Path(where)
 
 
 def read_record(run: Path) -> Record:

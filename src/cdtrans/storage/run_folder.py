@@ -3,6 +3,7 @@ folder is reported at once."""
 
 import csv
 import json
+import os
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from cdtrans.backbone_names import may_mean
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, upgraded
 from cdtrans.errors import CdtransError, nearest
+from cdtrans.storage.files import require_writable
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed right at the start
 CONFIG = "config.yaml"  # the resolved settings; written when a run begins
@@ -18,6 +20,11 @@ CARD = "model.json"  # beside a model's weights
 EVALUATION = "evaluation.json"  # of the `eval` with most images of the run's own target
 PREDICTIONS = "predictions.csv"  # of the target, by the chosen model
 TARGET_LABELS = "target_labels.csv"  # of the target images that the run was trained with (--target-labels)
+OWN = {  # what a run consists of: files and folders that no verb may write to at a user's wish
+    *(CONFIG, RESULT, EVALUATION, PREDICTIONS, TARGET_LABELS, "data.json", "environment.json", "images.csv", ".lock"),
+    *("log.jsonl", "timings.jsonl", "logits.npz", "views.npz", "evidence.npz", "answers.json", "report.html"),
+    *("source", "adapted", "last", "pairs", "predictions", "state"),
+}
 MODELS = ("chosen", "adapted", "last", "source")
 MODEL_NAMES = {"source": "source-only", "adapted": "adapted"}  # what a run can hand over, in words
 
@@ -42,6 +49,21 @@ def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None
             raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")
     elif folder.exists() and (not folder.is_dir() or any(p.name not in FIRST_FILES for p in folder.iterdir())):
         raise CdtransError(f"'{folder}' exists and is not a run folder; choose another --out.")
+
+
+def require_output(file: Path, what: str, flag: str, *inputs: Path | None) -> None:
+    """Fail before the work and not after it: a file must be writable, and must not replace what the verb reads, be it
+    one of the inputs, a file in one that is a folder, or a part of any run."""
+    require_writable(file, what, flag)
+    real = Path(os.path.realpath(file))
+    for place in map(os.path.realpath, filter(None, inputs)):
+        if file.exists() and Path(place) in (real, *real.parents):
+            raise CdtransError(f"'{file}' is what this command reads, and would be replaced; choose another {flag}.")
+    if (real.parent / CARD).exists():
+        raise CdtransError(f"'{file.parent}' is the folder of a model and must not be changed; choose another {flag}.")
+    for folder in real.parents:
+        if (folder / CONFIG).exists() and real.relative_to(folder).parts[0] in OWN:
+            raise CdtransError(f"'{file}' is a part of the run in '{folder}' and stays as it is; choose another {flag}.")
 
 
 def read_result(run: Path) -> dict[str, Any]:
