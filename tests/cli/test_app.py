@@ -254,6 +254,27 @@ class TestWrongUse:
 
 class TestFailures:
     @pytest.mark.parametrize(
+        ("words", "where"),
+        [
+            (["adapt", "", "target"], ""),
+            (["adapt", "source", "target", "--weights", ""], "--weights"),
+            (["adapt", "source", "target", "--source-model="], "--source-model"),
+            (["predict", "run", "images", "--csv", "", "--quiet"], "--csv"),
+        ],
+    )
+    def test_an_unset_shell_variable_is_not_taken_for_something_else(
+        self, run: Run, called: dict[str, Any], words: list[str], where: str
+    ) -> None:
+        ended = run(*words)
+        assert ended.code == 2
+        assert says(one_sentence(ended.err), "empty", "shell variable", where)
+        assert not called
+
+    def test_an_empty_value_of_an_option_is_a_value(self, run: Run, called: dict[str, Any]) -> None:
+        assert run("adapt", "source", "target", "--set", "x=", "--set=y=").code == 0
+        assert called["method_args"] == {"x": None, "y": None}
+
+    @pytest.mark.parametrize(
         ("error", "code", "said"),
         [
             (CdtransError("It is so."), 2, "error: It is so.\n"),
@@ -265,6 +286,8 @@ class TestFailures:
                 2,
                 "error: '/x/y': Permission denied; check the path, its permissions and the disk.\n",
             ),
+            (MemoryError(), 2, "error: This computer has too little memory"),
+            (RuntimeError("[enforce fail] DefaultCPUAllocator: no memory"), 2, "error: This computer has too little"),
             (ZeroDivisionError("oops"), 1, "error: Internal error, ZeroDivisionError: oops. Run it again with --debug"),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
