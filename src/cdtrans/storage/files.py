@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from cdtrans.errors import CdtransError, DiskFull
+from cdtrans.storage.shapes import Misfit
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -44,7 +45,8 @@ def intact(file: Path, advice: str) -> Iterator[None]:
     except OSError as error:
         raise CdtransError(f"'{file}' cannot be read ({error.strerror or error}); {advice}.") from error
     except Exception as error:  # libraries raise almost anything on bytes that they did not write
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}".rstrip(": .")
+        kind = "" if isinstance(error, Misfit) else f"{type(error).__name__}: "
+        cause = f"{kind}{' '.join(str(error).split())[:80]}".rstrip(": .")
         raise CdtransError(f"'{file}' is damaged ({cause}); {advice}.") from error
 
 
@@ -68,8 +70,8 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def disk_full(path: Path) -> DiskFull:
     return DiskFull(
-        f"The disk is full: '{path}' could not be written. The last saved state is intact; free some space and run the "
-        "same command again to resume."
+        f"The disk is full: '{path}' could not be written, and nothing was replaced; free some space and run the same "
+        "command again, which resumes a run."
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from cdtrans.backbone_names import may_mean
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, upgraded
 from cdtrans.errors import CdtransError, nearest
-from cdtrans.storage.files import require_writable
+from cdtrans.storage.files import intact, require_writable
+from cdtrans.storage.shapes import require
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed right at the start
 CONFIG = "config.yaml"  # the resolved settings; written when a run begins
@@ -26,7 +27,16 @@ OWN = {  # what a run consists of: files and folders that no verb may write to a
     *("source", "adapted", "last", "pairs", "predictions", "state"),
 }
 MODELS = ("chosen", "adapted", "last", "source")
+AGAIN = "remove it and run the 'cdtrans adapt' command again"
 MODEL_NAMES = {"source": "source-only", "adapted": "adapted"}  # what a run can hand over, in words
+
+ESTIMATE = {"low": (float, None), "high": (float, None), "sentence": str, "accuracy": (float, None)}
+RESULT_SHAPE = {
+    **{"chosen_epoch": int, "chosen_model": set(MODEL_NAMES), "chosen_by": str, "judged_epoch": int, "selection": str},
+    **{"trained_with_key": bool, "target_labels": int, "support": dict},
+    "guard": {"verdict": str, "opening": str, "findings": [dict], "advice": str, "warning": str, "paragraph": str},
+    **{"estimate": ESTIMATE, "estimates": {name: ESTIMATE for name in MODEL_NAMES}},
+}
 
 
 def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None:
@@ -77,25 +87,19 @@ def read_result(run: Path) -> dict[str, Any]:
         if not (run / CONFIG).exists():
             raise CdtransError(f"'{run}' holds no finished run; give the folder that 'cdtrans adapt' has written.")
         raise CdtransError(f"'{run}' holds no finished run; run its 'cdtrans adapt' command again to finish it.")
-    try:
+    with intact(file, AGAIN):
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        complete = {"chosen_epoch", "chosen_model"} <= result.keys()
-    except (ValueError, AttributeError):  # not JSON, or not a mapping
-        complete = False
-    if not complete:
-        raise CdtransError(f"'{file}' is damaged; remove it and run the 'cdtrans adapt' command again.")
+        require(result, RESULT_SHAPE, needs=("chosen_epoch", "chosen_model"))
     return result
 
 
 def trained_images(run: Path) -> frozenset[str]:
     """The digests of the target images that a run was trained with the labels of: they cannot measure its models."""
-    try:
-        with open(run / TARGET_LABELS, encoding="utf-8", errors="surrogateescape", newline="") as lines:
-            return frozenset(row["digest"] for row in csv.DictReader(lines))
-    except FileNotFoundError:
+    file = run / TARGET_LABELS
+    if not file.exists():
         return frozenset()
-    except (KeyError, csv.Error) as error:
-        raise CdtransError(f"'{run / TARGET_LABELS}' is damaged; run the 'cdtrans adapt' command again.") from error
+    with intact(file, AGAIN), open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+        return frozenset(row["digest"] for row in csv.DictReader(lines))
 
 
 def find_model(run: Path, model: str) -> tuple[str, bool]:
