@@ -330,6 +330,8 @@ def test_a_value_out_of_range_names_the_range(key: str, value: float, limits: st
         ("weights", "", "is empty"),  # as of a shell variable that is not set
         ("source_model", "", "is empty"),
         ("effort", ["quick"], "effort"),
+        ("cache", "a\0b", "character"),
+        ("backbone", "\ud800", "character"),
     ],
 )
 def test_values_that_are_hard_to_print_or_to_look_up(key: str, value: Any, words: str) -> None:

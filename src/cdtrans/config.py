@@ -488,6 +488,8 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
         raise CdtransError(f"'{key}' is empty; give a value, or leave it out.")
     for kind in kinds:
         converted = _convert(value, kind)
+        if isinstance(converted, str) and not _can_be_a_name(converted):
+            raise CdtransError(f"'{key}' holds a character that no name can have: {value!r}.")
         if converted is not None:
             _check_range(key, converted, limits.get("minimum"), limits.get("maximum"))
             return converted
@@ -504,6 +506,14 @@ def _quoted(value: Any) -> str:
         return repr(value)
     except ValueError:
         return "a number of thousands of digits"
+
+
+def _can_be_a_name(text: str) -> bool:
+    """Of a file. YAML can write any character."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

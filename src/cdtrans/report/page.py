@@ -21,7 +21,8 @@ from cdtrans.report.templates import templates
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.trade_off import Kept
-from cdtrans.storage.files import atomic
+from cdtrans.storage.card_file import RESTORE
+from cdtrans.storage.files import atomic, intact
 
 NAME = "report.html"
 
@@ -55,7 +56,9 @@ class Page:
 def write_report(run: Path, screen: Screen) -> Path:
     """Write RUN/report.html, complete or not at all."""
     file = run / NAME
-    content = render(collect(read_record(run), screen))
+    record = read_record(run)
+    with intact(run, RESTORE):  # most damage only costs a section
+        content = render(collect(record, screen))
     with atomic(file) as out:
         out.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
     return file

@@ -227,7 +227,7 @@ def _check_same_images(run: Path, config: Config, source: dict[str, Any]) -> Non
     try:
         theirs = json.loads(file.read_text(encoding="utf-8"))["source"]
         images, held, fingerprint = theirs["images"], theirs["held_out"], theirs["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # it is missing or damaged, in any way
         raise CdtransError(
             f"'{file}' does not say which images its stage 1 was trained on; take another run."
         ) from error
