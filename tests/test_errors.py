@@ -40,7 +40,9 @@ def test_an_interruption_is_not_a_user_s_error() -> None:
 
 def test_an_error_is_one_line_without_control_characters() -> None:
     assert str(CdtransError("'a\nerror: fake\x1b[2J\u202e' is bad.")) == r"'a\nerror: fake\x1b[2J\u202e' is bad."
-    assert printable("Ünïcode — 猫 \u00a0 🐈\u200d⬛") == "Ünïcode — 猫 \u00a0 🐈\u200d⬛"  # not all that is odd is dangerous
+    assert (
+        printable("Ünïcode — 猫 \u00a0 🐈\u200d⬛") == "Ünïcode — 猫 \u00a0 🐈\u200d⬛"
+    )  # not all that is odd is dangerous
 
 
 def test_an_endless_sentence_keeps_its_begin_and_its_advice() -> None:

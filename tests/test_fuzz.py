@@ -10,20 +10,19 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 import typer
 import yaml
 
 from cdtrans.cli import entry
+from cdtrans.report import gallery, page
 from cdtrans.storage.run import Run
-from tiny_task import draw, make_source, make_target
 
 TRIES = int(os.environ.get("CDTRANS_FUZZ", "0"))
 LONGEST_LINE = 400
@@ -128,7 +127,9 @@ def mutated(content: bytes, suffix: str, rng: random.Random) -> bytes:
         if suffix == ".csv":
             rows = [line.split(b",") for line in content.splitlines()]
             row = rng.choice(rows)
-            row[rng.randrange(len(row))] = rng.choice((b"", b"-1", b"x", b"1e300", b'"', b"\x1b[2J", b"9" * 5000, b"99"))
+            row[rng.randrange(len(row))] = rng.choice(
+                (b"", b"-1", b"x", b"1e300", b'"', b"\x1b[2J", b"9" * 5000, b"99")
+            )
             return b"\r\n".join(b",".join(row) for row in rows) + b"\r\n"
     return with_odd_bytes(content, rng)
 
@@ -144,7 +145,15 @@ def dumped(value: Any) -> bytes:
 def with_odd_arrays(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, np.ndarray]:
     name = rng.choice(list(arrays))
     x = arrays.pop(name)
-    odd = (x[:1], x[:0], x.astype(str), x[None], -x.astype(np.float64) * np.nan, x.astype(np.int64) + 10**6, -x - 1 if x.dtype != bool else x)
+    odd = (
+        x[:1],
+        x[:0],
+        x.astype(str),
+        x[None],
+        -x.astype(np.float64) * np.nan,
+        x.astype(np.int64) + 10**6,
+        -x - 1 if x.dtype != bool else x,
+    )
     return arrays | ({name: rng.choice(odd)} if rng.random() < 0.85 else {})
 
 
@@ -160,19 +169,9 @@ def tries(few: int, kind: str) -> Iterator[tuple[int, random.Random]]:
         yield n, random.Random(f"{kind} {n}")
 
 
-@contextmanager
-def damaged(file: Path, content: bytes) -> Iterator[None]:
-    """The file with other content for a while."""
-    before = file.read_bytes()
-    file.write_bytes(content)
-    try:
-        yield
-    finally:
-        file.write_bytes(before)
-
-
 @pytest.fixture(autouse=True)
-def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # nobody cuts the power
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -197,7 +196,7 @@ def place(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_settings(place: Path, no_run: None) -> None:
     good = (place / "tiny.yaml").read_bytes()
     problems = Problems()
-    for n, rng in tries(60, "settings"):
+    for n, rng in tries(25, "settings"):
         (place / "odd.yaml").write_bytes(mutated(good, ".yaml", rng))
         places = (place / "source", place / "target")
         problems.run(n, "adapt", *places, "--config", place / "odd.yaml", "--out", place / "new")
@@ -207,7 +206,7 @@ def test_settings(place: Path, no_run: None) -> None:
 def test_lists(place: Path, no_run: None) -> None:
     source = "".join(f"{p.relative_to(place)} {p.parent.name}\n" for p in sorted((place / "source").rglob("*.png")))
     problems = Problems()
-    for n, rng in tries(40, "lists"):
+    for n, rng in tries(20, "lists"):
         (place / "odd.txt").write_bytes(with_odd_bytes(source.encode(), rng))
         places = (place / "odd.txt", place / "target")
         problems.run(n, "adapt", *places, "--config", place / "tiny.yaml", "--out", place / "new")
@@ -218,7 +217,12 @@ READERS: dict[str, tuple[tuple[str, ...], ...]] = {  # file of a run -> verbs th
     "result.json": (("predict", "one"), ("eval", "key"), ("report",), ("choose", "source"), ("ask",), ("adapt",)),
     "adapted/model.json": (("predict", "one"), ("eval", "key"), ("export",), ("report",), ("attention",)),
     "adapted/model.safetensors": (("predict", "one"), ("attention",)),
-    "source/model.json": (("predict", "one", "--model", "source"), ("choose", "source"), ("report",), ("adapt", "--source-model")),
+    "source/model.json": (
+        ("predict", "one", "--model", "source"),
+        ("choose", "source"),
+        ("report",),
+        ("adapt", "--source-model"),
+    ),
     "images.csv": (("eval", "key"), ("ask",), ("choose", "source"), ("report",), ("attention",)),
     "predictions/epoch-000.npz": (("eval", "key"), ("report",)),
     "predictions/epoch-004.npz": (("eval", "key"), ("report",)),
@@ -246,7 +250,17 @@ def command(verb: tuple[str, ...], place: Path) -> list[object]:
         case ("export",):
             return ["export", run, "--out", place / "out.safetensors"]
         case ("attention",):
-            return ["ablate", "attention", run, "--key", place / "answers.txt", "--out", place / "a.png", "--pairs", "1"]
+            return [
+                "ablate",
+                "attention",
+                run,
+                "--key",
+                place / "answers.txt",
+                "--out",
+                place / "a.png",
+                "--pairs",
+                "1",
+            ]
         case ("adapt", "--source-model"):
             places = ["adapt", place / "source", place / "target", "--config", place / "tiny.yaml"]
             return [*places, "--out", place / "new", "--source-model", run]
@@ -260,9 +274,10 @@ def command(verb: tuple[str, ...], place: Path) -> list[object]:
 
 
 def test_run_folders(place: Path, no_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cdtrans.report import page
-
-    monkeypatch.setattr(page, "embedding", lambda record: page.Missing("slow"))
+    for module, slow in ((page, "embedding"), (gallery, "gallery"), (gallery, "changed"), (gallery, "uncertain")):
+        monkeypatch.setattr(
+            module, slow, lambda *anything: page.Missing("It is slow.")
+        )  # the page survives these anyway
     run, kept = place / "run", place / "kept"
     if not kept.exists():
         (place / "labels.csv").write_text("path,label\n00.png,blue\n01.png,green\n02.png,red\n")
@@ -271,7 +286,7 @@ def test_run_folders(place: Path, no_run: None, monkeypatch: pytest.MonkeyPatch)
         assert cdtrans("answer", run, place / "labels.csv").code == 0
         shutil.copytree(run, kept)
     problems = Problems()
-    for n, rng in tries(3 * len(READERS), "run"):
+    for n, rng in tries(2 * len(READERS), "run"):
         name = list(READERS)[n % len(READERS)]
         verb = rng.choice(READERS[name])
         shutil.rmtree(run)
@@ -282,12 +297,14 @@ def test_run_folders(place: Path, no_run: None, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_cache(place: Path, no_run: None) -> None:
-    (place / "cache.yaml").write_text(yaml.safe_dump(yaml.safe_load((place / "tiny.yaml").read_text()) | {"cache": str(place / "cache")}))
+    (place / "cache.yaml").write_text(
+        yaml.safe_dump(yaml.safe_load((place / "tiny.yaml").read_text()) | {"cache": str(place / "cache")})
+    )
     adapt = ["adapt", place / "source", place / "target", "--config", place / "cache.yaml", "--out", place / "new"]
     assert cdtrans(*adapt).code == 0
     shutil.copytree(place / "cache", place / "kept-cache")
     problems = Problems()
-    for n, rng in tries(30, "cache"):
+    for n, rng in tries(12, "cache"):
         shutil.rmtree(place / "cache")
         shutil.copytree(place / "kept-cache", place / "cache")
         file = rng.choice(sorted((place / "cache").rglob("index.jsonl")))

@@ -294,7 +294,16 @@ def test_a_store_of_another_size_or_root_than_its_header_says_begins_anew(files,
 
 @pytest.mark.parametrize(
     "change",
-    [{"more": 1}, {"row": "4"}, {"row": None}, {"nbytes": [1]}, {"path": 7}, {"digest": 5}, {"digest": "0"}, {"row": 5.0}],
+    [
+        {"more": 1},
+        {"row": "4"},
+        {"row": None},
+        {"nbytes": [1]},
+        {"path": 7},
+        {"digest": 5},
+        {"digest": "0"},
+        {"row": 5.0},
+    ],
 )
 def test_a_line_with_another_type_or_field_ends_the_index(files, cache, decoded, change):
     open_store(files, cache)

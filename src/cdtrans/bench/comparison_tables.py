@@ -76,19 +76,23 @@ def csv_table(comparison: Comparison) -> str:
 def page(comparison: Comparison) -> str:
     """One self-contained HTML file."""
     low, high = _scale(comparison)
-    return templates("bench", "report").get_template("page.html").render(
-        title=title(comparison),
-        about=about(comparison),
-        costs=costs(comparison),
-        bars=bars(comparison, low, high),
-        low=low,
-        high=high,
-        head=HEAD,
-        rows=[cells(row) for row in comparison.rows],
-        second_title=_second_title(comparison),
-        second_head=_second_head(comparison),
-        second_rows=[column_cells(row) for row in comparison.rows],
-        version=package_version("cdtrans"),
+    return (
+        templates("bench", "report")
+        .get_template("page.html")
+        .render(
+            title=title(comparison),
+            about=about(comparison),
+            costs=costs(comparison),
+            bars=bars(comparison, low, high),
+            low=low,
+            high=high,
+            head=HEAD,
+            rows=[cells(row) for row in comparison.rows],
+            second_title=_second_title(comparison),
+            second_head=_second_head(comparison),
+            second_rows=[column_cells(row) for row in comparison.rows],
+            version=package_version("cdtrans"),
+        )
     )
 
 

@@ -256,7 +256,7 @@ def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) 
     for file in sorted((run / "predictions").glob("epoch-*.npz")):
         with intact(file, WITHOUT), np.load(file) as arrays:
             predicted = arrays["predicted"][rows].astype(np.int64)
-            if not (predicted.shape == rows.shape and 0 <= predicted.min() and predicted.max() < classes):
+            if not (predicted.shape == rows.shape and predicted.min() >= 0 and predicted.max() < classes):
                 raise Misfit("its predictions are not of these classes")
             predictions.append(predicted)
     if not predictions:  # deleted by the user

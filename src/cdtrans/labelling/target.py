@@ -59,7 +59,7 @@ def _target(run: Path, record: Record) -> FinishedTarget:
     sizes = [len(record.target), *(len(views[name]) for name in names)]
     if len(set(sizes[:3])) > 1 or sizes[3] != sizes[4] or not len(digests) == len(after) == sizes[0]:
         raise Misfit("images.csv and views.npz are not about the same images")
-    if not all(0 <= x.min() and x.max() < len(record.classes) for x in (before, after)):
+    if not all(x.min() >= 0 and x.max() < len(record.classes) for x in (before, after)):
         raise Misfit("views.npz has other classes")
     fingerprint = hashlib.sha256("".join(digests).encode() + before.tobytes() + after.tobytes()).hexdigest()
     trained = trained_images(run)

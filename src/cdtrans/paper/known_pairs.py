@@ -18,6 +18,7 @@ from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
 from cdtrans.pairing.neighbours import normalised, two_way
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled, union
+from cdtrans.paper.ablation_rows import MOST_PAIRS
 from cdtrans.paper.pair_quality import read_answers
 from cdtrans.run.pipeline import Result, run_pipeline
 from cdtrans.runtime.screen import Screen
@@ -78,7 +79,7 @@ class GroundTruth(KnownPairs):
 
 @dataclass(frozen=True)
 class SampledPairsOptions(BranchOptions):
-    pairs: int = option(2, "How many pairs are sampled.", minimum=2)
+    pairs: int = option(2, "How many pairs are sampled.", minimum=2, maximum=MOST_PAIRS)
     false_share: float = option(0.0, "Share of these that are replaced by false pairs.", minimum=0, maximum=1)
     drop_false: bool = option(False, "Leave the false pairs out.")
     sample_seed: int = option(1234, "Seed of the sample.", minimum=0)

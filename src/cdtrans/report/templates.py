@@ -1,5 +1,6 @@
 """HTML pages from templates: what they insert is escaped, and without control characters."""
 
+from functools import cache
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -7,8 +8,9 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from cdtrans.errors import printable
 
 
+@cache
 def templates(*packages: str) -> Environment:
-    """The templates of these packages of cdtrans."""
+    """The templates of these packages of cdtrans. Compiling one takes half a second, so they are kept."""
     return Environment(
         loader=ChoiceLoader([PackageLoader("cdtrans", package) for package in packages]),
         autoescape=lambda name: name is not None and name.endswith(".html"),

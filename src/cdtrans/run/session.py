@@ -275,8 +275,8 @@ def show_finished(out: Path, found: dict[str, str], config: Config, screen: Scre
     changed = [name for name in found if isinstance(before, dict) and before.get(name) != found[name]]
     if changed:
         screen.warn(
-            f"The {' and '.join(changed)} images have changed since the run in '{out}' began, and its result is that of the earlier "
-            "ones; choose another --out to adapt to them, or label new images with 'cdtrans predict'."
+            f"The {' and '.join(changed)} images have changed since the run in '{out}' began, and its result is that "
+            "of the earlier ones; choose another --out to adapt to them, or label new images with 'cdtrans predict'."
         )
     remove_state(out)  # there only if it was killed in its last moment, as may be the report's absence
     if config.report and is_main():

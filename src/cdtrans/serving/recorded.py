@@ -55,7 +55,9 @@ def predictions_of(run: Path, model: str = "chosen") -> bytes:
 def require_same(*shapes: tuple[int, ...]) -> None:
     """Files of a run that belong together must be about the same images and classes."""
     if len(set(shapes)) > 1:
-        raise Misfit(f"images.csv, the model card and {LOGITS} are of {' and '.join(map(str, shapes))} images and classes")
+        raise Misfit(
+            f"images.csv, the model card and {LOGITS} are of {' and '.join(map(str, shapes))} images and classes"
+        )
 
 
 def confidence_views(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:

@@ -20,7 +20,6 @@ from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.storage.files import atomic, disk_full, intact, is_disk_full
 from cdtrans.storage.run_folder import CONFIG, RESULT, check_folder
 
-
 LATER = ("found", "pixels")  # what data.json of the first runs lacks
 
 

@@ -35,7 +35,7 @@ RESULT_SHAPE = {
     **{"chosen_epoch": int, "chosen_model": set(MODEL_NAMES), "chosen_by": str, "judged_epoch": int, "selection": str},
     **{"trained_with_key": bool, "target_labels": int, "support": dict},
     "guard": {"verdict": str, "opening": str, "findings": [dict], "advice": str, "warning": str, "paragraph": str},
-    **{"estimate": ESTIMATE, "estimates": {name: ESTIMATE for name in MODEL_NAMES}},
+    **{"estimate": ESTIMATE, "estimates": dict.fromkeys(MODEL_NAMES, ESTIMATE)},
 }
 
 
@@ -73,7 +73,9 @@ def require_output(file: Path, what: str, flag: str, *inputs: Path | None) -> No
         raise CdtransError(f"'{file.parent}' is the folder of a model and must not be changed; choose another {flag}.")
     for folder in real.parents:
         if (folder / CONFIG).exists() and real.relative_to(folder).parts[0] in OWN:
-            raise CdtransError(f"'{file}' is a part of the run in '{folder}' and stays as it is; choose another {flag}.")
+            raise CdtransError(
+                f"'{file}' is a part of the run in '{folder}' and stays as it is; choose another {flag}."
+            )
 
 
 def read_result(run: Path) -> dict[str, Any]:
