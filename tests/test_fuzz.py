@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 import typer
 import yaml
 
 from cdtrans.cli import entry
 from cdtrans.report import gallery, page
 from cdtrans.storage.run import Run
+from cdtrans.training.state import Loop
 
 TRIES = int(os.environ.get("CDTRANS_FUZZ", "0"))
 LONGEST_LINE = 400
@@ -293,6 +295,34 @@ def test_run_folders(place: Path, no_run: None, monkeypatch: pytest.MonkeyPatch)
         shutil.copytree(kept, run)
         (run / name).write_bytes(mutated((run / name).read_bytes(), Path(name).suffix, rng))
         problems.run((n, name, verb), *command(verb, place))
+    assert not problems
+
+
+def test_unfinished_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the first step after the saved state."""
+    run, kept, update, steps = place / "begun", place / "kept-begun", Loop.update, 0
+
+    def stop_at_step(loop: Loop, *arguments: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > 12:  # in stage 2
+            raise typer.Exit(0)
+        update(loop, *arguments)
+
+    monkeypatch.setattr(Loop, "update", stop_at_step)
+    adapt = ["adapt", place / "source", place / "target", "--config", place / "tiny.yaml", "--out", run]
+    assert cdtrans(*adapt).code == 0
+    shutil.copytree(run, kept)
+    problems = Problems()
+    for n, rng in tries(12, "begun"):
+        shutil.rmtree(run)
+        shutil.copytree(kept, run)
+        file = run / rng.choice(("state/state.pt", "state/state.pt", "source/model.json", "data.json", "config.yaml"))
+        if file.suffix == ".pt" and rng.random() < 0.8:
+            torch.save(with_odd_value(torch.load(file, weights_only=True), rng), file)
+        else:
+            file.write_bytes(mutated(file.read_bytes(), file.suffix, rng))
+        problems.run((n, file.name), *adapt)
     assert not problems
 
 

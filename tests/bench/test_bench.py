@@ -493,7 +493,7 @@ class TestBadInput:
             ({"seeds": "one"}, ["--seeds", "number"]),
             ({"seeds": "1,1"}, ["seed", "twice"]),
             ({"allow_incomplete": False}, ["published", "amazon", "'back_pack'"]),
-            ({"lr": -1}, ["'lr'", "from 0"]),
+            ({"lr": -1}, ["'lr'", "at least 0"]),
             ({"weights": "gone.pth"}, ["weights", "'gone.pth'"]),
             ({"device": "tpu"}, ["device 'tpu'"]),
             ({"pairing": "ground_truth"}, ["'ground_truth'", "'pairing'", "two_way"]),

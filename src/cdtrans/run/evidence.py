@@ -22,6 +22,7 @@ from cdtrans.pairing.pairs import Domains
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.ranks import from_main
 from cdtrans.runtime.screen import Screen
+from cdtrans.storage.files import intact
 from cdtrans.storage.run import Run
 from cdtrans.trust.support import Evidence
 
@@ -42,7 +43,7 @@ def pretrained_evidence(
     as it is, or if there are no pretrained weights or no source images."""
     file = run.folder / FILE
     if file.exists():
-        with np.load(file) as arrays:
+        with intact(file, "start again in another --out"), np.load(file) as arrays:
             return Evidence(*(torch.from_numpy(arrays[name]) for name in Evidence._fields))
     trained = config.source_fit == "train" if network is not None else card.epoch > 0
     if not trained or card.weights == FROM_SCRATCH or not len(labels):

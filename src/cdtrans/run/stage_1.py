@@ -17,6 +17,7 @@ from cdtrans.config import Config, make_config, require_weights
 from cdtrans.errors import CdtransError
 from cdtrans.methods import WITHOUT_SOURCE
 from cdtrans.storage.card_file import read_card
+from cdtrans.storage.files import intact
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +124,8 @@ class Stage1:
 
         folder = run.folder / SOURCE
         if self.done:
-            network.load_state_dict(load_model(folder)[0].state_dict())
+            with intact(folder, "start again in another --out"):
+                network.load_state_dict(load_model(folder)[0].state_dict())
             return
         if self.config.source_model:
             trained = f" ({card.epoch} epochs from {card.weights})" if card.epoch else ""
