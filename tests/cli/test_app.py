@@ -475,6 +475,15 @@ class TestEval:
         assert f"({100 * low:.1f} to {100 * high:.1f})" in by_class
         assert [int(cell) for cell in confused.strip("│ ").split("│")[1:]] == confusion
 
+    def test_a_class_is_one_line_whatever_it_is_called(self, run: Run, monkeypatch) -> None:
+        names = ("a\nerror: fake", "b\x1b[2J")
+        result = Evaluation(score(np.array([0, 1]), np.array([0, 0]), 2), names, (), None, model="adapted")
+        monkeypatch.setattr(cdtrans.evaluation.evaluate, "evaluate", lambda *a, **k: result)
+        out = run("eval", "run", "labelled").out
+        assert out.count(r"a\nerror: fake") == 4  # a row and a column of one table, a row and a cell of the other
+        assert r"b\x1b[2J" in out
+        assert "\x1b" not in out
+
     @pytest.mark.parametrize("classes", [12, 13])
     def test_a_confusion_matrix_that_does_not_fit_is_not_shown(self, run: Run, monkeypatch, classes: int) -> None:
         labels = np.arange(classes)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from cdtrans.config import BranchOptions, layered_config, option
+from cdtrans.config import LARGEST_SEED, BranchOptions, layered_config, option
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
@@ -82,7 +82,7 @@ class SampledPairsOptions(BranchOptions):
     pairs: int = option(2, "How many pairs are sampled.", minimum=2, maximum=MOST_PAIRS)
     false_share: float = option(0.0, "Share of these that are replaced by false pairs.", minimum=0, maximum=1)
     drop_false: bool = option(False, "Leave the false pairs out.")
-    sample_seed: int = option(1234, "Seed of the sample.", minimum=0)
+    sample_seed: int = option(1234, "Seed of the sample.", minimum=0, maximum=LARGEST_SEED)
 
 
 class SampledPairs(KnownPairs):
