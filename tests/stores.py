@@ -24,6 +24,8 @@ class Notes(Screen):
     def say(self, text: str) -> None:
         self.said.append(text)
 
+    warn = say
+
 
 def make_images(root: Path, count: int) -> list[Path]:
     root.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from cdtrans.errors import CdtransError, Interrupted, named, nearest
+from cdtrans.errors import LONGEST, CdtransError, Interrupted, named, nearest, printable
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,17 @@ def test_exit_codes_of_signals_are_the_shell_s() -> None:
 
 def test_an_interruption_is_not_a_user_s_error() -> None:
     assert not isinstance(Interrupted(signal.SIGINT), CdtransError)
+
+
+def test_an_error_is_one_line_without_control_characters() -> None:
+    assert str(CdtransError("'a\nerror: fake\x1b[2J\u202e' is bad.")) == r"'a\nerror: fake\x1b[2J\u202e' is bad."
+    assert (
+        printable("Ünïcode — 猫 \u00a0 🐈\u200d⬛") == "Ünïcode — 猫 \u00a0 🐈\u200d⬛"
+    )  # not all that is odd is dangerous
+
+
+def test_an_endless_sentence_keeps_its_begin_and_its_advice() -> None:
+    sentence = str(CdtransError(f"The label '{'x' * 10_000_000}' is too long; give a shorter one."))
+    assert len(sentence) == LONGEST
+    assert sentence.startswith("The label 'xxx")
+    assert sentence.endswith("xxx' is too long; give a shorter one.")

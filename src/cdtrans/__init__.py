@@ -1,9 +1,11 @@
 """cdtrans: labelled source images and unlabelled target images in, a target classifier out."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # not typing's: its import takes longer than all the rest before Ctrl-C is answered
 if TYPE_CHECKING:
+    from typing import Any
+
     from cdtrans.errors import CdtransError
     from cdtrans.labelling.answer import Answered, answer
     from cdtrans.labelling.ask import Asked, ask
@@ -46,7 +48,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Public names are imported when they are first used, so that `cdtrans --help` does not wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'cdtrans' has no attribute {name!r}")

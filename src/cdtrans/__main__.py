@@ -1,5 +1,31 @@
-"""`python -m cdtrans` is `cdtrans`."""
+"""The program: `cdtrans`, or `python -m cdtrans`. Ctrl-C is answered from here on, before anything slow is imported."""
 
-from cdtrans.cli.entry import main
+import os
+import signal
 
-main()
+
+def main() -> None:
+    """As `cdtrans.cli.entry`, and clean to interrupt while that is imported and when all is done."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as after nohup
+    if ours:
+        signal.signal(signal.SIGINT, _leave)
+    from cdtrans.cli.entry import main as run
+
+    try:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
+    except KeyboardInterrupt:  # before or after the part that expects it
+        _leave()
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _leave(*_: object) -> None:
+    os.write(2, b"error: Interrupted.\n")
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

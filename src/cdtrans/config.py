@@ -19,7 +19,12 @@ import yaml
 from cdtrans.errors import CdtransError, closest, nearest
 
 KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
+LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
+LARGEST_FACTOR = 1e6  # of what is multiplied by a rate
+LARGEST_SEED = 2**63 - 1
+LARGEST_COUNT, LARGEST_NUMBER = 10**9, 1e30  # of other whole numbers, and of others; nothing sensible comes near
+LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
 
 
 def option(
@@ -47,10 +52,14 @@ class Config:
     )
     root: str | None = _option(None, "Data", "Folder that paths in lists are relative to (default: the list's).")
     crop: int | Literal["auto"] = _option(
-        "auto", "Data", "Image size the model sees (auto: the backbone's).", minimum=8
+        "auto", "Data", "Image size the model sees (auto: the backbone's).", minimum=8, maximum=LARGEST_SIDE
     )
     resize: int | Literal["auto"] = _option(
-        "auto", "Data", "Both sides are resized to this before cropping (auto: 8/7 of the crop).", minimum=8
+        "auto",
+        "Data",
+        "Both sides are resized to this before cropping (auto: 8/7 of the crop).",
+        minimum=8,
+        maximum=LARGEST_SIDE,
     )
     flip: float = _option(0.5, "Data", "Chance of mirroring a training image.", minimum=0, maximum=1)
     max_bad: float = _option(0.05, "Data", "Share of unreadable files that is still accepted.", minimum=0, maximum=1)
@@ -116,8 +125,10 @@ class Config:
     optimizer: Literal["sgd", "adamw"] = _option("sgd", "Optimisation", "SGD, which the authors use, or AdamW.")
     batch_size: int = _option(64, "Optimisation", "Images of stage 1, pairs of stage 2, in a step.", minimum=2)
     momentum: float = _option(0.9, "Optimisation", "SGD's momentum.", minimum=0, maximum=1)
-    weight_decay: float = _option(1e-4, "Optimisation", "Weight decay.", minimum=0)
-    bias_lr_factor: float = _option(2.0, "Optimisation", "Biases learn this many times faster.", minimum=0)
+    weight_decay: float = _option(1e-4, "Optimisation", "Weight decay.", minimum=0, maximum=LARGEST_FACTOR)
+    bias_lr_factor: float = _option(
+        2.0, "Optimisation", "Biases learn this many times faster.", minimum=0, maximum=LARGEST_FACTOR
+    )
     schedule: Literal["authors", "cosine"] = _option(
         "authors",
         "Optimisation",
@@ -156,7 +167,7 @@ class Config:
         True, "Trust", "Keep the source-only model (and exit 3) if adaptation seems to have done harm."
     )
 
-    seed: int = _option(1234, "Run", "Seed of everything random.", minimum=0)
+    seed: int = _option(1234, "Run", "Seed of everything random.", minimum=0, maximum=LARGEST_SEED)
     device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
         "auto", "Run", "Arithmetic of the model (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
@@ -351,12 +362,20 @@ def layered_config(
     """Preset, YAML file, settings and places, the later ones winning; and the run folder that the file names."""
     places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
     from_file = read_yaml(Path(config)) if config is not None else {}
-    out, preset_there = from_file.pop("out", None), from_file.pop("preset", None)
-    name = preset or preset_there or "auto"
+    out, preset_there = _pop_text(from_file, "out"), _pop_text(from_file, "preset")
+    name = next((name for name in (preset, preset_there) if name is not None), "auto")
     layers = (read_preset(name), from_file, settings, places)
     if layers[0].get("recipe") == "authors" and (from_file | settings).get("recipe") == "best":
         raise CdtransError(f"The preset '{name}' is the authors' recipe, not the best one; leave one of the two out.")
     return config_of(*layers), out
+
+
+def _pop_text(values: dict[str, Any], key: str) -> str | None:
+    """What a file says besides the settings."""
+    text = values.pop(key, None)
+    if text is not None and (not isinstance(text, str) or not text):
+        raise CdtransError(f"'{key}' must be text, not {_quoted(text)}.")
+    return text
 
 
 def config_of(preset: dict[str, Any], *layers: dict[str, Any]) -> Config:
@@ -381,7 +400,7 @@ def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
                 f"{'' if 'recipe' in given else ', which --method and the options of CDTrans imply'}; leave one out."
             )
         return {}
-    if effort is not None and effort not in EFFORTS:
+    if effort is not None and effort not in list(EFFORTS):  # a list, because it may be anything
         raise CdtransError(f"'{effort}' is not a value of 'effort': {nearest(str(effort), list(EFFORTS))}")
     scratch = not given.get("pretrained", True) and not given.get("weights")
     return BEST | ({"source_fit": "train"} if scratch else {})
@@ -434,14 +453,33 @@ def _method_place(name: Any) -> Any:
 def read_yaml(file: Path) -> dict[str, Any]:
     """A flat mapping from a YAML file; the keys are checked when the configuration is made."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        with file.open("rb") as lines:
+            values = parse_yaml(lines.read(LARGEST_YAML + 1).decode())
     except OSError as error:
         raise CdtransError(f"The configuration '{file}' cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise CdtransError(f"'{file}' is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(values, dict):
         raise CdtransError(f"'{file}' must hold 'key: value' lines, one for each setting.")
     return values
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a text, or ValueError. A few bytes of YAML can stand for a value that contains itself, or a billion
+    values: whoever copied or printed it would never end."""
+    if len(text) > LARGEST_YAML:
+        raise ValueError(f"it is larger than {LARGEST_YAML} bytes")
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    waiting, count = [value], 0
+    while waiting and count <= MOST_VALUES:
+        each, count = waiting.pop(), count + 1
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list | tuple | set) else ()
+    if waiting:
+        raise ValueError(f"it has more than {MOST_VALUES} values, or one that contains itself")
+    return value
 
 
 def preset_names() -> list[str]:
@@ -466,8 +504,12 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if value in words or (value is None and type(None) in kinds):
         return value
+    if value == "" and type(None) in kinds:
+        raise CdtransError(f"'{key}' is empty; give a value, or leave it out.")
     for kind in kinds:
         converted = _convert(value, kind)
+        if isinstance(converted, str) and not _can_be_a_name(converted):
+            raise CdtransError(f"'{key}' holds a character that no name can have: {value!r}.")
         if converted is not None:
             _check_range(key, converted, limits.get("minimum"), limits.get("maximum"))
             return converted
@@ -475,7 +517,23 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     if words and isinstance(value, str) and (only_words or closest(value, words)):
         raise CdtransError(f"'{value}' is not a value of '{key}': {nearest(value, words)}")
     expected = " or ".join([KIND_NAMES[kind] for kind in kinds if kind in KIND_NAMES] + words)
-    raise CdtransError(f"'{key}' must be {expected}, not {value!r}.")
+    raise CdtransError(f"'{key}' must be {expected}, not {_quoted(value)}.")
+
+
+def _quoted(value: Any) -> str:
+    """A value in a sentence; Python refuses to write the digits of a very large number."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+def _can_be_a_name(text: str) -> bool:
+    """Of a file. YAML can write any character."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -504,8 +562,11 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _check_range(key: str, value: Any, minimum: float | None, maximum: float | None) -> None:
-    if isinstance(value, int | float) and (
-        (minimum is not None and value < minimum) or (maximum is not None and value > maximum)
-    ):
-        limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        raise CdtransError(f"'{key}' must be {limits}, not {value}.")
+    """Of numbers. Without a limit of its own a setting has one that only keeps arithmetic and memory safe."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    most = maximum if maximum is not None else LARGEST_COUNT if isinstance(value, int) else LARGEST_NUMBER
+    least = minimum if minimum is not None else -most
+    if not least <= value <= most:
+        limit = f"at least {least}" if value < least else f"at most {most}"
+        raise CdtransError(f"'{key}' must be {limit}, not {_quoted(value)}.")

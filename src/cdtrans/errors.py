@@ -1,10 +1,15 @@
 """Errors for people: one sentence each, saying what happened, where, and what to do."""
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 HARM = 3  # exit code of a run whose adaptation did harm
 NAMED = 5  # more names than this make a sentence unreadable
+LONGEST, LAST = 390, 150  # characters of a sentence, and how many of its last ones are kept: they say what to do
+# Of a name these would move the cursor, set colours, start a false line, or turn the direction of writing: ASCII and
+# C1 controls, line separators, marks and overrides of direction; and bytes that are no text.
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class CdtransError(Exception):
@@ -12,6 +17,9 @@ class CdtransError(Exception):
     `details` are for --debug: too long for a sentence."""
 
     details: str = ""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(shortened(printable(sentence)))
 
 
 class Hopeless(CdtransError):
@@ -45,6 +53,16 @@ class Interrupted(Exception):
     def __init__(self, signal_number: int) -> None:
         super().__init__()
         self.exit_code = 128 + signal_number
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text without control characters, but for those in `keep`: the others are shown as Python writes them, \\x1b."""
+    return CONTROL.sub(lambda c: c[0] if c[0] in keep else c[0].encode("unicode_escape").decode(), text)
+
+
+def shortened(sentence: str) -> str:
+    """A sentence that quotes something endless, without its middle."""
+    return sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST - LAST - 5]} ... {sentence[-LAST:]}"
 
 
 def closest(word: str, known: list[str]) -> str | None:

@@ -28,7 +28,7 @@ from cdtrans.data.benchmarks import OFFICE31, VISDA2017, find_benchmark
 from cdtrans.data.domains import scan_labelled, scan_unlabelled
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.screen import Screen
-from support import says
+from support import error_says, says
 from tiny_task import QUICK, TINY, Ended, Process, computed, draw, log_lines, tree, warm
 
 CLASSES = ("mug", "pen", "ruler")
@@ -493,7 +493,7 @@ class TestBadInput:
             ({"seeds": "one"}, ["--seeds", "number"]),
             ({"seeds": "1,1"}, ["seed", "twice"]),
             ({"allow_incomplete": False}, ["published", "amazon", "'back_pack'"]),
-            ({"lr": -1}, ["'lr'", "from 0"]),
+            ({"lr": -1}, ["'lr'", "at least 0"]),
             ({"weights": "gone.pth"}, ["weights", "'gone.pth'"]),
             ({"device": "tpu"}, ["device 'tpu'"]),
             ({"pairing": "ground_truth"}, ["'ground_truth'", "'pairing'", "two_way"]),
@@ -669,6 +669,11 @@ class TestSeeds:
         assert parse_seeds("7,") == (7,)
         assert parse_seeds(" 4 , 5 ") == (4, 5)
         assert Config().seed == parse_seeds("1")[0]
+
+    def test_numbers_without_end_are_refused(self) -> None:
+        for text in ("9" * 5000, f"1,{'9' * 5000}", "1000000000000"):
+            with error_says("--seeds"):
+                parse_seeds(text)
 
     @given(st.integers(1, 100))
     def test_as_many_as_asked_for_and_all_different(self, count: int) -> None:

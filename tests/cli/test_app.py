@@ -288,6 +288,27 @@ class TestWrongUse:
 
 class TestFailures:
     @pytest.mark.parametrize(
+        ("words", "where"),
+        [
+            (["adapt", "", "target"], ""),
+            (["adapt", "source", "target", "--weights", ""], "--weights"),
+            (["adapt", "source", "target", "--source-model="], "--source-model"),
+            (["predict", "run", "images", "--csv", "", "--quiet"], "--csv"),
+        ],
+    )
+    def test_an_unset_shell_variable_is_not_taken_for_something_else(
+        self, run: Run, called: dict[str, Any], words: list[str], where: str
+    ) -> None:
+        ended = run(*words)
+        assert ended.code == 2
+        assert says(one_sentence(ended.err), "empty", "shell variable", where)
+        assert not called
+
+    def test_an_empty_value_of_an_option_is_a_value(self, run: Run, called: dict[str, Any]) -> None:
+        assert run("adapt", "source", "target", "--set", "x=", "--set=y=").code == 0
+        assert called["method_args"] == {"x": None, "y": None}
+
+    @pytest.mark.parametrize(
         ("error", "code", "said"),
         [
             (CdtransError("It is so."), 2, "error: It is so.\n"),
@@ -299,6 +320,8 @@ class TestFailures:
                 2,
                 "error: '/x/y': Permission denied; check the path, its permissions and the disk.\n",
             ),
+            (MemoryError(), 2, "error: This computer has too little memory"),
+            (RuntimeError("[enforce fail] DefaultCPUAllocator: no memory"), 2, "error: This computer has too little"),
             (ZeroDivisionError("oops"), 1, "error: Internal error, ZeroDivisionError: oops. Run it again with --debug"),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
@@ -485,6 +508,15 @@ class TestEval:
         low, high = values["per_class_interval"][CLASSES[worst]]
         assert f"({100 * low:.1f} to {100 * high:.1f})" in by_class
         assert [int(cell) for cell in confused.strip("│ ").split("│")[1:]] == confusion
+
+    def test_a_class_is_one_line_whatever_it_is_called(self, run: Run, monkeypatch) -> None:
+        names = ("a\nerror: fake", "b\x1b[2J")
+        result = Evaluation(score(np.array([0, 1]), np.array([0, 0]), 2), names, (), None, model="adapted")
+        monkeypatch.setattr(cdtrans.evaluation.evaluate, "evaluate", lambda *a, **k: result)
+        out = run("eval", "run", "labelled").out
+        assert out.count(r"a\nerror: fake") == 4  # a row and a column of one table, a row and a cell of the other
+        assert r"b\x1b[2J" in out
+        assert "\x1b" not in out
 
     @pytest.mark.parametrize("classes", [12, 13])
     def test_a_confusion_matrix_that_does_not_fit_is_not_shown(self, run: Run, monkeypatch, classes: int) -> None:

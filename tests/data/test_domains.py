@@ -235,11 +235,20 @@ def test_a_top_that_is_itself_a_link(tmp_path):
     assert scan_unlabelled(tmp_path / "link").paths == ("a/1.png",)
 
 
+def test_labels_of_thousands_of_digits_are_names(tmp_path):
+    folder(tmp_path, "1.png", "2.png")
+    (tmp_path / "list.txt").write_text(f"1.png 7\n2.png {'9' * 5000}\n")
+    assert scan_labelled(tmp_path / "list.txt").classes == ("7", "9" * 5000)
+
+
 def test_a_broken_link_is_kept_to_be_reported(tmp_path):
     top = folder(tmp_path / "t", "1.png")
     (top / "2.png").symlink_to(tmp_path / "gone.png")
     (top / "3.png").symlink_to(top / "3.png")
     (top / "4.txt").symlink_to(tmp_path / "gone.txt")
+    (top / "self").symlink_to(top / "self")  # leads nowhere, and is nothing that anybody expects to be read
+    (top / "one").symlink_to(top / "two")
+    (top / "two").symlink_to(top / "one")
     assert scan_unlabelled(top).paths == ("1.png", "2.png", "3.png")
 
 

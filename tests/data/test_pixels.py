@@ -14,6 +14,7 @@ from PIL import Image
 from cdtrans.data import pixels, store, stream
 from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.pixels import default_cache
+from cdtrans.data.store import list_stores
 from cdtrans.data.stream import StreamedPixels
 from cdtrans.data.thumbnails import SIDE
 from stores import SIZE, Notes, assert_right, draw, expected, make_images, open_store, store_file
@@ -255,6 +256,65 @@ def test_a_broken_or_foreign_header_begins_anew(files, cache, header):
     assert_right(mapped, files)  # a map made before is not disturbed
 
 
+def test_pixels_that_have_changed_on_the_disk_are_noticed_and_decoded_again(files, cache, decoded):
+    open_store(files, cache)
+    rows, length = store_file(cache, "pixels.u8"), SIZE * SIZE * 3
+    content = bytearray(rows.read_bytes())
+    content[3 * length : 5 * length] = bytes(2 * length)  # zeros
+    content[-1] ^= 1  # one bit
+    rows.write_bytes(content)
+    decoded.clear()
+    screen = Notes()
+    assert_right(open_store(files, cache, screen=screen), files)
+    assert set(decoded) == {"003.png", "004.png", "009.png"}
+    assert screen.said == [f"3 source images are damaged in the cache {cache}; they are decoded again."]
+    decoded.clear()
+    assert_right(open_store(files, cache), files)
+    assert decoded == []
+
+
+def test_a_file_of_thumbnails_that_has_changed_is_noticed_too(files, cache):
+    open_store(files, cache)
+    thumbnails = store_file(cache, "thumbnails.u8")
+    thumbnails.write_bytes(bytes(thumbnails.stat().st_size))
+    assert_right(open_store(files, cache), files)
+
+
+def test_a_store_of_another_size_or_root_than_its_header_says_begins_anew(files, cache, decoded):
+    for before, after in ((b'"size": 12', b'"size": 11'), (b"images", b"smiles")):
+        open_store(files, cache)
+        index = store_file(cache, "index.jsonl")
+        header, *lines = index.read_bytes().splitlines(keepends=True)
+        assert before in header
+        index.write_bytes(b"".join([header.replace(before, after), *lines]))
+        decoded.clear()
+        assert_right(open_store(files, cache), files)
+        assert len(decoded) == len(files)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"more": 1},
+        {"row": "4"},
+        {"row": None},
+        {"nbytes": [1]},
+        {"path": 7},
+        {"digest": 5},
+        {"digest": "0"},
+        {"row": 5.0},
+    ],
+)
+def test_a_line_with_another_type_or_field_ends_the_index(files, cache, decoded, change):
+    open_store(files, cache)
+    index = store_file(cache, "index.jsonl")
+    lines = index.read_bytes().splitlines(keepends=True)
+    lines[5] = json.dumps(json.loads(lines[5]) | change).encode() + b"\n"
+    index.write_bytes(b"".join(lines))
+    assert list_stores(cache)
+    assert_right(open_store(files, cache), files)
+
+
 def test_growing_does_not_disturb_an_open_map(files, cache):
     before = open_store(files[:3], cache)
     draw(files[0], seed=99)
@@ -386,7 +446,7 @@ def test_a_cache_that_cannot_be_used(files, tmp_path):
         open_store(files, tmp_path / "file")
 
 
-def test_progress_only_when_there_is_something_to_decode(files, cache):
+def test_progress_only_when_there_is_something_to_decode_or_verify(files, cache):
     class Bars(Notes):
         def __init__(self) -> None:
             super().__init__()
@@ -400,7 +460,8 @@ def test_progress_only_when_there_is_something_to_decode(files, cache):
     open_store(files[:4], cache, screen=bars)
     open_store(files[:4], cache, screen=bars)
     open_store(files, cache, screen=bars)
-    assert bars.bars == [("decode source", 4, 0), ("decode source", 10, 4)]
+    verify = ("verify source", 4, 0)
+    assert bars.bars == [("decode source", 4, 0), verify, ("decode source", 10, 4), verify]
     assert bars.said == []
 
 

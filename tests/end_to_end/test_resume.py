@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import cdtrans
@@ -292,6 +294,31 @@ def test_a_second_process_refuses_and_the_first_is_not_disturbed(task: Task, who
     assert tree(out) == tree(whole)
 
 
+def test_what_another_process_has_finished_meanwhile_is_not_trained_again(
+    task: Task, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, hold_out = tmp_path / "run", session.hold_out
+
+    def late(*arguments: Any) -> Any:  # after the look at the folder, before its lock
+        shutil.copytree(whole, out)
+        return hold_out(*arguments)
+
+    monkeypatch.setattr(session, "hold_out", late)
+    cdtrans.adapt(source=task.source, target=task.target, out=out, config=task.config)
+    assert "already finished" in capsys.readouterr().out
+    assert tree(out) == tree(whole)
+
+
+def test_images_that_have_changed_since_a_run_finished_are_told(task: Task, whole: Path) -> None:
+    new = draw(task.target / "new.png", 0, seed=77)
+    try:
+        ended = start(task, whole).wait()
+    finally:
+        new.unlink()
+    assert ended.code == 0
+    assert says(ended.err, "warning: the target images have changed", "--out", "predict")
+
+
 def test_other_settings_for_an_unfinished_run_are_refused_and_named(task: Task) -> None:
     out = task.folder / "settings"
     start(task, out, crash={"name": "state.pt", "when": "after", "nth": 2}).wait()
@@ -311,6 +338,30 @@ def test_changed_images_for_an_unfinished_run_are_refused(tmp_path: Path) -> Non
     ended = start(task, out).wait()
     assert ended.code == 2
     assert says(ended.err, "images", "have changed")
+
+
+def test_other_pixels_in_files_of_the_same_size_are_refused_and_another_number_of_threads_is_told(
+    tmp_path: Path,
+) -> None:
+    task, out = make_task(tmp_path), tmp_path / "run"
+    files = [file.with_suffix(".bmp") for file in sorted(task.source.rglob("*.png"))]
+    for file in files:
+        with Image.open(file.with_suffix(".png")) as image:
+            image.save(file)
+        file.with_suffix(".png").unlink()
+    start(task, out, crash={"name": "state.pt", "when": "after", "nth": 2}).wait()
+    red, blue = task.source / "red" / "00.bmp", task.source / "blue" / "00.bmp"
+    contents = red.read_bytes(), blue.read_bytes()
+    assert len(contents[0]) == len(contents[1])
+    blue.write_bytes(contents[0])
+    red.write_bytes(contents[1])
+    environment = out / "environment.json"
+    environment.write_text(environment.read_text().replace('"threads": 1', '"threads": 7'))
+    ended = start(task, out).wait()
+    assert ended.code == 2
+    told, error = ended.err.splitlines()
+    assert says(error, "images", "have changed")
+    assert says(told, "warning:", "7 CPU threads", "with 1", "OMP_NUM_THREADS=7")
 
 
 def test_a_new_class_after_stage_1_is_a_change_of_the_images(tmp_path: Path) -> None:

@@ -155,7 +155,10 @@ def test_the_critic_is_a_quarter_as_wide_as_the_feature() -> None:
 
 
 def test_the_card_says_it_and_a_loaded_model_has_it(tmp_path: Path) -> None:
-    card = replace(make_card(make_config(TINY), ("a", "b"), stage="adaptation", epoch=1), transferability=True)
+    card = replace(
+        make_card(make_config(TINY, {"precision": "fp32"}), ("a", "b"), stage="adaptation", epoch=1),
+        transferability=True,
+    )
     torch.manual_seed(0)
     model = build_model(card).eval()
     save_model(tmp_path / "adapted", model, card)

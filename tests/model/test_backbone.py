@@ -29,7 +29,7 @@ from cdtrans.model.backbone import (
 )
 from cdtrans.model.cross_attention import require_cross_attention
 from cdtrans.model.network import feature_dim
-from support import error_says
+from support import error_says, says
 
 REAL = Path(__file__).parents[3] / "shared" / "real" / "deit_tiny_patch16_224.safetensors"
 SMALL = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -117,7 +117,23 @@ class TestFiles:
         os.truncate(file, file.stat().st_size // 2)
         assert "not a readable weights file" in complaint(model, lambda: load_weights(model, file))
 
-    @pytest.mark.parametrize("content", [{}, [], 3, {"model": 3}, {"epoch": 3}, {"model": {"a": "text"}}], ids=str)
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e38])
+    def test_weights_of_a_training_that_diverged(self, tmp_path: Path, value: float) -> None:
+        """Else the run would end as if its own training had, and advise a lower learning rate."""
+        state, file, model = plain_file_state(), tmp_path / "weights.safetensors", vit()
+        state["blocks.0.norm1.weight"][2] = value
+        save_file(state, file)
+        told = complaint(model, lambda: load_weights(model, file))
+        assert says(told, str(file), "'blocks.0.norm1.weight'", "not finite or larger", "--weights")
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            *({}, [], 3, {"model": 3}, {"epoch": 3}, {"model": {"a": "text"}}, {1: torch.zeros(2)}),
+            *({"a": torch.zeros(2).to_sparse()}, {"a": torch.zeros(2, device="meta")}, {"a": torch.zeros(2).cfloat()}),
+        ],
+        ids=str,
+    )
     def test_a_file_without_a_state_dict(self, tmp_path: Path, content: object) -> None:
         file, model = tmp_path / "weights.pth", vit()
         torch.save(content, file)
@@ -585,3 +601,26 @@ def test_real_deit_weights_load_strictly() -> None:
     assert_holds(model, state)
     assert set(state) - set(model.state_dict()) == {"head.weight", "head.bias"}
     assert all(t.dtype == torch.float32 for t in model.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("crop", "args", "words"),
+    [
+        (7, {}, ["--crop 7", "smaller than a patch"]),
+        (16, {"patch_size": 64}, ["--crop 16", "64 pixels"]),
+        (33, {"dynamic_img_size": True}, ["--crop 33", "patches of 8", "dynamic_img_size"]),
+        (32, {"depth": 10**9}, ["'depth'", "at most 10000"]),
+        (32, {"embed_dim": 10**400}, ["'embed_dim'", "at most 10000"]),
+        (32, {"depth": [2, [10**9]]}, ["'depth'", "at most 10000"]),
+    ],
+    ids=lambda value: "" if isinstance(value, list) else str(value)[:30],
+)
+def test_sizes_that_cannot_work_are_refused_before_anything_is_built(
+    crop: int, args: dict[str, object], words: list[str]
+) -> None:
+    with error_says(*words):
+        vit(crop, **args)
+
+
+def test_a_crop_of_any_size_can_be_padded() -> None:
+    assert vit(33, dynamic_img_size=True, dynamic_img_pad=True)(torch.zeros(1, 3, 33, 33)).shape == (1, 32)

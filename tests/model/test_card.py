@@ -26,7 +26,7 @@ CLASSES = ("Äpfel", "a b", "[red]")
 
 @pytest.fixture
 def card() -> Card:
-    return make_card(make_config(TINY), CLASSES, stage="source", epoch=3)
+    return make_card(make_config(TINY, {"precision": "fp32"}), CLASSES, stage="source", epoch=3)
 
 
 @pytest.fixture
@@ -152,10 +152,33 @@ def test_a_kill_never_leaves_one_model_s_weights_beside_the_other_s_card(
     assert [p.name for p in saved.parent.iterdir() if p.name != "cache"] == ["source"]
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, CARD])
-def test_a_missing_file_is_no_finished_model(saved: Path, name: str) -> None:
-    (saved / name).unlink()
+def test_a_folder_without_a_card_is_no_finished_model(saved: Path) -> None:
+    (saved / CARD).unlink()
     with pytest.raises(CdtransError, match="holds no finished model"):
+        load_model(saved)
+
+
+def test_a_finished_model_that_has_lost_its_weights_is_not_called_unfinished(saved: Path) -> None:
+    """The advice to run 'adapt' to its end would come from that very command, for ever."""
+    (saved / WEIGHTS).unlink()
+    with error_says(str(saved), "lost its weights", "another --out"):
+        load_model(saved)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: Path) -> None:
+        raise FileNotFoundError(2, "Permission denied")  # as safetensors says it
+
+    monkeypatch.setattr(card_module, "load_file", refuse)
+    with error_says(WEIGHTS, "cannot be read", "Permission denied"):
+        load_model(saved)
+
+
+def test_weights_that_are_not_finite_are_damaged(saved: Path) -> None:
+    tensors = load_file(saved / WEIGHTS)
+    tensors["backbone.norm.weight"][3] = torch.nan
+    save_file(tensors, saved / WEIGHTS)
+    with error_says(WEIGHTS, "damaged", "not finite"):
         load_model(saved)
 
 
@@ -183,8 +206,17 @@ def test_a_damaged_file_is_an_error_that_names_the_folder(saved: Path, name: str
         lambda values: values.update(surprise=1),
         lambda values: values.update(classes=["one", "two"]),  # the weights are for three
         lambda values: values.update(classes=None),
+        lambda values: values.update(resize=-3),
+        lambda values: values.update(resize=values["crop"] - 1),
+        lambda values: values.update(resize=10**9),
+        lambda values: values.update(crop=15.5),
+        lambda values: values.update(std=[0, 1, 1]),
+        lambda values: values.update(mean=[0.5]),
+        lambda values: values.update(backbone_args={"img_size": "x"}),
+        lambda values: values.update(classes=[1, 2, 3]),
+        lambda values: values.update(precision="auto"),
+        lambda values: values.update(epoch=float("nan")),
     ],
-    ids=["no crop", "no classes", "a field too many", "classes too few", "classes null"],
 )
 def test_a_card_that_does_not_fit_is_an_error(saved: Path, damage) -> None:
     values = json.loads((saved / CARD).read_text(encoding="utf-8"))

@@ -131,6 +131,14 @@ def test_a_run_without_pairs_or_without_an_adapted_model_says_so(run: Path, key:
         draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
 
 
+def test_no_image_of_the_run_is_replaced(run: Path, key: Path, task: Task) -> None:
+    image = next(task.target.glob("*.png"))
+    before = image.read_bytes()
+    with error_says(image.name, "choose another --out"):
+        draw_attention(run, key, image, pairs=1)
+    assert image.read_bytes() == before
+
+
 def test_bad_input_is_one_sentence(run: Path, key: Path, task: Task, tmp_path: Path) -> None:
     others = tmp_path / "key.txt"
     others.write_text(f"{task.source}/red/00.png red\n")

@@ -13,10 +13,11 @@ from PIL import Image
 from ablation_task import make_key, run, start, true_classes
 from cdtrans.bench.results import Spread
 from cdtrans.paper.ablations import read_scored
-from cdtrans.paper.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Study, parse_levels
+from cdtrans.paper.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Study, ablate_noise, parse_levels
 from cdtrans.paper.noise_figure import figure
+from cdtrans.runtime.screen import Screen
 from support import error_says, says
-from tiny_task import QUICK, Task, log_lines, make_task, warm
+from tiny_task import QUICK, Task, log_lines, make_source, make_target, make_task, warm
 
 FLAGS = ("--levels", "0,50,100", "--pairs", "20")
 RUNS = [
@@ -238,6 +239,12 @@ class TestStudy:
         for text in ("", "x", "0,0", "-1", "101", "nan", "1,1.0000001"):
             with error_says("--levels", "different percentages", "0 to 100"):
                 parse_levels(text)
+
+    def test_pairs_without_end_are_refused_at_once(self, tmp_path: Path) -> None:
+        places = (make_source(tmp_path / "s", each=1), make_target(tmp_path / "t", each=1))
+        with error_says("--pairs", "at most 10000000"):
+            ablate_noise(*places, key=places[1], out=tmp_path / "out", screen=Screen(quiet=True), pairs=10**12)
+        assert not (tmp_path / "out").exists()
 
     def test_close_levels_have_folders_of_their_own(self) -> None:
         levels = parse_levels("33.333333,33.333334,99.999999,100")

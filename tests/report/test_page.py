@@ -302,6 +302,15 @@ def test_names_are_text_and_not_markup(run: Path) -> None:
     assert len([tag for tag, _ in Parsed(text).elements if tag == "script"]) == 1
 
 
+def test_control_characters_of_names_are_not_in_the_page(run: Path) -> None:
+    for model in ("adapted", "source"):
+        card = run / model / "model.json"
+        card.write_text(card.read_text().replace('"red"', r'"r\u001b[31med\u202e"'))
+    text = write_report(run, QUIET).read_text()
+    assert r"r\x1b[31med\u202e" in text
+    assert not set("\x1b\u202e") & set(text)
+
+
 def test_the_largest_page_is_small_enough(full: Path) -> None:
     """Every picture of noise, which JPEG can do nothing about."""
     noise = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)

@@ -2,12 +2,16 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from cdtrans.errors import printable
 from cdtrans.runtime import screen as screen_module
 from cdtrans.runtime.outlook import Outlook
 from cdtrans.runtime.screen import Screen
 
+EVIL = "\x1b]0;pwned\x07a\nerror: fake\u202egnp.\x9b\udcff"  # a file or class may be called so
+SHOWN = r"\x1b]0;pwned\x07a\nerror: fake\u202egnp.\x9b\udcff"
 ODD = "[bold]a[/bold] [/] path[0].png a:b:c \\"
 
 
@@ -25,6 +29,19 @@ def test_warnings_go_to_standard_error_even_when_quiet(capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out == ""
     assert err == f"warning: {ODD}\n"
+
+
+def test_control_characters_of_names_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    screen, table = Screen(), Table("class", title="t")
+    table.add_row(escape(EVIL))
+    screen.say(EVIL)
+    screen.result(EVIL)
+    screen.warn(EVIL)
+    screen.result(table)
+    out, err = capsys.readouterr()
+    assert out.splitlines()[:2] == [SHOWN, SHOWN]
+    assert err == f"warning: {SHOWN}\n"
+    assert printable(out, keep="\n") == out
 
 
 def test_quiet_keeps_results_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

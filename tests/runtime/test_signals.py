@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -49,3 +52,48 @@ def test_in_another_thread_signals_are_left_to_whoever_runs_it() -> None:
     thread.start()
     thread.join()
     assert done == [before]
+
+
+# `cdtrans --version` with Ctrl-C at the moment that a module is looked for, or at the end.
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == os.environ["AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from cdtrans.__main__ import main
+try:
+    main()
+finally:
+    print("the end", flush=True)
+    if os.environ["AT"] == "the end":
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def interrupted(at: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", INTERRUPTED, "--version"]
+    environment = os.environ | {"AT": at}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False, **how)
+
+
+@pytest.mark.parametrize("module", ["cdtrans.cli.entry", "typer"])
+def test_ctrl_c_while_the_program_is_imported_is_one_line(module: str) -> None:
+    ended = interrupted(module)
+    assert (ended.returncode, ended.stderr) == (130, "error: Interrupted.\n")
+
+
+def test_ctrl_c_when_all_is_done_says_nothing() -> None:
+    ended = interrupted("the end")
+    assert ended.stdout.startswith("cdtrans ")
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
+def test_ctrl_c_stays_ignored_where_it_was() -> None:
+    """As after nohup, or for a job in the background of a script."""
+    ended = interrupted("typer", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert ended.stdout.startswith("cdtrans ")
+    assert (ended.returncode, ended.stderr) == (0, "")

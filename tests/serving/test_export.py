@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import cdtrans
 from cdtrans.serving import export as module
 from cdtrans.serving import portable
+from cdtrans.storage.card_file import read_card, write_card
 from support import error_says
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
@@ -89,6 +90,16 @@ def test_a_model_of_the_run_is_not_overwritten(finished) -> None:
     with error_says(f"'{finished.run / 'source'}'", "folder of a model", "--out"):
         cdtrans.export(finished.run, finished.run / "source" / "model.safetensors")
     assert (finished.run / "source" / "model.safetensors").read_bytes() == before
+
+
+def test_the_weights_that_a_run_started_from_are_not_overwritten(finished, tmp_path: Path) -> None:
+    run, weights = tmp_path / "run", tmp_path / "start.safetensors"
+    shutil.copytree(finished.run, run)
+    write_card(run / "source", read_card(run / "source") | {"weights": str(weights)})
+    weights.write_bytes(b"precious")
+    with error_says("start.safetensors", "choose another --out"):
+        cdtrans.export(run, weights)
+    assert weights.read_bytes() == b"precious"
 
 
 def test_a_model_too_large_for_onnx_is_told(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import Counts, predict_to_csv
+from cdtrans.storage.run_folder import OWN
 from support import error_says, says
 from tiny_task import draw
 
@@ -47,6 +48,25 @@ def write(classifier: Classifier, images: Path, file: Path | None, screen: Scree
 def rows(file: Path) -> list[dict[str, str]]:
     with open(file, newline="", encoding="utf-8", errors="surrogateescape") as text:
         return list(csv.DictReader(text))
+
+
+def test_neither_the_input_nor_a_run_is_replaced(finished, classifier, screen, tmp_path: Path) -> None:
+    image = draw(tmp_path / "photo.png", 0, seed=1)
+    listed = tmp_path / "list.txt"
+    listed.write_text("photo.png\n")
+    (tmp_path / "link.csv").symlink_to(listed)
+    part = finished.run / "pairs" / "p.csv"
+    taken = [(image, image), (listed, listed), (listed, tmp_path / "link.csv"), (listed, image), (tmp_path, image)]
+    taken += [(image, finished.run / name) for name in ("result.json", "answers.json", "predictions.csv")]
+    before = {file: file.read_bytes() for _, file in taken if file.exists()}
+    for images, file in [*taken, (image, part)]:
+        with error_says(file.name, "choose another --csv"):
+            write(classifier, images, file, screen)
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert not part.exists()
+    assert {file.name for file in finished.run.iterdir()} <= OWN
+    for _ in range(2):  # what it wrote itself may be replaced, wherever it is
+        assert write(classifier, tmp_path, tmp_path / "predictions.csv", screen).images == 1
 
 
 def test_path_label_and_probability_of_every_image(finished, classifier, screen, tmp_path: Path) -> None:

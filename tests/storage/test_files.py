@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.errors import DiskFull
-from cdtrans.storage.files import atomic, csv_line, disk_full, is_disk_full, replace_folder
+from cdtrans.errors import CdtransError, DiskFull
+from cdtrans.storage.files import atomic, csv_line, disk_full, intact, is_disk_full, replace_folder
+from cdtrans.storage.shapes import Misfit
 from support import error_says
 
 
@@ -109,3 +110,29 @@ def test_a_line_of_a_table_gives_back_what_went_in(name: str) -> None:
     (fields,) = csv.reader([line.decode("utf-8", "surrogateescape")])
     assert fields == [name, "3", "end"]
     assert os.fsencode(name).replace(b'"', b'""') in line
+
+
+def test_names_stay_names_even_if_a_spreadsheet_takes_them_for_formulas() -> None:
+    """The guide says so: whoever reads the CSV must find the files again."""
+    assert csv_line(["=1+1.png", "@SUM(A1)", "-x"]) == b"=1+1.png,@SUM(A1),-x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("a\nb"), ["x.json' is damaged (ValueError: a b); go home."]),
+        (RecursionError("deep"), ["is damaged (RecursionError: deep)"]),
+        (PermissionError(13, "Permission denied"), ["cannot be read (Permission denied); go home."]),
+        (Misfit("size is 5"), ["is damaged (size is 5); go home."]),
+        (CdtransError("As it is."), ["As it is."]),
+    ],
+    ids=str,
+)
+def test_whatever_goes_wrong_with_a_file_names_it(error: Exception, words: list[str]) -> None:
+    with error_says(*words), intact(Path("x.json"), "go home"):
+        raise error
+
+
+def test_too_little_memory_is_not_damage() -> None:
+    with pytest.raises(MemoryError), intact(Path("x.json"), "go home"):
+        raise MemoryError

@@ -77,6 +77,34 @@ def test_what_does_not_change_the_result_may_change(tmp_path: Path) -> None:
     assert make_config(yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())).encode_batch == 7
 
 
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    (tmp_path / "a" / "result.json").write_text("{}")
+    (tmp_path / "a" / "environment.json").write_text("{}")
+    run = Run.open(tmp_path / "a", config(), {"source": {"images": 4}})
+    run.close()
+    assert run.finished
+    assert json.loads((tmp_path / "a" / "data.json").read_text()) == DATA
+    assert (tmp_path / "a" / "environment.json").read_text() == "{}"
+
+
+def test_what_an_older_run_did_not_record_cannot_have_changed(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    newer = {name: domain | {"pixels": "p"} for name, domain in DATA.items()} | {"found": {"source": "s"}}
+    Run.open(tmp_path / "a", config(), newer).close()
+    for changed in (newer | {"found": {}}, newer | {"source": newer["source"] | {"pixels": "q"}}, newer | {"more": 1}):
+        with error_says("images", "changed"):
+            Run.open(tmp_path / "a", config(), changed)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"source": 1}', "[" * 5000])
+def test_a_damaged_record_of_the_images_is_named(tmp_path: Path, content: str) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    (tmp_path / "a" / "data.json").write_text(content)
+    with error_says("data.json'", "damaged", "--out"):
+        Run.open(tmp_path / "a", config(), DATA)
+
+
 def test_other_images_are_refused(tmp_path: Path) -> None:
     Run.open(tmp_path / "a", config(), DATA).close()
     with error_says("images", "have changed", f"'{tmp_path / 'a'}'"):

@@ -206,7 +206,31 @@ def test_a_damaged_state_is_named(run: Run) -> None:
     train(run)
     file = run.folder / STATE_FILE
     file.write_bytes(file.read_bytes()[:200])
-    with error_says("saved state", "state.pt'", "damaged", "start again"):
+    with error_says("state.pt'", "damaged", "start again"):
+        load_state(run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"epoch": "x"}, {"epoch": 0}, {"step": None}, {"stage": 5}, {"names": 3}, {"parts": []}, {"log_size": -1}),
+        *({"sums": "x"}, {"parts": {}}, {"parts": {"model": {"weight": torch.zeros(7)}}}, {"version": "3"}),
+    ],
+    ids=str,
+)
+def test_a_state_of_another_kind_is_named(run: Run, change: dict[str, Any]) -> None:
+    train(run)
+    file = run.folder / STATE_FILE
+    torch.save(torch.load(file, weights_only=True) | change, file)
+    with error_says("state.pt'", "start again in another --out"):
+        train(run)
+
+
+@pytest.mark.parametrize("content", [[], 3, {}, {"version": 3}, {"version": 3, "model": {}}], ids=str)
+def test_a_state_that_is_none_is_named(run: Run, content: object) -> None:
+    train(run)
+    torch.save(content, run.folder / STATE_FILE)
+    with error_says("state.pt'", "start again in another --out"):
         load_state(run)
 
 

@@ -21,7 +21,7 @@ from cdtrans.bench.jobs import Job, PlannedRun, run_jobs
 from cdtrans.bench.recipes import Recipe, label, make_recipes, misfits, shared_recipe, start_of, with_flags
 from cdtrans.bench.results import KINDS, RunResult, columns, read_run, result_lines, run_folder, spread, values
 from cdtrans.bench.tables import BenchTable, latex, markdown
-from cdtrans.config import Config
+from cdtrans.config import LARGEST_SEED, Config
 from cdtrans.data.benchmarks import FoundBenchmark, Task, benchmark_named, find_benchmark
 from cdtrans.data.layouts import FoundDomain
 from cdtrans.errors import CdtransError
@@ -30,6 +30,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic
 
 FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...
+LONGEST_SEED = len(str(LARGEST_SEED))  # digits
 MOST_SEEDS = 100  # a larger number is probably a seed and not a count
 RECORD = "bench.json"  # marks the folder of a benchmark and keeps its recipe
 LISTS = "data"  # subfolder: lists, rewritten to start from --data
@@ -185,7 +186,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """'3' is three seeds: 1234, 1 and 2. '1234,1' or '7,' are these seeds."""
     parts = [part.strip() for part in text.split(",")]
     listed = [part for part in parts if part]
-    if not listed or not all(part.isascii() and part.isdigit() for part in listed):
+    if not listed or not all(part.isascii() and part.isdigit() and len(part) <= LONGEST_SEED for part in listed):
         raise CdtransError(f"--seeds must be a number of seeds or a list such as 1234,1,2, not '{text}'.")
     numbers = [int(part) for part in listed]
     if len(parts) > 1:

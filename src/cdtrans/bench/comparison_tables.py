@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
 from cdtrans.bench.comparison import REFERENCE, SOURCE_ONLY, Comparison, Row
 from cdtrans.bench.results import KINDS, Spread, shared_stage_1
 from cdtrans.bench.tables import NOTHING, PAPER_CLASSES, cost, escaped, latex_row
+from cdtrans.report.templates import templates
 from cdtrans.runtime.environment import package_version
 
 USES_LABELS = "best epoch by target labels*"
@@ -91,33 +90,30 @@ def csv_table(comparison: Comparison) -> str:
 
 def page(comparison: Comparison) -> str:
     """One self-contained HTML file."""
-    templates = Environment(
-        loader=ChoiceLoader([PackageLoader("cdtrans", "bench"), PackageLoader("cdtrans", "report")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     means = [mean.mean for row in comparison.rows for mean in row.means.values() if mean is not None]
     low, high = _scale(means)
     lowest, highest = _scale([accuracy for row in comparison.rows for accuracy in row.curve])
-    return templates.get_template("page.html").render(
-        title=title(comparison),
-        about=about(comparison),
-        costs=costs(comparison),
-        bars=bars(comparison, low, high),
-        low=low,
-        high=high,
-        curves=curves(comparison, lowest, highest),
-        lowest=lowest,
-        highest=highest,
-        box=(CURVE_WIDTH, CURVE_HEIGHT),
-        head=HEAD,
-        rows=[cells(row) for row in comparison.rows],
-        second_title=_second_title(comparison),
-        second_head=_second_head(comparison),
-        second_rows=[column_cells(row) for row in comparison.rows],
-        version=package_version("cdtrans"),
+    return (
+        templates("bench", "report")
+        .get_template("page.html")
+        .render(
+            title=title(comparison),
+            about=about(comparison),
+            costs=costs(comparison),
+            bars=bars(comparison, low, high),
+            low=low,
+            high=high,
+            curves=curves(comparison, lowest, highest),
+            lowest=lowest,
+            highest=highest,
+            box=(CURVE_WIDTH, CURVE_HEIGHT),
+            head=HEAD,
+            rows=[cells(row) for row in comparison.rows],
+            second_title=_second_title(comparison),
+            second_head=_second_head(comparison),
+            second_rows=[column_cells(row) for row in comparison.rows],
+            version=package_version("cdtrans"),
+        )
     )
 
 

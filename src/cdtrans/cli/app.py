@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from cdtrans.cli.ablate import ablate
@@ -27,7 +26,7 @@ from cdtrans.cli.options import (
     print_json,
     with_settings,
 )
-from cdtrans.cli.tables import before_and_after, class_table, confusion_table, finding_table, score_table
+from cdtrans.cli.tables import before_and_after, cell, class_table, confusion_table, finding_table, score_table
 from cdtrans.config import preset_names
 from cdtrans.errors import HARM, CdtransError, named
 from cdtrans.runtime.environment import package_version
@@ -380,7 +379,7 @@ def cache(
     for s in stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
         place_of = f"{s.root}{' (of an older version, built anew when used)' if s.outdated else ''}"
-        table.add_row(escape(place_of), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
+        table.add_row(cell(place_of), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
     screen.result(table if stores else f"Nothing is cached in {place}{f' for {root} itself' if root else ''}.")
     if below:
         screen.result(f"Folders below it have stores of their own, which --root {root} leaves alone: {named(below)}.")

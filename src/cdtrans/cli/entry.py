@@ -6,13 +6,15 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import typer
 
 from cdtrans.cli.app import app
 from cdtrans.cli.options import show_all_flags
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import CdtransError, Interrupted, printable, shortened
 
 # typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
@@ -39,6 +41,7 @@ def main() -> None:
 
 def _exit_code(debug: bool) -> int:
     try:
+        require_words(sys.argv[1:])
         # not app(): typer would keep Ctrl-C and a closed pipe to itself
         command = typer.main.get_command(app)
         with command.make_context("cdtrans", sys.argv[1:]) as context:
@@ -69,8 +72,26 @@ def _exit_code(debug: bool) -> int:
         _fail(f"{where}{error.strerror or error}; check the path, its permissions and the disk.", debug)
         return 2
     except Exception as error:
+        if is_out_of_memory(error):
+            _fail("This computer has too little memory for this; use smaller images (--crop) or batches.", debug)
+            return 2
         _fail(f"Internal error, {type(error).__name__}: {error}. Run it again with --debug and report it.", debug)
         return 1
+
+
+def require_words(arguments: Sequence[str]) -> None:
+    """Refuse an empty argument: it is a shell variable that is not set, and would count as the current folder or as
+    not given."""
+    for before, word in pairwise(["", *arguments]):
+        flag, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if not value and (equals or not word):
+            after = f" after {flag}" if flag.startswith("--") else ""
+            raise CdtransError(f"An argument{after} is empty, as of a shell variable that is not set; fill it in.")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the computer; a GPU's is dealt with where it is used. torch has no type for it."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 
 def _fail_usage(error: Any, debug: bool) -> None:
@@ -91,4 +112,4 @@ def _discard_output() -> None:
 def _fail(sentence: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {shortened(printable(sentence))}", file=sys.stderr)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from cdtrans.backbone_names import SHORT_NAMES
-from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices
+from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices, parse_yaml
 from cdtrans.errors import CdtransError
 
 COMMON = (  # settings that --help shows; --help-all shows the others too
@@ -111,8 +110,8 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
         if key in options:
             raise CdtransError(f"--set gives '{key}' twice; give it once.")
         try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            options[key] = parse_yaml(value)
+        except ValueError:
             options[key] = value
     return options
 

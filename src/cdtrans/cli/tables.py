@@ -5,6 +5,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from cdtrans.errors import printable
+
 STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
 
 
@@ -65,13 +67,18 @@ def class_table(result: Any) -> Table:
         row[k] = 0
         taken_for = f"{result.classes[int(row.argmax())]} ({int(row.max())})" if row.max() > 0 else ""
         share = with_interval(right / total, interval) if total else "-"
-        table.add_row(escape(name), str(total), share, escape(taken_for))
+        table.add_row(cell(name), str(total), share, cell(taken_for))
     return table
 
 
 def confusion_table(result: Any) -> Table:
     """Rows are true classes, columns predicted ones."""
-    table = Table("true \\ predicted", *map(escape, result.classes), title="confusion matrix")
+    table = Table("true \\ predicted", *map(cell, result.classes), title="confusion matrix")
     for name, row in zip(result.classes, result.scores.confusion.tolist(), strict=True):
-        table.add_row(escape(name), *map(str, row))
+        table.add_row(cell(name), *map(str, row))
     return table
+
+
+def cell(name: str) -> str:
+    """A name on one line, whatever is in it."""
+    return escape(printable(name))

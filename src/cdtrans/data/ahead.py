@@ -68,4 +68,5 @@ def _fill(config: Config, size: int, domains: tuple[LabelledDomain | UnlabelledD
                 screen=Screen(quiet=True),
                 name="",
                 workers=workers,
+                verify=False,  # the run does
             )

@@ -18,7 +18,7 @@ from cdtrans.data.lists import existing, labelled_lines, list_base, list_lines, 
 from cdtrans.errors import CdtransError, named
 
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
-_INTEGER = re.compile(r"-?[0-9]+")
+_INTEGER = re.compile(r"-?[0-9]{1,18}")  # more digits are a name, as of a barcode
 _Label = TypeVar("_Label", int, str)
 
 

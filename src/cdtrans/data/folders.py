@@ -107,9 +107,7 @@ def is_subfolder(entry: os.DirEntry) -> bool:
 def _is_image(entry: os.DirEntry) -> bool:
     if not is_image_name(entry.name):
         return False
-    if entry.is_symlink():
-        return os.path.isfile(entry.path) or not os.path.exists(entry.path)
-    return entry.is_file()
+    return _is_file(entry) or (entry.is_symlink() and not os.path.exists(entry.path))
 
 
 def _may_be_image(entry: os.DirEntry) -> bool:
@@ -117,7 +115,12 @@ def _may_be_image(entry: os.DirEntry) -> bool:
     name = entry.name.lower()
     if is_image_name(name) or name in _PLAIN_NAMES or os.path.splitext(name)[1] in _TEXT_SUFFIXES:
         return False
-    return entry.is_file()
+    return _is_file(entry)
+
+
+def _is_file(entry: os.DirEntry) -> bool:
+    """Never an error, as DirEntry.is_file has for a link that leads to itself."""
+    return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
 
 
 def cannot_read(where: Path, error: OSError) -> CdtransError:

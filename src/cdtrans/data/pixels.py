@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -54,17 +55,55 @@ def default_cache() -> Path:
 
 
 def open_pixels(
-    files: Sequence[Path], *, root: Path, size: int, cache: Path, screen: Screen, name: str, workers: int | None = None
+    files: Sequence[Path],
+    *,
+    root: Path,
+    size: int,
+    cache: Path,
+    screen: Screen,
+    name: str,
+    workers: int | None = None,
+    verify: bool = True,
 ) -> Pixels:
-    """Decode new and changed `files` into the store of `root` at `size`, and open it."""
+    """Decode new and changed `files` into the store of `root` at `size`, and open it. With `verify`, what was decoded
+    earlier is compared with its digests, and decoded again where it is damaged."""
     keys = _keys(files, root)
     images, gone = _look_at(dict(zip(keys, files, strict=True)))
+    damaged: set[int] = set()
+    while True:
+        store, old = _fill(images, damaged, root, size, cache, screen, name, workers)
+        found = _verify(store, old, screen, name, workers) if verify else set()
+        if not found:
+            break
+        screen.warn(f"{len(found)} {name} images are damaged in the cache {cache}; they are decoded again.")
+        damaged |= found
+    with explained(cache):
+        array, thumbnails = store.pixels(), store.thumbnails()
+    entries = store.entries | gone
+    bad = {n: entries[key].cause for n, key in enumerate(keys) if entries[key].row < 0}
+    rows = np.array([entries[key].row for key in keys], dtype=np.int64)
+    return Pixels(array, thumbnails, rows, [entries[key].digest for key in keys], bad)
+
+
+def _fill(
+    images: list[ImageFile],
+    damaged: set[int],
+    root: Path,
+    size: int,
+    cache: Path,
+    screen: Screen,
+    name: str,
+    workers: int | None,
+) -> tuple[Store, list[Entry]]:
+    """The store with all images in it, and the entries of those that were in it before."""
     folder, need = store_folder(cache, root, size), len(images) * image_bytes(size)
     disk = partial(explained, cache, need)
     with lock_store(folder, disk, waiting=lambda: screen.say(f"Waiting for another run to decode the {name} images.")):
         with disk():
             store = Store.open(folder, root, size)
-            todo = [image for image in images if not store.holds(image)]
+            held = {image.key for image in images if store.holds(image)}
+            held -= {key for key in held if store.entries[key].row in damaged}
+            todo = [image for image in images if image.key not in held]
             check_space(cache, len(todo) * image_bytes(size))
         if todo:
             with screen.track(f"decode {name}", total=len(images), done=len(images) - len(todo)) as task:
@@ -74,12 +113,23 @@ def open_pixels(
                         store.append(chunk)
                     done += len(chunk)
                     task.advance(len(chunk), f"{done / (time.monotonic() - began):.0f} images/s")
-        with disk():
-            array, thumbnails = store.pixels(), store.thumbnails()
-    entries = store.entries | gone
-    bad = {n: entries[key].cause for n, key in enumerate(keys) if entries[key].row < 0}
-    rows = np.array([entries[key].row for key in keys], dtype=np.int64)
-    return Pixels(array, thumbnails, rows, [entries[key].digest for key in keys], bad)
+    return store, [store.entries[key] for key in held if store.entries[key].row >= 0]
+
+
+def _verify(store: Store, entries: list[Entry], screen: Screen, name: str, workers: int | None) -> set[int]:
+    """The rows of the entries that are damaged. Outside the lock: rows never change, and ranks verify side by side. It
+    takes a core 0.4 ms an image at size 256, and reads what the training reads anyway."""
+    if not entries:
+        return set()
+    workers = workers or len(os.sched_getaffinity(0))
+    entries.sort(key=lambda entry: entry.row)
+    chunks = [entries[n : n + CHUNK_IMAGES] for n in range(0, len(entries), CHUNK_IMAGES)]
+    damaged: set[int] = set()
+    with screen.track(f"verify {name}", len(entries)) as task, ThreadPoolExecutor(workers) as pool:
+        for chunk, found in zip(chunks, pool.map(store.damaged, chunks), strict=True):
+            damaged |= found
+            task.advance(len(chunk))
+    return damaged
 
 
 def _keys(files: Sequence[Path], root: Path) -> list[str]:

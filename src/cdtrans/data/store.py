@@ -18,17 +18,17 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, get_type_hints
 
 import numpy as np
 
-from cdtrans.data.images import UnreadableImage
-from cdtrans.data.thumbnails import SIDE, Trace
+from cdtrans.data.images import UnreadableImage, pixel_digest
+from cdtrans.data.thumbnails import SIDE, Trace, thumbnail
 from cdtrans.errors import CdtransError, DiskFull
 
 FORMAT = 3  # raise it when the same file would give another row: stores of another format are rebuilt
@@ -86,6 +86,9 @@ class Entry(NamedTuple):
     digest: str = ""  # of the pixels
 
 
+ENTRY_TYPES = get_type_hints(Entry)
+
+
 class Row(NamedTuple):
     """The pixels, thumbnail and digest of one image."""
 
@@ -109,8 +112,8 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, root: Path, size: int) -> "Store":
-        """The valid part of an existing store, or a new store if there is no header of this format."""
-        if store := cls.read(folder):
+        """The valid part of an existing store, or a new store if there is no header of this format, root and size."""
+        if (store := cls.read(folder)) and (store.root, store.size) == (_real(root), size):
             for name in (PIXELS, THUMBNAILS):  # a deleted file counts as empty
                 (folder / name).touch()
             return store
@@ -124,17 +127,17 @@ class Store:
 
     @classmethod
     def read(cls, folder: Path) -> "Store | None":
-        """The index up to the first line that is incomplete or whose pixels are missing."""
+        """The index up to the first line that is incomplete or damaged, or whose pixels are missing."""
         records = _records(folder / INDEX)
         header, end = next(records, ({}, 0))
-        if header.get("format") != FORMAT:
+        if header.get("format") != FORMAT or not _is_header(header):
             return None
         store = cls(folder, Path(header["root"]), header["size"], index_end=end)
         sides = {PIXELS: store.size, THUMBNAILS: SIDE}
         rows_on_disk = min(_bytes(folder / name) // row_bytes(side) for name, side in sides.items())
         for record, end in records:
-            key, entry = record.pop("path"), Entry(**record)
-            if entry.row >= 0 and not entry.row == store.rows < rows_on_disk:
+            key, entry = _parsed(record)
+            if entry is None or (entry.row >= 0 and not entry.row == store.rows < rows_on_disk):
                 break
             store.entries[key] = entry
             store.rows += entry.row >= 0
@@ -144,6 +147,15 @@ class Store:
     def holds(self, image: ImageFile) -> bool:
         entry = self.entries.get(image.key)
         return entry is not None and (entry.nbytes, entry.mtime_ns) == (image.nbytes, image.mtime_ns)
+
+    def damaged(self, entries: Sequence[Entry]) -> set[int]:
+        """The rows of these entries that are not what was written: disks and other programs can change them. Every
+        image is compared with its digest. Of the thumbnails, which cost as much and only help to find copies, the
+        first is compared; if it is wrong, all are."""
+        pixels, first = self.pixels(), entries[0].row
+        if not np.array_equal(thumbnail(pixels[first]), self.thumbnails()[first]):
+            return {entry.row for entry in entries}
+        return {entry.row for entry in entries if pixel_digest(pixels[entry.row]) != entry.digest}
 
     def append(self, results: list[Result]) -> None:
         """Write pixels and thumbnails to disk first, then their index lines."""
@@ -246,10 +258,25 @@ def _line(record: dict[str, object]) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
+def _is_header(record: dict[str, Any]) -> bool:
+    """Of a store of any format."""
+    size = record.get("size")
+    return isinstance(record.get("root"), str) and isinstance(size, int) and size > 0 and "format" in record
+
+
+def _parsed(record: dict[str, Any]) -> tuple[str, Entry | None]:
+    """A line of the index: the file's key, and None if the line is not one of this format."""
+    key = record.pop("path", None)
+    known = all(type(value) is ENTRY_TYPES.get(name) for name, value in record.items())
+    if not isinstance(key, str) or not known or record.keys() < ENTRY_TYPES.keys():
+        return "", None
+    return key, Entry(**record)
+
+
 def _records(index: Path) -> Iterator[tuple[dict, int]]:
     """The lines of an index and where each ends, up to the first incomplete one."""
     end = 0
-    with suppress(FileNotFoundError, ValueError), index.open("rb") as lines:
+    with suppress(FileNotFoundError, ValueError, RecursionError), index.open("rb") as lines:
         for line in lines:
             end += len(line)
             record = json.loads(line)
@@ -288,13 +315,13 @@ def _info(folder: Path) -> StoreInfo | None:
     """What the header and index of a store of any format say."""
     records = _records(folder / INDEX)
     header, _ = next(records, ({}, 0))
-    if not {"root", "size", "format"} <= header.keys():
+    if not _is_header(header):
         return None
-    rows = {record["path"]: record["row"] for record, _ in records if {"path", "row"} <= record.keys()}
+    rows = {str(record.get("path")): record.get("row") for record, _ in records}
     return StoreInfo(
         root=Path(header["root"]),
         size=header["size"],
-        images=sum(row >= 0 for row in rows.values()),
+        images=sum(isinstance(row, int) and row >= 0 for row in rows.values()),
         nbytes=sum(_bytes(folder / name) for name in CONTENT),
         last_used=datetime.fromtimestamp((folder / LOCK).stat().st_mtime),
         outdated=header["format"] != FORMAT,

@@ -16,7 +16,7 @@ from cdtrans.evaluation.intervals import Comparison
 from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Unreadable, key_warning, load
-from cdtrans.storage.files import atomic
+from cdtrans.storage.files import atomic, intact
 from cdtrans.storage.run_folder import (
     EVALUATION,
     MODEL_NAMES,
@@ -27,6 +27,9 @@ from cdtrans.storage.run_folder import (
     read_result,
     trained_labels,
 )
+from cdtrans.storage.shapes import Misfit
+
+WITHOUT = "restore it, or delete it to score the chosen model alone"
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ def kept_images(run: Path) -> int:
     """The number of images of the saved evaluation; 0 if there is none."""
     try:
         return int(json.loads((run / EVALUATION).read_text(encoding="utf-8"))["images"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:  # damaged, in any way
         return 0
 
 
@@ -251,8 +254,11 @@ def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) 
     rows = np.array(positions)
     predictions = []
     for file in sorted((run / "predictions").glob("epoch-*.npz")):
-        with np.load(file) as arrays:
-            predictions.append(arrays["predicted"][rows].astype(np.int64))
+        with intact(file, WITHOUT), np.load(file) as arrays:
+            predicted = arrays["predicted"][rows].astype(np.int64)
+            if not (predicted.shape == rows.shape and predicted.min() >= 0 and predicted.max() < classes):
+                raise Misfit("its predictions are not of these classes")
+            predictions.append(predicted)
     if not predictions:  # deleted by the user
         return None
     selected = adapted_epoch(read_result(run))
@@ -267,5 +273,5 @@ def target_positions(run: Path) -> dict[str, int]:
     file = run / "images.csv"
     if not file.is_file():  # deleted by the user
         return {}
-    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+    with intact(file, WITHOUT), open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
         return {row["digest"]: int(row["index"]) for row in DictReader(lines) if row["domain"] == "target"}

@@ -3,12 +3,12 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from cdtrans.errors import CdtransError
 from cdtrans.labelling.labels import Answer, Answers, Part, settled_part
 from cdtrans.labelling.target import FinishedTarget
-from cdtrans.storage.files import atomic
+from cdtrans.storage.files import atomic, intact
+from cdtrans.storage.shapes import require
 
 QUESTIONS = "ask/questions.json"  # in the run folder
 ANSWERS = "answers.json"
@@ -56,12 +56,11 @@ def _entries(target: FinishedTarget, name: str, key: str) -> list[tuple[int, dic
     file = target.run / name
     if not file.exists():
         return []
-    try:
+    with intact(file, "move it away and run the command again"):
         entries = json.loads(file.read_text(encoding="utf-8"))[key]
+        require(entries, [{"path": str, "digest": str, "part": set(get_args(Part)), "label": str}])
         found = [(target.find(entry["path"], entry["digest"]), entry) for entry in entries]
         return [(index, entry) for index, entry in found if index is not None and entry["part"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise CdtransError(f"'{file}' is damaged; move it away and run the command again.") from error
 
 
 def _write(target: FinishedTarget, name: str, content: dict[str, Any]) -> Path:

@@ -20,7 +20,8 @@ from cdtrans.labelling.page import render
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.report.pictures import jpeg
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.files import atomic, csv_line, require_writable
+from cdtrans.storage.files import atomic, csv_line
+from cdtrans.storage.run_folder import require_output
 
 PAGE, LABELS, TASKS, LABELLING_CONFIG = "ask.html", "labels.csv", "label-studio.json", "label-studio.xml"
 # Thirty labels of fifty give an interval about 20 points wide; it narrows only with the square root, while the images
@@ -68,8 +69,8 @@ def ask(
         raise CdtransError(f"The budget must be at least one image, not {budget}.")
     target = read_target(Path(run))
     folder = Path(out) if out else target.run / Path(QUESTIONS).parent
-    for name in (PAGE, LABELS):
-        require_writable(folder / name, "questions", "--out")
+    for name in (PAGE, LABELS, TASKS, LABELLING_CONFIG):
+        require_output(folder / name, "questions", "--out")
     answers = read_answers(target)
     if not force:
         refuse_to_lose(folder / LABELS, target, answers)

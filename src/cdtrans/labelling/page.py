@@ -3,17 +3,13 @@
 import hashlib
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from cdtrans.labelling.labels import NO_CLASS, UNSURE
 from cdtrans.labelling.target import FinishedTarget
+from cdtrans.report.templates import templates
 
 
 def render(target: FinishedTarget, images: list[dict[str, str]]) -> str:
     """`images`: path, digest, part and picture, a data URL, of each. The page shows neither predictions nor parts."""
-    templates = Environment(
-        loader=PackageLoader("cdtrans", "labelling"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     asked = "".join(image["digest"] for image in images)
     data: dict[str, Any] = {
         "key": hashlib.sha256(f"{target.fingerprint}{asked}".encode()).hexdigest()[:16],  # for the answers so far
@@ -21,4 +17,4 @@ def render(target: FinishedTarget, images: list[dict[str, str]]) -> str:
         "others": [UNSURE, NO_CLASS],
         "images": images,
     }
-    return templates.get_template("page.html").render(data=data, run=str(target.run), count=len(images))
+    return templates("labelling").get_template("page.html").render(data=data, run=str(target.run), count=len(images))

@@ -8,9 +8,12 @@ import numpy as np
 
 from cdtrans.errors import CdtransError
 from cdtrans.labelling.matching import TargetImages
-from cdtrans.report.record import read_record
+from cdtrans.report.record import Record, read_record
 from cdtrans.serving.recorded import target_digests
+from cdtrans.storage.card_file import RESTORE
+from cdtrans.storage.files import intact
 from cdtrans.storage.run_folder import trained_labels
+from cdtrans.storage.shapes import Misfit
 
 NEEDED = ("target_before", "target_after", "confidence_before", "confidence_after", "sampled_target")
 
@@ -38,6 +41,11 @@ class FinishedTarget(TargetImages):
 
 def read_target(run: Path) -> FinishedTarget:
     record = read_record(run)
+    with intact(run, RESTORE):
+        return _target(run, record)
+
+
+def _target(run: Path, record: Record) -> FinishedTarget:
     digests = target_digests(run)
     views = record.views or {}
     side = "before" if record.used_source else "after"
@@ -48,6 +56,12 @@ def read_target(run: Path) -> FinishedTarget:
             " 'cdtrans adapt' command again with another --out."
         )
     before, after = (views[f"target_{name}"].astype(np.int64) for name in ("before", "after"))
+    names = ("target_before", f"confidence_{side}", "sampled_target", f"{side}_target")
+    sizes = [len(record.target), *(len(views[name]) for name in names)]
+    if len(set(sizes[:3])) > 1 or sizes[3] != sizes[4] or not len(digests) == len(after) == sizes[0]:
+        raise Misfit("images.csv and views.npz are not about the same images")
+    if not all(x.min() >= 0 and x.max() < len(record.classes) for x in (before, after)):
+        raise Misfit("views.npz has other classes")
     fingerprint = hashlib.sha256("".join(digests).encode() + before.tobytes() + after.tobytes()).hexdigest()
     trained = trained_labels(run)
     rows = np.array([i for i, digest in enumerate(digests) if digest not in trained], dtype=np.int64)

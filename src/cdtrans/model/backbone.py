@@ -29,10 +29,10 @@ from cdtrans.model.network import Network, feature_dim
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs
 DEFAULT_CROP = 224
 HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
+LARGEST_WEIGHT = 1e12  # no trained network comes near, and its square still is a float32
+LARGEST_ARGUMENT = 10_000  # of whole numbers in backbone_args, such as blocks or channels
 HUB, FOLDER = "hf-hub:", "local-dir:"
 HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-# What timm raises for arguments and image sizes that do not fit a model.
-BUILD_ERRORS = (TypeError, ValueError, KeyError, AssertionError, RuntimeError, ZeroDivisionError, AttributeError)
 NOT_IN_ARGS = {  # arguments of timm's create_model that are set elsewhere, and where
     "img_size": "give --crop instead",
     "in_chans": "images have three channels",
@@ -112,13 +112,15 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
     for argument in args:
         if argument in NOT_IN_ARGS:
             raise CdtransError(f"'{argument}' cannot be in backbone_args: {NOT_IN_ARGS[argument]}.")
+        if _largest(args[argument]) > LARGEST_ARGUMENT:
+            raise CdtransError(f"'{argument}' in backbone_args must be at most {LARGEST_ARGUMENT}.")
     architecture, kwargs = timm_call(name, crop=crop, args=args)
     if "global_pool" in kwargs and not kwargs["global_pool"]:
         raise CdtransError("'global_pool' in backbone_args must name a pooling, because a backbone gives one vector.")
     kwargs |= {"drop_path_rate": drop_path, "num_classes": 0}
     try:
         backbone = _build(architecture, kwargs)
-    except BUILD_ERRORS as error:
+    except Exception as error:  # timm raises almost anything for arguments and sizes that do not fit a model
         cause = " ".join(str(error).split())[:150]
         raise CdtransError(
             f"timm cannot build the backbone '{name}' with {kwargs}: {cause}; check --crop and backbone_args."
@@ -129,22 +131,38 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
     return backbone
 
 
+def _largest(value: Any) -> int:
+    """Of the whole numbers in an argument, such as 4 or [2, 2, 6, 2]: timm would build as many blocks."""
+    if isinstance(value, dict | list | tuple):
+        return max(map(_largest, value.values() if isinstance(value, dict) else value), default=0)
+    return abs(value) if isinstance(value, int) else 0
+
+
 def _build(architecture: str, kwargs: dict[str, Any]) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(architecture, pretrained=False, **kwargs)
     except TypeError:  # an argument that this model does not have: stochastic depth is the one we add ourselves
         without = {key: value for key, value in kwargs.items() if key != "drop_path_rate"}
-        with suppress(*BUILD_ERRORS):
+        with suppress(Exception):
             return timm.create_model(architecture, pretrained=False, **without)  # type: ignore[no-any-return]
         raise
     return model
 
 
 def _check_size(backbone: Any, name: str, crop: int) -> None:
-    patch = getattr(getattr(backbone, "patch_embed", None), "patch_size", None)
+    embed = getattr(backbone, "patch_embed", None)
+    patch = getattr(embed, "patch_size", None)
     patch = patch if isinstance(patch, (tuple, list)) else (patch,)
-    if all(isinstance(side, int) for side in patch) and crop < max(patch):
+    if not all(isinstance(side, int) for side in patch):
+        return
+    if crop < max(patch):
         raise CdtransError(f"--crop {crop} is smaller than a patch of '{name}', which is {max(patch)} pixels wide.")
+    any_size = getattr(embed, "strict_img_size", True) is False and not getattr(embed, "dynamic_img_pad", False)
+    if any_size and crop % max(patch):
+        raise CdtransError(
+            f"--crop {crop} cannot be divided into patches of {max(patch)} pixels, as 'dynamic_img_size' in "
+            "backbone_args needs it; give another --crop, or 'dynamic_img_pad' too."
+        )
 
 
 def _check_output(backbone: Any, name: str, crop: int, call: tuple[str, dict[str, Any]]) -> None:
@@ -248,12 +266,23 @@ def read_state(file: Path) -> State:
     for wrapper in ("model", "state_dict"):
         if isinstance(state, dict) and wrapper in state:
             state = state[wrapper]
-    if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+    if not isinstance(state, dict) or not state or not all(_is_weight(*item) for item in state.items()):
         raise CdtransError(f"'{file}' holds no state dict of tensors; save the model's state_dict and try again.")
+    for key, value in state.items():
+        if value.is_floating_point() and value.numel() and not value.float().abs().max() <= LARGEST_WEIGHT:
+            raise CdtransError(
+                f"'{file}' is damaged, or of a training that diverged: '{key}' holds values that are not finite or "
+                f"larger than {LARGEST_WEIGHT:g}; give other --weights."
+            )
     return {
         key.removeprefix("module."): value.float() if value.is_floating_point() else value
         for key, value in state.items()
     }
+
+
+def _is_weight(key: Any, value: Any) -> bool:
+    plain = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return isinstance(key, str) and plain and not value.is_quantized and not value.is_complex()
 
 
 def load_state(backbone: nn.Module, state: State, origin: str) -> None:

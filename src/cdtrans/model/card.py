@@ -6,7 +6,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from cdtrans.config import Config
@@ -15,8 +14,9 @@ from cdtrans.model.backbone import create_backbone, normalisation
 from cdtrans.model.head import build_head
 from cdtrans.model.network import Network, feature_dim
 from cdtrans.model.transferability import Transferability
-from cdtrans.storage.card_file import read_card, write_card
-from cdtrans.storage.files import atomic, replace_folder
+from cdtrans.storage.card_file import RESTORE, read_card, write_card
+from cdtrans.storage.files import atomic, intact, replace_folder
+from cdtrans.storage.shapes import Misfit
 
 WEIGHTS = "model.safetensors"
 FROM_SCRATCH = "none: trained from scratch"
@@ -96,20 +96,20 @@ def save_model(folder: Path, model: Network, card: Card) -> None:
 
 def load_model(folder: Path) -> tuple[Network, Card]:
     """A saved model in eval mode, on the CPU."""
-    values = read_card(folder)
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except FileNotFoundError as error:
-        raise CdtransError(f"'{folder}' holds no finished model; run 'cdtrans adapt' to its end first.") from error
-    except (ValueError, SafetensorError) as error:
-        raise CdtransError(f"The model in '{folder}' is damaged: {error}.") from error
+    values, file = read_card(folder), folder / WEIGHTS
+    if not file.exists():
+        raise CdtransError(f"The model in '{folder}' has lost its weights ({WEIGHTS}); {RESTORE}.")
+    with intact(file, RESTORE):
+        tensors = load_file(file)
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise Misfit("its weights are not finite")
     try:
         values.pop("first_block_residual", None)  # cards of the first version: now an option of the method
         tuples = {name: tuple(values[name]) for name in ("classes", "mean", "std")}
         card = Card(**{**values, **tuples})
         model = build_model(card)
         model.load_state_dict(tensors)
-    except (TypeError, KeyError, RuntimeError) as error:  # a field or tensor too many or too few
-        cause = " ".join(str(error).split())[:200]
+    except Exception as error:  # a field or tensor too many or too few, or arguments that timm cannot use
+        cause = " ".join(str(error).split())[:100]
         raise CdtransError(f"The model in '{folder}' is damaged: its card and weights do not fit ({cause}).") from error
     return model.eval(), card

@@ -23,7 +23,10 @@ from cdtrans.report.pictures import Pictures, enlarged, heated
 from cdtrans.report.record import Record, Round, read_record
 from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.files import atomic
+from cdtrans.storage.card_file import RESTORE
+from cdtrans.storage.files import atomic, intact
+from cdtrans.storage.run_folder import CONFIG, require_output
+from cdtrans.storage.shapes import require
 
 IMAGE_INCHES = 1.5  # of each image in the figure
 DPI = 144
@@ -70,16 +73,19 @@ def draw_attention(
     if out.suffix.lower() != ".png":
         raise CdtransError(f"The figure is a PNG; use --out '{out.with_suffix('.png')}' instead of '{out}'.")
     record = read_record(run)
+    images = [record.root(domain) for domain in ("source", "target") if record.config.get(domain)]
+    require_output(out, "figure", "--out", key, *images)
     if not (run / "adapted").exists():
         raise CdtransError(f"The run in '{run}' ended before stage 2, so it has no adapted model.")
     if chosen:
         drawn = tuple(named_pair(record, text) for text in chosen)
     else:
-        drawn = tuple(islice(false_pairs(record, true_classes(record, key, root)), pairs))
+        true = true_classes(record, key, root)
+        with intact(run, RESTORE):
+            drawn = tuple(islice(false_pairs(record, true), pairs))
         if not drawn:
             raise CdtransError(f"'{run}' kept no pair that is false by the target labels '{key}': nothing to draw.")
     shown = Shown(drawn, tuple(attention(record, drawn, device)))
-    out.parent.mkdir(parents=True, exist_ok=True)
     with atomic(out) as file:
         figure(shown).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return shown
@@ -110,7 +116,10 @@ def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndar
     labelled = scan_key(key, root)
     labels = match_classes(labelled, record.classes, key)
     target = UnlabelledDomain(record.root("target"), record.target)
-    config = make_config(record.config | {"compile": "auto"})  # an older run may have a value that no longer exists
+    file = record.run / CONFIG
+    with intact(file, RESTORE):
+        config = make_config(record.config | {"compile": "auto"})  # an older run may have a value that no longer exists
+        require(record.config, {"resize": int}, needs=("resize", "target"))
     answers = Answers(labelled.files(), labels.tolist(), target, config, Screen(quiet=True))
     true = answers.of_target(record.run)
     if (true == UNKNOWN).all():

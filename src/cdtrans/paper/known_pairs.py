@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from cdtrans.config import BranchOptions, layered_config, option
+from cdtrans.config import LARGEST_SEED, BranchOptions, layered_config, option
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
 from cdtrans.pairing.neighbours import normalised, two_way
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled, union
+from cdtrans.paper.ablation_rows import MOST_PAIRS
 from cdtrans.paper.pair_quality import read_answers
 from cdtrans.run.pipeline import Result, run_pipeline
 from cdtrans.runtime.screen import Screen
@@ -78,10 +79,10 @@ class GroundTruth(KnownPairs):
 
 @dataclass(frozen=True)
 class SampledPairsOptions(BranchOptions):
-    pairs: int = option(2, "How many pairs are sampled.", minimum=2)
+    pairs: int = option(2, "How many pairs are sampled.", minimum=2, maximum=MOST_PAIRS)
     false_share: float = option(0.0, "Share of these that are replaced by false pairs.", minimum=0, maximum=1)
     drop_false: bool = option(False, "Leave the false pairs out.")
-    sample_seed: int = option(1234, "Seed of the sample.", minimum=0)
+    sample_seed: int = option(1234, "Seed of the sample.", minimum=0, maximum=LARGEST_SEED)
 
 
 class SampledPairs(KnownPairs):

@@ -14,7 +14,7 @@ from cdtrans.bench.results import KINDS, SCORED, Spread, shared_stage_1, spread
 from cdtrans.config import layered_config, read_yaml
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError
-from cdtrans.paper.ablation_rows import LEFT_OUT, Ablation, Variant
+from cdtrans.paper.ablation_rows import LEFT_OUT, MOST_PAIRS, Ablation, Variant
 from cdtrans.paper.ablation_tables import NOTHING, Scored, scored_images
 from cdtrans.paper.ablations import Outcome, Plan, carry_out, make_plan, read_scored, write_files
 from cdtrans.paper.noise_figure import write_figure
@@ -180,6 +180,8 @@ def ablate_noise(
     shares, numbers = parse_levels(levels), parse_seeds(seeds)
     chosen, _ = layered_config(source, target, preset, config, {"recipe": "authors"} | settings)
     images = len(scan_unlabelled(target, Path(chosen.root) if chosen.root else None))
+    if pairs is not None and pairs > MOST_PAIRS:
+        raise CdtransError(f"--pairs must be at most {MOST_PAIRS}, not {pairs}.")
     study = Study(shares, numbers, pairs or images)
     fixed = {"method": "sampled_pairs", "pairs": study.pairs, "loss_source": "cls", "loss_target": "cls"}
     fixed["rebuild_every"] = chosen.epochs  # the sample stays the same

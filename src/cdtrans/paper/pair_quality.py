@@ -16,7 +16,8 @@ from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.run.prepare import find_pixels
 from cdtrans.run.session import decided
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.files import atomic
+from cdtrans.storage.card_file import RESTORE
+from cdtrans.storage.files import atomic, intact
 
 QUALITY = "pair-quality.json"  # in a run folder
 UNKNOWN = -1  # of a target picture that the key does not name
@@ -87,7 +88,8 @@ class PairQuality:
 
 def digests(run: Path, domain: str) -> list[str]:
     """Of a domain's pictures, in the order of the indices in pairs/ and predictions/."""
-    with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as lines:
+    file = run / "images.csv"
+    with intact(file, RESTORE), open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
         return [row["digest"] for row in DictReader(lines) if row["domain"] == domain]
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from cdtrans.report import gallery as galleries
@@ -18,10 +17,12 @@ from cdtrans.report.pictures import SIDE, Pictures
 from cdtrans.report.record import Record, read_record
 from cdtrans.report.sections import Missing
 from cdtrans.report.target_labels import LabelledResults, labelled_results
+from cdtrans.report.templates import templates
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.trade_off import Kept
-from cdtrans.storage.files import atomic
+from cdtrans.storage.card_file import RESTORE
+from cdtrans.storage.files import atomic, intact
 
 NAME = "report.html"
 
@@ -55,7 +56,9 @@ class Page:
 def write_report(run: Path, screen: Screen) -> Path:
     """Write RUN/report.html, complete or not at all."""
     file = run / NAME
-    content = render(collect(read_record(run), screen))
+    record = read_record(run)
+    with intact(run, RESTORE):  # most damage only costs a section
+        content = render(collect(record, screen))
     with atomic(file) as out:
         out.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
     return file
@@ -109,17 +112,11 @@ def attempt(make: Callable[..., Section | Missing], *arguments: Any) -> Section 
 
 
 def render(page: Page) -> str:
-    templates = Environment(
-        loader=PackageLoader("cdtrans", "report"),
-        autoescape=lambda name: name is not None and name.endswith(".html"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.tests["missing"] = lambda section: isinstance(section, Missing)
-    templates.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}
-    templates.filters |= {"accuracy": shown, "span": span, "points": points}
-    return templates.get_template("template.html").render(page=page)
+    own = templates("report")
+    own.tests["missing"] = lambda section: isinstance(section, Missing)
+    own.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}
+    own.filters |= {"accuracy": shown, "span": span, "points": points}
+    return own.get_template("template.html").render(page=page)
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -1,9 +1,9 @@
 """A run folder read for the report. A part that is missing, as in older runs, or cannot be read is None here, and its
-section of the page says so."""
+section of the page says so. On damaged files libraries raise almost anything, so any error means that."""
 
 import csv
 import json
-import zipfile
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from cdtrans.errors import CdtransError
 from cdtrans.storage.run_folder import CARD, CONFIG, EVALUATION, TIMINGS, read_result
 
 Arrays = dict[str, np.ndarray]
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # raised by damaged files
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,10 @@ class Record:
 
     def root(self, domain: str) -> Path:
         """The folder that the paths of a domain are relative to."""
-        where, root = Path(self.config.get(domain) or ""), self.config.get("root")
-        if where.is_file():  # a list
-            return Path(root) if root else where.parent
-        return where
+        where, root = (str(self.config.get(name) or "") for name in (domain, "root"))
+        if os.path.isfile(where):  # a list
+            return Path(root) if root else Path(where).parent
+        return Path(where)
 
 
 def read_record(run: Path) -> Record:
@@ -139,7 +138,7 @@ def read_record(run: Path) -> Record:
 def read_json(file: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except UNREADABLE:
+    except Exception:  # see above
         return None
     return value if isinstance(value, dict) else None
 
@@ -148,13 +147,13 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     """The lines of a .jsonl file; incomplete ones are skipped."""
     try:
         text = file.read_text(encoding="utf-8")
-    except UNREADABLE:
+    except Exception:  # see above
         return []
     lines = []
     for line in text.splitlines():
         try:
             lines.append(json.loads(line))
-        except ValueError:
+        except Exception:  # see above
             continue
     return [line for line in lines if isinstance(line, dict)]
 
@@ -164,7 +163,7 @@ def read_arrays(file: Path, names: Sequence[str] = ()) -> Arrays | None:
     try:
         with np.load(file) as arrays:
             return {name: arrays[name] for name in names or arrays.files}
-    except UNREADABLE:
+    except Exception:  # see above
         return None
 
 
@@ -184,7 +183,7 @@ def read_images(file: Path) -> dict[str, tuple[str, ...]]:
         with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
             for row in csv.DictReader(lines):
                 paths.setdefault(row["domain"], []).append(row["path"])
-    except UNREADABLE:
+    except Exception:  # see above
         return {}
     return {domain: tuple(listed) for domain, listed in paths.items()}
 

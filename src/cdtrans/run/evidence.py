@@ -22,6 +22,7 @@ from cdtrans.pairing.pairs import Domains
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.ranks import from_main
 from cdtrans.runtime.screen import Screen
+from cdtrans.storage.files import intact
 from cdtrans.storage.run import Run
 from cdtrans.trust.support import Evidence
 
@@ -76,7 +77,7 @@ def pretrained_evidence(
     if network is None:
         if not file.exists():
             return None
-        with np.load(file) as arrays:
+        with intact(file, "start again in another --out"), np.load(file) as arrays:
             return Evidence(**{name: torch.from_numpy(arrays[name]) for name in arrays.files}, pretrained=True)
     encode = Encoder(network, config, screen, Frozen())
     with run.timed("evidence"):

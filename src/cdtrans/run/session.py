@@ -23,6 +23,7 @@ from cdtrans.model.encoding import Encoder, Frozen
 from cdtrans.model.fast.fused import build
 from cdtrans.model.head import AnyHead
 from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
+from cdtrans.report.record import read_json
 from cdtrans.run.evidence import evidence_network, left_untouched, pretrained_evidence
 from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain, no_pixels
@@ -36,7 +37,7 @@ from cdtrans.run.target_labels import (
     write_target_labels,
 )
 from cdtrans.runtime.device import between_passes, pick_device, pick_precision
-from cdtrans.runtime.ranks import barrier, is_main, world
+from cdtrans.runtime.ranks import barrier, from_main, is_main, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.storage.files import csv_line
@@ -67,13 +68,10 @@ def run_session(
     config = resolve(config, kind)
     require_use(kind, config)
     check_folder(out, config)
-    if (out / RESULT).exists():
-        screen.say(f"The run in '{out}' is already finished.")
+    found = describe_found(source, target)
+    if from_main((out / RESULT).exists()):
         warn_of_changed_labels(out, config, source.classes, target, screen)
-        remove_state(out)  # there only if it was killed in its last moment, as may be the report's absence
-        if config.report and is_main():
-            add_report(out, screen)
-        show(out, read_result(out), screen)
+        show_finished(out, found, config, screen)
         return
 
     stage_1 = Stage1(out, config)
@@ -83,8 +81,10 @@ def run_session(
     resumed = (out / CONFIG).exists()
     if resumed:
         screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
+        warn_about_threads(out, config, screen)
     else:
-        screen.say(yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip())
+        for line in yaml.safe_dump(config.to_dict(), sort_keys=False).splitlines():
+            screen.say(line)
     assert isinstance(config.resize, int), "the configuration has been resolved"
     source_pixels, source_bad = no_pixels(config.resize), Skipped()
     if len(source):
@@ -104,13 +104,17 @@ def run_session(
             "source and of the target; add images, or choose another --method."
         )
 
-    data = describe(source, held, target) | describe_labels(given)
+    data = describe(source, source_pixels, held, target, target_pixels) | describe_labels(given) | {"found": found}
     if is_method_file(config.method):
         file = Path(config.method.rpartition(":")[0])
         data["method"] = hashlib.sha256(file.read_bytes()).hexdigest()  # a resumed run must find the same code
     stage_1.require_same_images(data["source"])
 
     run = Run.open(out, config, data)
+    if run.finished:
+        run.close()
+        show_finished(out, found, config, screen)
+        return
     try:
         with StopSignals.caught():
             device = torch.device(config.device)
@@ -246,7 +250,13 @@ def make_images(domain: DomainPixels, card: Card, device: torch.device) -> Image
     return Images(domain.pixels, domain.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
 
 
-def describe(source: LabelledDomain, held: LabelledDomain, target: UnlabelledDomain) -> dict[str, Any]:
+def describe(
+    source: LabelledDomain,
+    source_pixels: DomainPixels,
+    held: LabelledDomain,
+    target: UnlabelledDomain,
+    target_pixels: DomainPixels,
+) -> dict[str, Any]:
     """The run's record of its data; a resumed run must find the same."""
     return {
         "source": {
@@ -254,9 +264,53 @@ def describe(source: LabelledDomain, held: LabelledDomain, target: UnlabelledDom
             "held_out": len(held),
             "classes": dict(zip(source.classes, source.counts(), strict=True)),
             "fingerprint": fingerprint(source.root, source.paths, source.labels),
+            "pixels": of_pixels(source_pixels),
         },
-        "target": {"images": len(target), "fingerprint": fingerprint(target.root, target.paths)},
+        "target": {
+            "images": len(target),
+            "fingerprint": fingerprint(target.root, target.paths),
+            "pixels": of_pixels(target_pixels),
+        },
     }
+
+
+def of_pixels(pixels: DomainPixels) -> str:
+    """Names and sizes do not show that a file of the same size has other pixels."""
+    return hashlib.sha256("".join(pixels.digests).encode()).hexdigest()
+
+
+def describe_found(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, str]:
+    """The images as they are on the disk, before any is read, so that this can be compared at any time."""
+    return {
+        "source": fingerprint(source.root, source.paths, source.labels),
+        "target": fingerprint(target.root, target.paths),
+    }
+
+
+def show_finished(out: Path, found: dict[str, str], config: Config, screen: Screen) -> None:
+    """What there is to say of a run that has been finished before."""
+    screen.say(f"The run in '{out}' is already finished.")
+    before = (read_json(out / "data.json") or {}).get("found")  # runs of the first versions have none
+    changed = [name for name in found if isinstance(before, dict) and before.get(name) != found[name]]
+    if changed:
+        screen.warn(
+            f"The {' and '.join(changed)} images have changed since the run in '{out}' began, and its result is that "
+            "of the earlier ones; choose another --out to adapt to them, or label new images with 'cdtrans predict'."
+        )
+    remove_state(out)  # there only if it was killed in its last moment, as may be the report's absence
+    if config.report and is_main():
+        add_report(out, screen)
+    show(out, read_result(out), screen)
+
+
+def warn_about_threads(out: Path, config: Config, screen: Screen) -> None:
+    """On a CPU a sum is split among the threads, and their number decides how it is rounded."""
+    before, now = (read_json(out / "environment.json") or {}).get("threads"), torch.get_num_threads()
+    if config.device == "cpu" and before not in (None, now):
+        screen.warn(
+            f"The run began with {before} CPU threads and resumes with {now}, so its result will differ in the last "
+            f"digits from that of an undisturbed run; OMP_NUM_THREADS={before} keeps it the same."
+        )
 
 
 def begin_log(run: Run, stage_1: Stage1, skipped: dict[str, Skipped], findings: list[Finding]) -> None:

@@ -17,6 +17,7 @@ from cdtrans.config import Config, make_config, require_weights
 from cdtrans.errors import CdtransError
 from cdtrans.methods import WITHOUT_SOURCE
 from cdtrans.storage.card_file import read_card
+from cdtrans.storage.files import intact
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +124,8 @@ class Stage1:
 
         folder = run.folder / SOURCE
         if self.done:
-            network.load_state_dict(load_model(folder)[0].state_dict())
+            with intact(folder, "start again in another --out"):
+                network.load_state_dict(load_model(folder)[0].state_dict())
             return
         if self.config.source_model:
             trained = f" ({card.epoch} epochs from {card.weights})" if card.epoch else ""
@@ -227,11 +229,11 @@ def _check_same_images(run: Path, config: Config, source: dict[str, Any]) -> Non
     try:
         theirs = json.loads(file.read_text(encoding="utf-8"))["source"]
         images, held, fingerprint = theirs["images"], theirs["held_out"], theirs["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # it is missing or damaged, in any way
         raise CdtransError(
             f"'{file}' does not say which images its stage 1 was trained on; take another run."
         ) from error
-    if fingerprint != source["fingerprint"]:
+    if fingerprint != source["fingerprint"] or theirs.get("pixels", source["pixels"]) != source["pixels"]:
         raise CdtransError(
             f"Stage 1 of '{run}' was trained on other source images ({images}, and {held} held out, there; "
             f"{source['images']}, and {source['held_out']} held out with --holdout {config.holdout} --seed "

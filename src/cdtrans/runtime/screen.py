@@ -4,13 +4,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from cdtrans.errors import printable
 from cdtrans.runtime.outlook import Outlook, clock
 
 PLAIN_LINE_SECONDS = 10.0  # without a terminal, a long task prints a line this often
@@ -23,10 +24,14 @@ class Task(Protocol):
 
 
 class Terminal(Console):
-    """rich's console, which would end the program with exit code 1 where the reader has gone."""
+    """rich's console, but: it would end the program with exit code 1 where the reader has gone, and the cells of a
+    table may be names with control characters."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    def render_str(self, text: str, **how: Any) -> Text:  # type: ignore[override]
+        return super().render_str(printable(text, keep="\n"), **how)
 
 
 class Screen:
@@ -45,16 +50,17 @@ class Screen:
         self.warnings = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
 
     def say(self, text: str) -> None:
+        """Print a line."""
         if not self.quiet:
-            self.console.print(Text(text))
+            self.console.print(Text(printable(text)))
 
     def warn(self, text: str) -> None:
         """Print a warning to standard error, even when quiet."""
-        self.warnings.print(Text.assemble(("warning:", "yellow"), f" {text}"))
+        self.warnings.print(Text.assemble(("warning:", "yellow"), f" {printable(text)}"))
 
     def result(self, text: str | RenderableType) -> None:
         """Print the result of a command, even when quiet."""
-        self.console.print(Text(text) if isinstance(text, str) else text)
+        self.console.print(Text(printable(text)) if isinstance(text, str) else text)
 
     def expect(self, units: float) -> None:
         """So much work is left of the run: it was not known before."""

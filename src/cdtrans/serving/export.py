@@ -12,8 +12,9 @@ import numpy as np
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.files import atomic, require_writable
-from cdtrans.storage.run_folder import CARD, find_model
+from cdtrans.storage.card_file import read_card
+from cdtrans.storage.files import atomic
+from cdtrans.storage.run_folder import CARD, find_model, require_output
 
 if TYPE_CHECKING:
     from cdtrans.serving.classifier import Classifier
@@ -49,9 +50,7 @@ def export(
     find_model(Path(run), model)
     file = Path(out) if out else Path(run) / f"{'model' if model == 'chosen' else model}.onnx"
     kind = format_of(file)
-    require_writable(file, "export", "--out")
-    if (file.parent / CARD).exists():
-        raise CdtransError(f"'{file.parent}' is the folder of a model and must not be changed; choose another --out.")
+    require_output(file, "export", "--out", started_from(Path(run)))
     with importing():
         from cdtrans.serving.classifier import key_warning, load
         from cdtrans.serving.portable import onnx_file, read_onnx, read_timm, timm_file
@@ -71,6 +70,12 @@ def export(
     with atomic(file) as written:
         written.write(content)
     return Exported(file, kind, classifier.name, len(classifier.classes), len(content), CHECKED, difference)
+
+
+def started_from(run: Path) -> Path | None:
+    """The weights file that the run's training started from."""
+    weights = read_card(run / "source").get("weights") if (run / "source" / CARD).exists() else None
+    return Path(weights) if isinstance(weights, str) else None
 
 
 def format_of(file: Path) -> str:

@@ -7,13 +7,14 @@ from itertools import chain
 from pathlib import Path
 
 from cdtrans.data.domains import stream_images
-from cdtrans.data.images import judge_unreadable
-from cdtrans.errors import CdtransError
+from cdtrans.data.images import is_image_name, judge_unreadable
+from cdtrans.errors import CdtransError, printable
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
 from cdtrans.serving.recorded import confidences
 from cdtrans.serving.trade_off import threshold_for_accuracy, threshold_for_share
-from cdtrans.storage.files import atomic, csv_line, require_writable
+from cdtrans.storage.files import atomic, csv_line
+from cdtrans.storage.run_folder import require_output
 from cdtrans.trust.preflight import ignored
 
 
@@ -86,12 +87,12 @@ def predict_to_csv(
     lines = csv_lines(classifier, images, root, top, counts, screen)
     if file is None:
         for line in lines:
-            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.write(line if not sys.stdout.isatty() else _for_eyes(line))
         sys.stdout.buffer.flush()
         check_skipped(counts, max_bad, screen)
     else:
-        require_writable(file, "predictions", "--csv")
-        header = next(lines)  # fails here for a wrong path, before a file is made
+        check_places(images, root, file)
+        header = next(lines)
         with atomic(file) as out:
             for line in chain([header], lines):
                 out.write(line)
@@ -104,10 +105,17 @@ def predict_to_csv(
     return counts
 
 
+def _for_eyes(line: bytes) -> bytes:
+    """On a terminal, control characters of a name are shown and not obeyed; a file or pipe gets the name as it is."""
+    return printable(line.decode("utf-8", "surrogateescape"), keep="\r\n").encode()
+
+
 def check_places(images: Path, root: Path | None, file: Path | None) -> None:
-    """Check that there is an image, and that the CSV can be written."""
+    """Check that there is an image, and that the CSV can be written and replaces none."""
     if file is not None:
-        require_writable(file, "predictions", "--csv")
+        require_output(file, "predictions", "--csv", images if images.is_file() else None)
+        if is_image_name(file.name):
+            raise CdtransError(f"'{file}' is the name of an image; the predictions are a CSV, choose another --csv.")
     next(stream_images(images, root))
 
 

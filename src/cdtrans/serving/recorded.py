@@ -3,17 +3,16 @@ predictions.csv are made from them and the model's temperature, and made anew wh
 torch."""
 
 import csv
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from cdtrans.errors import CdtransError
 from cdtrans.serving.probabilities import no_class, probabilities
-from cdtrans.storage.card_file import read_card, set_temperature
-from cdtrans.storage.files import atomic, csv_line
+from cdtrans.storage.card_file import RESTORE, read_card, set_temperature
+from cdtrans.storage.files import atomic, csv_line, intact
 from cdtrans.storage.run_folder import PREDICTIONS, find_model
+from cdtrans.storage.shapes import Misfit
 
 LOGITS = "logits.npz"  # "source" and "adapted": [Nt, K], before the temperature, in the order of images.csv
 VIEWS = "views.npz"
@@ -28,14 +27,11 @@ def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
     """[Nt, K], divided by the model's temperature."""
     name, _ = find_model(run, model)
     temperature = read_card(run / name)["temperature"]
-    try:
-        with np.load(run / LOGITS) as arrays:
-            logits: np.ndarray = arrays[name].astype(np.float64) / temperature
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise CdtransError(
-            f"'{run}' has not recorded the logits of its target images by the model '{name}' ({LOGITS}), as runs do "
-            "for 'source' and 'adapted'; take another --model, or run 'cdtrans adapt' again with another --out."
-        ) from error
+    file = run / LOGITS
+    with intact(file, f"give another --model than '{name}', or {RESTORE}"), np.load(file) as arrays:
+        logits: np.ndarray = arrays[name].astype(np.float64) / temperature
+        if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():
+            raise Misfit("its numbers are not logits")
     return logits
 
 
@@ -49,8 +45,19 @@ def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.nda
 
 def predictions_of(run: Path, model: str = "chosen") -> bytes:
     """predictions.csv by a model of a finished run."""
-    classes = read_card(run / "source")["classes"]
-    return predictions_csv(target_paths(run), classes, target_logits(run, model), target_logits(run, "source"))
+    classes = read_card(run / "source").get("classes", [])
+    paths, logits, source_only = target_paths(run), target_logits(run, model), target_logits(run, "source")
+    with intact(run, RESTORE):
+        require_same((len(paths), len(classes)), logits.shape, source_only.shape)
+    return predictions_csv(paths, classes, logits, source_only)
+
+
+def require_same(*shapes: tuple[int, ...]) -> None:
+    """Files of a run that belong together must be about the same images and classes."""
+    if len(set(shapes)) > 1:
+        raise Misfit(
+            f"images.csv, the model card and {LOGITS} are of {' and '.join(map(str, shapes))} images and classes"
+        )
 
 
 def confidence_views(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:
@@ -89,15 +96,17 @@ def refresh(run: Path) -> None:
 
 def target_paths(run: Path) -> list[str]:
     """The target images in the order of their indices."""
-    with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as lines:
+    file = run / "images.csv"
+    with intact(file, RESTORE), open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["domain"] == "target"]
-    return [row["path"] for row in sorted(rows, key=lambda row: int(row["index"]))]
+        return [str(row["path"]) for row in sorted(rows, key=lambda row: int(row["index"]))]
 
 
 def target_digests(run: Path) -> tuple[str, ...]:
-    """Of the pixels of its target images, in its order; none if images.csv is missing or of an older version."""
+    """Of the pixels of its target images, in its order; none if images.csv is missing, damaged or of an older
+    version."""
     try:
         with open(run / "images.csv", encoding="utf-8", errors="surrogateescape", newline="") as lines:
             return tuple(row["digest"] for row in csv.DictReader(lines) if row["domain"] == "target")
-    except (OSError, KeyError):
+    except (OSError, KeyError, csv.Error):
         return ()

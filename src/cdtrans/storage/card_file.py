@@ -4,23 +4,36 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cdtrans.config import LARGEST_SIDE
 from cdtrans.errors import CdtransError
-from cdtrans.storage.files import atomic
+from cdtrans.storage.files import atomic, intact
 from cdtrans.storage.run_folder import CARD
+from cdtrans.storage.shapes import Misfit, require
 
+RESTORE = "restore it, or run 'cdtrans adapt' again with another --out"
+SIDE = range(1, LARGEST_SIDE + 1)
+SHAPE = {
+    **{"classes": [str], "backbone": str, "backbone_args": dict, "weights": str, "neck": {"batchnorm", "none"}},
+    **{"resize": SIDE, "crop": SIDE, "precision": {"fp32", "bf16", "fp16"}, "mean": [float], "std": [float]},
+    **{"stage": str, "epoch": int, "head": dict, "method": str, "taps": range(1, 1000), "target_labels": int},
+    **{"versions": dict, "transferability": bool},
+}
 COLDEST, HOTTEST = 0.001, 1000.0  # beyond these, probabilities are all 0 and 1, or all equal
 
 
 def read_card(folder: Path) -> dict[str, Any]:
     """The card of a saved model as it is in the file. Older ones have no temperature, which means 1."""
-    try:
-        values = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CdtransError(f"'{folder}' holds no finished model; run 'cdtrans adapt' to its end first.") from error
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise CdtransError(f"The model in '{folder}' is damaged: {error}.") from error
-    if not isinstance(values, dict):
-        raise CdtransError(f"The model in '{folder}' is damaged: its card is not a mapping.")
+    file = folder / CARD
+    if not file.exists():
+        raise CdtransError(f"'{folder}' holds no finished model; run 'cdtrans adapt' to its end first.")
+    with intact(file, RESTORE):
+        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        require(values, SHAPE)
+        if values.get("resize", 1) < values.get("crop", 1):
+            raise Misfit(f"resize is {values['resize']}, and crop {values['crop']}")
+        mean, std = (values.get(name, [1.0] * 3) for name in ("mean", "std"))
+        if not len(mean) == len(std) == 3 or min(std) <= 0:
+            raise Misfit(f"mean is {mean}, and std {std}")
     _require_temperature(values.setdefault("temperature", 1.0), folder)
     return values
 

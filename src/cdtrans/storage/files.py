@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from cdtrans.errors import CdtransError, DiskFull
+from cdtrans.storage.shapes import Misfit
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -33,6 +34,22 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+@contextmanager
+def intact(file: Path, advice: str) -> Iterator[None]:
+    """Around reading a file and looking at its content: whatever goes wrong there means that the file is damaged. One
+    rule for all files that a user can find in a run folder; `advice` says what to do."""
+    try:
+        yield
+    except (CdtransError, MemoryError):
+        raise
+    except OSError as error:
+        raise CdtransError(f"'{file}' cannot be read ({error.strerror or error}); {advice}.") from error
+    except Exception as error:  # libraries raise almost anything on bytes that they did not write
+        kind = "" if isinstance(error, Misfit) else f"{type(error).__name__}: "
+        cause = f"{kind}{' '.join(str(error).split())[:80]}".rstrip(": .")
+        raise CdtransError(f"'{file}' is damaged ({cause}); {advice}.") from error
+
+
 def require_writable(file: Path, what: str, flag: str) -> None:
     """Fail before the work and not after it. An existing file is replaced, anything else is an error."""
     if file.exists() and not file.is_file():
@@ -53,8 +70,8 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def disk_full(path: Path) -> DiskFull:
     return DiskFull(
-        f"The disk is full: '{path}' could not be written. The last saved state is intact; free some space and run the "
-        "same command again to resume."
+        f"The disk is full: '{path}' could not be written, and nothing was replaced; free some space and run the same "
+        "command again, which resumes a run."
     )
 
 

@@ -17,8 +17,10 @@ from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.environment import environment
 from cdtrans.runtime.ranks import barrier, is_main
-from cdtrans.storage.files import atomic, disk_full, is_disk_full
-from cdtrans.storage.run_folder import CONFIG, TIMINGS, check_folder
+from cdtrans.storage.files import atomic, disk_full, intact, is_disk_full
+from cdtrans.storage.run_folder import CONFIG, RESULT, TIMINGS, check_folder
+
+LATER = ("found", "pixels")  # what data.json of the first runs lacks
 
 
 class Run:
@@ -33,9 +35,15 @@ class Run:
         """Whether this process writes: only rank 0 does."""
         return self._lock is not None
 
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return (self.folder / RESULT).exists()
+
     @classmethod
     def open(cls, folder: Path, config: Config, data: dict[str, Any]) -> "Run":
-        """Lock the folder for this configuration and data, or raise an error that says why not."""
+        """Lock the folder for this configuration and data, or raise an error that says why not. A finished run is left
+        as it is."""
         check_folder(folder, config)
         if not is_main():
             barrier()
@@ -49,8 +57,11 @@ class Run:
             ) from error
         run = cls(folder, lock)
         check_folder(folder, config)
+        if run.finished:  # by another process, after this one looked
+            barrier()
+            return run
         recorded = run.folder / "data.json"
-        if recorded.exists() and json.loads(recorded.read_text()) != data:
+        if recorded.exists() and not same_data(recorded, data):
             run.close()
             raise CdtransError(
                 f"The images, the labels of --target-labels or the file of the method have changed since the run in "
@@ -135,10 +146,27 @@ def lock_folder(folder: Path) -> IO[str]:
     return lock
 
 
+def same_data(recorded: Path, data: dict[str, Any]) -> bool:
+    """Whether data.json says this; what an older run did not record cannot have changed."""
+    with intact(recorded, "start again in another --out"):
+        before = json.loads(recorded.read_text(encoding="utf-8"))
+        domains = {name: data[name] for name in ("source", "target") if name in data}
+        for name, domain in domains.items():
+            data = data | {name: {k: v for k, v in domain.items() if k in before[name] or k not in LATER}}
+        return bool(before == {k: v for k, v in data.items() if k in before or k not in LATER})
+
+
 def fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...] = ()) -> str:
     """A hash of a domain's names, sizes and, for a source, labels, to see whether it has changed."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(f"{path}\0{(root / path).stat().st_size}\0".encode("utf-8", "surrogateescape"))
+        digest.update(f"{path}\0{_size(root / path)}\0".encode("utf-8", "surrogateescape"))
     digest.update(np.asarray(labels, dtype=np.int64).tobytes())
     return digest.hexdigest()
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # a broken link counts as an image that cannot be read
+        return -1

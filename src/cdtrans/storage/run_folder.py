@@ -3,6 +3,7 @@ folder is reported at once."""
 
 import csv
 import json
+import os
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from cdtrans.backbone_names import may_mean
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, upgraded
 from cdtrans.errors import CdtransError, nearest
+from cdtrans.storage.files import intact, require_writable
+from cdtrans.storage.shapes import require
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed right at the start
 CONFIG = "config.yaml"  # the resolved settings; written when a run begins
@@ -19,8 +22,22 @@ EVALUATION = "evaluation.json"  # of the `eval` with most images of the run's ow
 TIMINGS = "timings.jsonl"  # a line for every stage: how long it took, and when it ended
 PREDICTIONS = "predictions.csv"  # of the target, by the chosen model
 TARGET_LABELS = "target_labels.csv"  # of the target images that the run was trained with (--target-labels)
+OWN = {  # what a run consists of: files and folders that no verb may write to at a user's wish
+    *(CONFIG, RESULT, EVALUATION, PREDICTIONS, TARGET_LABELS, "data.json", "environment.json", "images.csv", ".lock"),
+    *("log.jsonl", "timings.jsonl", "logits.npz", "views.npz", "evidence.npz", "answers.json", "report.html"),
+    *("source", "adapted", "last", "pairs", "predictions", "state"),
+}
 MODELS = ("chosen", "adapted", "last", "source")
+AGAIN = "remove it and run the 'cdtrans adapt' command again"
 MODEL_NAMES = {"source": "source-only", "adapted": "adapted"}  # what a run can hand over, in words
+
+ESTIMATE = {"low": (float, None), "high": (float, None), "sentence": str, "accuracy": (float, None)}
+RESULT_SHAPE = {
+    **{"chosen_epoch": int, "chosen_model": set(MODEL_NAMES), "chosen_by": str, "judged_epoch": int, "selection": str},
+    **{"trained_with_key": bool, "target_labels": int, "support": dict},
+    "guard": {"verdict": str, "opening": str, "findings": [dict], "advice": str, "warning": str, "paragraph": str},
+    **{"estimate": ESTIMATE, "estimates": dict.fromkeys(MODEL_NAMES, ESTIMATE)},
+}
 
 
 def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None:
@@ -45,6 +62,23 @@ def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None
         raise CdtransError(f"'{folder}' exists and is not a run folder; choose another --out.")
 
 
+def require_output(file: Path, what: str, flag: str, *inputs: Path | None) -> None:
+    """Fail before the work and not after it: a file must be writable, and must not replace what the verb reads, be it
+    one of the inputs, a file in one that is a folder, or a part of any run."""
+    require_writable(file, what, flag)
+    real = Path(os.path.realpath(file))
+    for place in map(os.path.realpath, filter(None, inputs)):
+        if file.exists() and Path(place) in (real, *real.parents):
+            raise CdtransError(f"'{file}' is what this command reads, and would be replaced; choose another {flag}.")
+    if (real.parent / CARD).exists():
+        raise CdtransError(f"'{file.parent}' is the folder of a model and must not be changed; choose another {flag}.")
+    for folder in real.parents:
+        if (folder / CONFIG).exists() and real.relative_to(folder).parts[0] in OWN:
+            raise CdtransError(
+                f"'{file}' is a part of the run in '{folder}' and stays as it is; choose another {flag}."
+            )
+
+
 def read_result(run: Path) -> dict[str, Any]:
     """The result of a finished run: the chosen epoch, the chosen model and more."""
     if not run.is_dir():
@@ -56,26 +90,20 @@ def read_result(run: Path) -> dict[str, Any]:
         if not (run / CONFIG).exists():
             raise CdtransError(f"'{run}' holds no finished run; give the folder that 'cdtrans adapt' has written.")
         raise CdtransError(f"'{run}' holds no finished run; run its 'cdtrans adapt' command again to finish it.")
-    try:
+    with intact(file, AGAIN):
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        complete = {"chosen_epoch", "chosen_model"} <= result.keys()
-    except (ValueError, AttributeError):  # not JSON, or not a mapping
-        complete = False
-    if not complete:
-        raise CdtransError(f"'{file}' is damaged; remove it and run the 'cdtrans adapt' command again.")
+        require(result, RESULT_SHAPE, needs=("chosen_epoch", "chosen_model"))
     return result
 
 
 def trained_labels(run: Path) -> dict[str, str]:
     """Digest -> label of the target images that a run was trained with (--target-labels): they cannot measure its
     models."""
-    try:
-        with open(run / TARGET_LABELS, encoding="utf-8", errors="surrogateescape", newline="") as lines:
-            return {row["digest"]: row["label"] for row in csv.DictReader(lines)}
-    except FileNotFoundError:
+    file = run / TARGET_LABELS
+    if not file.exists():
         return {}
-    except (KeyError, csv.Error) as error:
-        raise CdtransError(f"'{run / TARGET_LABELS}' is damaged; run the 'cdtrans adapt' command again.") from error
+    with intact(file, AGAIN), open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+        return {row["digest"]: row["label"] for row in csv.DictReader(lines)}
 
 
 def find_model(run: Path, model: str) -> tuple[str, bool]:

@@ -11,13 +11,20 @@ from cdtrans.config import Config
 from cdtrans.errors import CdtransError, Hopeless, Interrupted
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.signals import StopSignals
-from cdtrans.storage.files import atomic
+from cdtrans.storage.files import atomic, intact
 from cdtrans.storage.run import Run
+from cdtrans.storage.shapes import require
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"
 STATE_VERSION = 3  # of its layout
 STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
+
+DAMAGED = "start again in another --out"
+STATE_SHAPE = {
+    **{"stage": set(STAGES), "epoch": range(1, 2**31), "step": range(2**31), "names": [str], "parts": dict},
+    **{"log_size": range(2**63), "sums": object},
+}
 
 
 class Stateful(Protocol):
@@ -31,12 +38,12 @@ def load_state(run: Run) -> dict[str, Any] | None:
     file = run.folder / STATE_FILE
     if not file.exists():
         return None
-    try:
+    with intact(file, DAMAGED):  # by the disk: atomic writes leave no half-written state behind
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged disk: atomic writes leave no half-written state behind
-        raise CdtransError(f"The saved state '{file}' is damaged; start again in another --out.") from error
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        raise CdtransError(f"The saved state '{file}' is of another version of cdtrans; start again in another --out.")
+        raise CdtransError(f"The saved state '{file}' is of another version of cdtrans; {DAMAGED}.")
+    with intact(file, DAMAGED):
+        require(state, STATE_SHAPE, needs=STATE_SHAPE.keys())
     return state
 
 
@@ -128,10 +135,11 @@ class Loop:
         self._saved_at = time.monotonic()
 
     def _restore(self, state: dict[str, Any]) -> None:
-        for name, part in self.parts.items():
-            part.load_state_dict(state["parts"].get(name, {}))  # an older state has no "memory"
-        self.epoch, self.step, self.names = state["epoch"], state["step"], tuple(state["names"])
-        self.sums = None if state["sums"] is None else state["sums"].to(self.optimisation.device)
+        with intact(self.run.folder / STATE_FILE, DAMAGED):
+            for name, part in self.parts.items():
+                part.load_state_dict(state["parts"].get(name, {}))  # an older state has no "memory"
+            self.epoch, self.step, self.names = state["epoch"], state["step"], tuple(state["names"])
+            self.sums = None if state["sums"] is None else state["sums"].to(self.optimisation.device)
         self.run.cut_log(state["log_size"])
 
     def _save_if_due(self) -> None:
