@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import cdtrans.bench.bench
+import cdtrans.benchmarking.bench
 import cdtrans.evaluation.evaluate
 import cdtrans.run.check
 import cdtrans.run.demo
 import cdtrans.run.pipeline
 import cdtrans.runtime.screen
 import cdtrans.serving.classifier
-from cdtrans.bench.bench import Outcome
+from cdtrans.benchmarking.bench import Outcome
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
 from cdtrans.cli.options import NOT_FLAGS
@@ -767,5 +767,5 @@ class TestBench:
             asked.update({"name": name, "data": data}, **given)
             return Outcome(Path("out"), "table.md", asked=4, finished=3, failed=failed, numbers={})
 
-        monkeypatch.setattr(cdtrans.bench.bench, "bench", bench)
+        monkeypatch.setattr(cdtrans.benchmarking.bench, "bench", bench)
         return asked

@@ -306,7 +306,7 @@ def report(
 
     read_result(run)
     with importing():
-        from cdtrans.report.page import write_report
+        from cdtrans.reporting.page import write_report
 
     screen = Screen(quiet=quiet, machine=json)
     file = write_report(run, screen)

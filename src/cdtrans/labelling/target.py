@@ -8,7 +8,7 @@ import numpy as np
 
 from cdtrans.errors import CdtransError
 from cdtrans.labelling.matching import TargetImages
-from cdtrans.report.record import read_record
+from cdtrans.reporting.record import read_record
 from cdtrans.serving.recorded import target_digests
 from cdtrans.storage.run_folder import trained_labels
 

@@ -168,7 +168,7 @@ def run_session(
         log_session(run, started)  # before the report, which shows it
         if config.report and run.writes:
             with run.timed("report"):
-                from cdtrans.report.page import write_report
+                from cdtrans.reporting.page import write_report
 
                 screen.say(f"report: {write_report(out, screen)}")
         show(out, result, screen)
@@ -280,7 +280,7 @@ def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixel
 
 def add_report(folder: Path, screen: Screen) -> None:
     """To a finished run that has none."""
-    from cdtrans.report.page import NAME, write_report
+    from cdtrans.reporting.page import NAME, write_report
 
     if not (folder / NAME).exists():
         write_report(folder, screen)
