@@ -21,7 +21,7 @@ import cdtrans.run.demo
 import cdtrans.run.pipeline
 import cdtrans.runtime.screen
 import cdtrans.serving.classifier
-from cdtrans.benchmarking.bench import Outcome
+from cdtrans.benchmarking.bench import BenchResult
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
 from cdtrans.cli.options import NOT_FLAGS
@@ -763,9 +763,9 @@ class TestBench:
         """Nothing is run; what was asked for comes back."""
         asked: dict[str, Any] = {}
 
-        def bench(name: str, data: Path, **given: Any) -> Outcome:
+        def bench(name: str, data: Path, **given: Any) -> BenchResult:
             asked.update({"name": name, "data": data}, **given)
-            return Outcome(Path("out"), "table.md", asked=4, finished=3, failed=failed, numbers={})
+            return BenchResult(Path("out"), "table.md", asked=4, finished=3, failed=failed, numbers={})
 
         monkeypatch.setattr(cdtrans.benchmarking.bench, "bench", bench)
         return asked

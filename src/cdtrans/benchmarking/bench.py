@@ -7,7 +7,7 @@ results.jsonl and the tables are rewritten each time a run ends. Runs with the s
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The state of a benchmark after a call."""
+class BenchResult:
+    """What `bench` hands back: the state of a benchmark after a call."""
 
     out: Path
     table: str  # the file in `out` to read first
@@ -133,35 +133,45 @@ class Outcome:
 
 def bench(
     name: str,
-    data: Path,
+    data: str | Path,
     *,
-    screen: Screen,
     backbone: str = "deit_small",
-    seeds: str = "3",
-    tasks: str | None = None,
+    seeds: int | str | Sequence[int] = 3,
+    tasks: str | Sequence[str] | None = None,
     jobs: int = 1,
-    out: Path | None = None,
-    config: Path | None = None,
+    out: str | Path | None = None,
+    config: str | Path | None = None,
     start: str | None = None,
     force: bool = False,
     allow_incomplete: bool = False,
+    quiet: bool = False,
+    screen: Screen | None = None,
     **settings: Any,
-) -> Outcome:
-    """Run the unfinished runs of a benchmark, `jobs` at a time, and write its tables into `out`.
+) -> BenchResult:
+    """Rerun a table of the paper, or compare methods: run the unfinished runs of the benchmark `name`, whose domains
+    are in the folder `data`, `jobs` at a time, score them with the target's labels, and write the tables into `out`.
 
+    `seeds` is how many (3: 1234, 1 and 2), or which: [1234, 1]. `tasks` are those to run, such as ["A>W", "A>D"].
     `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset. Their
-    `method` may name several, which begin with `start`."""
+    `method` may name several, as in "cdtrans,dann", which begin with `start`. `allow_incomplete` accepts data that
+    differ from the published. A run that fails is listed in the result, and the others go on."""
+    screen, config = screen or Screen(quiet=quiet), None if config is None else Path(config)
+    if own := [key for key in settings if key in DECIDED_HERE]:
+        raise CdtransError(f"Every run of a benchmark has its own '{own[0]}'; leave it out.")
+    if jobs < 1:
+        raise CdtransError(f"The number of runs side by side, jobs, must be at least 1, not {jobs}.")
     benchmark = benchmark_named(name)
-    chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in tasks.split(","))) if tasks else None
+    words = tasks.split(",") if isinstance(tasks, str) else tasks
+    chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else None
     recipes, start = make_recipes(benchmark, backbone, config, settings, start)
-    found = find_benchmark(benchmark, data, chosen or benchmark.tasks, allow_incomplete=allow_incomplete)
+    found = find_benchmark(benchmark, Path(data), chosen or benchmark.tasks, allow_incomplete=allow_incomplete)
     classes = next(iter(found.domains.values())).images.classes
     unfit = misfits(recipes, classes) if start else {}
     plan = Plan(
         data=found,
         tasks=chosen or benchmark.tasks,
-        seeds=parse_seeds(seeds),
-        out=out or Path("runs") / f"{name}-{backbone}{f'-{start}' if start else ''}",
+        seeds=parse_seeds(str(seeds) if isinstance(seeds, int | str) else f"{','.join(map(str, seeds))},"),
+        out=Path(out) if out else Path("runs") / f"{name}-{backbone}{f'-{start}' if start else ''}",
         recipes=tuple(with_flags(r, *(("--force",) if force else ())) for r in recipes if r.method not in unfit),
         shared=shared_recipe(benchmark, backbone, config, settings, start) if start else recipes[0].config,
         start=start,
@@ -178,7 +188,7 @@ def bench(
         numbers = write_tables(plan, failed)
     runs = plan.runs()
     table = "compared.md" if start else "table.md"
-    return Outcome(plan.out, table, len(runs), sum(run.finished for run in runs), tuple(failed), numbers)
+    return BenchResult(plan.out, table, len(runs), sum(run.finished for run in runs), tuple(failed), numbers)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
