@@ -54,6 +54,7 @@ def test_path_label_and_probability_of_every_image(finished, classifier, screen,
     predictions = classifier.predict(finished.task.target)
     expected = sum(p.probability for p in predictions) / 21
     assert counts.summary() == {
+        "csv": str(tmp_path / "new" / "p.csv"),
         "images": 21,
         "kept": 21,
         "abstained": 0,

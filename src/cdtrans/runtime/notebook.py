@@ -8,7 +8,7 @@ SHOWN = 20  # rows; a result has the others
 
 def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *after: str) -> str:
     """A title, a table of the first rows, and sentences below it; empty ones are left out."""
-    more = f"{len(rows) - SHOWN} more rows are not shown." if len(rows) > SHOWN else ""
+    more = f"The first {SHOWN} of {len(rows)} rows." if len(rows) > SHOWN else ""
     head = "".join(f"<th>{_shown(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{_shown(cell)}</td>' for cell in row)}</tr>" for row in rows[:SHOWN])
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""

@@ -61,7 +61,7 @@ class Predictions(list[Prediction]):
         return html_table(title, columns[:shown], [row[:shown] for row in rows], *after)
 
     def _repr_html_(self) -> str:
-        return self.html(f"{len(self)} images")
+        return self.html(f"{len(self)} image{'' if len(self) == 1 else 's'}")
 
 
 @dataclass(frozen=True)
