@@ -59,6 +59,7 @@ def test_target_rows_help_where_the_domains_differ() -> None:
     assert (adapted.coef_.shape, adapted.intercept_.shape, adapted.n_features_in_) == ((3, 6), (3,), 6)
 
 
+@pytest.mark.slow
 def test_every_mark_of_a_target_row_means_the_same() -> None:
     source, y, target = two_domains()
     expected = InstantClassifier().fit(*joined(source, y, target)).predict_proba(target)
