@@ -157,7 +157,7 @@ class Config:
     )
 
     seed: int = _option(1234, "Run", "Seed of everything random.", minimum=0)
-    device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")
+    device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
         "auto", "Run", "Arithmetic of the model (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
     )
@@ -173,7 +173,9 @@ class Config:
     save_every: float = _option(30.0, "Run", "Seconds between saved states; a kill loses no more than this.", minimum=0)
     cache: str | None = _option(None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE or the user's).")
     report: bool = _option(True, "Run", "Write report.html at the end.")
-    tracker: Literal["none", "tensorboard"] = _option("none", "Run", "Also write the curves for TensorBoard.")
+    tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = _option(
+        "none", "Run", "Also give the curves to TensorBoard, Weights & Biases or MLflow."
+    )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -409,8 +411,8 @@ def require_weights(file: str | Path | None) -> None:
 
 def require_device(name: str) -> None:
     """Refuse what is not the name of a device; whether this machine has it is known once torch is imported."""
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
-        raise CdtransError(f"Unknown device '{name}'; use cpu, cuda or cuda:N.")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", name):
+        raise CdtransError(f"Unknown device '{name}'; use cpu, cuda, cuda:N or mps.")
 
 
 def settle(config: Config) -> Config:

@@ -2,8 +2,11 @@
 
 import csv
 import json
+import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -24,6 +27,7 @@ import cdtrans.serving.classifier
 from cdtrans.benchmarking.bench import BenchResult
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
+from cdtrans.cli.options import COMMON as COMMON_SETTINGS
 from cdtrans.cli.options import NOT_FLAGS
 from cdtrans.config import SETTINGS
 from cdtrans.data.pixels import open_pixels
@@ -42,6 +46,7 @@ from support import says
 from tiny_task import CLASSES, draw
 
 COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
+ALL = {"--help-all"}  # of verbs with settings
 SCORING = {"--root", "--model", "--device", "--max-bad"}
 
 
@@ -97,8 +102,9 @@ def one_sentence(text: str) -> str:
     return text.removeprefix("error: ").rstrip("\n")
 
 
-def flags_of(run: Run, verb: str) -> set[str]:
-    text = run(verb, "--help").out
+def flags_of(run: Run, verb: str, how: str = "--help") -> set[str]:
+    text = run(verb, how).out
+    text = re.sub(r"--\[no-\]([\w-]+)", r"--\1 --no-\1", text)
     words = text.replace(",", " ").replace("/", " ").split()
     return {w for w in words if w.startswith("-") and len(w) > 1 and w.strip("-") and not w[1:].isdigit()}
 
@@ -135,16 +141,39 @@ class TestHelp:
         [("adapt", ()), ("demo", ("seed",)), ("bench", OF_EACH_RUN)],
     )
     def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
-        text = " ".join(run(verb, "--help").out.split())
+        text = " ".join(run(verb, "--help-all").out.split())
         for name, spec in SETTINGS.items():
             if name not in NOT_FLAGS and name not in own:
-                assert f"--{name.replace('_', '-')}" in text
+                dashed = name.replace("_", "-")
+                assert f"--{dashed}" in text or f"--[no-]{dashed}" in text
                 assert " ".join(spec.metadata["help"].split()) in text, name
         for words in ("cls, none; default: cls", "default: cotraining; authors: cdtrans", "center, pair; default"):
             assert f"({words}" in text
         assert "(two_way, one_way_source, one_way_target; default: two_way)" in text
         assert "--set KEY=VALUE" in text
         assert "--method-args" not in text
+
+    def test_the_first_page_of_adapt_has_what_people_use(self, run: Run) -> None:
+        settings = {f"--{name.replace('_', '-')}" for name in COMMON_SETTINGS} | {"--no-guard"}
+        own = {"--out", "--config", "--force", "--help-all"}
+        assert flags_of(run, "adapt") == COMMON | own | settings
+        assert len(settings | own) == 15
+
+    @pytest.mark.parametrize("how", ["--help", "--help-all"])
+    @pytest.mark.parametrize("verb", ["adapt", "check", "bench", "demo"])
+    def test_no_line_is_cut_at_80_columns(self, run: Run, verb: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        text = run(verb, how).out
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) == 80, "and the width is used"
+
+    @pytest.mark.parametrize(
+        ("words", "completed"), [("cdtrans pre", "predict"), ("cdtrans adapt --layer", "--layer-decay")]
+    )
+    def test_a_shell_completes_verbs_and_every_flag(self, words: str, completed: str) -> None:
+        asked = {"_CDTRANS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        said = subprocess.run([sys.executable, "-m", "cdtrans"], env=os.environ | asked, capture_output=True, text=True)
+        assert said.stdout.split() == [completed]
 
     def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
         assert flags_of(run, "eval") == COMMON | SCORING
@@ -163,19 +192,24 @@ class TestHelp:
         assert flags_of(run, "answer") == COMMON
         settings = {f"--{name.replace('_', '-')}" for name in SETTINGS if name not in NOT_FLAGS} | {"--set"}
         shared = {f"--{name.replace('_', '-')}" for name in cli.CHECK_FLAGS} | {"--no-pretrained"}
-        assert flags_of(run, "check") == COMMON | shared | {"--preset", "--config", "--model", "--no-model"}
-        assert flags_of(run, "adapt") >= COMMON | settings | {
+        assert flags_of(run, "check", "--help-all") == COMMON | ALL | shared | {
+            "--preset",
+            "--config",
+            "--model",
+            "--no-model",
+        }
+        assert flags_of(run, "adapt", "--help-all") >= COMMON | settings | {
             "--out",
             "--preset",
             "--config",
             "--force",
             "--no-pretrained",
         }
-        assert flags_of(run, "demo") >= COMMON | settings | {"--out", "--seed"}
+        assert flags_of(run, "demo", "--help-all") >= COMMON | settings | {"--out", "--seed"}
         own = {"--data", "--seeds", "--tasks", "--jobs", "--out", "--config", "--allow-incomplete", "--force"}
         own |= {"--start"}
         of_each_run = {"--seed", "--root", "--source-model", "--source-classes", "--target-labels"}
-        assert flags_of(run, "bench") >= COMMON | own | settings - of_each_run
+        assert flags_of(run, "bench", "--help-all") >= COMMON | own | settings - of_each_run
         assert not of_each_run & flags_of(run, "bench")
 
 

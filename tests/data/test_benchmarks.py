@@ -73,7 +73,7 @@ class TestTasks:
         assert [task.name for task in OFFICE31.tasks] == ["A>D", "A>W", "D>A", "D>W", "W>A", "W>D"]
         assert [task.name for task in VISDA2017.tasks] == ["S>R"]
         assert {name: len(benchmark.tasks) for name, benchmark in BENCHMARKS.items()} == {
-            **{"office31": 6, "office-home": 12, "visda2017": 1, "domainnet": 30},
+            **{"office31": 6, "office-home": 12, "visda2017": 1, "domainnet": 30, "pacs": 12},
         }
 
     @pytest.mark.parametrize(

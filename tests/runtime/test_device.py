@@ -1,12 +1,17 @@
 """Devices and precisions, on a machine that may or may not have a GPU."""
 
+import importlib
+from pathlib import Path
+
 import pytest
 import torch
 
-from cdtrans.runtime.device import autocast, pick_device, pick_precision
+import cdtrans
+from cdtrans.runtime.device import autocast, between_passes, pick_device, pick_precision
 from support import error_says
+from tiny_task import make_task
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [(0, "cpu"), (1, "cuda:0")])
@@ -33,10 +38,43 @@ def test_no_gpu_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_device("cuda")
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "", "meta", "mps"])
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "", "meta", "mps:0"])
 def test_other_names_are_refused(name: str) -> None:
-    with error_says(f"'{name}'", "cpu, cuda or cuda:N"):
+    with error_says(f"'{name}'", "cpu, cuda, cuda:N or mps"):
         pick_device(name)
+
+
+def test_a_mac_s_gpu_is_taken_if_it_is_there_and_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with error_says("'mps'", "Apple", "--device cpu"):
+        pick_device("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("mps") == MPS
+    assert pick_device("auto") == CPU
+    assert pick_precision("auto", MPS) == pick_precision("fp32", MPS) == "fp32"
+    with error_says("mps", "float32"):
+        pick_precision("bf16", MPS)
+
+
+def test_between_passes_only_mps_goes_to_the_cpu() -> None:
+    assert [between_passes(device) for device in (CPU, CUDA, MPS)] == [CPU, CUDA, CPU]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("method", ["cotraining", "cdtrans", "shot", "mrkld_lrent"])
+def test_a_run_whose_encoded_images_are_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """As on a Mac; here a CUDA GPU stands in for its own."""
+    task = make_task(tmp_path, device="cuda", precision="fp32", compile="off", source_epochs=1, epochs=2)
+    for place in ("model.encoding", "run.session", "training.adaptation"):
+        module = importlib.import_module(f"cdtrans.{place}")
+        monkeypatch.setattr(module, "between_passes", lambda device: CPU)
+    places = {"source": task.source, "target": task.target, "config": task.config, "quiet": True}
+    cdtrans.adapt(**places, out=tmp_path / "run", method=method, guard=False)
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_precision_auto(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ class Net(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
         self.shift = shift
+        self.backbone = nn.Identity()
         self.head = SimpleNamespace(of_another_domain=lambda out: out)
 
     def encode(self, images: Tensor) -> Output:

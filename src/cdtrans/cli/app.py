@@ -36,7 +36,6 @@ from cdtrans.runtime.screen import Screen
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -80,6 +79,7 @@ def adapt(
         typer.Option(
             "--target",
             metavar="TARGET",
+            hidden=True,
             help="TARGET, where there is no SOURCE: with --source-model and --method shot.",
         ),
     ] = None,
@@ -87,7 +87,7 @@ def adapt(
         Path | None, typer.Option(help="The run folder (default: runs/adapt); an unfinished run there is continued.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
+        str | None, typer.Option(hidden=True, help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
     force: Force = False,

@@ -33,7 +33,7 @@ def bench(
     tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
     jobs: Jobs = 1,
     out: Annotated[
-        Path | None, typer.Option(help="The benchmark's folder (default: runs/NAME-BACKBONE[-START]); it is continued.")
+        Path | None, typer.Option(help="The benchmark's folder (default: one in runs); it is continued.")
     ] = None,
     start: Annotated[
         str | None,

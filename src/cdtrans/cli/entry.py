@@ -11,14 +11,22 @@ from typing import Any
 import typer
 
 from cdtrans.cli.app import app
+from cdtrans.cli.options import show_all_flags
 from cdtrans.errors import CdtransError, Interrupted
 
 # typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
 
+COMPLETION = "_CDTRANS_COMPLETE"
+
 
 def main() -> None:
     """Exit 0, 2 for bad input, 130 for Ctrl-C; an error is one sentence, the traceback only with --debug."""
+    if COMPLETION in os.environ:  # the shell asks what could come next
+        program: Any = typer.main.get_command(app)
+        for verb in program.commands.values():
+            show_all_flags(verb)
+        program.main(prog_name="cdtrans")
     debug = "--debug" in sys.argv
     if not debug:
         warnings.filterwarnings("ignore")

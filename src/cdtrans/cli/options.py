@@ -11,15 +11,20 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from cdtrans.backbone_names import SHORT_NAMES
 from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices
 from cdtrans.errors import CdtransError
 
+COMMON = (  # settings that --help shows; --help-all shows the others too
+    *("recipe", "effort", "backbone", "weights", "method", "source_model", "target_labels", "guard", "seed", "device"),
+)
+COMMON_PANEL = "Settings"
 NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... (auto: a GPU if there is one).")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")]
 Model = Annotated[
     str, typer.Option(help="chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")
 ]
@@ -49,14 +54,18 @@ def with_settings(verb: Callable[..., None], names: Collection[str] = SETTINGS.k
             kind = hint if hint in (bool, int, float) else str
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-            option = typer.Option(flag, help=help_line(name), rich_help_panel=spec.metadata["group"])
+            panel = COMMON_PANEL if name in COMMON else spec.metadata["group"]
+            option = typer.Option(flag, help=help_line(name), rich_help_panel=panel, hidden=name not in COMMON)
             parameters.append(_parameter(name, kind, option))
             if name == "method":
                 text = "An option of the method; may be repeated. 'cdtrans methods NAME' lists them."
-                option = typer.Option("--set", metavar="KEY=VALUE", help=text, rich_help_panel=spec.metadata["group"])
+                group = spec.metadata["group"]
+                option = typer.Option("--set", metavar="KEY=VALUE", help=text, rich_help_panel=group, hidden=True)
                 parameters.append(_parameter("method_args", list[str], option))
+    everything = typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show every flag and exit.")
+    parameters.append(_parameter("help_all", bool, everything))
 
-    def run(**values: Any) -> None:
+    def run(help_all: bool | None, **values: Any) -> None:
         settings = {k: values.pop(k) for k in list(values) if k not in signature.parameters}
         chosen = {k: v for k, v in settings.items() if v is not None}
         if "method_args" in chosen:
@@ -66,6 +75,24 @@ def with_settings(verb: Callable[..., None], names: Collection[str] = SETTINGS.k
     run.__name__, run.__doc__ = verb.__name__, verb.__doc__
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _show_all(context: typer.Context, wanted: bool | None) -> None:
+    if wanted:
+        show_all_flags(context.command)
+        for parameter in context.command.params:
+            if parameter.secondary_opts:  # two columns of long names would cut them
+                parameter.opts, parameter.secondary_opts = [f"--[no-]{parameter.opts[0].lstrip('-')}"], []
+        typer.echo(context.get_help(), nl=False)
+        raise typer.Exit
+
+
+def show_all_flags(command: Any) -> None:
+    """From now on, in its help and for a shell that completes words."""
+    for parameter in command.params:
+        parameter.hidden = False
+        if parameter.name in COMMON and parameter.name in SETTINGS:
+            parameter.rich_help_panel = SETTINGS[parameter.name].metadata["group"]
 
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
@@ -95,6 +122,7 @@ def help_line(name: str) -> str:
     spec = SETTINGS[name]
     in_text = spec.default in (None, "auto")
     default = str(spec.default).lower() if isinstance(spec.default, bool) else str(spec.default)
+    default = next((short for short, full in SHORT_NAMES.items() if full == default), default)
     if BEST.get(name, spec.default) != spec.default:
         default = str(BEST[name]) if name == "recipe" else f"{BEST[name]}; authors: {default}"
     notes = [", ".join(choices(name)), "" if in_text else f"default: {default}"]

@@ -11,11 +11,15 @@ from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError, Hopeless
 from cdtrans.model.head import Output
 from cdtrans.model.network import Network
-from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory
+from cdtrans.runtime.device import TOO_LITTLE, autocast, between_passes, free_memory
 from cdtrans.runtime.ranks import gather, world
 from cdtrans.runtime.screen import Screen
 
-FROZEN_BATCH = {"cpu": 16, "cuda": 1024}  # images; on a CPU the intermediate results of more do not fit its cache
+FROZEN_BATCH = {
+    "cpu": 16,
+    "cuda": 1024,
+    "mps": 256,
+}  # images; more overflow a CPU's cache
 
 
 class Encoded(NamedTuple):
@@ -53,9 +57,9 @@ class Encoder:
     def __call__(self, images: Images, name: str) -> Encoded:
         self.model.eval()
         if self.frozen is not None and self.frozen.features is not None:
-            return self._finite(self._frozen(images, name, self.frozen.features), name)
+            return self._finished(self._frozen(images, name, self.frozen.features), name)
         features, logits = self._pass(images, name, self._encode)
-        encoded = self._finite(Encoded(gather(features), gather(logits)), name)
+        encoded = self._finished(Encoded(gather(features), gather(logits)), name)
         if images.device.type == "cuda" and self.config.compile != "off" and not self.failed:
             self.captured = self.captured or Captured(self.model.encode, self.config)  # for every later pass
         return encoded
@@ -95,14 +99,14 @@ class Encoder:
         free_memory()
         self.screen.say(f"{TOO_LITTLE} to encode {batch} images at once: it encodes {self.batch} at a time.")
 
-    def _finite(self, encoded: Encoded, name: str) -> Encoded:
+    def _finished(self, encoded: Encoded, name: str) -> Encoded:
         if not encoded.logits.isfinite().all():
             raise Hopeless(
                 f"The model's scores of the {name} images are not finite",
                 "Training has diverged: start again in another --out with a lower learning rate (--lr, --source-lr) or "
                 "--precision fp32.",
             )
-        return encoded
+        return Encoded(*(x.to(between_passes(x.device)) for x in encoded))
 
     def _encode(self, x: Tensor) -> Output:
         if self.captured is None:

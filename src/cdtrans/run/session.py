@@ -35,7 +35,7 @@ from cdtrans.run.target_labels import (
     warn_of_changed_labels,
     write_target_labels,
 )
-from cdtrans.runtime.device import pick_device, pick_precision
+from cdtrans.runtime.device import between_passes, pick_device, pick_precision
 from cdtrans.runtime.ranks import barrier, is_main, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
@@ -120,11 +120,12 @@ def run_session(
                     screen.warn(f"GPU kernels could not be built, so training takes twice as long ({cause}).")
             source_images = make_images(source_pixels, card, device)
             target_images = make_images(target_pixels, card, device)
-            labels = torch.tensor(source.labels, dtype=torch.long, device=device)
+            beside = between_passes(device)
+            labels = torch.tensor(source.labels, dtype=torch.long, device=beside)
             holdout = None
             if held.labels:
                 held_images = source_images.select(held_pixels.rows)
-                holdout = LabelledImages(held_images, torch.tensor(held.labels, device=device))
+                holdout = LabelledImages(held_images, torch.tensor(held.labels, device=beside))
             network.to(device)
             write_images(
                 run,
@@ -161,7 +162,7 @@ def run_session(
             del pretrained  # another run's stage 1 has a backbone of its own, which would stay in memory
             stage_1.carry_out(run, encode, source_images, labels, card, screen)
             adapting = make_method(kind, network, config, sizes).to(device)
-            training = Data(source_images, labels, target_images, holdout, as_tensors(given, device), untouched)
+            training = Data(source_images, labels, target_images, holdout, as_tensors(given, beside), untouched)
             adaptation = adapt_to_target(run, adapting, training, config, screen, frozen, evidence)
         uses = kind.uses_target_labels
         result = finish(run, card, target, adaptation, config, trained_with_labels=uses, target_labels=len(given))

@@ -13,16 +13,24 @@ TOO_LITTLE = "The GPU has too little memory"  # how every sentence about it begi
 
 
 def pick_device(name: str) -> torch.device:
-    """'auto' is a GPU if there is one. A GPU always has its number, so that equal devices compare equal."""
+    """'auto' is a CUDA GPU if there is one. Such a GPU always has its number, so that equal devices compare equal."""
     require_device(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise CdtransError(f"There is no device '{name}' here (GPUs: {torch.cuda.device_count()}); use --device cpu.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise CdtransError("There is no device 'mps' here, which Macs with Apple silicon have; use --device cpu.")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def between_passes(device: torch.device) -> torch.device:
+    """Where encoded images are kept, and neighbours, graphs and scores are computed: that needs float64, which MPS does
+    not have."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def autocast(device: torch.device, precision: str, *, cache: bool = True) -> AbstractContextManager:
@@ -33,9 +41,11 @@ def autocast(device: torch.device, precision: str, *, cache: bool = True) -> Abs
 
 
 def pick_precision(name: str, device: torch.device) -> str:
-    """'auto' is bf16 on a GPU that has it, fp16 on an older one, fp32 on CPU."""
+    """'auto' is bf16 on a CUDA GPU that has it, fp16 on an older one, fp32 elsewhere."""
+    if device.type == "mps" and name not in ("auto", "fp32"):
+        raise CdtransError("On the device 'mps' a run computes in float32; leave --precision out.")
     if name == "auto":
-        if device.type == "cpu":
+        if device.type != "cuda":
             return "fp32"
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if name == "fp16" and device.type == "cpu":

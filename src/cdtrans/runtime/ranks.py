@@ -1,4 +1,4 @@
-"""Several processes that work as one, started by `torchrun` or `accelerate launch`: each takes a share of the images.
+"""Several processes that work as one, started by `torchrun` or another launcher: each takes a share of the images.
 
 Every rank knows the whole plan (orders, labels, pairs) and computes the whole loss: only the images are shared out. The
 features of all ranks are gathered before the head, so that its bottleneck norm sees the same batch as on one rank. So

@@ -14,6 +14,7 @@ from cdtrans.model.encoding import Encoded, Encoder, Frozen
 from cdtrans.model.head import Output
 from cdtrans.model.network import Network
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
+from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import part, share_buffers
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run import Run
@@ -234,7 +235,10 @@ class Planner:
         every = self.config.rebuild_every
         round = Round((epoch - 1) // every + 1, -(-self.config.epochs // every), epoch)
         generator = torch.Generator().manual_seed(step_seed(self.config.seed, "adaptation", epoch, PLANNING))
+        device = next(self.method.parameters()).device
+        self.method.to(between_passes(device))  # where the encoded images are
         proposals = self.method.plan(domains, round, generator)
+        self.method.to(device)
         self.run.write_arrays(f"pairs/round-{round.number:02}.npz", proposals.arrays())
         summary = proposals.pairs().summary()
         numbers = {"round": round.number, "epoch": epoch}

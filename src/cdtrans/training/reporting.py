@@ -9,6 +9,7 @@ from cdtrans.config import Config
 from cdtrans.runtime.screen import Screen, Task
 from cdtrans.storage.run import Run
 from cdtrans.training.state import Loop
+from cdtrans.training.trackers import open_tracker
 
 REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
 
@@ -18,7 +19,7 @@ class StageReport:
 
     def __init__(self, run: Run, screen: Screen, loop: Loop, config: Config) -> None:
         self.run, self.screen, self.loop = run, screen, loop
-        self.tracker = _tensorboard(run) if config.tracker == "tensorboard" else None
+        self.tracker = open_tracker(config, run)
 
     @contextmanager
     def epoch(self, *, steps: int, images: int, work: float, lr: float, note: str = "") -> Iterator["EpochBar"]:
@@ -33,7 +34,7 @@ class StageReport:
         self.rate = (loop.step - self.first_step) * images / max(self.seconds, 1e-9)
 
     def write(self, losses: dict[str, float], **fields: Any) -> None:
-        """The epoch's line in the log, on the screen and, if asked for, in TensorBoard."""
+        """The epoch's line in the log, on the screen and, if asked for, in a tracker."""
         loop = self.loop
         self.run.log("epoch", stage=loop.stage, epoch=loop.epoch, lr=self.lr, **losses, **fields)
         timing = {"seconds": round(self.seconds, 3), "images_per_second": round(self.rate, 1)}
@@ -44,8 +45,7 @@ class StageReport:
             f"{self.rate:.0f} images/s  {self.screen.time_left()}".rstrip()
         )
         if self.tracker is not None:
-            values = {f"{loop.stage}/{name}": value for name, value in {**losses, "lr": self.lr}.items()}
-            self.tracker.log(values, step=loop.epoch)
+            self.tracker.log(loop.stage, loop.epoch, {**losses, "lr": self.lr})
 
 
 class EpochBar:
@@ -64,18 +64,3 @@ class EpochBar:
             loss = sum(loop.mean_losses().values())
             self.note = f"loss {loss:.3f}  lr {report.lr:.3g}  {report.note}  {rate:.0f} images/s"
         self.task.advance(1, self.note)
-
-
-def _tensorboard(run: Run) -> Any:
-    from accelerate import PartialState
-    from accelerate.tracking import TensorBoardTracker
-    from accelerate.utils import is_tensorboard_available
-
-    from cdtrans.errors import CdtransError
-
-    if not is_tensorboard_available():
-        raise CdtransError("TensorBoard is not installed; 'pip install cdtrans[tensorboard]', or leave --tracker out.")
-    PartialState()
-    tracker = TensorBoardTracker("tensorboard", logging_dir=str(run.folder))
-    tracker.start()
-    return tracker

@@ -42,7 +42,7 @@ def fit_source(run: Run, network: Network, images: Images, labels: Tensor, confi
         train.ahead = len(batches) * (config.source_epochs - epoch + 1)
         generator = torch.Generator().manual_seed(step_seed(config.seed, "source", epoch, 0))
         order = torch.randperm(len(images), generator=generator)  # [Ns]
-        shuffled_labels = labels[order.to(labels.device)]
+        shuffled_labels = labels[order.to(labels.device)].to(images.device)
         inputs = images.plan(order, [part(batch) for batch in batches], config.flip, generator)
         network.train()
         with report.epoch(steps=len(batches), images=config.batch_size, work=step_work(batches), lr=lr) as bar:
