@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdtrans.evaluation.evaluate import evaluate
-from cdtrans.report.record import Record
+from cdtrans.reporting.record import Record
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.recorded import LOGITS
 from cdtrans.storage.run_folder import EVALUATION

@@ -295,9 +295,9 @@ def _start(order: dict[str, Any]) -> int:
     if order["crash"]:
         _crash_at(**order["crash"])
     if order["fork_jobs"]:
-        import cdtrans.bench.jobs
+        import cdtrans.benchmarking.jobs
 
-        cdtrans.bench.jobs.start_process = _ForkedJob  # type: ignore[assignment,misc]
+        cdtrans.benchmarking.jobs.start_process = _ForkedJob  # type: ignore[assignment,misc]
     _run_and_exit(order["start"], out, err, order["look_for"])
     raise AssertionError("it has exited")
 
@@ -324,7 +324,7 @@ def _run_and_exit(arguments: Sequence[str], out: int, err: int, look_for: Sequen
 
 
 class _ForkedJob:
-    """What `cdtrans.bench.jobs.start_process` gives, but forked: a process of its own in every other respect."""
+    """What `cdtrans.benchmarking.jobs.start_process` gives, but forked: a process of its own in every other respect."""
 
     def __init__(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
         from cdtrans.runtime.signals import die_with_parent

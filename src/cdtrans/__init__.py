@@ -6,41 +6,66 @@ TYPE_CHECKING = False  # not typing's: its import takes longer than all the rest
 if TYPE_CHECKING:
     from typing import Any
 
+    from cdtrans.benchmarking.bench import BenchResult, bench
     from cdtrans.errors import CdtransError
+    from cdtrans.evaluation.evaluate import Evaluation, evaluate
     from cdtrans.labelling.answer import Answered, answer
     from cdtrans.labelling.ask import Asked, ask
+    from cdtrans.reporting.report import report
+    from cdtrans.run.check import Check, check
     from cdtrans.run.pipeline import Result, adapt
-    from cdtrans.serving.classifier import Classifier, Prediction, load
+    from cdtrans.serving.classifier import Classifier, Prediction, Predictions, load
     from cdtrans.serving.export import Exported, export
+    from cdtrans.serving.predict import Predicted, predict
 
 __all__ = [
     "Answered",
     "Asked",
+    "BenchResult",
     "CdtransError",
+    "Check",
     "Classifier",
+    "Evaluation",
     "Exported",
+    "Predicted",
     "Prediction",
+    "Predictions",
     "Result",
     "adapt",
     "answer",
     "ask",
+    "bench",
+    "check",
+    "evaluate",
     "export",
     "load",
+    "predict",
+    "report",
 ]
 
 _HOMES = {
-    "Answered": "cdtrans.labelling.answer",
-    "answer": "cdtrans.labelling.answer",
-    "Asked": "cdtrans.labelling.ask",
-    "ask": "cdtrans.labelling.ask",
+    "bench": "cdtrans.benchmarking.bench",
+    "BenchResult": "cdtrans.benchmarking.bench",
     "CdtransError": "cdtrans.errors",
-    "Classifier": "cdtrans.serving.classifier",
-    "Exported": "cdtrans.serving.export",
-    "export": "cdtrans.serving.export",
-    "Prediction": "cdtrans.serving.classifier",
-    "load": "cdtrans.serving.classifier",
-    "Result": "cdtrans.run.pipeline",
+    "evaluate": "cdtrans.evaluation.evaluate",
+    "Evaluation": "cdtrans.evaluation.evaluate",
+    "answer": "cdtrans.labelling.answer",
+    "Answered": "cdtrans.labelling.answer",
+    "ask": "cdtrans.labelling.ask",
+    "Asked": "cdtrans.labelling.ask",
+    "report": "cdtrans.reporting.report",
+    "check": "cdtrans.run.check",
+    "Check": "cdtrans.run.check",
     "adapt": "cdtrans.run.pipeline",
+    "Result": "cdtrans.run.pipeline",
+    "Classifier": "cdtrans.serving.classifier",
+    "load": "cdtrans.serving.classifier",
+    "Prediction": "cdtrans.serving.classifier",
+    "Predictions": "cdtrans.serving.classifier",
+    "export": "cdtrans.serving.export",
+    "Exported": "cdtrans.serving.export",
+    "predict": "cdtrans.serving.predict",
+    "Predicted": "cdtrans.serving.predict",
 }
 
 

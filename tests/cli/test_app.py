@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import cdtrans.bench.bench
+import cdtrans.benchmarking.bench
 import cdtrans.evaluation.evaluate
 import cdtrans.run.check
 import cdtrans.run.demo
 import cdtrans.run.pipeline
 import cdtrans.runtime.screen
 import cdtrans.serving.classifier
-from cdtrans.bench.bench import Outcome
+from cdtrans.benchmarking.bench import BenchResult
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
 from cdtrans.cli.options import COMMON as COMMON_SETTINGS
@@ -829,9 +829,9 @@ class TestBench:
         """Nothing is run; what was asked for comes back."""
         asked: dict[str, Any] = {}
 
-        def bench(name: str, data: Path, **given: Any) -> Outcome:
+        def bench(name: str, data: Path, **given: Any) -> BenchResult:
             asked.update({"name": name, "data": data}, **given)
-            return Outcome(Path("out"), "table.md", asked=4, finished=3, failed=failed, numbers={})
+            return BenchResult(Path("out"), "table.md", asked=4, finished=3, failed=failed, numbers={})
 
-        monkeypatch.setattr(cdtrans.bench.bench, "bench", bench)
+        monkeypatch.setattr(cdtrans.benchmarking.bench, "bench", bench)
         return asked

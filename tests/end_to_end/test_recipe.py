@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -10,7 +11,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import cdtrans
+from cdtrans.methods.instant import leading_features
 from cdtrans.serving.export import export
+from cdtrans.sklearn import InstantClassifier
 from support import says
 from tiny_task import TINY, draw, log_lines, make_source, make_target, warm
 
@@ -71,8 +74,13 @@ def test_instant_trains_nothing_and_hands_over_an_ordinary_model(settings: dict[
             assert torch.equal(value, load_file(settings["weights"])[key.removeprefix("backbone.")])
     assert not [line for line in log_lines(run) if line["event"] == "epoch"]
     assert "<html" in (run / "report.html").read_text(encoding="utf-8")
-    predictions = list(cdtrans.load(run, device="cpu").predict(settings["target"]))
+    classifier = cdtrans.load(run, device="cpu")
+    predictions = classifier.predict(settings["target"])
     assert len(predictions) == 21
+    source, target = (classifier.embed(settings[domain]) for domain in ("source", "target"))
+    marked = [p.parent.name for p in sorted(settings["source"].rglob("*.png"))] + [None] * len(target)
+    alone = InstantClassifier(leading=leading_features(classifier.model)).fit(np.concatenate([source, target]), marked)
+    assert alone.predict(target).tolist() == [p.label for p in predictions], "the same for scikit-learn"
     assert export(run, tmp_path / "model.onnx").difference < 1e-4
 
 

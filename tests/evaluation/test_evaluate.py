@@ -176,6 +176,7 @@ def test_intervals_and_both_models_are_in_what_is_kept(finished, tmp_path: Path)
     (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
     evaluation = scored(run, finished.answers)
     kept, summary = json.loads((run / "evaluation.json").read_text()), evaluation.summary()
+    assert summary.pop("choice"), "which is not kept: `cdtrans choose` changes it"
     assert {k: v for k, v in kept.items() if k != "models"} == json.loads(json.dumps(summary))
     assert (summary["model"], summary["adapted_epoch"]) == ("source", result["judged_epoch"])
     assert summary["adapted_accuracy"] == summary["accuracy_by_epoch"][result["judged_epoch"]] > summary["accuracy"]

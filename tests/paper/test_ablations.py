@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from ablation_task import make_key, run, start, true_classes
-from cdtrans.bench.folder import owned
-from cdtrans.bench.results import KINDS, SCORED
+from cdtrans.benchmarking.folder import owned
+from cdtrans.benchmarking.results import KINDS, SCORED
 from cdtrans.config import SETTINGS, layered_config
 from cdtrans.data.store import list_stores
 from cdtrans.errors import CdtransError
@@ -22,7 +22,7 @@ from cdtrans.paper.known_pairs import SampledPairsOptions
 from cdtrans.paper.noise import Study
 from cdtrans.paper.pair_quality import UNKNOWN, Answers, check_of_target, measure, read_answers
 from cdtrans.paper.printed_tables import paper_table
-from cdtrans.report.page import write_report
+from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run_folder import read_result
 from support import error_says, says

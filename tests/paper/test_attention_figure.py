@@ -11,7 +11,7 @@ from PIL import Image
 
 from cdtrans.paper.attention_figure import draw_attention, false_pairs
 from cdtrans.paper.pair_quality import UNKNOWN
-from cdtrans.report.record import read_record
+from cdtrans.reporting.record import read_record
 from support import error_says
 from tiny_task import CLASSES, Task, make_task, warm
 

@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from cdtrans.bench.tables import PAPER_CLASSES
+from cdtrans.benchmarking.tables import PAPER_CLASSES
 from cdtrans.data.benchmarks import BENCHMARKS, DOMAINNET, VISDA2017
 from cdtrans.paper.printed_tables import (
     AVERAGE,

@@ -9,7 +9,7 @@ import pytest
 
 from cdtrans import load
 from cdtrans.evaluation.evaluate import evaluate
-from cdtrans.report.page import write_report
+from cdtrans.reporting.page import write_report
 from cdtrans.run.choose import choose, confirmation, explanation
 from cdtrans.run.pipeline import finished_result
 from cdtrans.runtime.screen import Screen

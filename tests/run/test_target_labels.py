@@ -17,7 +17,7 @@ from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import evaluate
 from cdtrans.labelling.target import read_target
-from cdtrans.report.page import write_report
+from cdtrans.reporting.page import write_report
 from cdtrans.run.prepare import DomainPixels
 from cdtrans.run.target_labels import read_target_labels, require_target_labels
 from cdtrans.runtime.screen import Screen

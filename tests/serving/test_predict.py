@@ -12,7 +12,7 @@ import pytest
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
-from cdtrans.serving.predict import Counts, predict_to_csv
+from cdtrans.serving.predict import Predicted, classify
 from cdtrans.storage.run_folder import OWN
 from support import error_says, says
 from tiny_task import draw
@@ -40,9 +40,9 @@ def screen() -> Heard:
     return Heard()
 
 
-def write(classifier: Classifier, images: Path, file: Path | None, screen: Screen, **options) -> Counts:
+def write(classifier: Classifier, images: Path, file: Path | None, screen: Screen, **options) -> Predicted:
     settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.05} | options
-    return predict_to_csv(classifier, images, file, screen=screen, **settings)
+    return classify(classifier, images, file, screen=screen, **settings)
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -74,6 +74,7 @@ def test_path_label_and_probability_of_every_image(finished, classifier, screen,
     predictions = classifier.predict(finished.task.target)
     expected = sum(p.probability for p in predictions) / 21
     assert counts.summary() == {
+        "csv": str(tmp_path / "new" / "p.csv"),
         "images": 21,
         "kept": 21,
         "abstained": 0,
@@ -155,12 +156,12 @@ def test_odd_names_survive(classifier, screen, tmp_path: Path, capfdbinary) -> N
     write(classifier, folder, tmp_path / "p.csv", screen)
     found = sorted(os.path.basename(os.fsencode(row["path"])) for row in rows(tmp_path / "p.csv"))
     assert found == names
-    write(classifier, folder, None, screen)
+    write(classifier, folder, sys.stdout.buffer, screen)
     assert capfdbinary.readouterr().out == (tmp_path / "p.csv").read_bytes()
 
 
 def test_without_a_file_the_table_goes_to_standard_output(finished, classifier, screen, capfdbinary) -> None:
-    write(classifier, finished.task.target, None, screen)
+    write(classifier, finished.task.target, sys.stdout.buffer, screen)
     lines = capfdbinary.readouterr().out.decode().splitlines()
     assert lines[0] == "path,label,probability"
     assert len(lines) == 22
@@ -236,7 +237,7 @@ MEMORY = r"""
 import json, re, sys
 from pathlib import Path
 from cdtrans.serving.classifier import Classifier, load
-from cdtrans.serving.predict import predict_to_csv
+from cdtrans.serving.predict import classify
 from cdtrans.runtime.screen import Screen
 from dataclasses import replace
 
@@ -246,7 +247,7 @@ classifier.card = replace(classifier.card, resize=160)  # 77 kB an image, so tha
 peaks, counts = [], []
 for folder in (few, many):
     options = dict(root=None, top=2, threshold=0.5, max_bad=0.0, screen=Screen(quiet=True, machine=True))
-    counts.append(predict_to_csv(classifier, folder, folder.with_suffix(".csv"), **options).images)
+    counts.append(classify(classifier, folder, folder.with_suffix(".csv"), **options).images)
     # not getrusage: its peak starts at that of the process that started this one
     peaks.append(int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024)
 print(json.dumps({"peaks": peaks, "counts": counts}))
@@ -276,9 +277,9 @@ def test_what_is_left_out_for_its_ending_is_told(classifier: Classifier, screen:
     (tmp_path / "images" / "b.heic").write_bytes(b"ftypheic")
     (tmp_path / "images" / "notes.txt").write_text("nothing to see")
     how = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.05, "screen": screen}
-    assert predict_to_csv(classifier, tmp_path / "images", tmp_path / "p.csv", **how).images == 1
+    assert classify(classifier, tmp_path / "images", tmp_path / "p.csv", **how).images == 1
     (warning,) = [text for text in screen.heard if "Ignored" in text]
     assert says(warning, "1 file", "1 '.heic'", "'b.heic'", "convert")
     screen.heard.clear()
-    assert predict_to_csv(classifier, tmp_path / "images" / "a.png", tmp_path / "p.csv", **how).images == 1
+    assert classify(classifier, tmp_path / "images" / "a.png", tmp_path / "p.csv", **how).images == 1
     assert not [text for text in screen.heard if "Ignored" in text]

@@ -98,6 +98,6 @@ def test_a_run_gives_its_models_their_temperatures(tmp_path: Path, monkeypatch: 
 def test_without_logits_nothing_is_changed(run: Path) -> None:
     (run / "logits.npz").unlink()
     for ask in (lambda: target_logits(run), lambda: recalibrate(run, 2.0)):
-        with error_says("logits.npz", f"'{run}'"):
+        with error_says("logits.npz", str(run)):
             ask()
     assert read_card(run / "adapted")["temperature"] == 1.0

@@ -1,6 +1,7 @@
 """The command line: one verb, one function; options and help, nothing else."""
 
 import platform
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,11 +45,6 @@ CHECK_FLAGS = (  # what decides which images a run would see, and through which 
     *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
-VERDICTS = {
-    "ok": "Nothing stands in the way of a run.",
-    "warning": "A run can begin; read the warnings first.",
-    "stop": "A run should not begin; 'cdtrans adapt' refuses it too.",
-}
 
 
 def _show_versions(wanted: bool) -> None:
@@ -112,7 +108,7 @@ def adapt(
     if json:
         print_json(result.summary())
     else:
-        about = f"epoch {result.chosen_epoch}" if result.chosen_epoch else "the source-only model"
+        about = result.chosen
         if quiet and result.estimate:  # else it has been said
             about += ", estimated accuracy {:.0%} to {:.0%}".format(*result.estimate)
         screen.result(f"Done: {result.run} (chosen: {about})")
@@ -149,7 +145,7 @@ def check(
         screen.result(finding_table(result))
     if result.skipped:
         screen.say(f"Not looked at through the backbone: {result.skipped}.")
-    screen.say(f"{VERDICTS[result.state]} Every name and number is in --json.")
+    screen.say(f"{result.verdict} Every name and number is in --json.")
     if result.state == "stop":
         raise typer.Exit(1)
 
@@ -172,15 +168,13 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Score a run on LABELLED images: the place for target labels."""
-    from cdtrans.evaluation.evaluate import choice_sentence, kept_images
     from cdtrans.evaluation.evaluate import evaluate as evaluate_run
+    from cdtrans.evaluation.evaluate import kept_images
 
     screen = Screen(quiet=quiet, machine=json)
     result = evaluate_run(run, labelled, root=root, model=model, device=device, max_bad=max_bad, screen=screen)
-    compared = None if result.history is None else result.history.comparison
-    choice = "" if compared is None else choice_sentence(run, compared)
     if json:
-        print_json(result.summary() | ({"choice": choice} if choice else {}))
+        print_json(result.summary())
         return
     screen.result(score_table(result, model))
     screen.result(class_table(result))
@@ -193,8 +187,8 @@ def evaluate(
             "Every target image of the run is labelled, so the accuracies are exact for this target; the intervals are "
             "for new images like these."
         )
-    if compared is not None:
-        screen.result(f"{compared.sentence} {choice}")
+    if result.comparison is not None:
+        screen.result(f"{result.comparison.sentence} {result.choice}")
     saved = result.history is not None and model == "chosen" and kept_images(run) <= result.scores.images
     if saved and (run / "report.html").exists():
         screen.say(f"'cdtrans report {run}' puts this into report.html.")
@@ -227,25 +221,28 @@ def predict(
     debug: Debug = False,
 ) -> None:
     """Label IMAGES with a run's classifier."""
-    from cdtrans.serving.classifier import key_warning, load
-    from cdtrans.serving.predict import check_places, find_threshold, predict_to_csv
-    from cdtrans.storage.run_folder import find_model
+    from cdtrans.serving.predict import predict as predict_images
 
     if json and csv is None:
         raise CdtransError("With --json the predictions need a file of their own: give --csv FILE.")
     screen = Screen(quiet=quiet, machine=json or csv is None)
-    threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
-    find_model(run, model)
-    check_places(images, root, csv)
-    classifier = load(run, model=model, device=device, unknown=unknown)
-    if warning := key_warning(run, classifier):
-        screen.warn(warning)
-    screen.say(f"model: {classifier.name}")
-    counts = predict_to_csv(
-        classifier, images, csv, root=root, top=top, threshold=threshold, max_bad=max_bad, screen=screen
+    predicted = predict_images(
+        run,
+        images,
+        csv=csv or sys.stdout.buffer,
+        top=top,
+        abstain=abstain,
+        keep=keep,
+        accuracy=accuracy,
+        unknown=unknown,
+        root=root,
+        model=model,
+        device=device,
+        max_bad=max_bad,
+        screen=screen,
     )
     if json:
-        print_json({"csv": str(csv), **counts.summary()})
+        print_json(predicted.summary())
 
 
 @app.command()
@@ -300,15 +297,10 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Show a run on one page, RUN/report.html: verdict, scores, pairs, pictures, cost."""
-    from cdtrans.runtime.imports import importing
-    from cdtrans.storage.run_folder import read_result
-
-    read_result(run)
-    with importing():
-        from cdtrans.report.page import write_report
+    from cdtrans.reporting.report import report as make_report
 
     screen = Screen(quiet=quiet, machine=json)
-    file = write_report(run, screen)
+    file = make_report(run, screen=screen)
     if json:
         print_json({"report": str(file)})
     else:

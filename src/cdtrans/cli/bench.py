@@ -54,7 +54,7 @@ def bench(
 ) -> None:
     """Rerun a table of the paper, or compare methods: every task and seed, scored with the target's labels
     afterwards."""
-    from cdtrans.bench.bench import bench as run_bench
+    from cdtrans.benchmarking.bench import bench as run_bench
 
     screen = Screen(quiet=quiet, machine=json)
     outcome = run_bench(

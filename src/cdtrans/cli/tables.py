@@ -31,31 +31,11 @@ def score_table(result: Any, model: str) -> Table:
     """The model that was asked for, and below it what the run was before, at its end and at its best."""
     title = f"{result.scores.images} labelled images; in brackets: 95% interval"
     table = Table("model", "accuracy", "class-mean accuracy", title=title)
-    table.add_row(f"{model}: {result.model}", *accuracies(result.scores))
-    history = result.history
-    if history is not None and len(history.scores) > 1:
-        table.add_section()
-        names = {
-            "source_only": "source-only",
-            "adapted": f"adapted, epoch {history.selected}",
-            "last_epoch": "last epoch",
-            "best_by_labels": f"best by labels, epoch {history.best_epoch}",
-        }
-        for name, epoch in history.epochs().items():
-            if name in ("source_only", "adapted") or len(history.scores) > 2:  # else all are the same epoch
-                table.add_row(names[name], *accuracies(history.scores[epoch]))
+    table.add_row(f"{model}: {result.model}", *result.scores.with_intervals())
+    table.add_section()
+    for name, scores in result.history.rows() if result.history else ():
+        table.add_row(name, *scores.with_intervals())
     return table
-
-
-def accuracies(scores: Any) -> tuple[str, str]:
-    return (
-        with_interval(scores.accuracy, scores.interval),
-        with_interval(scores.class_mean_accuracy, scores.class_mean_interval),
-    )
-
-
-def with_interval(accuracy: float, interval: Any) -> str:
-    return f"{accuracy:.1%} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 
 def class_table(result: Any) -> Table:
@@ -66,7 +46,7 @@ def class_table(result: Any) -> Table:
         total, right = int(row.sum()), int(row[k])
         row[k] = 0
         taken_for = f"{result.classes[int(row.argmax())]} ({int(row.max())})" if row.max() > 0 else ""
-        share = with_interval(right / total, interval) if total else "-"
+        share = interval.around(right / total) if total else "-"
         table.add_row(cell(name), str(total), share, cell(taken_for))
     return table
 

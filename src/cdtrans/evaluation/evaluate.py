@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from csv import DictReader
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.evaluation.intervals import Comparison
 from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
+from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Unreadable, key_warning, load
 from cdtrans.storage.files import atomic, intact
@@ -55,9 +56,25 @@ class History:
         selected = {"adapted": self.selected} if self.selected else {}
         return {"source_only": 0, **selected, "last_epoch": len(self.scores) - 1, "best_by_labels": self.best_epoch}
 
+    def rows(self) -> list[tuple[str, Scores]]:
+        """The same in words, with their scores, but each epoch once if there is only one besides the source-only
+        model."""
+        if len(self.scores) < 2:
+            return []
+        names = {
+            "source_only": "source-only",
+            "adapted": f"adapted, epoch {self.selected}",
+            "last_epoch": "last epoch",
+            "best_by_labels": f"best by labels, epoch {self.best_epoch}",
+        }
+        shown = ("source_only", "adapted") if len(self.scores) == 2 else tuple(names)
+        return [(names[name], self.scores[epoch]) for name, epoch in self.epochs().items() if name in shown]
+
 
 @dataclass(frozen=True)
 class Evaluation:
+    """What target labels say of a run's model."""
+
     scores: Scores
     classes: tuple[str, ...]
     skipped: tuple[Unreadable, ...]
@@ -66,6 +83,16 @@ class Evaluation:
     model: str = ""  # a description of the model
     folder: str = ""  # of the model in the run: source, adapted or last
     trained: int = 0  # labelled images that are left out: the run was trained with their labels
+    choice: str = ""  # whether the labels show that the right model was chosen, a sentence; empty if they cannot
+
+    @property
+    def accuracy(self) -> float:
+        return self.scores.accuracy
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """Of the adapted model with the source-only one; None without both on the run's own target images."""
+        return None if self.history is None else self.history.comparison
 
     @property
     def whole_target(self) -> bool:
@@ -101,7 +128,14 @@ class Evaluation:
             }
             if self.history.comparison is not None:
                 summary["comparison"] = self.history.comparison.summary()
-        return summary
+        return summary | ({"choice": self.choice} if self.choice else {})
+
+    def _repr_html_(self) -> str:
+        rows = [(self.model, self.scores), *(self.history.rows() if self.history else [])]
+        columns = ("model", "accuracy (95% interval)", "class-mean accuracy")
+        shown = [(name, *scores.with_intervals()) for name, scores in rows]
+        compared = "" if self.comparison is None else self.comparison.sentence
+        return html_table(f"{self.scores.images} labelled images", columns, shown, f"{compared} {self.choice}".strip())
 
     def by_model(self) -> dict[str, dict[str, Any]]:
         """Source-only and adapted model, for a report that shows whichever is chosen."""
@@ -132,18 +166,22 @@ def _without_nan(values: Sequence[float]) -> list[float | None]:
 
 
 def evaluate(
-    run: Path,
-    where: Path,
+    run: str | Path,
+    images: str | Path,
     *,
-    screen: Screen,
-    root: Path | None = None,
+    root: str | Path | None = None,
     model: str = "chosen",
     device: str = "auto",
     max_bad: float = 0.05,
+    quiet: bool = False,
+    screen: Screen | None = None,
 ) -> Evaluation:
-    """Score a run's model on labelled images."""
+    """Score a finished run's model on labelled images: a folder of class folders, or a list of 'path label' lines,
+    whose paths start at `root`. `model` is as for `load`. At most the share `max_bad` of the files may be
+    unreadable."""
+    run, where, screen = Path(run), Path(images), screen or Screen(quiet=quiet)
     folder, _ = find_model(run, model)
-    labelled = scan_key(where, root)
+    labelled = scan_key(where, None if root is None else Path(root))
     classifier = load(run, model=model, device=device)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
@@ -184,7 +222,8 @@ def evaluate(
     )
     if history is not None and model == "chosen":
         keep_for_report(run, evaluation, screen)
-    return evaluation
+    compared = evaluation.comparison
+    return evaluation if compared is None else replace(evaluation, choice=choice_sentence(run, compared))
 
 
 def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:

@@ -15,6 +15,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def around(self, accuracy: float) -> str:
+        """81.0% (60.0 to 92.3)"""
+        return f"{accuracy:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
 
 def wilson(right: int, images: int) -> Interval:
     """Wilson's score interval of a proportion, which holds for few images and near 0 and 1 too."""

@@ -49,6 +49,11 @@ class Scores:
         counts = self.confusion.sum(axis=1).tolist()
         return [wilson(int(self.confusion[k, k]), n) if n else None for k, n in enumerate(counts)]
 
+    def with_intervals(self) -> tuple[str, str]:
+        """The accuracy and the class-mean accuracy for a table."""
+        class_mean = self.class_mean_interval.around(self.class_mean_accuracy)
+        return self.interval.around(self.accuracy), class_mean
+
 
 CALIBRATION_BINS = 10  # of equal width, a common choice
 

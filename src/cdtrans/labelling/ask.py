@@ -18,7 +18,7 @@ from cdtrans.labelling.labels import COLUMNS, NO_CLASS, UNSURE, Answers, read_ro
 from cdtrans.labelling.matching import find
 from cdtrans.labelling.page import render
 from cdtrans.labelling.target import FinishedTarget, read_target
-from cdtrans.report.pictures import jpeg
+from cdtrans.reporting.pictures import jpeg
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic, csv_line
 from cdtrans.storage.run_folder import require_output

@@ -5,7 +5,7 @@ from typing import Any
 
 from cdtrans.labelling.labels import NO_CLASS, UNSURE
 from cdtrans.labelling.target import FinishedTarget
-from cdtrans.report.templates import templates
+from cdtrans.reporting.templates import templates
 
 
 def render(target: FinishedTarget, images: list[dict[str, str]]) -> str:

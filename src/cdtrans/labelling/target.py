@@ -8,7 +8,7 @@ import numpy as np
 
 from cdtrans.errors import CdtransError
 from cdtrans.labelling.matching import TargetImages
-from cdtrans.report.record import Record, read_record
+from cdtrans.reporting.record import Record, read_record
 from cdtrans.serving.recorded import target_digests
 from cdtrans.storage.card_file import RESTORE
 from cdtrans.storage.files import intact

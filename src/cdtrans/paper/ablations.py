@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdtrans.bench.folder import flags, owned, recipe_of, with_table_defaults
-from cdtrans.bench.jobs import Job, PlannedRun, run_jobs
-from cdtrans.bench.results import KINDS, SCORED, read_sessions, trained_in
+from cdtrans.benchmarking.folder import flags, owned, recipe_of, with_table_defaults
+from cdtrans.benchmarking.jobs import Job, PlannedRun, run_jobs
+from cdtrans.benchmarking.results import KINDS, SCORED, read_sessions, trained_in
 from cdtrans.config import FIELDS, Config, layered_config, make_config
 from cdtrans.data.domains import check_distinct
 from cdtrans.errors import CdtransError

@@ -18,9 +18,9 @@ from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.model.card import load_model
 from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import UNKNOWN, Answers
-from cdtrans.report.gallery import BATCH, look, turn
-from cdtrans.report.pictures import Pictures, enlarged, heated
-from cdtrans.report.record import Record, Round, read_record
+from cdtrans.reporting.gallery import BATCH, look, turn
+from cdtrans.reporting.pictures import Pictures, enlarged, heated
+from cdtrans.reporting.record import Record, Round, read_record
 from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.card_file import RESTORE

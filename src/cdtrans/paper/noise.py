@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdtrans.bench.bench import parse_seeds
-from cdtrans.bench.results import KINDS, SCORED, Spread, shared_stage_1, spread
+from cdtrans.benchmarking.bench import parse_seeds
+from cdtrans.benchmarking.results import KINDS, SCORED, Spread, shared_stage_1, spread
 from cdtrans.config import layered_config, read_yaml
 from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError

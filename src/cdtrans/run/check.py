@@ -15,12 +15,18 @@ from cdtrans.data.images import Header, UnreadableImage, read_header
 from cdtrans.errors import CdtransError
 from cdtrans.run.prepare import DomainPixels, pictures, readable, scan_domains
 from cdtrans.runtime.imports import importing
+from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, State, gravest
 from cdtrans.trust.preflight import Labels
 
 HEADERS_AT_ONCE = 8  # files opened in parallel, for disks that answer late
+VERDICTS: dict[State, str] = {
+    "ok": "Nothing stands in the way of a run.",
+    "warning": "A run can begin; read the warnings first.",
+    "stop": "A run should not begin; 'cdtrans adapt' refuses it too.",
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,11 @@ class Check:
     def state(self) -> State:
         return gravest(self.findings)
 
+    @property
+    def verdict(self) -> str:
+        """The state as a sentence."""
+        return VERDICTS[self.state]
+
     def summary(self) -> dict[str, Any]:
         """The promised keys of `check --json`."""
         return {
@@ -44,18 +55,26 @@ class Check:
             "skipped": self.skipped,
         }
 
+    def _repr_html_(self) -> str:
+        rows = [(f.state, f.subject, f"{f.statement}. {f.advice}") for f in self.findings]
+        skipped = f"Not looked at through the backbone: {self.skipped}." if self.skipped else ""
+        return html_table(self.verdict, ("", "subject", "found"), rows, skipped)
+
 
 def check(
+    source: str | Path,
+    target: str | Path,
     *,
-    source: str | Path | None = None,
-    target: str | Path | None = None,
     preset: str | None = None,
     config: str | Path | None = None,
     model: bool = True,
-    screen: Screen,
+    quiet: bool = False,
+    screen: Screen | None = None,
     **settings: Any,
 ) -> Check:
-    """Look at the images as `adapt` would with the same settings; without `model`, with no backbone."""
+    """Say what is wrong with the images before a run, looking at them as `adapt` would with the same settings; without
+    `model`, with no backbone. `settings`, `preset` and `config` are as for `adapt`."""
+    screen = screen or Screen(quiet=quiet)
     layered, _ = layered_config(source, target, preset, config, settings)
     found_source, found_target = scan_domains(layered, screen)
     layered = settle(layered)

@@ -42,7 +42,7 @@ def choose(run: Path, model: str, screen: Screen) -> Choice:
     if result["chosen_model"] == model and table.exists() and table.read_bytes() == predictions:
         return Choice(model, int(result["chosen_epoch"]), changed=False)
     with importing():
-        from cdtrans.report.page import NAME, write_report
+        from cdtrans.reporting.page import NAME, write_report
         from cdtrans.storage.run import lock_folder
 
     with lock_folder(run):

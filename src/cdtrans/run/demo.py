@@ -8,7 +8,7 @@ from typing import Any
 from cdtrans.data.digits import write_digits
 from cdtrans.errors import CdtransError
 from cdtrans.evaluation.evaluate import evaluate
-from cdtrans.report.page import write_report
+from cdtrans.reporting.page import write_report
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.screen import Screen
 

@@ -15,6 +15,7 @@ from cdtrans.run.prepare import scan_domains
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import require_target_labels
 from cdtrans.runtime.imports import importing
+from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.storage.run_folder import RESULT, check_folder, chosen_by_person, read_result
@@ -43,11 +44,23 @@ class Result:
         """The promised keys of `adapt --json`."""
         return asdict(self) | {"run": str(self.run)}
 
+    @property
+    def chosen(self) -> str:
+        """The chosen model, in words."""
+        return f"epoch {self.chosen_epoch}" if self.chosen_epoch else "the source-only model"
+
+    def _repr_html_(self) -> str:
+        accuracy = "unknown" if self.estimate is None else "{:.0%} to {:.0%}".format(*self.estimate)
+        rows = [("run folder", str(self.run)), ("chosen", self.chosen), ("estimated accuracy", accuracy)]
+        if self.target_labels:
+            rows.append(("target labels trained with", str(self.target_labels)))
+        return html_table("Adaptation did harm" if self.harm else "Adapted", (), rows, self.explanation)
+
 
 def adapt(
-    *,
     source: str | Path | None = None,
     target: str | Path | None = None,
+    *,
     out: str | Path | None = None,
     preset: str | None = None,
     config: str | Path | None = None,

@@ -23,7 +23,7 @@ from cdtrans.model.encoding import Encoder, Frozen
 from cdtrans.model.fast.fused import build
 from cdtrans.model.head import AnyHead
 from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
-from cdtrans.report.record import read_json
+from cdtrans.reporting.record import read_json
 from cdtrans.run.evidence import evidence_network, left_untouched, pretrained_evidence
 from cdtrans.run.finish import finish, show
 from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain, no_pixels
@@ -173,7 +173,7 @@ def run_session(
         log_session(run, started)  # before the report, which shows it
         if config.report and run.writes:
             with run.timed("report"):
-                from cdtrans.report.page import write_report
+                from cdtrans.reporting.page import write_report
 
                 screen.say(f"report: {write_report(out, screen)}")
         show(out, result, screen)
@@ -335,7 +335,7 @@ def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixel
 
 def add_report(folder: Path, screen: Screen) -> None:
     """To a finished run that has none."""
-    from cdtrans.report.page import NAME, write_report
+    from cdtrans.reporting.page import NAME, write_report
 
     if not (folder / NAME).exists():
         write_report(folder, screen)

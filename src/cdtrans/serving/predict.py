@@ -1,26 +1,51 @@
 """Labels for any number of images, as a CSV that is written row by row and replaced only when complete."""
 
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import chain
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO, Any
 
 from cdtrans.data.domains import stream_images
 from cdtrans.data.images import is_image_name, judge_unreadable
 from cdtrans.errors import CdtransError, printable
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
+from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
 from cdtrans.serving.recorded import confidences
 from cdtrans.serving.trade_off import threshold_for_accuracy, threshold_for_share
 from cdtrans.storage.files import atomic, csv_line
-from cdtrans.storage.run_folder import require_output
+from cdtrans.storage.run_folder import find_model, require_output
 from cdtrans.trust.preflight import ignored
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What `predict` hands back."""
+
+    csv: Path | None  # the file that has the predictions, if there is one
+    images: int
+    kept: int  # labels
+    abstained: int  # images whose label is left empty: their probability is below the threshold
+    skipped: int  # files that cannot be read
+    threshold: float
+    expected_accuracy: float | None  # of the labels that were kept; None if there are none
+    predictions: Predictions  # in order; empty if they were written to a file
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `predict --json`."""
+        names = ("images", "kept", "abstained", "skipped", "threshold", "expected_accuracy")
+        return {"csv": None if self.csv is None else str(self.csv)} | {name: getattr(self, name) for name in names}
+
+    def _repr_html_(self) -> str:
+        if self.expected_accuracy is None:
+            return self.predictions.html(f"{self.images} images, no label kept")
+        share = f"{self.kept} of {self.images} labels kept, expected to be right: {self.expected_accuracy:.1%}"
+        return self.predictions.html(share, f"The predictions are in {self.csv}." if self.csv else "")
 
 
 @dataclass
 class Counts:
-    """Counts of a prediction. The keys are promised by `predict --json`."""
+    """Counts while images are predicted."""
 
     threshold: float  # labels of a lower probability are left empty
     images: int = 0
@@ -37,18 +62,49 @@ class Counts:
         self.right += prediction.probability if kept else 0.0
         return kept
 
-    @property
-    def kept(self) -> int:
-        return self.images - self.abstained
+    def result(self, file: Path | None, predictions: Predictions) -> Predicted:
+        kept = self.images - self.abstained
+        expected = self.right / kept if kept else None
+        return Predicted(file, self.images, kept, self.abstained, self.skipped, self.threshold, expected, predictions)
 
-    @property
-    def expected_accuracy(self) -> float | None:
-        """Of the labels that were kept; None if there are none."""
-        return self.right / self.kept if self.kept else None
 
-    def summary(self) -> dict[str, int | float | None]:
-        names = ("images", "kept", "abstained", "skipped", "threshold", "expected_accuracy")
-        return {name: getattr(self, name) for name in names}
+def predict(
+    run: str | Path,
+    images: str | Path,
+    *,
+    csv: str | Path | IO[bytes] | None = None,
+    top: int = 1,
+    abstain: float | None = None,
+    keep: float | None = None,
+    accuracy: float | None = None,
+    unknown: bool = False,
+    root: str | Path | None = None,
+    model: str = "chosen",
+    device: str = "auto",
+    max_bad: float = 0.05,
+    quiet: bool = False,
+    screen: Screen | None = None,
+) -> Predicted:
+    """Label images with a finished run's classifier: a folder of any depth, an image file, or a list of paths, which
+    start at `root`. For images in memory, use `load(run).predict(images)`.
+
+    With `csv`, a file or an open binary one, the predictions are written there, in bounded memory for any number of
+    images, and the result has only their counts. `top` is how many of the most probable classes are listed. One of
+    `abstain` (a probability), `keep` (a share of the images) and `accuracy` (expected of the labels) decides which
+    labels are left empty. With `unknown` there is a score for images of no class. `model` is as for `load`. At most the
+    share `max_bad` of the files may be unreadable."""
+    if not isinstance(images, str | Path):
+        raise CdtransError("The images to predict must be a path; for images in memory, use load(run).predict(images).")
+    run, images, screen = Path(run), Path(images), screen or Screen(quiet=quiet)
+    root, file = None if root is None else Path(root), Path(csv) if isinstance(csv, str | Path) else csv
+    threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
+    find_model(run, model)
+    check_places(images, root, file if isinstance(file, Path) else None)  # before torch is imported
+    classifier = load(run, model=model, device=device, unknown=unknown)
+    if warning := key_warning(run, classifier):
+        screen.warn(warning)
+    screen.say(f"model: {classifier.name}")
+    return classify(classifier, images, file, root=root, top=top, threshold=threshold, max_bad=max_bad, screen=screen)
 
 
 def find_threshold(
@@ -57,6 +113,8 @@ def find_threshold(
     """The probability below which labels are left empty: as given, or by the confidences in the run's target images."""
     if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
         raise CdtransError("--abstain, --keep and --accuracy exclude each other; give one of them.")
+    if abstain is not None and not 0 <= abstain <= 1:
+        raise CdtransError(f"The probability to abstain below must be from 0 to 1, not {abstain:g}.")
     if keep is not None:
         found = threshold_for_share(confidences(run, model), keep)
     elif accuracy is not None:
@@ -70,39 +128,38 @@ def find_threshold(
     return found.threshold
 
 
-def predict_to_csv(
+def classify(
     classifier: Classifier,
     images: Path,
-    file: Path | None,
+    file: Path | IO[bytes] | None,
     *,
     root: Path | None,
     top: int,
     threshold: float,
     max_bad: float,
     screen: Screen,
-) -> Counts:
+) -> Predicted:
     """Write path, label, probability, the score for no class if the classifier has one and, for top > 1, the next
-    classes; to standard output without a file."""
-    counts = Counts(threshold)
-    lines = csv_lines(classifier, images, root, top, counts, screen)
+    classes; without a file, keep the predictions."""
+    counts, predictions = Counts(threshold), Predictions()
     if file is None:
-        for line in lines:
-            sys.stdout.buffer.write(line if not sys.stdout.isatty() else _for_eyes(line))
-        sys.stdout.buffer.flush()
+        predictions.extend(labelled(classifier, images, root, top, counts, screen))
         check_skipped(counts, max_bad, screen)
     else:
-        check_places(images, root, file)
-        header = next(lines)
-        with atomic(file) as out:
-            for line in chain([header], lines):
-                out.write(line)
+        check_places(images, root, file if isinstance(file, Path) else None)
+        with atomic(file) if isinstance(file, Path) else nullcontext(file) as out:
+            lines = csv_lines(classifier, images, root, top, counts, screen)
+            out.writelines(map(_for_eyes, lines) if out.isatty() else lines)
+            out.flush()
             check_skipped(counts, max_bad, screen)
+    if isinstance(file, Path):
         unsure = f", {counts.abstained} of them left without a label (probability below {threshold:.3g})"
         screen.result(f"Wrote {file}: {counts.images} images{unsure if threshold else ''}.")
-    if threshold and counts.images:
-        of_these = "" if counts.expected_accuracy is None else f"; expected to be right: {counts.expected_accuracy:.1%}"
-        screen.say(f"Kept {counts.kept} of {counts.images} labels ({counts.kept / counts.images:.0%}){of_these}.")
-    return counts
+    result = counts.result(file if isinstance(file, Path) else None, predictions)
+    if threshold and result.images:
+        of_these = "" if result.expected_accuracy is None else f"; expected to be right: {result.expected_accuracy:.1%}"
+        screen.say(f"Kept {result.kept} of {result.images} labels ({result.kept / result.images:.0%}){of_these}.")
+    return result
 
 
 def _for_eyes(line: bytes) -> bytes:
@@ -123,16 +180,23 @@ def csv_lines(
     classifier: Classifier, images: Path, root: Path | None, top: int, counts: Counts, screen: Screen
 ) -> Iterator[bytes]:
     """The CSV line by line; `counts` is kept up to date."""
-    top = min(top, len(classifier.classes))
+    ranks = range(1, min(top, len(classifier.classes)) + 1) if top > 1 else ()
+    columns = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
+    unknown = ["no_class"] if classifier.source_only else []
+    yield csv_line(["path", "label", "probability", *unknown, *columns])
+    for prediction in labelled(classifier, images, root, top, counts, screen):
+        yield csv_line(_fields(prediction))
+
+
+def labelled(
+    classifier: Classifier, images: Path, root: Path | None, top: int, counts: Counts, screen: Screen
+) -> Iterator[Prediction]:
+    """The predictions one by one, without a label below the threshold; `counts` is kept up to date."""
     others: list[str] = []
     total = sum(1 for _ in stream_images(images, root, others))  # counts names only, for the progress bar
     if others:
         finding = ignored("", others)
         screen.warn(f"{finding.statement}. {finding.advice}")
-    ranks = range(1, top + 1) if top > 1 else ()
-    columns = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
-    unknown = ["no_class"] if classifier.source_only else []
-    yield csv_line(["path", "label", "probability", *unknown, *columns])
     with screen.track("predicting", total) as task:
         for result in classifier.stream(stream_images(images, root), top=top):
             task.advance(1)
@@ -141,7 +205,7 @@ def csv_lines(
                 counts.first_skipped = counts.first_skipped or result
                 screen.warn(f"skipped '{result.path}': {result.cause}")
             else:
-                yield csv_line(_fields(result, kept=counts.add(result)))
+                yield result if counts.add(result) else replace(result, label="")
 
 
 def check_skipped(counts: Counts, max_bad: float, screen: Screen) -> None:
@@ -152,9 +216,8 @@ def check_skipped(counts: Counts, max_bad: float, screen: Screen) -> None:
         screen.warn(judge_unreadable("", counts.skipped, total, str(first.path), first.cause, max_bad))
 
 
-def _fields(result: Prediction, *, kept: bool) -> list[str]:
+def _fields(result: Prediction) -> list[str]:
     ranked = result.top if len(result.top) > 1 else ()
     others = [text for name, p in ranked for text in (name, f"{p:.6f}")]
-    label = result.label if kept else ""
     unknown = [] if result.no_class is None else [f"{result.no_class:.6f}"]
-    return [str(result.path), label, f"{result.probability:.6f}", *unknown, *others]
+    return [str(result.path), result.label, f"{result.probability:.6f}", *unknown, *others]

@@ -1,0 +1,64 @@
+"""The first lines of the page: how good the model is, as far as that is known."""
+
+from dataclasses import dataclass
+from shlex import quote
+
+from cdtrans.reporting.record import Record
+from cdtrans.reporting.sections import Estimate, Missing
+from cdtrans.reporting.target_labels import LabelledResults
+from cdtrans.storage.run_folder import MODEL_NAMES
+
+LABELS_FOR_TENTHS = 200  # with fewer labelled images tenths of a percent mean nothing
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The accuracy on the target: measured with labels, else estimated, else unknown."""
+
+    kind: str  # measured, estimated or unknown
+    headline: str
+    value: str
+    note: str  # what the value rests on
+    command: str  # that measures it, if it is not measured
+
+
+def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResults | Missing) -> Answer:
+    model = f"{MODEL_NAMES[record.result['chosen_model']]} model"
+    if not isinstance(labelled, Missing):
+        value = shown(labelled.accuracy, labelled.images)
+        of = "the target images" if labelled.whole_target else f"{labelled.images:,} labelled target images"
+        return Answer("measured", f"The {model} is right on {value} of {of}.", value, measured_note(labelled), "")
+    command = f"cdtrans ask {quote(str(record.run))}"
+    if isinstance(estimate, Missing) or not estimate.known:
+        why = estimate.why if isinstance(estimate, Missing) else estimate.sentence
+        return Answer("unknown", f"How accurate the {model} is on the target is unknown.", "unknown", why, command)
+    value = f"{100 * estimate.low:.0f} to {100 * estimate.high:.0f}%"
+    headline = f"The {model} is estimated to be right on {value} of the target images."
+    return Answer("estimated", headline, value, "on the target, without labels", command)
+
+
+def measured_note(labelled: LabelledResults) -> str:
+    """How far the measured accuracy can be relied on."""
+    interval = "" if labelled.interval is None else span(labelled.interval, labelled.images)
+    if labelled.whole_target:
+        rest = f"; 95% interval for new images like these: {interval}" if interval else ""
+        return f"measured on all {labelled.images:,} target images{rest}"
+    return f"measured on {labelled.images:,} target images{f'; 95% interval: {interval}' if interval else ''}"
+
+
+def shown(accuracy: float, images: int) -> str:
+    return f"{100 * accuracy:.{_digits(images)}f}%"
+
+
+def span(interval: tuple[float, float], images: int) -> str:
+    low, high = (f"{100 * limit:.{_digits(images)}f}" for limit in interval)
+    return f"{low} to {high}%"
+
+
+def points(difference: float, images: int) -> str:
+    """With a real minus sign, which is as wide as the plus."""
+    return f"{100 * difference:+.{_digits(images)}f} points".replace("-", "−")
+
+
+def _digits(images: int) -> int:
+    return 1 if images >= LABELS_FOR_TENTHS else 0

@@ -1,0 +1,16 @@
+"""`cdtrans report`. Needs no torch until it is known that there is a finished run."""
+
+from pathlib import Path
+
+from cdtrans.runtime.imports import importing
+from cdtrans.runtime.screen import Screen
+from cdtrans.storage.run_folder import read_result
+
+
+def report(run: str | Path, *, quiet: bool = False, screen: Screen | None = None) -> Path:
+    """Show a finished run on one page: verdict, scores, pairs, pictures, cost. Returns the file, RUN/report.html."""
+    read_result(Path(run))
+    with importing():
+        from cdtrans.reporting.page import write_report
+
+    return write_report(Path(run), screen or Screen(quiet=quiet))

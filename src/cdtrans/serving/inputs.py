@@ -1,0 +1,113 @@
+"""Images as programs have them: paths, PIL images, arrays and tensors, one or many -> paths and PIL images one by one.
+
+Arrays are refused where their meaning would be a guess. That channels come in the order red, green, blue is taken for
+granted: it cannot be seen."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+import numpy as np
+from PIL import Image
+
+from cdtrans.data.domains import stream_images
+from cdtrans.errors import CdtransError
+
+if TYPE_CHECKING:
+    import torch
+
+CHANNELS = {1: "grey", 3: "RGB", 4: "RGBA"}
+TOLERANCE = 1e-3  # by which interpolation may leave the range from 0 to 1
+KINDS = "a path, a PIL image, a numpy array or a torch tensor"
+
+One = Union[str, Path, Image.Image, np.ndarray, "torch.Tensor"]
+
+
+def each_image(images: One | Iterable[One]) -> Iterator[str | Path | Image.Image]:
+    """A folder or list file gives its images, a batch of arrays one image after the other."""
+    if isinstance(images, str | Path):
+        yield from stream_images(Path(images))
+    elif isinstance(images, Image.Image):
+        yield images
+    elif (array := as_array(images)) is not None and array.dtype.kind not in "OU":  # not an array of paths
+        yield from pictures(array, "The images" if array.ndim == 4 else "The image")
+    elif not isinstance(images, Iterable) or isinstance(images, bytes | dict):
+        raise CdtransError(f"An image must be {KINDS}, not {a_kind(images)}.")
+    else:
+        for number, image in enumerate(images, start=1):
+            yield from _one(image, number)
+
+
+def _one(image: object, number: int) -> Iterator[str | Path | Image.Image]:
+    """The image at this place of several."""
+    if isinstance(image, str | Path | Image.Image):
+        yield image
+        return
+    array = as_array(image)
+    if array is None:
+        raise CdtransError(f"Image {number} must be {KINDS}, not {a_kind(image)}.")
+    if array.ndim == 4:
+        raise CdtransError(f"Image {number} is a batch, of shape {array.shape}; give one batch, or images one by one.")
+    yield from pictures(array, f"Image {number}")
+
+
+def as_array(image: object) -> np.ndarray | None:
+    """A numpy array or torch tensor as an array; None if it is neither."""
+    if isinstance(image, np.ndarray):
+        return image
+    import torch  # a model has been loaded
+
+    if not isinstance(image, torch.Tensor):
+        return None
+    image = image.detach().cpu()
+    return np.asarray((image.float() if image.is_floating_point() else image).numpy())
+
+
+def pictures(array: np.ndarray, name: str) -> Iterator[Image.Image]:
+    """[H, W], [H, W, C] or [C, H, W], or a batch [N, H, W, C] or [N, C, H, W] -> PIL images. `name` is for errors."""
+    if array.ndim not in (2, 3, 4) or 0 in array.shape[-3:]:
+        raise CdtransError(
+            f"{name} cannot have the shape {array.shape}; give [H, W, C] or [C, H, W], or a batch of them."
+        )
+    if array.ndim > 2:
+        array = channels_last(array, name)
+    for image in array if array.ndim == 4 else array[None]:
+        pixels = eight_bits(image, name)
+        yield Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+
+
+def channels_last(array: np.ndarray, name: str) -> np.ndarray:
+    """The channels are where there are 1, 3 or 4 of them."""
+    last, first = array.shape[-1] in CHANNELS, array.shape[-3] in CHANNELS
+    if last and first:
+        raise CdtransError(
+            f"{name} of shape {array.shape} may have its channels first or last; give a larger image, or a PIL image."
+        )
+    if not last and not first:
+        raise CdtransError(
+            f"{name} of shape {array.shape} has its channels neither last nor first: there must be 1 (grey), 3 (RGB) "
+            "or 4 (RGBA) of them."
+        )
+    return array if last else np.moveaxis(array, -3, -1)
+
+
+def eight_bits(image: np.ndarray, name: str) -> np.ndarray:
+    """uint8 as it is, floats from 0 to 1 times 255."""
+    if image.dtype == np.uint8:
+        return np.ascontiguousarray(image)
+    if image.dtype.kind != "f":
+        raise CdtransError(
+            f"{name} must be uint8 from 0 to 255 or float from 0 to 1, not {image.dtype}; if the values are from 0 to "
+            "255, use .astype('uint8') or .to(torch.uint8)."
+        )
+    if not np.isfinite(image).all():
+        raise CdtransError(f"{name} has values that are NaN or infinite; replace them.")
+    low, high = float(image.min()), float(image.max())
+    if low < -TOLERANCE or high > 1 + TOLERANCE:
+        advice = "divide by 255" if low >= 0 and high <= 255 else "give the pixels before any normalisation"
+        raise CdtransError(f"{name} has floats from {low:.4g} to {high:.4g}, but they must be from 0 to 1; {advice}.")
+    return np.asarray(np.rint(255 * image.clip(0, 1)).astype(np.uint8))
+
+
+def a_kind(thing: object) -> str:
+    return f"a value of the type '{type(thing).__name__}'"

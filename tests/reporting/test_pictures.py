@@ -1,0 +1,84 @@
+"""Pictures inside the page."""
+
+import base64
+import io
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from PIL import Image
+
+from cdtrans.data.batches import Images
+from cdtrans.data.images import decode, resized
+from cdtrans.reporting.pictures import SIDE, Pictures, enlarged, heated, jpeg, matrix
+from tiny_task import draw
+
+
+def opened(address: str) -> Image.Image:
+    kind, content = address.split(",", 1)
+    image = Image.open(io.BytesIO(base64.b64decode(content)))
+    assert kind == f"data:image/{image.format.lower()};base64"
+    return image
+
+
+def test_a_picture_is_what_the_model_sees(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", 1, seed=3)
+    pictures = Pictures(tmp_path, ("a.png",), resize=18, crop=13)
+    stored = resized(decode(tmp_path / "a.png"), 18)[None]
+    seen = Images(stored, np.arange(1), crop=13, mean=(0, 0, 0), std=(1, 1, 1), device=torch.device("cpu"))
+    expected = next(seen.in_order(1))[0].permute(1, 2, 0) * 255
+    assert np.array_equal(pictures[0], expected.round().byte().numpy())
+    assert opened(*pictures.thumbnails([0])).size == (SIDE, SIDE)
+
+
+def test_vanished_and_damaged_files_are_counted_once(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", 1, seed=3)
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    pictures = Pictures(tmp_path, ("gone.png", "a.png", "bad.png"), resize=18, crop=16)
+    pictures.fetch([2, 1, 0, 1])
+    assert [picture is None for picture in pictures.thumbnails([0, 1, 2, 0])] == [True, False, True, True]
+    assert pictures.missing == 2
+
+
+def test_heat_is_brightest_where_the_weight_is(tmp_path: Path) -> None:
+    weights = np.zeros((2, 4))
+    weights[0, 3] = 0.2
+    image = np.asarray(heated(np.full((8, 8, 3), 90, np.uint8), weights)).astype(float).sum(2)
+    row, column = np.unravel_index(image.argmax(), image.shape)
+    assert row < SIDE / 2
+    assert column > SIDE * 3 / 4
+    assert image[:, : SIDE // 2].max() < image.max() / 2
+
+
+def test_even_weights_are_no_picture_of_noise() -> None:
+    image = np.asarray(heated(np.full((8, 8, 3), 90, np.uint8), np.full((2, 2), 0.25)))
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) == 1
+
+
+def test_heat_has_the_colours_of_inferno() -> None:
+    """Within what the grey picture beneath leaves of them: 60 %."""
+    weights = np.linspace(0, 1, SIDE)[None].repeat(SIDE, axis=0)
+    image = np.asarray(heated(np.zeros((8, 8, 3), np.uint8), weights)).astype(float)
+    expected = matplotlib.colormaps["inferno"](np.linspace(0, 1, SIDE))[:, :3] * 255 * 0.6
+    assert np.abs(image[SIDE // 2] - expected).max() < 7
+
+
+def test_a_small_picture_is_enlarged_smoothly() -> None:
+    edge = np.zeros((4, 4, 3), np.uint8)
+    edge[:, 2:] = 255
+    assert len(np.unique(np.asarray(enlarged(edge)))) > 10
+
+
+def test_a_matrix_has_true_classes_down_and_its_diagonal_in_another_colour() -> None:
+    shares = np.array([[0.75, 0.25], [0.0, 1.0]])
+    image = opened(matrix(shares))
+    assert image.size == (840, 840)
+    right, wrong, never, all_right = (image.getpixel(p) for p in ((9, 9), (800, 9), (9, 800), (800, 800)))
+    assert right[:3] == all_right[:3] != wrong[:3]
+    assert never[3] == 0 < wrong[3] < right[3] < all_right[3] == 255
+
+
+def test_the_bytes_hold_no_clock() -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3)).astype(np.uint8)
+    assert jpeg(enlarged(pixels)) == jpeg(enlarged(pixels))
