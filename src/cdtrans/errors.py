@@ -78,5 +78,10 @@ def nearest(word: str, known: list[str]) -> str:
 
 def named(names: Sequence[str]) -> str:
     """The first names, quoted, and how many more there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(map(repr, names[:NAMED])) + more
+    return first_of([repr(name) for name in names])
+
+
+def first_of(parts: Sequence[str]) -> str:
+    """The first parts of an enumeration, and how many more there are."""
+    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
+    return ", ".join(parts[:NAMED]) + more

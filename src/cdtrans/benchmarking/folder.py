@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, read_yaml, upgraded, with_method_args
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import method_class
 from cdtrans.storage.files import atomic
 
@@ -87,7 +87,7 @@ def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> 
         before = flat(with_method_args(older)) | flat({"method_args": {}} | upgraded(_read(file)))
         changed = [key for key in recipe if before.get(key) != recipe[key]]
         if changed:
-            what = ", ".join(f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed)
+            what = first_of([f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed])
             bare = kind.split(maxsplit=1)[1]  # without the article
             raise CdtransError(f"'{out}' holds another {bare}'s runs ({what}); choose another --out.")
     elif out.exists() and (not out.is_dir() or any(p.name not in (".lock", f".{record}.draft") for p in out.iterdir())):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config, make_config, require_weights
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import WITHOUT_SOURCE
 from cdtrans.storage.card_file import read_card
 from cdtrans.storage.files import intact
@@ -172,7 +172,7 @@ def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
     _check_classes(run, theirs.classes, card.classes)
     differ = [name for name in SAME if getattr(theirs, name) != getattr(card, name)]
     if differ:
-        what = ", ".join(f"{name}: {getattr(theirs, name)} there, {getattr(card, name)} here" for name in differ)
+        what = first_of([f"{name}: {getattr(theirs, name)} there, {getattr(card, name)} here" for name in differ])
         raise CdtransError(f"Stage 1 of '{run}' is another kind of model ({what}); give the same settings, {OR_TRAIN}.")
     network = build_model(card, drop_path=drop_path)
     network.load_state_dict(taken.state_dict())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cdtrans.errors import CdtransError
 from cdtrans.serving.probabilities import no_class, probabilities
 from cdtrans.storage.card_file import RESTORE, read_card, set_temperature
 from cdtrans.storage.files import atomic, csv_line, intact
@@ -28,6 +29,11 @@ def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
     name, _ = find_model(run, model)
     temperature = read_card(run / name)["temperature"]
     file = run / LOGITS
+    if not file.exists():
+        raise CdtransError(
+            f"'{run}' has not recorded the logits of its target images ({LOGITS}), as newer runs do; run 'cdtrans "
+            "adapt' again with another --out."
+        )
     with intact(file, f"give another --model than '{name}', or {RESTORE}"), np.load(file) as arrays:
         logits: np.ndarray = arrays[name].astype(np.float64) / temperature
         if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():

@@ -10,7 +10,7 @@ from typing import Any
 
 from cdtrans.backbone_names import may_mean
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, upgraded
-from cdtrans.errors import CdtransError, nearest
+from cdtrans.errors import CdtransError, first_of, nearest
 from cdtrans.storage.files import intact, require_writable
 from cdtrans.storage.shapes import require
 
@@ -56,7 +56,7 @@ def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None
             free.remove("guard")  # it has judged
         changed = [k for k in now if k not in free and before.get(k, now[k]) != now[k]]
         if changed:
-            what = ", ".join(f"{k}: {before[k]} there, {now[k]} now" for k in changed)
+            what = first_of([f"{k}: {before[k]} there, {now[k]} now" for k in changed])
             raise CdtransError(f"'{folder}' holds another run ({what}); choose another --out to start a new one.")
     elif folder.exists() and (not folder.is_dir() or any(p.name not in FIRST_FILES for p in folder.iterdir())):
         raise CdtransError(f"'{folder}' exists and is not a run folder; choose another --out.")
