@@ -45,6 +45,7 @@ from cdtrans.storage.run import Run, fingerprint
 from cdtrans.storage.run_folder import CONFIG, RESULT, check_folder, read_result
 from cdtrans.training.adaptation import Data, adapt_to_target
 from cdtrans.training.state import load_state, step_seed
+from cdtrans.training.trackers import library
 from cdtrans.training.workload import Workload, start_clock
 from cdtrans.trust.findings import Finding
 from cdtrans.trust.holdout import holdout_share, split, why_none
@@ -74,6 +75,8 @@ def run_session(
         show_finished(out, found, config, screen)
         return
 
+    if config.tracker != "none":
+        library(config.tracker)  # before the work, not after it
     stage_1 = Stage1(out, config)
     network, card = stage_1.network(source.classes)
     kind.check(network, config.backbone)

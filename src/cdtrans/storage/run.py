@@ -5,8 +5,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,7 @@ class Run:
     def __init__(self, folder: Path, lock: IO[str] | None) -> None:
         self.folder = folder
         self._lock = lock  # None for a rank that only reads
+        self._closing = ExitStack()
 
     @property
     def writes(self) -> bool:
@@ -74,9 +75,16 @@ class Run:
         barrier()
         return run
 
+    def at_close(self, action: Callable[[], object]) -> None:
+        """Do this when the run ends or is interrupted."""
+        self._closing.callback(action)
+
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        try:
+            self._closing.close()
+        finally:
+            if self._lock is not None:
+                self._lock.close()
 
     def write(self, name: str, content: bytes) -> None:
         if not self.writes:

@@ -1,5 +1,6 @@
 """Curves for other programs to draw, with --tracker: TensorBoard, Weights & Biases, MLflow. Each is imported only if it
-is asked for, and gets the losses and the learning rate of every epoch."""
+is asked for, and gets the losses and the learning rate of every epoch. What is opened here is closed with the run, so
+that the next run of the same program has its own; what the program has opened itself is used and left open."""
 
 import hashlib
 from importlib import import_module
@@ -10,6 +11,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.storage.run import Run
 
 PROJECT = "cdtrans"  # what Weights & Biases and MLflow file runs under
+PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # what is imported
 MLFLOW_RUN = "mlflow-run.txt"  # in the run folder: MLflow's name of the run, so that a resumed one continues it
 
 
@@ -21,7 +23,8 @@ class TensorBoard:
     """Event files in the run folder."""
 
     def __init__(self, config: Config, run: Run) -> None:
-        self.writer = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter(run.folder / "tensorboard")
+        self.writer = library("tensorboard").SummaryWriter(run.folder / "tensorboard")
+        run.at_close(self.writer.close)
 
     def log(self, stage: str, epoch: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -33,11 +36,14 @@ class WandB:
     """A run of Weights & Biases; WANDB_MODE=offline keeps it in the run folder. Each stage counts its own epochs."""
 
     def __init__(self, config: Config, run: Run) -> None:
-        wandb = _imported("wandb", "wandb")
-        place = str(run.folder.resolve())
-        about = {"name": run.folder.name, "dir": place, "config": config.to_dict()}
-        name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16]  # the same when it resumes
-        self.run = wandb.init(project=PROJECT, id=name, resume="allow", **about)
+        wandb = library("wandb")
+        self.run = wandb.run  # of stage 1, or of the program
+        if self.run is None:
+            place = str(run.folder.resolve())
+            about = {"name": run.folder.name, "dir": place, "config": config.to_dict()}
+            name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16]  # the same when it resumes
+            self.run = wandb.init(project=PROJECT, id=name, resume="allow", **about)
+            run.at_close(self.run.finish)
         for stage in ("source", "adaptation"):
             self.run.define_metric(f"{stage}/*", step_metric=f"{stage}/epoch")
 
@@ -49,10 +55,11 @@ class MLflow:
     """A run of MLflow, where MLFLOW_TRACKING_URI says, or else where MLflow puts it."""
 
     def __init__(self, config: Config, run: Run) -> None:
-        self.mlflow = _imported("mlflow", "mlflow")
+        self.mlflow = library("mlflow")
         known = run.folder / MLFLOW_RUN
-        if self.mlflow.active_run() is not None:  # of stage 1
+        if self.mlflow.active_run() is not None:  # of stage 1, or of the program
             return
+        run.at_close(self.mlflow.end_run)
         if known.exists():
             self.mlflow.start_run(run_id=known.read_text(encoding="utf-8").strip())
             return
@@ -77,11 +84,12 @@ def open_tracker(config: Config, run: Run) -> Tracker | None:
     return TRACKERS[config.tracker](config, run) if config.tracker != "none" and run.writes else None
 
 
-def _imported(module: str, extra: str) -> Any:
+def library(tracker: str) -> Any:
+    """Its package, imported; an error if it is not installed."""
     try:
-        return import_module(module)
+        return import_module(PACKAGES[tracker])
     except ImportError as error:
         raise CdtransError(
-            f"--tracker {extra} needs a package that is not installed; 'pip install cdtrans[{extra}]', or leave "
+            f"--tracker {tracker} needs a package that is not installed; 'pip install cdtrans[{tracker}]', or leave "
             "--tracker out."
         ) from error
