@@ -234,7 +234,19 @@ def test_a_state_that_is_none_is_named(run: Run, content: object) -> None:
         load_state(run)
 
 
-# Losses that are not finite
+# Losses
+
+
+def test_losses_are_summed_where_there_is_float64(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on a Mac's GPU, which no test here has: every step's, and the sums of a saved state."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr("cdtrans.training.state.between_passes", lambda device: asked.append(device) or device)
+    with pytest.raises(Stopped):
+        train(run, stop_after=2)
+    assert len(asked) == 2
+    with pytest.raises(Stopped):
+        train(run, stop_after=1)
+    assert len(asked) == 2 + 1 + 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

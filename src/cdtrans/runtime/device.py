@@ -28,8 +28,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def between_passes(device: torch.device) -> torch.device:
-    """Where encoded images are kept, and neighbours, graphs and scores are computed: that needs float64, which MPS does
-    not have."""
+    """Where encoded images are kept, neighbours, graphs and scores are computed, and losses are summed: that needs
+    float64, which MPS does not have."""
     return torch.device("cpu") if device.type == "mps" else device
 
 

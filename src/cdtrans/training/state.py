@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError, Hopeless, Interrupted
+from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.storage.files import atomic, intact
@@ -109,7 +110,8 @@ class Loop:
     def update(self, names: tuple[str, ...], losses: Tensor) -> None:
         """Count a step as done; `losses` are its values, [k]."""
         self.names = names
-        self.sums = losses.double() if self.sums is None else self.sums + losses
+        losses = losses.to(between_passes(losses.device)).double()
+        self.sums = losses if self.sums is None else self.sums + losses
         self.step += 1
         self._save_if_due()
 
@@ -139,7 +141,8 @@ class Loop:
             for name, part in self.parts.items():
                 part.load_state_dict(state["parts"].get(name, {}))  # an older state has no "memory"
             self.epoch, self.step, self.names = state["epoch"], state["step"], tuple(state["names"])
-            self.sums = None if state["sums"] is None else state["sums"].to(self.optimisation.device)
+            device = between_passes(self.optimisation.device)
+            self.sums = None if state["sums"] is None else state["sums"].to(device)
         self.run.cut_log(state["log_size"])
 
     def _save_if_due(self) -> None:
