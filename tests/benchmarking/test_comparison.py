@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -151,6 +152,10 @@ class TestRows:
         runs = list(compared({"mcc": 0.0}).results["mcc"])
         runs[0].curve.pop()
         assert compared({}, results={"mcc": runs}).rows[1].curve == ()
+
+    def test_there_is_no_picture_of_runs_that_broke_off_in_their_first_epoch(self) -> None:
+        runs = [replace(run, curve=[0.5]) for run in compared({"mcc": 0.0}).results["mcc"]]
+        assert "<polyline" not in page(compared({}, results={"mcc": runs}))
 
     def test_what_the_paper_does_not_have_has_no_printed_mean(self) -> None:
         comparison = compared({"cdtrans": 0.0}, PACS)

@@ -198,7 +198,7 @@ def curves(comparison: Comparison, low: int, high: int) -> list[Curve]:
     made = []
     for row in comparison.rows:
         chosen = row.means.get("label_free")
-        if row.curve and chosen is not None:
+        if len(row.curve) > 1 and chosen is not None:  # else every run broke off in its first epoch
             step = CURVE_WIDTH / (len(row.curve) - 1)
             points = " ".join(f"{step * epoch:.1f},{height(value):.1f}" for epoch, value in enumerate(row.curve))
             made.append((chosen.mean, Curve(_title(row), f"{row.curve[-1]:.1f}", points, height(row.curve[0]))))

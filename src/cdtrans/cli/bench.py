@@ -52,8 +52,7 @@ def bench(
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Rerun a table of the paper, or compare methods: every task and seed, scored with the target's labels
-    afterwards."""
+    """Rerun a table of the paper, or compare methods: every task and seed, scored with target labels."""
     from cdtrans.benchmarking.bench import bench as run_bench
 
     screen = Screen(quiet=quiet, machine=json)

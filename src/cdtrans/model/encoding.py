@@ -15,11 +15,7 @@ from cdtrans.runtime.device import TOO_LITTLE, autocast, between_passes, free_me
 from cdtrans.runtime.ranks import gather, world
 from cdtrans.runtime.screen import Screen
 
-FROZEN_BATCH = {
-    "cpu": 16,
-    "cuda": 1024,
-    "mps": 256,
-}  # images; more overflow a CPU's cache
+FROZEN_BATCH = {"cpu": 16, "cuda": 1024, "mps": 256}  # images; on a CPU the results of more do not fit its cache
 
 
 class Encoded(NamedTuple):
