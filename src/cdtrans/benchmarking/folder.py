@@ -1,6 +1,5 @@
 """The folder of many runs: one process at a time owns it, and all runs share one recipe."""
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, read_yaml, upgraded, with_method_args
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import method_class
+from cdtrans.runtime.locks import try_lock
 from cdtrans.storage.files import atomic
 
 # Defaults of every run: without the guard a row shows what its method did (its verdict is in the run folder anyway),
@@ -25,15 +25,13 @@ def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator
     _check_folder(out, record, recipe, kind)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock_file = open(out / ".lock", "w")  # noqa: SIM115 (closed below)
+        lock = try_lock(out / ".lock")
     except OSError as error:
         raise CdtransError(f"The folder '{out}' cannot be written: {error.strerror}; choose another --out.") from error
-    with lock_file as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            bare = kind.split(maxsplit=1)[1]  # without the article
-            raise CdtransError(f"Another process is running the {bare} in '{out}'; choose another --out.") from error
+    if lock is None:
+        bare = kind.split(maxsplit=1)[1]  # without the article
+        raise CdtransError(f"Another process is running the {bare} in '{out}'; choose another --out.")
+    with lock:
         _check_folder(out, record, recipe, kind)
         with atomic(out / record) as file:
             file.write((json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode())

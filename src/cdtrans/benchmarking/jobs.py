@@ -5,7 +5,6 @@ first fails before that, the next one trains it. The folders decide each time wh
 resumes as it began and never waits, so there is always a run that can proceed.
 """
 
-import fcntl
 import json
 import subprocess
 import sys
@@ -21,8 +20,9 @@ from cdtrans.benchmarking.results import SCORED, read_sessions, sessions_file
 from cdtrans.config import read_yaml
 from cdtrans.errors import HARM, Interrupted
 from cdtrans.run.stage_1 import SOURCE
+from cdtrans.runtime.locks import try_lock
 from cdtrans.runtime.screen import Screen
-from cdtrans.runtime.signals import StopSignals, die_with_parent
+from cdtrans.runtime.signals import StopSignals, own_session
 from cdtrans.storage.files import atomic
 from cdtrans.storage.run_folder import CONFIG, RESULT
 
@@ -70,15 +70,13 @@ class PlannedRun:
 
     def busy(self) -> bool:
         """Whether a process has the folder locked: a run of a killed benchmark may still be saving its state."""
-        lock = self.folder / ".lock"
-        if not lock.exists():
+        file = self.folder / ".lock"
+        if not file.exists():
             return False
-        with open(lock, "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        lock = try_lock(file)
+        if lock is not None:
+            lock.close()
+        return lock is None
 
 
 class Job:
@@ -187,8 +185,7 @@ def start_process(arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) ->
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
+        **own_session(),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from cdtrans.config import Config
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.data.pixels import default_cache, open_pixels, resize_for
+from cdtrans.runtime.processors import processor_count
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import die_with_parent
 
@@ -25,7 +26,7 @@ def decoding_ahead(config: Config, *domains: LabelledDomain | UnlabelledDomain) 
     A process and not threads, because imports hold the GIL. It is forked, which is safe only with a single thread;
     once torch is imported there is nothing left to wait for."""
     size = size_ahead(config)
-    can_fork = hasattr(os, "fork") and threading.active_count() == 1 and "torch" not in sys.modules
+    can_fork = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
     if size is None or config.pixels == "stream" or not can_fork or not domains:
         yield
         return
@@ -57,7 +58,7 @@ def _fill(config: Config, size: int, domains: tuple[LabelledDomain | UnlabelledD
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
     cache = Path(config.cache) if config.cache else default_cache()
-    workers = max(1, len(os.sched_getaffinity(0)) - 1)  # the imports need one core
+    workers = max(1, processor_count() - 1)  # the imports need one core
     with suppress(Exception):  # the run meets the same error and reports it
         for domain in domains:
             open_pixels(

@@ -25,6 +25,7 @@ from cdtrans.data.store import (
 )
 from cdtrans.data.stream import make_in_order
 from cdtrans.data.thumbnails import trace
+from cdtrans.runtime.processors import processor_count
 from cdtrans.runtime.screen import Screen
 
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
@@ -51,7 +52,9 @@ def default_cache() -> Path:
     """The folder of the stores, unless `--cache` is set."""
     if own := os.environ.get("CDTRANS_CACHE"):
         return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cdtrans"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("cdtrans", appauthor=False)
 
 
 def open_pixels(
@@ -121,7 +124,7 @@ def _verify(store: Store, entries: list[Entry], screen: Screen, name: str, worke
     takes a core 0.4 ms an image at size 256, and reads what the training reads anyway."""
     if not entries:
         return set()
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or processor_count()
     entries.sort(key=lambda entry: entry.row)
     chunks = [entries[n : n + CHUNK_IMAGES] for n in range(0, len(entries), CHUNK_IMAGES)]
     damaged: set[int] = set()

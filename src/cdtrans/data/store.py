@@ -12,7 +12,6 @@ the index are overwritten by the next process.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -23,13 +22,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
 from cdtrans.data.images import UnreadableImage, pixel_digest
 from cdtrans.data.thumbnails import SIDE, Trace, thumbnail
 from cdtrans.errors import CdtransError, DiskFull
+from cdtrans.runtime.locks import Lock, try_lock
 
 FORMAT = 3  # raise it when the same file would give another row: stores of another format are rebuilt
 PIXELS, THUMBNAILS, INDEX, LOCK = "pixels.u8", "thumbnails.u8", "index.jsonl", "lock"
@@ -207,8 +207,8 @@ def _is_permanent(error: UnreadableImage) -> bool:
     return not isinstance(cause, MemoryError) and getattr(cause, "errno", None) is None
 
 
-def lock_store(folder: Path, disk: Callable[[], AbstractContextManager], waiting: Callable[[], None]) -> BinaryIO:
-    """The store's lock, as an open file; closing it, or the end of the process, releases the lock."""
+def lock_store(folder: Path, disk: Callable[[], AbstractContextManager], waiting: Callable[[], None]) -> Lock:
+    """The store's lock; closing it, or the end of the process, releases it."""
     with disk():
         lock = _try_lock(folder)
     if lock is None:
@@ -220,15 +220,13 @@ def lock_store(folder: Path, disk: Callable[[], AbstractContextManager], waiting
     return lock
 
 
-def _try_lock(folder: Path) -> BinaryIO | None:
+def _try_lock(folder: Path) -> Lock | None:
     folder.mkdir(parents=True, exist_ok=True)
-    lock = (folder / LOCK).open("ab")
-    with suppress(BlockingIOError, FileNotFoundError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name)):  # else another process has deleted it
-            os.utime(lock.fileno())
-            return lock
-    lock.close()
+    with suppress(FileNotFoundError):  # another process has just deleted it
+        lock = try_lock(folder / LOCK)
+        if lock is not None:
+            os.utime(folder / LOCK)
+        return lock
     return None
 
 
@@ -335,8 +333,11 @@ def _clear(folder: Path) -> int:
         return 0
     with lock:
         freed = sum(_bytes(folder / name) for name in CONTENT)
-        for name in (*CONTENT, LOCK):  # the lock last, so that no other process starts a new store before
+        for name in CONTENT:
             (folder / name).unlink(missing_ok=True)
+        if os.name != "nt":  # where an open file can be deleted: no other process starts a new store before
+            (folder / LOCK).unlink(missing_ok=True)
+    (folder / LOCK).unlink(missing_ok=True)
     with suppress(OSError):  # not empty: it has files of the user, or a new store
         folder.rmdir()
     return freed

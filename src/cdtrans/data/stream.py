@@ -1,6 +1,5 @@
 """Decode many image files in parallel and in order, a bounded number at a time."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +12,7 @@ from PIL import Image
 from cdtrans.data.images import UnreadableImage, decode, resized, upright_rgb
 from cdtrans.data.thumbnails import SIDE, Trace, trace
 from cdtrans.errors import CdtransError
+from cdtrans.runtime.processors import processor_count
 from cdtrans.runtime.screen import Screen
 
 IN_FLIGHT_PER_WORKER = 16  # images decoded ahead of the reader; bounds memory and hides slow files
@@ -34,7 +34,7 @@ def make_in_order(
 ) -> Iterator[tuple[Path | None, Made | UnreadableImage]]:
     """Decode, resize, and apply `make` to the pixels, keeping the order. Threads are enough, because PIL, numpy and
     hashlib release the GIL."""
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or processor_count()
     waiting: deque[Future[tuple[Path | None, Made | UnreadableImage]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:

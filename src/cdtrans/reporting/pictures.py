@@ -2,7 +2,6 @@
 
 import base64
 import io
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from PIL import Image
 
 from cdtrans.data.images import UnreadableImage
 from cdtrans.data.stream import decode_in_order
+from cdtrans.runtime.processors import processor_count
 
 SIDE = 144  # pixels of a thumbnail: twice its size on the page, for screens of double density
 QUALITY = 80  # of JPEG; a photo then takes about 6 kB
@@ -68,7 +68,7 @@ Made = TypeVar("Made")
 
 def in_parallel(make: Callable[..., Made], *columns: Iterable[Any]) -> list[Made]:
     """Apply `make` in threads: PIL releases the GIL while it resizes and compresses."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(processor_count()) as pool:
         return list(pool.map(make, *columns))
 
 

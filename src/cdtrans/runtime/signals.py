@@ -2,11 +2,13 @@
 
 import ctypes
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -44,3 +46,10 @@ def die_with_parent() -> None:
     or a lock. It gets SIGTERM, so that it can save its state."""
     if LIBC is not None:
         LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def own_session() -> dict[str, Any]:
+    """Arguments of Popen for a child that Ctrl-C in this terminal does not reach, and that ends with this process."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True, "preexec_fn": die_with_parent}

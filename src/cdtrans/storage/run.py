@@ -1,6 +1,5 @@
 """The run folder. One process owns it at a time, and every file in it is written completely or not at all."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -8,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import yaml
@@ -16,6 +15,7 @@ import yaml
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.environment import environment
+from cdtrans.runtime.locks import Lock, try_lock
 from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.storage.files import atomic, disk_full, intact, is_disk_full
 from cdtrans.storage.run_folder import CONFIG, RESULT, TIMINGS, check_folder
@@ -26,7 +26,7 @@ LATER = ("found", "pixels")  # what data.json of the first runs lacks
 class Run:
     """`Run.open` creates a folder or resumes an unfinished one; `close` releases it."""
 
-    def __init__(self, folder: Path, lock: IO[str] | None) -> None:
+    def __init__(self, folder: Path, lock: Lock | None) -> None:
         self.folder = folder
         self._lock = lock  # None for a rank that only reads
         self._closing = ExitStack()
@@ -141,16 +141,13 @@ class Run:
             os.truncate(self.folder / "log.jsonl", size)
 
 
-def lock_folder(folder: Path) -> IO[str]:
-    """The folder is this process's until the file is closed."""
-    lock = open(folder / ".lock", "w")  # noqa: SIM115 (the caller closes it)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
+def lock_folder(folder: Path) -> Lock:
+    """The folder is this process's until the lock is closed."""
+    lock = try_lock(folder / ".lock")
+    if lock is None:
         raise CdtransError(
             f"Another process is working on the run folder '{folder}'; wait until it ends, or use another folder."
-        ) from error
+        )
     return lock
 
 

@@ -1,0 +1,38 @@
+"""Locks between processes, on any system: a file that one process holds until it closes the lock or ends."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+
+class Lock:
+    """A lock that this process has."""
+
+    def __init__(self, held: "BaseFileLock") -> None:
+        self._held = held
+
+    def close(self) -> None:
+        self._held.release(force=True)
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def try_lock(file: Path) -> Lock | None:
+    """None if it is taken, by this process too."""
+    from filelock import FileLock, Timeout  # takes a tenth of a second, which a wrong flag need not wait for
+
+    held = FileLock(file, thread_local=False)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        return None
+    return Lock(held)
