@@ -243,6 +243,11 @@ BEST: dict[str, Any] = {
     **{"optimizer": "adamw", "lr": 4e-4, "weight_decay": 0.05, "bias_lr_factor": 1.0, "source_lr": 1e-3},
     "layer_decay": 0.75,
 }
+WERE_OPTIONS = {  # settings that were options of these methods, and their defaults then
+    "cotraining": {"layer_decay": 0.75},
+    "dann": {"backbone_rate": 1.0},
+    "mstn": {"backbone_rate": 1.0},
+}
 EFFORTS: dict[str, dict[str, Any]] = {
     "full": {},
     "quick": {"epochs": 4, "method_args": {"length": 0.25}},
@@ -316,9 +321,10 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
         values = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
         values["method"] = "ground_truth" if pairing == "ground_truth" else "sampled_pairs"
     values = with_method_args(values)
-    if values.get("method") == BEST["method"] and "layer_decay" not in values:  # it was an option of the method
-        options = dict(values.get("method_args", {}))
-        values |= {"layer_decay": options.pop("layer_decay", BEST["layer_decay"]), "method_args": options}
+    for name, default in WERE_OPTIONS.get(str(values.get("method")), {}).items():
+        if name not in values:
+            options = dict(values.get("method_args", {}))
+            values |= {name: options.pop(name, default), "method_args": options}
     return values
 
 

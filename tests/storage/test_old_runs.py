@@ -73,6 +73,14 @@ def test_layer_decay_was_an_option_of_cotraining(options: dict[str, float]) -> N
     assert now["method_args"].get("graph") == options.get("graph")
 
 
+@pytest.mark.parametrize("method", ["dann", "mstn"])
+def test_the_backbone_s_rate_was_an_option_of_two_methods(tmp_path: Path, method: str) -> None:
+    (tmp_path / "config.yaml").write_text(f"method: {method}\nmethod_args: {{backbone_rate: 0.1}}\n")
+    check_folder(tmp_path, make_config({"method": method, "backbone_rate": 0.1}), resolved=False)
+    with error_says("another run", "backbone_rate: 0.1 there, 1.0 now"):
+        check_folder(tmp_path, make_config({"method": method}), resolved=False)
+
+
 @pytest.mark.parametrize("pairing", ["sampled", "sampled_true"])
 def test_pairs_made_with_labels_are_a_method_now(pairing: str) -> None:
     assert upgraded(OLD | {"pairing": pairing})["method"] == "sampled_pairs"
