@@ -37,6 +37,7 @@ def healthy(task: Task) -> Path:
     ended = cdtrans(*task.adapt(out))
     assert ended.code == 0, ended.err
     assert re.search(r"(?i)estimated accuracy .*\d+%", ended.out)
+    assert "the adapted model is better than the source-only one" in ended.out
     return out
 
 

@@ -83,10 +83,11 @@ def finish(
 
 
 def show(run: Path, result: dict[str, Any], screen: Screen) -> None:
-    """The guard's paragraph, if it has something to say, the estimate, and what fewer labels would gain."""
+    """The guard's verdict, the estimate, and what fewer labels would gain."""
     guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
-    if guard.get("findings") or guard.get("warning") or guard.get("start"):
-        screen.warn(explanation(run, result))
+    tell = screen.warn if guard.get("findings") or guard.get("warning") or guard.get("start") else screen.say
+    if verdict := explanation(run, result):
+        tell(verdict)
     if estimated:
         screen.say(estimated["sentence"])
     if estimated and estimated["low"] is not None and not estimated.get("harm"):
