@@ -342,6 +342,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--compared", nargs="+", default=[], help="NAME=DIR of a benchmark with several methods")
     arguments = parser.parse_args()
+    if arguments.rows is None and arguments.out is None:
+        parser.error("--out is missing")
     if arguments.compared:
         named = (pair.split("=", 1) for pair in arguments.compared)
         rows = [row for name, folder in named for row in compared(name, Path(folder))]
@@ -366,7 +368,8 @@ def main() -> None:
         futures = [pool.submit(run, task, shlex.split(flags.get(task.data, "")), arguments.out) for task in tasks]
         for future in futures:
             future.result()
-    tables([json.loads(file.read_text()) for file in sorted(arguments.out.glob("*.json"))])
+    read = [json.loads(file.read_text()) for file in sorted(arguments.out.glob("*.json"))]
+    tables([row for rows in read for row in (rows if isinstance(rows, list) else [rows])])  # a list: of --compared
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from cdtrans.errors import CdtransError, DiskFull
 from cdtrans.storage.files import atomic, csv_line, disk_full, intact, is_disk_full, replace_folder
@@ -136,3 +137,8 @@ def test_whatever_goes_wrong_with_a_file_names_it(error: Exception, words: list[
 def test_too_little_memory_is_not_damage() -> None:
     with pytest.raises(MemoryError), intact(Path("x.json"), "go home"):
         raise MemoryError
+
+
+def test_a_full_gpu_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
+    with error_says("GPU", "memory", "state.pt'", "same command again"), intact(tmp_path / "state.pt", "start again"):
+        raise torch.OutOfMemoryError("CUDA out of memory")

@@ -45,6 +45,10 @@ def intact(file: Path, advice: str) -> Iterator[None]:
     except OSError as error:
         raise CdtransError(f"'{file}' cannot be read ({error.strerror or error}); {advice}.") from error
     except Exception as error:  # libraries raise almost anything on bytes that they did not write
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU that other processes use too
+            raise CdtransError(
+                f"The GPU has too little memory for what '{file}' holds; free some and run the same command again."
+            ) from error
         kind = "" if isinstance(error, Misfit) else f"{type(error).__name__}: "
         cause = f"{kind}{' '.join(str(error).split())[:80]}".rstrip(": .")
         raise CdtransError(f"'{file}' is damaged ({cause}); {advice}.") from error
