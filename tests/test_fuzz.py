@@ -22,7 +22,7 @@ import typer
 import yaml
 
 from cdtrans.cli import entry
-from cdtrans.report import gallery, page
+from cdtrans.reporting import gallery, page
 from cdtrans.storage.run import Run
 from cdtrans.training.state import Loop
 
