@@ -82,7 +82,7 @@ def run_session(
         screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
         warn_about_threads(out, config, screen)
     else:
-        for line in decided(config, out):
+        for line in opening(config, out):
             screen.say(line)
     assert isinstance(config.resize, int), "the configuration has been resolved"
     source_pixels, source_bad = no_pixels(config.resize), Skipped()
@@ -302,7 +302,7 @@ def show_finished(out: Path, found: dict[str, str], config: Config, screen: Scre
     show(out, read_result(out), screen)
 
 
-def decided(config: Config, out: Path) -> list[str]:
+def opening(config: Config, out: Path) -> list[str]:
     """What a run is about to do, in a few lines."""
     recipe = f"recipe {config.recipe}, effort {config.effort}" if config.recipe == "best" else f"recipe {config.recipe}"
     stage_1 = (
