@@ -304,16 +304,20 @@ def show_finished(out: Path, found: dict[str, str], config: Config, screen: Scre
 
 def opening(config: Config, out: Path) -> list[str]:
     """What a run is about to do, in a few lines."""
+
+    def epochs(count: int) -> str:
+        return f"{count} epoch{'s' * (count > 1)}"
+
     recipe = f"recipe {config.recipe}, effort {config.effort}" if config.recipe == "best" else f"recipe {config.recipe}"
     stage_1 = (
-        "a probe on the source" if config.source_fit == "probe" else f"{config.source_epochs} epochs on the source"
+        "a probe on the source" if config.source_fit == "probe" else f"{epochs(config.source_epochs)} on the source"
     )
     if config.source_model:
         stage_1 = f"the source-only model of '{config.source_model}'"
     origin = "timm's weights" if config.pretrained else "from scratch"
     origin = f"the weights '{config.weights}'" if config.weights else origin
     return [
-        f"{recipe}: {stage_1}, then {config.epochs} epoch{'s' * (config.epochs > 1)} of {config.method}",
+        f"{recipe}: {stage_1}, then {epochs(config.epochs)} of {config.method}",
         f"backbone {config.backbone} at {config.crop} pixels, {origin}",
         f"on {config.device} in {config.precision}, seed {config.seed}",
         f"all settings: {out / CONFIG}",
