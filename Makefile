@@ -2,6 +2,7 @@
 # make test-fast  For daily work: ruff, the import contracts, and every test that needs no training run.
 # make test       Everything: ruff, the import contracts, mypy and every test.
 # make lint       The same without the tests.
+# make docs       The documentation site, in site/; a broken link is an error.
 #
 # A test that trains a model, waits for processes or a browser, or takes seconds is marked `slow`; tests/conftest.py
 # marks those that use the fixture `finished`. Two processes share the tests, file by file; WORKERS=0 runs them in one.
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast lint style bench clean
+.PHONY: demo test test-fast lint style bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/cdtrans demo
@@ -34,6 +35,10 @@ style: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	for b in train_step pair_search decode predict pipeline; do $(BIN)/python benchmarks/$$b.py || exit 1; done
+
+docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info

@@ -476,8 +476,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(task: Task, out: P
     assert (written["crop"], written["flip"]) == (28, 0)  # of the preset
     assert (written["resize"], written["batch_size"]) == (30, 8)  # of the file
     assert (written["epochs"], written["source_epochs"]) == (1, 1)  # of the flags
-    printed = yaml.safe_load(ended.out[ended.out.index("\nsource: /") : ended.out.index("\nNo source image is held")])
-    assert printed == written
+    assert "on the source, then 1 epoch of cdtrans" in ended.out
 
 
 def test_the_file_may_name_the_run_folder_and_the_preset_and_flags_win(task: Task, out: Path) -> None:

@@ -106,7 +106,9 @@ def test_adapt_then_eval_then_predict(adapted: tuple[Task, Ended]) -> None:
     assert told.items() >= {"run": "runs/adapt", "chosen_epoch": 1, "harm": False}.items()
     assert 0 <= told["estimate"][0] < told["estimate"][1] <= 1
     assert says(ended.err, "source: 24 images", "3 classes", "target: 21 images")
-    assert "epochs: 1\n" in ended.err  # the resolved configuration is shown
+    assert says(
+        ended.err, "then 1 epoch of cdtrans", "at 16 pixels", "on cpu in fp32", "config.yaml"
+    )  # what was decided
     assert says(ended.err, "expected to be right", "of all labels", "of the surest", "--keep")
     config = yaml.safe_load((here / "runs/adapt/config.yaml").read_text())
     assert (config["epochs"], config["source_epochs"], config["batch_size"]) == (1, 3, 8)

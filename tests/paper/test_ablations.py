@@ -547,7 +547,7 @@ def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> No
     assert all(verb in shown for verb in ("losses", "pseudo-labels", "noise", "attention", "theory"))
     assert "with-key" not in shown, "a row of a table, not a way to adapt"
     for ablation, other in ((LOSSES, PSEUDO_LABELS), (PSEUDO_LABELS, LOSSES)):
-        shown = warm().run(["ablate", ablation.name, "--help-all"], tmp_path).out.replace("[no-]", "")
+        shown = warm().run(["ablate", ablation.name, "--help-all"], tmp_path).out.replace("--[no-]", "--")
         assert "--key" in shown
         assert "--source-epochs" in shown
         assert not [name for name in {*ablation.varied, "method"} if f"--{name.replace('_', '-')} " in shown]

@@ -47,7 +47,7 @@ def test_the_guides_example_says_what_predict_says(finished, tmp_path: Path) -> 
     assert (exported.format, exported.classes, exported.checked) == ("onnx", 3, 8)
     assert 0 <= exported.difference < 1e-5
     with open(finished.run / "predictions.csv", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+        rows = list(csv.DictReader(lines))[::3]
     example = block("flowers.onnx").replace('"new.jpg"', "path")
     one = "\n".join(f"    {line}" for line in example.splitlines())
     program = f"import sys\nfor path in sys.argv[1:]:\n{one}\n"

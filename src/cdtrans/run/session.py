@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from cdtrans.config import Config, check_options, is_method_file, make_config, settle
 from cdtrans.data.batches import Images, LabelledImages
@@ -86,7 +85,7 @@ def run_session(
         screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
         warn_about_threads(out, config, screen)
     else:
-        for line in yaml.safe_dump(config.to_dict(), sort_keys=False).splitlines():
+        for line in opening(config, out):
             screen.say(line)
     assert isinstance(config.resize, int), "the configuration has been resolved"
     source_pixels, source_bad = no_pixels(config.resize), Skipped()
@@ -304,6 +303,28 @@ def show_finished(out: Path, found: dict[str, str], config: Config, screen: Scre
     if config.report and is_main():
         add_report(out, screen)
     show(out, read_result(out), screen)
+
+
+def opening(config: Config, out: Path) -> list[str]:
+    """What a run is about to do, in a few lines."""
+
+    def epochs(count: int) -> str:
+        return f"{count} epoch{'s' * (count > 1)}"
+
+    recipe = f"recipe {config.recipe}, effort {config.effort}" if config.recipe == "best" else f"recipe {config.recipe}"
+    stage_1 = (
+        "a probe on the source" if config.source_fit == "probe" else f"{epochs(config.source_epochs)} on the source"
+    )
+    if config.source_model:
+        stage_1 = f"the source-only model of '{config.source_model}'"
+    origin = "timm's weights" if config.pretrained else "from scratch"
+    origin = f"the weights '{config.weights}'" if config.weights else origin
+    return [
+        f"{recipe}: {stage_1}, then {epochs(config.epochs)} of {config.method}",
+        f"backbone {config.backbone} at {config.crop} pixels, {origin}",
+        f"on {config.device} in {config.precision}, seed {config.seed}",
+        f"all settings: {out / CONFIG}",
+    ]
 
 
 def warn_about_threads(out: Path, config: Config, screen: Screen) -> None:
