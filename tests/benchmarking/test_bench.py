@@ -579,11 +579,11 @@ class TestSettings:
         file.write_text("rebuild_every: 5\n")
         how = {"method": "cotraining,dann", "start": "authors"}
         plan = self.plan(mini, monkeypatch, out=tmp_path / "a", **how)
-        assert [schedule(recipe.config) for recipe in plan.recipes] == [[10, 1, 1], [10, 3, 3]]
+        assert [schedule(recipe.config) for recipe in plan.recipes] == [[10, 1, 1], [10, 10, 3]]
         assert plan.recipes[1].config.source_epochs == 10
-        assert schedule(plan.shared) == [10, 3, 3]
+        assert schedule(plan.shared) == [10, 10, 3]
         plan = self.plan(mini, monkeypatch, out=tmp_path / "b", epochs=40, config=file, **how)
-        assert schedule(plan.recipes[1].config) == [40, 3, 5]
+        assert schedule(plan.recipes[1].config) == [40, 10, 5]
         plan = self.plan(mini, monkeypatch, out=tmp_path / "c", method="dann")
         assert schedule(plan.recipes[0].config) == [40, 10, 10], "one method is as its authors' scripts"
 

@@ -179,6 +179,17 @@ def test_a_rate_is_relative_to_the_learning_rate_in_every_epoch_and_0_is_none(ep
     assert lrs[id(module.network["head"].weight)] == 0
 
 
+@pytest.mark.parametrize("adapting", [True, False])
+def test_a_stage_2_as_long_as_its_warm_up_rises_to_the_middle(adapting: bool) -> None:
+    """Stage 1 of the authors is as long as its warm-up and rises to the end."""
+    module = Critical()
+    config = make_config({"precision": "fp32", "warmup_epochs": 10})
+    network: Any = module.network if adapting else None
+    made = Optimisation(module, config, lr=1.0, epochs=10, device=CPU, network=network)
+    rates = [made.start_epoch(epoch) for epoch in range(1, 11)]
+    assert rates.index(max(rates)) == (5 if adapting else 8)
+
+
 def test_early_layers_learn_more_slowly_whatever_the_method() -> None:
     """A method's own factor counts too; the authors' recipe has one rate."""
     backbone = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=0)

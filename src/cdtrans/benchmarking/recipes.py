@@ -23,7 +23,7 @@ from cdtrans.run.stage_1 import initial_network
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # those with presets
 ALL = "all"  # as --method
 SHORTER = 4  # stage 2 of the authors' recipe is so many times shorter in a comparison: 10 epochs, as the best recipe's
-SHORTENED = ("epochs", "warmup_epochs", "rebuild_every")
+SHORTENED = ("epochs", "rebuild_every")
 OWN_START = (BEST["method"], EFFORTS["instant"]["method"])  # methods of the best recipe
 
 

@@ -128,6 +128,7 @@ class Optimisation:
         of_method = [p for p in self.parameters if id(p) not in inner]
         self.clipped = [group for group in (of_network, of_method) if group]
         self.lr, self.epochs, self.config, self.device = lr, epochs, config, device
+        self.adapting = network is not None  # stage 2
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=config.precision == "fp16")
         self.taken = torch.zeros((), dtype=torch.long, device=device)  # steps of this epoch
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)  # the first whose loss was not finite
@@ -137,6 +138,8 @@ class Optimisation:
     def start_epoch(self, epoch: int, steps_taken: int = 0) -> float:
         """Set the epoch's rates; the rate of the weights is returned for people to see."""
         warmup = self.config.warmup_epochs
+        if self.adapting and self.epochs == warmup:
+            warmup += 1  # so that it counts as a short run; else the rate would rise to the end, as in their stage 1
         self.taken.fill_(steps_taken)
         if self.config.schedule == "cosine":
             return self.lr * cosine_rate((epoch - 0.5) / self.epochs, warmup / self.epochs)  # in its middle
