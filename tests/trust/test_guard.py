@@ -82,6 +82,16 @@ def test_support_that_falls(changed: int, verdict: str, pretrained: bool) -> Non
     assert names(back) == [], "what rises does not fall"
 
 
+@pytest.mark.parametrize(("learnable", "images"), [(guard.TELLING - 0.01, 600), (0.9, guard.MANY - 4)])
+def test_weak_features_or_few_images_are_not_decisive(learnable: float, images: int) -> None:
+    target = TARGET[:images]
+    moved = impression_of(torch.where(torch.arange(images) < 0.6 * images, (target + 1) % 6, target), classes=6)
+    before = impression_of(target, classes=6)
+    measures = judge_adapted(before, moved, evidence_of(target, classes=6, learnable=learnable, pretrained=True))
+    assert "support fell" in names(measures)
+    assert decide(measures, guard=True).verdict == "unknown"
+
+
 def test_what_speaks_against_the_start_speaks_against_the_end() -> None:
     assert "source not learnt" in names(judge_adapted(healthy(0.2), healthy(0.2), evidence()))
 

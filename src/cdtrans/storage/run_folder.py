@@ -25,6 +25,7 @@ TARGET_LABELS = "target_labels.csv"  # of the target images that the run was tra
 OWN = {  # what a run consists of: files and folders that no verb may write to at a user's wish
     *(CONFIG, RESULT, EVALUATION, PREDICTIONS, TARGET_LABELS, "data.json", "environment.json", "images.csv", ".lock"),
     *("log.jsonl", "timings.jsonl", "logits.npz", "views.npz", "evidence.npz", "answers.json", "report.html"),
+    *("tensorboard", "wandb", "mlflow-run.txt"),
     *("source", "adapted", "last", "pairs", "predictions", "state"),
 }
 MODELS = ("chosen", "adapted", "last", "source")

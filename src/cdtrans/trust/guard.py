@@ -28,6 +28,7 @@ LEARNABLE = 0.2  # of the way from chance to always right, cross-validated; shuf
 FORGOTTEN, LOST = 0.9, 0.5  # shares of the accuracy on the source that are kept; below the second, target's is gone too
 CHANCE = 0.05  # support by the nearest ten images, of models that have lost all they knew
 FELL, FELL_FAR = 0.03, 0.25  # what the adapted model has less of the nearest ten images' support; the second is harm
+TELLING, MANY = 0.7, 100  # accuracy of a probe on the source, target images: from there on a far fall is harm
 SUPPORTED = 0.3  # support less SHIFT_COUNTS times the shift of the class shares
 SHIFT_COUNTS = 1.5
 FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later ones have
@@ -98,7 +99,7 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
         -FELL,
         f"the labels of the nearest ten source images support {max(0.0, found.mean):.0%} of the predictions, and "
         f"{at_start.mean:.0%} of the source-only model's",
-        decisive=gained < -FELL_FAR,
+        decisive=gained < -FELL_FAR and telling(after, evidence),
     )
     return [
         *judge_source(before, evidence),
@@ -130,6 +131,12 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
             "than the source, but also for one that is far from it",
         ),
     ]
+
+
+def telling(after: Impression, evidence: Evidence) -> bool:
+    """Whether a fall of support is decisive: features that know the source's classes, and more images than chance moves
+    by as much. The runs that the limit comes from were like that."""
+    return float(evidence.learnable) >= TELLING and len(after.predicted) >= MANY
 
 
 def not_checked() -> Measure:
