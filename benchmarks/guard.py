@@ -159,8 +159,9 @@ def run(task: Task, flags: list[str], out: Path) -> None:
     found: dict[str, Any] = task._asdict() | {"verdict": result["guard"]["verdict"]}
     found |= {"source": str(task.source), "target": str(task.target), "estimate": result["estimate"]}
     if "adapted" in result["support"]:
-        kept = next(m["found"] for m in result["guard"]["measures"] if m["name"] == "source forgotten")
-        found |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"], "kept": kept}
+        measured = {m["name"]: m["found"] for m in result["guard"]["measures"]}
+        found |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
+        found |= {"kept": measured["source forgotten"], "learnable": measured["labels not learnable"]}
         found |= {"features": result["evidence_features"]}
     found |= {"before": 0.0, "after": 0.0, "calibration": None}
     if scored:
@@ -191,6 +192,7 @@ def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
         row |= {"before": history[0], "after": history[result["judged_epoch"]], "calibration": None}
         row |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         row |= {"kept": measured["source forgotten"], "features": "pretrained"}
+        row |= {"learnable": measured["labels not learnable"]}
         verdict = "unknown" if not passes(row) else "better"
         broken = row["mean"] < guard.CHANCE or row["start"] - row["mean"] > guard.FELL_FAR or row["kept"] < guard.LOST
         row["verdict"] = "harm" if broken else verdict
