@@ -1,6 +1,7 @@
 """Export: the chosen model for other programs, as the guide says it is used, and nothing that differs from it."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -10,20 +11,19 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
 import cdtrans
 from cdtrans.serving import export as module
+from cdtrans.serving import exported as exported_module
 from cdtrans.serving import portable
 from cdtrans.storage.card_file import read_card, write_card
 from support import error_says
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
-needs_onnx = pytest.mark.skipif(
-    not all(map(find_spec, module.ONNX_PACKAGES)), reason="onnx, onnxscript and onnxruntime are not all installed"
-)
 
 
 def block(beginning: str) -> str:
@@ -40,9 +40,16 @@ def turned(file: Path, folder: Path) -> Path:
     return folder / file.name
 
 
-@needs_onnx
-def test_the_guides_example_says_what_predict_says(finished, tmp_path: Path) -> None:
-    exported = cdtrans.export(finished.run, tmp_path / "flowers.onnx")
+@pytest.fixture(scope="module")
+def flowers(finished, tmp_path_factory: pytest.TempPathFactory) -> cdtrans.Exported:
+    """The finished run as an ONNX file, which takes seconds to write."""
+    if not all(map(find_spec, module.ONNX_PACKAGES)):
+        pytest.skip("onnx, onnxscript and onnxruntime are not all installed")
+    return cdtrans.export(finished.run, tmp_path_factory.mktemp("onnx") / "flowers.onnx")
+
+
+def test_the_guides_example_says_what_predict_says(finished, flowers, tmp_path: Path) -> None:
+    exported = dataclasses.replace(flowers, file=Path(shutil.copy(flowers.file, tmp_path)))
     assert exported.file.stat().st_size == exported.bytes
     assert (exported.format, exported.classes, exported.checked) == ("onnx", 3, 8)
     assert 0 <= exported.difference < 1e-5
@@ -155,3 +162,71 @@ def test_the_promised_json(finished, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told.keys() == {"file", "format", "model", "classes", "bytes", "checked", "difference"}
     assert (told["file"], told["bytes"]) == (str(file), file.stat().st_size)
+
+
+def test_an_onnx_file_is_read_as_the_run_is(finished, flowers, tmp_path: Path) -> None:
+    answers = {}
+    for name, place in {"run": finished.run, "file": flowers.file}.items():
+        told = cdtrans.predict(place, finished.task.target, csv=tmp_path / f"{name}.csv", top=2, abstain=0.5)
+        with open(tmp_path / f"{name}.csv", newline="") as lines:
+            answers[name] = list(csv.DictReader(lines)), told
+    (rows, told), (expected, expected_told) = answers["file"], answers["run"]
+    assert [row.keys() for row in rows] == [row.keys() for row in expected]
+    assert told.kept == expected_told.kept
+    for row, other in zip(rows, expected, strict=True):
+        assert [row[k] for k in ("path", "label", "label_2")] == [other[k] for k in ("path", "label", "label_2")]
+        assert float(row["probability"]) == pytest.approx(float(other["probability"]), abs=1e-5)
+    loaded, classifier = cdtrans.load(flowers.file), cdtrans.load(finished.run)
+    assert (loaded.classes, loaded.name) == (classifier.classes, classifier.name)
+    probabilities = loaded.predict_proba(finished.task.target)
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(finished.task.target), atol=1e-5)
+
+
+def test_exported_weights_are_read_as_the_run_is(finished, tmp_path: Path) -> None:
+    file = cdtrans.export(finished.run, tmp_path / "flowers.safetensors").file
+    loaded, classifier = cdtrans.load(file), cdtrans.load(finished.run)
+    probabilities = loaded.predict_proba(finished.task.target)
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(finished.task.target), atol=1e-5)
+    assert repr(loaded) == repr(classifier)
+
+
+@pytest.mark.parametrize("options", [{"keep": 0.5}, {"accuracy": 0.9}, {"unknown": True}, {"model": "source"}])
+def test_what_needs_a_run_is_refused_for_a_file(tmp_path: Path, options: dict) -> None:
+    with error_says(f"--{next(iter(options))}", "needs a run folder", "flowers.onnx"):
+        cdtrans.predict(tmp_path / "flowers.onnx", tmp_path, **options)
+
+
+def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
+    with error_says("no features", "load the run"):
+        cdtrans.load(flowers.file).embed([])
+    with error_says("ONNX", "CPU", "--device cuda"):
+        cdtrans.load(flowers.file, device="cuda")
+
+
+def test_files_that_no_export_wrote_are_told(finished, flowers, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    with error_says("nowhere.onnx", "does not exist", "cdtrans export"):
+        cdtrans.load(tmp_path / "nowhere.onnx")
+    for broken in (b"", b"no graph", flowers.file.read_bytes()[:-50]):
+        (tmp_path / "broken.onnx").write_bytes(broken)
+        with error_says("broken.onnx", "damaged", "export it again"):
+            cdtrans.load(tmp_path / "broken.onnx")
+    with error_says("model.safetensors", "not written by 'cdtrans export'", "classes"):
+        cdtrans.load(finished.run / "adapted" / "model.safetensors")
+    graph = onnx.load(flowers.file)
+    facts = {entry.key: entry for entry in graph.metadata_props}
+    facts["classes"].value = json.dumps(["one", "two"])
+    onnx.save(graph, tmp_path / "other.onnx")
+    with error_says("other.onnx", "damaged"):
+        cdtrans.load(tmp_path / "other.onnx")
+    del graph.metadata_props[:]
+    onnx.save(graph, tmp_path / "foreign.onnx")
+    with error_says("foreign.onnx", "not written by 'cdtrans export'", "classes"):
+        cdtrans.load(tmp_path / "foreign.onnx")
+
+
+def test_reading_onnx_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exported_module, "find_spec", lambda name: None)
+    (tmp_path / "flowers.onnx").touch()
+    with error_says("onnxruntime", "pip install cdtrans[onnx]"):
+        cdtrans.load(tmp_path / "flowers.onnx")
