@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -10,16 +11,30 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
+import timm
+import torch
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from PIL import Image
 from safetensors.torch import load_file
 
 import cdtrans
+from cdtrans.runtime.screen import Screen
 from cdtrans.serving import export as module
 from cdtrans.serving import exported as exported_module
 from cdtrans.serving import portable
+from cdtrans.serving.hub import upload
+from cdtrans.serving.hub_folder import crop_share
 from cdtrans.storage.card_file import read_card, write_card
 from support import error_says
 
@@ -230,3 +245,169 @@ def test_reading_onnx_says_what_to_install(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "flowers.onnx").touch()
     with error_says("onnxruntime", "pip install cdtrans[onnx]"):
         cdtrans.load(tmp_path / "flowers.onnx")
+
+
+@pytest.fixture
+def quick_onnx(flowers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph that was written before, where another would be the same."""
+    monkeypatch.setattr(portable, "onnx_file", lambda model, card: flowers.file.read_bytes())
+
+
+def test_timm_loads_a_hub_folder_with_its_transform(finished, quick_onnx, tmp_path: Path) -> None:
+    """A picture that is not square, too: it is squashed, as cdtrans does."""
+    folder = tmp_path / "a new" / "folder"
+    exported = cdtrans.export(finished.run, folder, to="hub-folder")
+    assert sorted(os.listdir(folder)) == ["README.md", "config.json", "model.onnx", "model.safetensors"]
+    assert os.listdir(folder.parent) == ["folder"]
+    assert (exported.format, exported.classes) == ("hub-folder", 3)
+    assert exported.bytes == sum(file.stat().st_size for file in folder.iterdir())
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert list(model.pretrained_cfg["label_names"]) == ["blue", "green", "red"]
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    images = [Image.open(file).convert("RGB") for file in sorted(finished.task.target.iterdir())[:6]]
+    images.append(images[0].resize((50, 23)))
+    with torch.inference_mode():
+        probabilities = model(torch.stack([transform(image) for image in images])).softmax(dim=1).numpy()
+    expected = cdtrans.load(finished.run).predict_proba(images)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    np.testing.assert_allclose(cdtrans.load(folder).predict_proba(images), expected, atol=1e-5)
+    (folder / "model.safetensors").unlink()
+    np.testing.assert_allclose(cdtrans.load(folder).predict_proba(images), expected, atol=1e-5)
+
+
+def test_timm_resizes_to_the_size_of_the_run() -> None:
+    for resize in range(20, 520):
+        for crop in {16, 20, resize - 7, resize * 7 // 8, resize}:
+            assert math.floor(crop / crop_share(crop, resize)) == resize
+
+
+def test_the_model_card_says_what_matters_and_no_path(
+    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph, which would have another temperature
+    run, folder = tmp_path / "run", tmp_path / "hub"
+    shutil.copytree(finished.run, run)
+    backbone = read_card(run / "adapted")["backbone"]
+    write_card(run / "adapted", read_card(run / "adapted") | {"weights": backbone, "temperature": 1.25})
+    result = json.loads((run / "result.json").read_text())
+    cdtrans.export(run, folder, to="hub-folder")
+    card = (folder / "README.md").read_text()
+    for words in (
+        *("license: apache-2.0\n", "'source', 24 labelled images", "'target', 21 unlabelled images", "method cdtrans"),
+        *(backbone, "licensed apache-2.0", result["guard"]["opening"], result["estimates"]["adapted"]["sentence"]),
+        *("temperature 1.250", "recipe authors", 'timm.create_model("local-dir:FOLDER"', "| green | 8 |"),
+    ):
+        assert words in card
+    for file in folder.iterdir():
+        assert str(finished.task.folder).encode() not in file.read_bytes()
+        assert str(tmp_path).encode() not in file.read_bytes()
+    cdtrans.export(run, folder, to="hub-folder", model="source")
+    card = (folder / "README.md").read_text()
+    assert "source-only (not adapted)" in card
+    assert "license:" not in card, "it was trained from scratch"
+
+
+def test_a_model_that_timm_cannot_hold_has_a_graph_and_a_card(
+    finished, quick_onnx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(portable, "why_not_timm", lambda model, card: "It is odd")
+    cdtrans.export(finished.run, tmp_path / "hub", to="hub-folder", screen=Screen(quiet=True))
+    assert sorted(os.listdir(tmp_path / "hub")) == ["README.md", "model.onnx"]
+    assert "without config.json and model.safetensors: It is odd." in capsys.readouterr().err
+    assert "timm" not in (tmp_path / "hub" / "README.md").read_text()
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with error_says("nothing to export", "It is odd", "pip install cdtrans[onnx]"):
+        cdtrans.export(finished.run, tmp_path / "hub", to="hub-folder")
+    assert sorted(os.listdir(tmp_path / "hub")) == ["README.md", "model.onnx"], "as it was"
+    assert os.listdir(tmp_path) == ["hub"]
+
+
+def test_a_hub_folder_replaces_no_other(finished, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with error_says("thesis.txt", "--out"):
+        cdtrans.export(finished.run, tmp_path, to="hub-folder")
+    with error_says("hub-foldr", "did you mean 'hub-folder'"):
+        cdtrans.export(finished.run, tmp_path / "hub", to="hub-foldr")
+
+
+def answer(status: int) -> Any:
+    """Of the hub, by whatever library huggingface_hub talks to it."""
+    return SimpleNamespace(status_code=status, headers={}, request=None)
+
+
+class Hub:
+    """Stands in for the Hugging Face hub: repositories are folders."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.private = place, False
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> None:
+        assert exist_ok
+        self.private = private
+        (self.place / name).mkdir(parents=True)
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        shutil.copytree(folder_path, self.place / repo_id, dirs_exist_ok=True)
+
+    def snapshot_download(self, name: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
+        if revision or not (self.place / name).exists():
+            raise (RevisionNotFoundError if revision else RepositoryNotFoundError)("no", response=answer(404))
+        return str(self.place / name)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def test_what_is_pushed_can_be_loaded(finished, quick_onnx, hub: Hub) -> None:
+    pushed = cdtrans.push(finished.run, "ada/flowers", private=True)
+    assert pushed.summary().keys() == {"name", "address", "model", "bytes"}
+    assert pushed.address == "https://huggingface.co/ada/flowers"
+    assert hub.private
+    readme = (hub.place / "ada" / "flowers" / "README.md").read_text()
+    assert 'cdtrans.load("hf://ada/flowers")' in readme
+    assert 'timm.create_model("hf-hub:ada/flowers"' in readme
+    files, expected = finished.task.target, cdtrans.load(finished.run).predict_proba(finished.task.target)
+    np.testing.assert_allclose(cdtrans.load("hf://ada/flowers").predict_proba(files), expected, atol=1e-5)
+    assert cdtrans.predict("hf://ada/flowers", files).images == len(expected)
+
+
+@pytest.mark.parametrize("name", ["flowers", "a/b/c", "a b/c", "/c", "../c", ""])
+def test_a_wrong_name_is_told_before_any_work(finished, hub: Hub, name: str) -> None:
+    with error_says(f"'{name}'", "USER/NAME"):
+        cdtrans.push(finished.run, name)
+    with error_says("no name of a repository", "USER/NAME"):
+        cdtrans.load(f"hf://{name}")
+    assert not hub.place.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionError("no route"), "connect to the network"),
+        (LocalTokenNotFoundError("no token"), "hf auth login"),
+        (HfHubHTTPError("no", response=answer(403)), "permitted"),
+        (HfHubHTTPError("no", response=answer(500)), "500"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(tmp_path: Path, hub: Hub, error: Exception, words: str) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    hub.create_repo = refuse  # type: ignore[method-assign]
+    with error_says("'ada/flowers' could not be uploaded", words):
+        upload(tmp_path, "ada/flowers", private=False)
+
+
+def test_what_the_hub_does_not_have_is_told(hub: Hub) -> None:
+    with error_says("'ada/flowers' could not be downloaded", "no such repository"):
+        cdtrans.load("hf://ada/flowers")
+    with error_says("'ada/flowers' could not be downloaded", "no such revision"):
+        cdtrans.load("hf://ada/flowers@old")
+    (hub.place / "ada" / "empty").mkdir(parents=True)
+    with error_says("hf://ada/empty", "neither model.safetensors nor model.onnx"):
+        cdtrans.load("hf://ada/empty")

@@ -11,7 +11,7 @@ from cdtrans.storage.run_folder import CARD, CONFIG
 
 SUFFIXES = (".onnx", ".safetensors")
 FILES = ("model.safetensors", "model.onnx")  # of a hub folder; the first that it has is loaded
-ON_HUB = re.compile(r"hf:/+(.*)")  # as a path 'hf://' has lost a slash
+ON_HUB = re.compile(r"hf:/*(.*)")  # as a path, 'hf://' has lost a slash
 
 
 def is_exported(place: str | Path) -> bool:

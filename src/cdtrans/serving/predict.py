@@ -103,9 +103,10 @@ def predict(
         run = exported_file(run)
     else:
         run = Path(run)
-        find_model(run, model)
     root, file = None if root is None else Path(root), Path(csv) if isinstance(csv, str | Path) else csv
     threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
+    if not is_exported(run):
+        find_model(run, model)
     check_places(images, root, file if isinstance(file, Path) else None)  # before torch is imported
     classifier = load(run, model=model, device=device, unknown=unknown)
     if warning := key_warning(run, classifier):
