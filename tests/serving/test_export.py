@@ -218,6 +218,14 @@ def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
         cdtrans.load(flowers.file, device="cuda")
 
 
+def test_predictions_do_not_replace_the_file_that_is_read(finished, tmp_path: Path) -> None:
+    file = cdtrans.export(finished.run, tmp_path / "flowers.safetensors").file
+    before = file.read_bytes()
+    with error_says("flowers.safetensors", "is what this command reads", "--csv"):
+        cdtrans.predict(file, finished.task.target, csv=file)
+    assert file.read_bytes() == before
+
+
 def test_files_that_no_export_wrote_are_told(finished, flowers, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     with error_says("nowhere.onnx", "does not exist", "cdtrans export"):
@@ -322,10 +330,18 @@ def test_a_model_that_timm_cannot_hold_has_a_graph_and_a_card(
     assert os.listdir(tmp_path) == ["hub"]
 
 
-def test_a_hub_folder_replaces_no_other(finished, tmp_path: Path) -> None:
+def test_a_hub_folder_replaces_no_other(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "thesis.txt").touch()
     with error_says("thesis.txt", "--out"):
         cdtrans.export(finished.run, tmp_path, to="hub-folder")
+    (tmp_path / "backbone").mkdir()
+    (tmp_path / "backbone" / "model.safetensors").touch()
+    with error_says("backbone", "did not write", "--out"):
+        cdtrans.export(finished.run, tmp_path / "backbone", to="hub-folder")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with error_says("'.' is the current folder", "--out"):
+        cdtrans.export(finished.run, ".", to="hub-folder")
     with error_says("hub-foldr", "did you mean 'hub-folder'"):
         cdtrans.export(finished.run, tmp_path / "hub", to="hub-foldr")
 

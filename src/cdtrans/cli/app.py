@@ -250,10 +250,10 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="FILE.onnx, or FILE.safetensors for timm (default: RUN/model.onnx); or a folder."),
+        typer.Option(help="FILE.onnx (default: RUN/model.onnx), FILE.safetensors for timm, or a hub folder (RUN/hub)."),
     ] = None,
     to: Annotated[
-        str, typer.Option(help="file, or hub-folder: weights for timm, ONNX and a model card (default: RUN/hub).")
+        str, typer.Option(help="file, or hub-folder: a folder of weights for timm, ONNX and a model card.")
     ] = "file",
     model: Model = "chosen",
     json: Json = False,

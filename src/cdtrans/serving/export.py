@@ -1,6 +1,7 @@
 """Export a run's classifier for programs without cdtrans: as an ONNX graph, as weights for timm, or as a folder for the
 Hugging Face hub with both. What is exported is checked against the model before it is handed over."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.hub_card import MADE_BY, hub_card
 from cdtrans.storage.card_file import read_card
 from cdtrans.storage.files import atomic, replace_folder
 from cdtrans.storage.run_folder import CARD, find_model, require_output
@@ -89,15 +91,15 @@ def export(
 def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: str | None = None) -> Exported:
     """config.json and model.safetensors for timm, model.onnx, and README.md, the model card; `name` is what the folder
     will be called on the hub. What cannot be made is left out with a warning."""
-    require_hub_folder(folder)
+    require_hub_folder(folder, run)
     with importing():
         from cdtrans.model.backbone import licence
         from cdtrans.serving.classifier import key_warning, load
-        from cdtrans.serving.hub_card import hub_card
         from cdtrans.serving.hub_folder import hub_config, read_folder, write_folder
         from cdtrans.serving.portable import facts, onnx_file, read_onnx, timm_file, why_not_timm
 
-    draft = folder.with_name(f".{folder.name}.draft")
+    final = Path(os.path.realpath(folder))
+    draft = final.with_name(f".{final.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
@@ -134,17 +136,24 @@ def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: 
         )
         (draft / "README.md").write_text(text, encoding="utf-8")
         size = sum(file.stat().st_size for file in draft.iterdir())
-        replace_folder(draft, folder)
+        replace_folder(draft, final)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Exported(folder, "hub-folder", classifier.name, len(card.classes), size, CHECKED, max(differences))
 
 
-def require_hub_folder(folder: Path) -> None:
-    """A new or empty folder, or one that was exported before."""
-    require_output(folder / "README.md", "model card", "--out")
-    if folder.is_dir() and (others := sorted({file.name for file in folder.iterdir()} - set(HUB_FILES))):
+def require_hub_folder(folder: Path, run: Path) -> None:
+    """A new or empty folder, or one that was exported before and is not the backbone that the run started from."""
+    card, backbone = folder / "README.md", str(read_card(run / "source").get("backbone", ""))
+    inputs = [Path(backbone.removeprefix("local-dir:"))] if backbone.startswith("local-dir:") else []
+    require_output(card, "model card", "--out", started_from(run), *inputs)
+    if folder.exists() and folder.samefile(Path.cwd()):
+        raise CdtransError(f"'{folder}' is the current folder, which would be replaced; choose another --out.")
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if others := sorted(names - set(HUB_FILES)):
         raise CdtransError(f"'{folder}' holds other files, such as '{others[0]}'; choose another --out.")
+    if names and not (card.is_file() and MADE_BY in card.read_text(encoding="utf-8", errors="replace")):
+        raise CdtransError(f"'{folder}' holds a model that 'cdtrans export' did not write; choose another --out.")
 
 
 def started_from(run: Path) -> Path | None:

@@ -14,6 +14,7 @@ from cdtrans.storage.run_folder import AGAIN, CONFIG, find_model, read_result
 if TYPE_CHECKING:
     from cdtrans.model.card import Card
 
+MADE_BY = "made by unsupervised domain adaptation with cdtrans"  # every card says so
 LISTED = 100  # classes in the table; config.json names all
 NOT_TRIED = "transformers' image-classification pipeline reads timm's config.json too; cdtrans has not tried it."
 
@@ -34,9 +35,8 @@ def hub_card(
         *_front_matter(licence, timm=weights),
         f"# {name.partition('/')[2] if name else 'Image classifier'}",
         "",
-        f"An image classifier of {len(card.classes)} classes, made by unsupervised domain adaptation with "
-        f"cdtrans {package_version('cdtrans')}: trained on labelled source images "
-        "and unlabelled target images, for images like the target's.",
+        f"An image classifier of {len(card.classes)} classes, {MADE_BY} {package_version('cdtrans')}: trained on "
+        "labelled source images and unlabelled target images, for images like the target's.",
         "",
         "## Data and training",
         "",

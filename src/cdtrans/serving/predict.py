@@ -97,16 +97,17 @@ def predict(
     if not isinstance(images, str | Path):
         raise CdtransError("The images to predict must be a path; for images in memory, use load(run).predict(images).")
     images, screen = Path(images), screen or Screen(quiet=quiet)
-    if is_exported(run):
+    exported = is_exported(run)
+    if exported:
         only_runs = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
         require_run(run, only_runs | {"model": model != "chosen"})
-        run = exported_file(run)
-    else:
-        run = Path(run)
+    run = exported_file(run) if exported else Path(run)
     root, file = None if root is None else Path(root), Path(csv) if isinstance(csv, str | Path) else csv
     threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
-    if not is_exported(run):
+    if not exported:
         find_model(run, model)
+    elif isinstance(file, Path):
+        require_output(file, "predictions", "--csv", run)
     check_places(images, root, file if isinstance(file, Path) else None)  # before torch is imported
     classifier = load(run, model=model, device=device, unknown=unknown)
     if warning := key_warning(run, classifier):
