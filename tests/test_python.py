@@ -58,7 +58,7 @@ def test_the_public_names() -> None:
         assert public.__name__ == name
         assert public.__doc__, name
         assert public.__module__.startswith("cdtrans.")
-    verbs = {"adapt", "answer", "ask", "bench", "check", "evaluate", "export", "load", "predict", "report"}
+    verbs = {"adapt", "answer", "ask", "bench", "check", "evaluate", "export", "load", "predict", "push", "report"}
     assert {name for name in cdtrans.__all__ if name.islower()} == verbs
     for name in ("Answered", "BenchResult", "Check", "Evaluation", "Exported", "Predicted", "Prediction", "Result"):
         assert getattr(cdtrans, name).__dataclass_params__.frozen

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cdtrans.serving.classifier import Classifier, Prediction, Predictions, load
     from cdtrans.serving.export import Exported, export
     from cdtrans.serving.predict import Predicted, predict
+    from cdtrans.serving.push import Pushed, push
 
 __all__ = [
     "Answered",
@@ -30,6 +31,7 @@ __all__ = [
     "Predicted",
     "Prediction",
     "Predictions",
+    "Pushed",
     "Result",
     "adapt",
     "answer",
@@ -40,6 +42,7 @@ __all__ = [
     "export",
     "load",
     "predict",
+    "push",
     "report",
 ]
 
@@ -66,6 +69,8 @@ _HOMES = {
     "Exported": "cdtrans.serving.export",
     "predict": "cdtrans.serving.predict",
     "Predicted": "cdtrans.serving.predict",
+    "push": "cdtrans.serving.push",
+    "Pushed": "cdtrans.serving.push",
 }
 
 

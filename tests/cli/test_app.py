@@ -119,8 +119,8 @@ class TestHelp:
         assert ended.err == ""
         commands = ended.out.split("Commands")[1]
         verbs = [line.split()[1] for line in commands.splitlines() if line.startswith("│ ") and line[2] != " "]
-        expected = ["adapt", "check", "eval", "predict", "export", "choose", "report", "demo", "cache", "ask", "answer"]
-        assert verbs == [*expected, "methods", "bench", "ablate"]
+        expected = ["adapt", "check", "eval", "predict", "export", "push", "choose", "report", "demo", "cache"]
+        assert verbs == [*expected, "ask", "answer", "methods", "bench", "ablate"]
         assert run("-h").out == ended.out
 
     def test_the_version_and_those_it_runs_with(self, run: Run) -> None:
@@ -177,7 +177,8 @@ class TestHelp:
 
     def test_the_flags_of_the_other_verbs_are_a_promise(self, run: Run) -> None:
         assert flags_of(run, "eval") == COMMON | SCORING
-        assert flags_of(run, "export") == COMMON | {"--out", "--model"}
+        assert flags_of(run, "export") == COMMON | {"--out", "--to", "--model"}
+        assert flags_of(run, "push") == COMMON | {"--private", "--model"}
         assert flags_of(run, "predict") == COMMON | SCORING | {
             "--csv",
             "--top",

@@ -1,7 +1,9 @@
 """Export: the chosen model for other programs, as the guide says it is used, and nothing that differs from it."""
 
 import csv
+import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -9,21 +11,34 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import huggingface_hub
+import numpy as np
 import pytest
+import timm
+import torch
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from PIL import Image
 from safetensors.torch import load_file
 
 import cdtrans
+from cdtrans.runtime.screen import Screen
 from cdtrans.serving import export as module
+from cdtrans.serving import exported as exported_module
 from cdtrans.serving import portable
+from cdtrans.serving.hub import upload
+from cdtrans.serving.hub_folder import crop_share
 from cdtrans.storage.card_file import read_card, write_card
 from support import error_says
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
-needs_onnx = pytest.mark.skipif(
-    not all(map(find_spec, module.ONNX_PACKAGES)), reason="onnx, onnxscript and onnxruntime are not all installed"
-)
 
 
 def block(beginning: str) -> str:
@@ -40,9 +55,16 @@ def turned(file: Path, folder: Path) -> Path:
     return folder / file.name
 
 
-@needs_onnx
-def test_the_guides_example_says_what_predict_says(finished, tmp_path: Path) -> None:
-    exported = cdtrans.export(finished.run, tmp_path / "flowers.onnx")
+@pytest.fixture(scope="module")
+def flowers(finished, tmp_path_factory: pytest.TempPathFactory) -> cdtrans.Exported:
+    """The finished run as an ONNX file, which takes seconds to write."""
+    if not all(map(find_spec, module.ONNX_PACKAGES)):
+        pytest.skip("onnx, onnxscript and onnxruntime are not all installed")
+    return cdtrans.export(finished.run, tmp_path_factory.mktemp("onnx") / "flowers.onnx")
+
+
+def test_the_guides_example_says_what_predict_says(finished, flowers, tmp_path: Path) -> None:
+    exported = dataclasses.replace(flowers, file=Path(shutil.copy(flowers.file, tmp_path)))
     assert exported.file.stat().st_size == exported.bytes
     assert (exported.format, exported.classes, exported.checked) == ("onnx", 3, 8)
     assert 0 <= exported.difference < 1e-5
@@ -155,3 +177,253 @@ def test_the_promised_json(finished, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told.keys() == {"file", "format", "model", "classes", "bytes", "checked", "difference"}
     assert (told["file"], told["bytes"]) == (str(file), file.stat().st_size)
+
+
+def test_an_onnx_file_is_read_as_the_run_is(finished, flowers, tmp_path: Path) -> None:
+    answers = {}
+    for name, place in {"run": finished.run, "file": flowers.file}.items():
+        told = cdtrans.predict(place, finished.task.target, csv=tmp_path / f"{name}.csv", top=2, abstain=0.5)
+        with open(tmp_path / f"{name}.csv", newline="") as lines:
+            answers[name] = list(csv.DictReader(lines)), told
+    (rows, told), (expected, expected_told) = answers["file"], answers["run"]
+    assert [row.keys() for row in rows] == [row.keys() for row in expected]
+    assert told.kept == expected_told.kept
+    for row, other in zip(rows, expected, strict=True):
+        assert [row[k] for k in ("path", "label", "label_2")] == [other[k] for k in ("path", "label", "label_2")]
+        assert float(row["probability"]) == pytest.approx(float(other["probability"]), abs=1e-5)
+    loaded, classifier = cdtrans.load(flowers.file), cdtrans.load(finished.run)
+    assert (loaded.classes, loaded.name) == (classifier.classes, classifier.name)
+    probabilities = loaded.predict_proba(finished.task.target)
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(finished.task.target), atol=1e-5)
+
+
+def test_exported_weights_are_read_as_the_run_is(finished, tmp_path: Path) -> None:
+    file = cdtrans.export(finished.run, tmp_path / "flowers.safetensors").file
+    loaded, classifier = cdtrans.load(file), cdtrans.load(finished.run)
+    probabilities = loaded.predict_proba(finished.task.target)
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(finished.task.target), atol=1e-5)
+    assert repr(loaded) == repr(classifier)
+
+
+@pytest.mark.parametrize("options", [{"keep": 0.5}, {"accuracy": 0.9}, {"unknown": True}, {"model": "source"}])
+def test_what_needs_a_run_is_refused_for_a_file(tmp_path: Path, options: dict) -> None:
+    with error_says(f"--{next(iter(options))}", "needs a run folder", "flowers.onnx"):
+        cdtrans.predict(tmp_path / "flowers.onnx", tmp_path, **options)
+
+
+def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
+    with error_says("no features", "load the run"):
+        cdtrans.load(flowers.file).embed([])
+    with error_says("ONNX", "CPU", "--device cuda"):
+        cdtrans.load(flowers.file, device="cuda")
+
+
+def test_predictions_do_not_replace_the_file_that_is_read(finished, tmp_path: Path) -> None:
+    file = cdtrans.export(finished.run, tmp_path / "flowers.safetensors").file
+    before = file.read_bytes()
+    with error_says("flowers.safetensors", "is what this command reads", "--csv"):
+        cdtrans.predict(file, finished.task.target, csv=file)
+    assert file.read_bytes() == before
+
+
+def test_files_that_no_export_wrote_are_told(finished, flowers, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    with error_says("nowhere.onnx", "does not exist", "cdtrans export"):
+        cdtrans.load(tmp_path / "nowhere.onnx")
+    for broken in (b"", b"no graph", flowers.file.read_bytes()[:-50]):
+        (tmp_path / "broken.onnx").write_bytes(broken)
+        with error_says("broken.onnx", "damaged", "export it again"):
+            cdtrans.load(tmp_path / "broken.onnx")
+    with error_says("model.safetensors", "not written by 'cdtrans export'", "classes"):
+        cdtrans.load(finished.run / "adapted" / "model.safetensors")
+    graph = onnx.load(flowers.file)
+    facts = {entry.key: entry for entry in graph.metadata_props}
+    facts["classes"].value = json.dumps(["one", "two"])
+    onnx.save(graph, tmp_path / "other.onnx")
+    with error_says("other.onnx", "damaged"):
+        cdtrans.load(tmp_path / "other.onnx")
+    del graph.metadata_props[:]
+    onnx.save(graph, tmp_path / "foreign.onnx")
+    with error_says("foreign.onnx", "not written by 'cdtrans export'", "classes"):
+        cdtrans.load(tmp_path / "foreign.onnx")
+
+
+def test_reading_onnx_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exported_module, "find_spec", lambda name: None)
+    (tmp_path / "flowers.onnx").touch()
+    with error_says("onnxruntime", "pip install cdtrans[onnx]"):
+        cdtrans.load(tmp_path / "flowers.onnx")
+
+
+@pytest.fixture
+def quick_onnx(flowers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph that was written before, where another would be the same."""
+    monkeypatch.setattr(portable, "onnx_file", lambda model, card: flowers.file.read_bytes())
+
+
+def test_timm_loads_a_hub_folder_with_its_transform(finished, quick_onnx, tmp_path: Path) -> None:
+    """A picture that is not square, too: it is squashed, as cdtrans does."""
+    folder = tmp_path / "a new" / "folder"
+    exported = cdtrans.export(finished.run, folder, to="hub-folder")
+    assert sorted(os.listdir(folder)) == ["README.md", "config.json", "model.onnx", "model.safetensors"]
+    assert os.listdir(folder.parent) == ["folder"]
+    assert (exported.format, exported.classes) == ("hub-folder", 3)
+    assert exported.bytes == sum(file.stat().st_size for file in folder.iterdir())
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert list(model.pretrained_cfg["label_names"]) == ["blue", "green", "red"]
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    images = [Image.open(file).convert("RGB") for file in sorted(finished.task.target.iterdir())[:6]]
+    images.append(images[0].resize((50, 23)))
+    with torch.inference_mode():
+        probabilities = model(torch.stack([transform(image) for image in images])).softmax(dim=1).numpy()
+    expected = cdtrans.load(finished.run).predict_proba(images)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    np.testing.assert_allclose(cdtrans.load(folder).predict_proba(images), expected, atol=1e-5)
+    (folder / "model.safetensors").unlink()
+    np.testing.assert_allclose(cdtrans.load(folder).predict_proba(images), expected, atol=1e-5)
+
+
+def test_timm_resizes_to_the_size_of_the_run() -> None:
+    for resize in range(20, 520):
+        for crop in {16, 20, resize - 7, resize * 7 // 8, resize}:
+            assert math.floor(crop / crop_share(crop, resize)) == resize
+
+
+def test_the_model_card_says_what_matters_and_no_path(
+    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph, which would have another temperature
+    run, folder = tmp_path / "run", tmp_path / "hub"
+    shutil.copytree(finished.run, run)
+    backbone = read_card(run / "adapted")["backbone"]
+    write_card(run / "adapted", read_card(run / "adapted") | {"weights": backbone, "temperature": 1.25})
+    result = json.loads((run / "result.json").read_text())
+    cdtrans.export(run, folder, to="hub-folder")
+    card = (folder / "README.md").read_text()
+    for words in (
+        *("license: apache-2.0\n", "'source', 24 labelled images", "'target', 21 unlabelled images", "method cdtrans"),
+        *(backbone, "licensed apache-2.0", result["guard"]["opening"], result["estimates"]["adapted"]["sentence"]),
+        *("temperature 1.250", "recipe authors", 'timm.create_model("local-dir:FOLDER"', "| green | 8 |"),
+    ):
+        assert words in card
+    for file in folder.iterdir():
+        assert str(finished.task.folder).encode() not in file.read_bytes()
+        assert str(tmp_path).encode() not in file.read_bytes()
+    cdtrans.export(run, folder, to="hub-folder", model="source")
+    card = (folder / "README.md").read_text()
+    assert "source-only (not adapted)" in card
+    assert "license:" not in card, "it was trained from scratch"
+
+
+def test_a_model_that_timm_cannot_hold_has_a_graph_and_a_card(
+    finished, quick_onnx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(portable, "why_not_timm", lambda model, card: "It is odd")
+    cdtrans.export(finished.run, tmp_path / "hub", to="hub-folder", screen=Screen(quiet=True))
+    assert sorted(os.listdir(tmp_path / "hub")) == ["README.md", "model.onnx"]
+    assert "without config.json and model.safetensors: It is odd." in capsys.readouterr().err
+    assert "timm" not in (tmp_path / "hub" / "README.md").read_text()
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with error_says("nothing to export", "It is odd", "pip install cdtrans[onnx]"):
+        cdtrans.export(finished.run, tmp_path / "hub", to="hub-folder")
+    assert sorted(os.listdir(tmp_path / "hub")) == ["README.md", "model.onnx"], "as it was"
+    assert os.listdir(tmp_path) == ["hub"]
+
+
+def test_a_hub_folder_replaces_no_other(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with error_says("thesis.txt", "--out"):
+        cdtrans.export(finished.run, tmp_path, to="hub-folder")
+    (tmp_path / "backbone").mkdir()
+    (tmp_path / "backbone" / "model.safetensors").touch()
+    with error_says("backbone", "did not write", "--out"):
+        cdtrans.export(finished.run, tmp_path / "backbone", to="hub-folder")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with error_says("'.' is the current folder", "--out"):
+        cdtrans.export(finished.run, ".", to="hub-folder")
+    with error_says("hub-foldr", "did you mean 'hub-folder'"):
+        cdtrans.export(finished.run, tmp_path / "hub", to="hub-foldr")
+
+
+def answer(status: int) -> Any:
+    """Of the hub, by whatever library huggingface_hub talks to it."""
+    return SimpleNamespace(status_code=status, headers={}, request=None)
+
+
+class Hub:
+    """Stands in for the Hugging Face hub: repositories are folders."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.private = place, False
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> None:
+        assert exist_ok
+        self.private = private
+        (self.place / name).mkdir(parents=True)
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        shutil.copytree(folder_path, self.place / repo_id, dirs_exist_ok=True)
+
+    def snapshot_download(self, name: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
+        if revision or not (self.place / name).exists():
+            raise (RevisionNotFoundError if revision else RepositoryNotFoundError)("no", response=answer(404))
+        return str(self.place / name)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def test_what_is_pushed_can_be_loaded(finished, quick_onnx, hub: Hub) -> None:
+    pushed = cdtrans.push(finished.run, "ada/flowers", private=True)
+    assert pushed.summary().keys() == {"name", "address", "model", "bytes"}
+    assert pushed.address == "https://huggingface.co/ada/flowers"
+    assert hub.private
+    readme = (hub.place / "ada" / "flowers" / "README.md").read_text()
+    assert 'cdtrans.load("hf://ada/flowers")' in readme
+    assert 'timm.create_model("hf-hub:ada/flowers"' in readme
+    files, expected = finished.task.target, cdtrans.load(finished.run).predict_proba(finished.task.target)
+    np.testing.assert_allclose(cdtrans.load("hf://ada/flowers").predict_proba(files), expected, atol=1e-5)
+    assert cdtrans.predict("hf://ada/flowers", files).images == len(expected)
+
+
+@pytest.mark.parametrize("name", ["flowers", "a/b/c", "a b/c", "/c", "../c", ""])
+def test_a_wrong_name_is_told_before_any_work(finished, hub: Hub, name: str) -> None:
+    with error_says(f"'{name}'", "USER/NAME"):
+        cdtrans.push(finished.run, name)
+    with error_says("no name of a repository", "USER/NAME"):
+        cdtrans.load(f"hf://{name}")
+    assert not hub.place.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionError("no route"), "connect to the network"),
+        (LocalTokenNotFoundError("no token"), "hf auth login"),
+        (HfHubHTTPError("no", response=answer(403)), "permitted"),
+        (HfHubHTTPError("no", response=answer(500)), "500"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(tmp_path: Path, hub: Hub, error: Exception, words: str) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    hub.create_repo = refuse  # type: ignore[method-assign]
+    with error_says("'ada/flowers' could not be uploaded", words):
+        upload(tmp_path, "ada/flowers", private=False)
+
+
+def test_what_the_hub_does_not_have_is_told(hub: Hub) -> None:
+    with error_says("'ada/flowers' could not be downloaded", "no such repository"):
+        cdtrans.load("hf://ada/flowers")
+    with error_says("'ada/flowers' could not be downloaded", "no such revision"):
+        cdtrans.load("hf://ada/flowers@old")
+    (hub.place / "ada" / "empty").mkdir(parents=True)
+    with error_says("hf://ada/empty", "neither model.safetensors nor model.onnx"):
+        cdtrans.load("hf://ada/empty")

@@ -196,7 +196,7 @@ def evaluate(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder, or an exported file.")],
     images: Annotated[
         Path, typer.Argument(metavar="IMAGES", help="A folder of any depth, an image, or a list of paths.")
     ],
@@ -250,23 +250,48 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="FILE.onnx, or FILE.safetensors for timm (default: RUN/model.onnx)."),
+        typer.Option(help="FILE.onnx (default: RUN/model.onnx), FILE.safetensors for timm, or a hub folder (RUN/hub)."),
     ] = None,
+    to: Annotated[
+        str, typer.Option(help="file, or hub-folder: a folder of weights for timm, ONNX and a model card.")
+    ] = "file",
     model: Model = "chosen",
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write a run's classifier as one file for other programs, and check that it says the same."""
+    """Write a run's classifier for other programs, and check that it says the same."""
     from cdtrans.serving.export import export as export_model
 
     screen = Screen(quiet=quiet, machine=json)
-    exported = export_model(run, out, model=model, screen=screen)
+    exported = export_model(run, out, to=to, model=model, screen=screen)
     if json:
         print_json(exported.summary())
         return
     screen.result(f"Exported: {exported.file} ({exported.model}; {exported.bytes / 1e6:.1f} MB)")
     screen.say(f"Checked on {exported.checked} pictures: logits differ by {exported.difference:.0e} of the largest.")
+
+
+@app.command()
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    name: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository on the Hugging Face hub.")],
+    private: Annotated[bool, typer.Option("--private", help="A new repository is for its owner only.")] = False,
+    model: Model = "chosen",
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no image."""
+    from cdtrans.serving.push import push as push_model
+
+    screen = Screen(quiet=quiet, machine=json)
+    pushed = push_model(run, name, private=private, model=model, screen=screen)
+    if json:
+        print_json(pushed.summary())
+        return
+    screen.result(f"Uploaded: {pushed.address} ({pushed.model}; {pushed.bytes / 1e6:.1f} MB)")
+    screen.say(f'cdtrans.load("hf://{name}") loads it.')
 
 
 @app.command()

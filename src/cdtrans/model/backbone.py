@@ -93,6 +93,11 @@ def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(cfg.mean), tuple(cfg.std)
 
 
+def licence(name: str) -> str | None:
+    """Of the pretrained weights, if timm knows it."""
+    return _recipe(name).cfg.license
+
+
 def plain_name(name: str) -> str:
     """The sibling without a distillation token."""
     return name.replace("_distilled", "")

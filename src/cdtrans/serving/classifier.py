@@ -15,6 +15,7 @@ from cdtrans.data.stream import Decoded, decode_in_order
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
+from cdtrans.serving.exported import exported_file, is_exported, require_run
 from cdtrans.serving.inputs import One, each_image
 from cdtrans.serving.probabilities import no_class, probabilities
 from cdtrans.storage.run_folder import find_model
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from cdtrans.model.card import Card
     from cdtrans.model.network import Network
+    from cdtrans.serving.portable import Read
 
     Compute = Callable[[torch.Tensor], torch.Tensor]  # images [B, 3, crop, crop] -> a row for each
 
@@ -204,6 +206,20 @@ class Classifier:
         return array
 
 
+class OnnxClassifier(Classifier):
+    """An exported ONNX file, run by onnxruntime on the CPU."""
+
+    def __init__(self, read: "Read", card: "Card", device: "torch.device") -> None:
+        self.read, self.card, self.device = read, card, device
+        self.trained_with_key, self.source_only = False, None
+
+    def logits(self, pixels: np.ndarray) -> np.ndarray:
+        return self.read(pixels)
+
+    def embed(self, images: One | Iterable[One]) -> np.ndarray:
+        raise CdtransError("An ONNX file gives probabilities and no features; load the run to embed images.")
+
+
 def _require_readable(result: Prediction | Unreadable) -> Prediction:
     if isinstance(result, Unreadable):
         raise _unreadable(result.path, result.cause)
@@ -224,7 +240,12 @@ def _unreadable(path: Path | None, cause: str) -> CdtransError:
 def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknown: bool = False) -> Classifier:
     """The classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected epoch)
     or the 'last' (last epoch) one. With `unknown` its predictions have a score for no class, for which the source-only
-    model looks at each image too."""
+    model looks at each image too.
+
+    Also what `export` wrote: a file, a hub folder, or `hf://USER/NAME`, the folder that `push` uploaded."""
+    if is_exported(run):
+        require_run(run, {"unknown": unknown, "model": model != "chosen"})
+        return _load_exported(exported_file(run), device)
     name, with_key = find_model(Path(run), model)
     require_device(device)
     with importing():
@@ -237,6 +258,20 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
         is_source = name == "source"
         classifier.source_only = classifier if is_source else Classifier(*load_model(Path(run) / "source"), place)
     return classifier
+
+
+def _load_exported(file: Path, device: str) -> Classifier:
+    require_device(device)
+    on_cpu = file.suffix.lower() == ".onnx"
+    if on_cpu and device not in ("auto", "cpu"):
+        raise CdtransError(f"An ONNX file is run on the CPU; leave --device {device} out, or load the run.")
+    with importing():
+        from cdtrans.runtime.device import pick_device
+        from cdtrans.serving.portable import open_onnx, open_timm
+
+    if on_cpu:
+        return OnnxClassifier(*open_onnx(file), pick_device("cpu"))
+    return Classifier(*open_timm(file), pick_device(device))
 
 
 def key_warning(run: str | Path, classifier: Classifier) -> str:

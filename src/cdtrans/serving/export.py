@@ -1,6 +1,8 @@
-"""Export a run's classifier as one file that needs no cdtrans: an ONNX graph, or weights for timm. The file is checked
-against the model before it is written."""
+"""Export a run's classifier for programs without cdtrans: as an ONNX graph, as weights for timm, or as a folder for the
+Hugging Face hub with both. What is exported is checked against the model before it is handed over."""
 
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -9,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, nearest
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.hub_card import MADE_BY, hub_card
 from cdtrans.storage.card_file import read_card
-from cdtrans.storage.files import atomic
+from cdtrans.storage.files import atomic, replace_folder
 from cdtrans.storage.run_folder import CARD, find_model, require_output
 
 if TYPE_CHECKING:
     from cdtrans.serving.classifier import Classifier
 
+TARGETS = ("file", "hub-folder")
+HUB_FILES = ("config.json", "model.safetensors", "model.onnx", "README.md")
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CHECKED = 8  # images of random noise, which exercise every part of a model
 LARGEST_ONNX = 2**31 - 2**24  # bytes of weights: protobuf cannot write a file over 2 GiB
@@ -27,10 +32,10 @@ TOLERANCE = 1e-3  # of the largest logit; float32 with another order of addition
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written, and how well it agrees with the model. The keys are promised by `export --json`."""
+    """What was written, and how well it agrees with the model. The keys are promised by `export --json`."""
 
     file: Path
-    format: str  # onnx or timm
+    format: str  # onnx, timm or hub-folder
     model: str  # a description of the model
     classes: int
     bytes: int
@@ -42,12 +47,23 @@ class Exported:
 
 
 def export(
-    run: str | Path, out: str | Path | None = None, *, model: str = "chosen", screen: Screen | None = None
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    to: str = "file",
+    model: str = "chosen",
+    screen: Screen | None = None,
 ) -> Exported:
     """Write a finished run's classifier to `out`: `.onnx`, images in and probabilities out, or `.safetensors`, the
-    weights of a plain timm model with its head. The default is RUN/model.onnx, or RUN/source.onnx and the like."""
+    weights of a plain timm model with its head. The default is RUN/model.onnx, or RUN/source.onnx and the like.
+
+    With `to="hub-folder"`, `out` is a folder (default: RUN/hub) for the Hugging Face hub, which timm can load."""
     screen = screen or Screen(quiet=True)
+    if to not in TARGETS:
+        raise CdtransError(f"Unknown kind of export '{to}': {nearest(to, list(TARGETS))}")
     find_model(Path(run), model)
+    if to == "hub-folder":
+        return export_folder(Path(run), Path(out) if out else Path(run) / "hub", model=model, screen=screen)
     file = Path(out) if out else Path(run) / f"{'model' if model == 'chosen' else model}.onnx"
     kind = format_of(file)
     require_output(file, "export", "--out", started_from(Path(run)))
@@ -60,8 +76,8 @@ def export(
         classifier = load(run, model=model, device="cpu")
         if warning := key_warning(run, classifier):
             screen.warn(warning)
-        if kind == "onnx" and sum(x.numel() for x in classifier.model.parameters()) * 4 > LARGEST_ONNX:
-            raise CdtransError("The model is too large for one ONNX file (2 GiB); export it as .safetensors.")
+        if kind == "onnx" and (why := why_not_onnx(classifier)):
+            raise CdtransError(f"{why}; export it as .safetensors.")
         task.advance(1)
         content = make(classifier.model, classifier.card)
         task.advance(1)
@@ -70,6 +86,74 @@ def export(
     with atomic(file) as written:
         written.write(content)
     return Exported(file, kind, classifier.name, len(classifier.classes), len(content), CHECKED, difference)
+
+
+def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: str | None = None) -> Exported:
+    """config.json and model.safetensors for timm, model.onnx, and README.md, the model card; `name` is what the folder
+    will be called on the hub. What cannot be made is left out with a warning."""
+    require_hub_folder(folder, run)
+    with importing():
+        from cdtrans.model.backbone import licence
+        from cdtrans.serving.classifier import key_warning, load
+        from cdtrans.serving.hub_folder import hub_config, read_folder, write_folder
+        from cdtrans.serving.portable import facts, onnx_file, read_onnx, timm_file, why_not_timm
+
+    final = Path(os.path.realpath(folder))
+    draft = final.with_name(f".{final.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        with screen.track("exporting a hub folder", 3) as task:
+            classifier = load(run, model=model, device="cpu")
+            network, card = classifier.model, classifier.card
+            if warning := key_warning(run, classifier):
+                screen.warn(warning)
+            task.advance(1)
+            no_timm, no_onnx = why_not_timm(network, card), why_not_onnx(classifier)
+            for left_out, why in {"config.json and model.safetensors": no_timm, "model.onnx": no_onnx}.items():
+                if why:
+                    screen.warn(f"The folder is made without {left_out}: {why}.")
+            if no_timm and no_onnx:
+                raise CdtransError(f"There is nothing to export: {no_timm}, and {no_onnx}.")
+            differences = []
+            if not no_timm:
+                write_folder(draft, timm_file(network, card), hub_config(network, card))
+                differences.append(check(classifier, read_folder(draft)))
+            task.advance(1)
+            if not no_onnx:
+                content = onnx_file(network, card)
+                differences.append(check(classifier, read_onnx(content)))
+                (draft / "model.onnx").write_bytes(content)
+            task.advance(1)
+        text = hub_card(
+            run,
+            card,
+            model,
+            architecture=facts(card)["architecture"],
+            licence=licence(card.backbone) if card.weights == card.backbone else None,
+            files=[file.name for file in draft.iterdir()],
+            name=name,
+        )
+        (draft / "README.md").write_text(text, encoding="utf-8")
+        size = sum(file.stat().st_size for file in draft.iterdir())
+        replace_folder(draft, final)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return Exported(folder, "hub-folder", classifier.name, len(card.classes), size, CHECKED, max(differences))
+
+
+def require_hub_folder(folder: Path, run: Path) -> None:
+    """A new or empty folder, or one that was exported before and is not the backbone that the run started from."""
+    card, backbone = folder / "README.md", str(read_card(run / "source").get("backbone", ""))
+    inputs = [Path(backbone.removeprefix("local-dir:"))] if backbone.startswith("local-dir:") else []
+    require_output(card, "model card", "--out", started_from(run), *inputs)
+    if folder.exists() and folder.samefile(Path.cwd()):
+        raise CdtransError(f"'{folder}' is the current folder, which would be replaced; choose another --out.")
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if others := sorted(names - set(HUB_FILES)):
+        raise CdtransError(f"'{folder}' holds other files, such as '{others[0]}'; choose another --out.")
+    if names and not (card.is_file() and MADE_BY in card.read_text(encoding="utf-8", errors="replace")):
+        raise CdtransError(f"'{folder}' holds a model that 'cdtrans export' did not write; choose another --out.")
 
 
 def started_from(run: Path) -> Path | None:
@@ -84,10 +168,21 @@ def format_of(file: Path) -> str:
     if file.suffix.lower() not in kinds:
         raise CdtransError(f"'{file}' should end in .onnx, or in .safetensors for weights that timm reads.")
     kind = kinds[file.suffix.lower()]
-    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
-    if kind == "onnx" and missing:
-        raise CdtransError(f"ONNX needs {' and '.join(missing)}: 'pip install cdtrans[onnx]', or export .safetensors.")
+    if kind == "onnx" and (missing := missing_packages()):
+        raise CdtransError(f"{missing}, or export .safetensors.")
     return kind
+
+
+def missing_packages() -> str:
+    """What ONNX needs to be installed; empty if it is."""
+    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
+    return f"ONNX needs {' and '.join(missing)}: 'pip install cdtrans[onnx]'" if missing else ""
+
+
+def why_not_onnx(classifier: "Classifier") -> str:
+    """Why there can be no ONNX file; empty if there can."""
+    too_large = sum(x.numel() for x in classifier.model.parameters()) * 4 > LARGEST_ONNX
+    return missing_packages() or ("The model is too large for one ONNX file (2 GiB)" if too_large else "")
 
 
 def check(classifier: "Classifier", exported: Callable[[np.ndarray], np.ndarray]) -> float:

@@ -4,6 +4,7 @@ import io
 import json
 import warnings
 from collections.abc import Callable
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,17 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError
-from cdtrans.model.backbone import timm_call
-from cdtrans.model.card import Card
+from cdtrans.model.backbone import load_classifier, timm_call
+from cdtrans.model.card import Card, build_model
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from cdtrans.runtime.environment import package_version
+from cdtrans.storage.card_file import check_card
+from cdtrans.storage.files import intact
+from cdtrans.storage.shapes import Misfit
 
 Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> logits [B, K]
+EXPORT_AGAIN = "export it again with 'cdtrans export'"
 
 
 class Portable(nn.Module):
@@ -67,41 +72,66 @@ def onnx_file(model: Network, card: Card) -> bytes:
 
 
 def read_onnx(content: bytes) -> Read:
+    return _logits_of(_session(content))
+
+
+def open_onnx(file: Path) -> tuple[Read, Card]:
+    """A file of `onnx_file`, and what its metadata says of the model."""
+    with intact(file, EXPORT_AGAIN):
+        session = _session(file.read_bytes())
+        card = read_facts(session.get_modelmeta().custom_metadata_map, file)
+        sizes = [x.shape[1:] for x in (*session.get_inputs(), *session.get_outputs())]
+        if sizes != [[card.resize, card.resize, 3], [len(card.classes)], [len(card.classes)]]:
+            raise Misfit(f"its graph is for {sizes}, not for images of {card.resize} pixels")
+    return _logits_of(session), card
+
+
+def _session(content: bytes) -> Any:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+def _logits_of(session: Any) -> Read:
     return lambda pictures: np.asarray(session.run(["logits"], {"pictures": pictures})[0])
 
 
 def timm_file(model: Network, card: Card) -> bytes:
     """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata: the backbone as it is,
     and as its head the classifier with the bottleneck norm and the temperature folded into it."""
-    if not isinstance(model.head, Head):
-        raise CdtransError(
-            f"The head that '{card.method}' trains is not linear, so timm's models cannot hold it; export "
-            ".onnx instead."
-        )
-    if model.transferability is not None:
-        raise CdtransError(
-            f"The critic of patches that '{card.method}' trains is part of this model, and timm's models cannot hold "
-            "it; export .onnx instead."
-        )
-    if model.taps > 1:
-        raise CdtransError(
-            f"This model classifies the features of its last {model.taps} blocks together, which timm's models cannot; "
-            "export .onnx instead, or train with --taps 1."
-        )
+    if why := why_not_timm(model, card):
+        raise CdtransError(f"{why}; export .onnx instead{', or train with --taps 1' if model.taps > 1 else ''}.")
+    assert isinstance(model.head, Head), "why_not_timm says so of others"
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
     layer, (weight, bias) = model.backbone.default_cfg["classifier"], folded(model.head)
-    metadata = facts(card)
-    with torch.device("meta"):
-        shapes = timm.create_model(metadata["architecture"], **json.loads(metadata["arguments"])).state_dict()
-    if not isinstance(layer, str) or shapes.keys() != {*weights, f"{layer}.weight", f"{layer}.bias"}:
-        raise CdtransError(f"The head of '{card.backbone}' is not one linear layer in timm; export it as .onnx.")
+    shapes = _timm_state(card)
     weight, bias = weight / card.temperature, bias / card.temperature
     weights[f"{layer}.weight"] = weight.view(shapes[f"{layer}.weight"].shape)  # a convolution in some models
     weights[f"{layer}.bias"] = bias
-    return save(weights, metadata=metadata)
+    return save(weights, metadata=facts(card))
+
+
+def why_not_timm(model: Network, card: Card) -> str:
+    """Why timm's models cannot hold this one; empty if they can."""
+    if not isinstance(model.head, Head):
+        return f"The head that '{card.method}' trains is not linear, so timm's models cannot hold it"
+    if model.transferability is not None:
+        return f"The critic of patches that '{card.method}' trains is part of this model, and timm's cannot hold it"
+    if model.taps > 1:
+        return f"This model classifies the features of its last {model.taps} blocks together, which timm's cannot"
+    layer = model.backbone.default_cfg["classifier"]
+    expected = {*model.backbone.state_dict(), f"{layer}.weight", f"{layer}.bias"}
+    if not isinstance(layer, str) or _timm_state(card).keys() != expected:
+        return f"The head of '{card.backbone}' is not one linear layer in timm"
+    return ""
+
+
+def _timm_state(card: Card) -> dict[str, Tensor]:
+    """Shapes of the tensors that timm's own model has."""
+    told = facts(card)
+    with torch.device("meta"):
+        state: dict[str, Tensor] = timm.create_model(told["architecture"], **json.loads(told["arguments"])).state_dict()
+    return state
 
 
 def folded(head: Head) -> tuple[Tensor, Tensor]:
@@ -122,26 +152,38 @@ def folded(head: Head) -> tuple[Tensor, Tensor]:
 def read_timm(content: bytes) -> Read:
     """Read the file with timm alone, without cdtrans."""
     facts = metadata(content)
-    mean, std = (torch.tensor(json.loads(facts[name])).view(3, 1, 1) for name in ("mean", "std"))
     vit = timm.create_model(facts["architecture"], **json.loads(facts["arguments"])).eval()
     vit.load_state_dict(load(content))
-    crop = int(facts["crop"])
+    return logits_by_timm(vit, int(facts["crop"]), json.loads(facts["mean"]), json.loads(facts["std"]))
+
+
+def logits_by_timm(vit: nn.Module, crop: int, mean: list[float], std: list[float]) -> Read:
+    centre, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
 
     @torch.inference_mode()
     def logits(images: np.ndarray) -> np.ndarray:
         edge = round((images.shape[1] - crop) / 2)
         cut = torch.from_numpy(images[:, edge : edge + crop, edge : edge + crop])
-        array: np.ndarray = vit((cut.permute(0, 3, 1, 2).float() / 255 - mean) / std).numpy()
+        array: np.ndarray = vit((cut.permute(0, 3, 1, 2).float() / 255 - centre) / scale).numpy()
         return array
 
     return logits
+
+
+def open_timm(file: Path) -> tuple[Network, Card]:
+    """A file of `timm_file` as a network with a plain head, and what its metadata says of the model."""
+    with intact(file, EXPORT_AGAIN):
+        card = read_facts(metadata(file.read_bytes()), file)
+        network = build_model(card)
+        load_classifier(network, file)
+    return network.eval(), card
 
 
 def metadata(content: bytes) -> dict[str, str]:
     """The metadata of a safetensors file, which starts with a length and a JSON header."""
     file = io.BytesIO(content)
     header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    facts: dict[str, str] = header["__metadata__"]
+    facts: dict[str, str] = header.get("__metadata__", {})
     return facts
 
 
@@ -157,5 +199,27 @@ def facts(card: Card) -> dict[str, str]:
         "mean": json.dumps(card.mean),
         "std": json.dumps(card.std),
         "model": card.name,
+        "stage": card.stage,
+        "epoch": str(card.epoch),
+        "method": PurePath(card.method).name,  # of a method in a file, no path of this machine
         "cdtrans": package_version("cdtrans"),
     }
+
+
+def read_facts(facts: dict[str, str], file: Path) -> Card:
+    """The card of an exported model from `facts`. Neck and temperature are in the weights."""
+    names = ("classes", "architecture", "arguments", "resize", "crop", "mean", "std", "stage", "epoch", "method")
+    if missing := [name for name in names if name not in facts]:
+        raise CdtransError(
+            f"'{file}' was not written by 'cdtrans export', or by an older version: its metadata has no '{missing[0]}'."
+        )
+    text = {"backbone": facts["architecture"], "stage": facts["stage"], "method": facts["method"]}
+    parsed = {name: json.loads(facts[name]) for name in ("classes", "resize", "crop", "mean", "std", "epoch")}
+    arguments = json.loads(facts["arguments"])
+    others = {name: value for name, value in arguments.items() if name not in ("num_classes", "img_size")}
+    plain = {"weights": str(file), "neck": "none", "precision": "fp32", "versions": {}}
+    values: dict[str, Any] = {**text, **parsed, **plain, "backbone_args": others}
+    check_card(values)
+    if not values["classes"]:
+        raise Misfit("it has no classes")
+    return Card(**{**values, **{name: tuple(values[name]) for name in ("classes", "mean", "std")}})

@@ -11,6 +11,7 @@ from cdtrans.data.images import is_image_name, judge_unreadable
 from cdtrans.errors import CdtransError, printable
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
+from cdtrans.serving.exported import exported_file, is_exported, require_run
 from cdtrans.serving.recorded import confidences
 from cdtrans.serving.trade_off import threshold_for_accuracy, threshold_for_share
 from cdtrans.storage.files import atomic, csv_line
@@ -85,8 +86,8 @@ def predict(
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> Predicted:
-    """Label images with a finished run's classifier: a folder of any depth, an image file, or a list of paths, which
-    start at `root`. For images in memory, use `load(run).predict(images)`.
+    """Label images with the classifier of a finished run, or of a file that `export` wrote: a folder of any depth, an
+    image file, or a list of paths, which start at `root`. For images in memory, use `load(run).predict(images)`.
 
     With `csv`, a file or an open binary one, the predictions are written there, in bounded memory for any number of
     images, and the result has only their counts. `top` is how many of the most probable classes are listed. One of
@@ -95,10 +96,18 @@ def predict(
     share `max_bad` of the files may be unreadable."""
     if not isinstance(images, str | Path):
         raise CdtransError("The images to predict must be a path; for images in memory, use load(run).predict(images).")
-    run, images, screen = Path(run), Path(images), screen or Screen(quiet=quiet)
+    images, screen = Path(images), screen or Screen(quiet=quiet)
+    exported = is_exported(run)
+    if exported:
+        only_runs = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
+        require_run(run, only_runs | {"model": model != "chosen"})
+    run = exported_file(run) if exported else Path(run)
     root, file = None if root is None else Path(root), Path(csv) if isinstance(csv, str | Path) else csv
     threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
-    find_model(run, model)
+    if not exported:
+        find_model(run, model)
+    elif isinstance(file, Path):
+        require_output(file, "predictions", "--csv", run)
     check_places(images, root, file if isinstance(file, Path) else None)  # before torch is imported
     classifier = load(run, model=model, device=device, unknown=unknown)
     if warning := key_warning(run, classifier):

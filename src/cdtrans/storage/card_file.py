@@ -28,14 +28,19 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise CdtransError(f"'{folder}' holds no finished model; run 'cdtrans adapt' to its end first.")
     with intact(file, RESTORE):
         values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        require(values, SHAPE)
-        if values.get("resize", 1) < values.get("crop", 1):
-            raise Misfit(f"resize is {values['resize']}, and crop {values['crop']}")
-        mean, std = (values.get(name, [1.0] * 3) for name in ("mean", "std"))
-        if not len(mean) == len(std) == 3 or min(std) <= 0:
-            raise Misfit(f"mean is {mean}, and std {std}")
+        check_card(values)
     _require_temperature(values.setdefault("temperature", 1.0), folder)
     return values
+
+
+def check_card(values: dict[str, Any]) -> None:
+    """Raise Misfit for values that no card has."""
+    require(values, SHAPE)
+    if values.get("resize", 1) < values.get("crop", 1):
+        raise Misfit(f"resize is {values['resize']}, and crop {values['crop']}")
+    mean, std = (values.get(name, [1.0] * 3) for name in ("mean", "std"))
+    if not len(mean) == len(std) == 3 or min(std) <= 0:
+        raise Misfit(f"mean is {mean}, and std {std}")
 
 
 def write_card(folder: Path, values: dict[str, Any]) -> None:

@@ -82,6 +82,8 @@ def require_output(file: Path, what: str, flag: str, *inputs: Path | None) -> No
 
 def read_result(run: Path) -> dict[str, Any]:
     """The result of a finished run: the chosen epoch, the chosen model and more."""
+    if run.is_file():
+        raise CdtransError(f"'{run}' is a file; give the run folder that 'cdtrans adapt' has written.")
     if not run.is_dir():
         raise CdtransError(
             f"The run folder '{run}' does not exist; make one with 'cdtrans adapt SOURCE TARGET --out {run}'."
