@@ -213,8 +213,8 @@ def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
     assert tree(out) == tree(whole)
     assert "unfinished run" not in printed
     assert says(ended.out, "unfinished run", str(out))
-    assert "source_epochs:" in printed  # the settings, once
-    assert "source_epochs:" not in ended.out
+    assert "all settings: " in printed  # what was decided, once
+    assert "all settings: " not in ended.out
 
 
 def test_a_second_interrupt_ends_it_at_once(task: Task) -> None:
