@@ -8,6 +8,7 @@ import pytest
 
 from cdtrans.data.store import clear_stores, list_stores
 from cdtrans.data.thumbnails import SIDE
+from cdtrans.runtime.locks import Lock
 from stores import SIZE, assert_right, make_images, open_store, store_file
 
 
@@ -93,3 +94,17 @@ def test_a_store_cleared_while_waiting_is_begun_anew(cache, files, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", cleared_just_before)
     assert_right(open_store(files, cache), files)
     assert len(list_stores(cache)) == 1
+
+
+def test_clear_spares_the_lock_of_a_store_that_is_begun_right_after(cache, files, monkeypatch):
+    """Without it, two processes could write to that store."""
+    open_store(files, cache)
+    file, close = store_file(cache, "lock"), Lock.close
+
+    def begun_right_after(lock: Lock) -> None:
+        close(lock)
+        file.write_text("of the next store")
+
+    monkeypatch.setattr(Lock, "close", begun_right_after)
+    assert clear_stores(cache) > 0
+    assert file.exists()

@@ -2,8 +2,7 @@
 
 Several methods have stage 1, optimiser and schedule in common. `start` says which: those of the benchmark's preset
 ('authors') or of the best recipe ('best'). The methods of the best recipe always have that, since it is theirs. Stage 2
-of the authors' recipe is shortened, and with it the warm-up of both stages: else a comparison of all methods would take
-hours for Office-31."""
+of the authors' recipe is shortened: else a comparison of all methods would take hours for Office-31."""
 
 import math
 from dataclasses import dataclass, replace

@@ -335,9 +335,11 @@ def _clear(folder: Path) -> int:
         freed = sum(_bytes(folder / name) for name in CONTENT)
         for name in CONTENT:
             (folder / name).unlink(missing_ok=True)
-        if os.name != "nt":  # where an open file can be deleted: no other process starts a new store before
+        if os.name != "nt":  # the lock last and still held, so that no other process starts a new store before
             (folder / LOCK).unlink(missing_ok=True)
-    (folder / LOCK).unlink(missing_ok=True)
+    if os.name == "nt":  # an open file cannot be deleted there
+        with suppress(OSError):  # another process has taken it
+            (folder / LOCK).unlink()
     with suppress(OSError):  # not empty: it has files of the user, or a new store
         folder.rmdir()
     return freed

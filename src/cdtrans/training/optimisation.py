@@ -139,7 +139,7 @@ class Optimisation:
         """Set the epoch's rates; the rate of the weights is returned for people to see."""
         warmup = self.config.warmup_epochs
         if self.adapting and self.epochs == warmup:
-            warmup += 1  # so that it counts as a short run; else the rate would rise to the end, as in their stage 1
+            warmup += 1  # so that it counts as a short run; the authors' stage 1 rises to its end, as it should
         self.taken.fill_(steps_taken)
         if self.config.schedule == "cosine":
             return self.lr * cosine_rate((epoch - 0.5) / self.epochs, warmup / self.epochs)  # in its middle
