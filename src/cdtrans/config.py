@@ -23,14 +23,14 @@ LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
 LARGEST_FACTOR = 1e6  # of what is multiplied by a rate
 LARGEST_SEED = 2**63 - 1
-LARGEST_COUNT, LARGEST_NUMBER = 10**9, 1e30  # of other whole numbers, and of others; nothing sensible comes near
+LARGEST_COUNT, LARGEST_NUMBER = 10**9, 1e30  # for other whole numbers, and other numbers; no sensible value comes near
 LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
 
 
 def option(
     default: Any, text: str, *, minimum: float | None = None, maximum: float | None = None, group: str = ""
 ) -> Any:
-    """A field with its help line, its range, and its heading in --help. Methods use it for their own Options."""
+    """A field with its help line, its range and its heading in --help. Methods use it for their Options."""
     metadata = {"group": group, "help": text, "minimum": minimum, "maximum": maximum}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
@@ -48,36 +48,38 @@ class Config:
     source: str = _option("", "Data", "Labelled images: a folder of class folders, or a list of 'path label' lines.")
     target: str = _option("", "Data", "Unlabelled images: a folder of any depth, or a list of paths.")
     target_labels: str | None = _option(
-        None, "Data", "Labels of some target images to train with: a file as 'cdtrans ask' writes it."
+        None, "Data", "Train with the labels of some target images: a file as 'cdtrans ask' writes it."
     )
-    root: str | None = _option(None, "Data", "Folder that paths in lists are relative to (default: the list's).")
+    root: str | None = _option(None, "Data", "Folder that paths in lists are relative to (default: the list's folder).")
     crop: int | Literal["auto"] = _option(
         "auto", "Data", "Image size the model sees (auto: the backbone's).", minimum=8, maximum=LARGEST_SIDE
     )
     resize: int | Literal["auto"] = _option(
         "auto",
         "Data",
-        "Both sides are resized to this before cropping (auto: 8/7 of the crop).",
+        "Resize both sides to this before cropping (auto: 8/7 of the crop).",
         minimum=8,
         maximum=LARGEST_SIDE,
     )
-    flip: float = _option(0.5, "Data", "Chance of mirroring a training image.", minimum=0, maximum=1)
-    max_bad: float = _option(0.05, "Data", "Share of unreadable files that is still accepted.", minimum=0, maximum=1)
+    flip: float = _option(0.5, "Data", "Probability of mirroring a training image.", minimum=0, maximum=1)
+    max_bad: float = _option(0.05, "Data", "Largest accepted share of unreadable files.", minimum=0, maximum=1)
 
     recipe: Literal["best", "authors"] = _option(
         "authors",
         "Recipe",
-        "The defaults of the other settings: those of the best recipe, or those of the CDTrans authors, which presets "
-        "and other methods use too.",
+        "Defaults for the other settings: this project's best recipe, or the CDTrans authors', which presets and other "
+        "methods also use.",
     )
     effort: Literal["instant", "quick", "full"] = _option(
-        "full", "Recipe", "Of the best recipe: instant does not train the backbone, quick takes a quarter of full."
+        "full",
+        "Recipe",
+        "For the best recipe: instant does not train the backbone, quick trains a quarter as much as full.",
     )
 
     backbone: str = _option(
         "deit_small_distilled_patch16_224.fb_in1k",
         "Model",
-        "Any timm model: a name with its tag, or a short one such as dinov2_small.",
+        "Any timm model: a name with its tag, or a short name such as dinov2_small.",
     )
     backbone_args: dict = _option({}, "Model", "Arguments for timm's create_model, such as {depth: 4} (YAML only).")
     weights: str | None = _option(None, "Model", "A .safetensors or .pth file to start from instead of timm's weights.")
@@ -85,24 +87,22 @@ class Config:
     neck: Literal["batchnorm", "none"] = _option(
         "batchnorm", "Model", "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
     )
-    taps: int = _option(
-        1, "Model", "Blocks of a ViT whose class tokens make the feature, from the last backwards.", minimum=1
-    )
+    taps: int = _option(1, "Model", "How many of a ViT's last blocks give their class token to the feature.", minimum=1)
     drop_path: float = _option(0.1, "Model", "Stochastic depth of the last block.", minimum=0, maximum=0.99)
 
     source_model: str | None = _option(
         None,
         "Stage 1: source",
-        "A run whose source-only model is taken; nothing is trained in stage 1. Without a source: "
-        "also a file with the weights of a timm classifier.",
+        "Use the source-only model of this run instead of training stage 1. Without SOURCE: also a weights file of a "
+        "timm classifier.",
     )
     source_classes: str | None = _option(
         None,
         "Stage 1: source",
-        "If --source-model is a file: another one with its class names, one in a line, in the order of its outputs.",
+        "If --source-model is a weights file: a file with its class names, one per line, in the order of its outputs.",
     )
     source_fit: Literal["train", "probe"] = _option(
-        "train", "Stage 1: source", "Train the network on the source, or only a probe on the frozen backbone."
+        "train", "Stage 1: source", "Train the network on the source, or only a linear probe on the frozen backbone."
     )
     source_epochs: int = _option(10, "Stage 1: source", "Epochs on the labelled source.", minimum=1)
     source_lr: float = _option(
@@ -118,25 +118,25 @@ class Config:
     method: str = _option(
         "cdtrans",
         "Stage 2: adaptation",
-        "How to adapt: a name of 'cdtrans methods', or FILE.py:CLASS for a method of your own.",
+        "How to adapt: a name from 'cdtrans methods', or FILE.py:CLASS for your own method.",
     )
     method_args: dict = _option({}, "Stage 2: adaptation", "Options of the method, such as {trade_off: 0.5}.")
 
     optimizer: Literal["sgd", "adamw"] = _option("sgd", "Optimisation", "SGD, which the authors use, or AdamW.")
-    batch_size: int = _option(64, "Optimisation", "Images of stage 1, pairs of stage 2, in a step.", minimum=2)
+    batch_size: int = _option(64, "Optimisation", "Images (stage 1) or pairs (stage 2) per step.", minimum=2)
     momentum: float = _option(0.9, "Optimisation", "SGD's momentum.", minimum=0, maximum=1)
     weight_decay: float = _option(1e-4, "Optimisation", "Weight decay.", minimum=0, maximum=LARGEST_FACTOR)
     bias_lr_factor: float = _option(
-        2.0, "Optimisation", "Biases learn this many times faster.", minimum=0, maximum=LARGEST_FACTOR
+        2.0, "Optimisation", "Learning rate of biases, relative to that of weights.", minimum=0, maximum=LARGEST_FACTOR
     )
     schedule: Literal["authors", "cosine"] = _option(
         "authors",
         "Optimisation",
-        "Learning rate and weight decay: the authors' rate of each epoch and decay of every parameter, or one cosine "
-        "over all steps and decay of matrices only.",
+        "The authors' learning rate per epoch and weight decay on every parameter, or one cosine over all steps and "
+        "weight decay on matrices only.",
     )
     warmup_epochs: int = _option(
-        10, "Optimisation", "Epochs of rising learning rate, in both stages; in a shorter run half of them.", minimum=0
+        10, "Optimisation", "Warm-up epochs of both stages; a shorter stage warms up for half of its epochs.", minimum=0
     )
     backbone_rate: float = _option(
         1.0,
@@ -147,16 +147,16 @@ class Config:
     layer_decay: float = _option(
         1.0,
         "Optimisation",
-        "Learning rate of a layer of the backbone in stage 2, relative to the next layer's.",
+        "Learning rate of each backbone layer in stage 2, relative to the next layer's.",
         minimum=0.01,
         maximum=1,
     )
-    clip_norm: float = _option(1.0, "Optimisation", "Largest gradient norm.", minimum=0)
+    clip_norm: float = _option(1.0, "Optimisation", "Clip gradients to this norm.", minimum=0)
 
     holdout: float | Literal["auto"] = _option(
         "auto",
         "Trust",
-        "Share of the source that is held out (auto: 0.1 where there are 50 images a class, else 0).",
+        "Share of the source to hold out (auto: 0.1 if there are 50 images per class, else 0).",
         minimum=0,
         maximum=0.5,
     )
@@ -167,25 +167,29 @@ class Config:
         True, "Trust", "Keep the source-only model (and exit 3) if adaptation seems to have done harm."
     )
 
-    seed: int = _option(1234, "Run", "Seed of everything random.", minimum=0, maximum=LARGEST_SEED)
+    seed: int = _option(1234, "Run", "Random seed.", minimum=0, maximum=LARGEST_SEED)
     device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
-        "auto", "Run", "Arithmetic of the model (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
+        "auto", "Run", "Floating-point type (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
     )
     compile: Literal["auto", "off", "graph"] = _option(
-        "auto", "Run", "GPU steps: plain, or captured as a CUDA graph (auto: if there are enough of them)."
+        "auto", "Run", "Capture GPU steps as a CUDA graph or not (auto: graph if there are enough steps)."
     )
-    encode_batch: int = _option(256, "Run", "Images in a batch when features are extracted.", minimum=1)
+    encode_batch: int = _option(256, "Run", "Batch size for extracting features.", minimum=1)
     pixels: Literal["auto", "store", "stream"] = _option(
         "auto",
         "Run",
-        "Decode images once into the cache, or every time (auto: if the disk is too small).",
+        "Decode images once into the cache, or every time (auto: every time if the disk is too small).",
     )
-    save_every: float = _option(30.0, "Run", "Seconds between saved states; a kill loses no more than this.", minimum=0)
-    cache: str | None = _option(None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE or the user's).")
+    save_every: float = _option(
+        30.0, "Run", "Seconds between checkpoints; a kill loses at most this much work.", minimum=0
+    )
+    cache: str | None = _option(
+        None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE, or the user's cache folder)."
+    )
     report: bool = _option(True, "Run", "Write report.html at the end.")
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = _option(
-        "none", "Run", "Also give the curves to TensorBoard, Weights & Biases or MLflow."
+        "none", "Run", "Also log to TensorBoard, Weights & Biases or MLflow."
     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,10 +206,10 @@ class BranchOptions:
         "Residual addition in the source-target branch's first block; the paper has none.",
     )
     detach_teacher: bool = _option(
-        False, "Method: cdtrans", "Stop the distillation loss from moving its teacher, the source-target branch."
+        False, "Method: cdtrans", "Stop the gradient of the distillation loss at its teacher, the source-target branch."
     )
     loss_source: Literal["cls", "none"] = _option(
-        "cls", "Method: cdtrans", "Loss of the source branch; 'none' is for ablations, here and below."
+        "cls", "Method: cdtrans", "Loss of the source branch ('none': for ablations)."
     )
     loss_source_target: Literal["dtl", "cls", "none"] = _option(
         "dtl", "Method: cdtrans", "Loss of the source-target branch: distillation, or classification (Table 6)."
@@ -214,13 +218,13 @@ class BranchOptions:
 
     def __post_init__(self) -> None:
         if {self.loss_source, self.loss_source_target, self.loss_target} == {"none"}:
-            raise CdtransError("Without any loss there is nothing to learn in stage 2; leave one of --loss-... on.")
+            raise CdtransError("Stage 2 cannot train without any loss; leave at least one of --loss-... on.")
 
 
 @dataclass(frozen=True)
 class CDTransOptions(BranchOptions):
-    """The options of the method 'cdtrans'. They are declared here and not beside the method, because each also is a
-    flag and a setting of its own, and both must be known without importing torch."""
+    """The options of the method 'cdtrans'. They are declared here and not next to the method, because each is also a
+    flag and a setting, which must be known without importing torch."""
 
     pairing: Literal["two_way", "one_way_source", "one_way_target"] = _option(
         "two_way", "Method: cdtrans", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
@@ -229,10 +233,10 @@ class CDTransOptions(BranchOptions):
         True, "Method: cdtrans", "Keep only the pairs whose target centre agrees with the source's label."
     )
     target_class: Literal["center", "pair"] = _option(
-        "center", "Method: cdtrans", "Label of a target image: its centre's class, or its pair's (Table 5)."
+        "center", "Method: cdtrans", "Pseudo-label of a target image: its centre's class, or its pair's (Table 5)."
     )
     mutual_pairs: Literal["twice", "once"] = _option(
-        "twice", "Method: cdtrans", "How often a pair found from both sides counts; the paper's union has it once."
+        "twice", "Method: cdtrans", "How often to count a pair found from both sides; the paper's union counts it once."
     )
 
 
@@ -254,7 +258,7 @@ EFFORTS: dict[str, dict[str, Any]] = {
     "instant": {"method": "instant", "epochs": 1},
 }
 
-# What may differ between a run and its continuation: where it runs, not what it computes.
+# What may change when a run is resumed: where it runs, not what it computes.
 RESUME_MAY_CHANGE = (
     *("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels", "guard", "report"),
 )
@@ -266,7 +270,7 @@ HINTS = get_type_hints(Config)
 FIELDS = {f.name: f for f in fields(Config)}
 METHOD_FIELDS = {f.name: f for f in fields(CDTransOptions)}
 METHOD_HINTS = get_type_hints(CDTransOptions)
-SETTINGS = FIELDS | METHOD_FIELDS  # everything that a YAML file or a flag may name
+SETTINGS = FIELDS | METHOD_FIELDS  # everything that a YAML file or a flag may set
 
 
 def choices(name: str) -> list[str]:
@@ -276,8 +280,8 @@ def choices(name: str) -> list[str]:
 
 
 def make_config(*layers: dict[str, Any]) -> Config:
-    """Merge layers of values, the later ones winning, and check every key and value. An option of CDTrans may stand
-    beside the settings, as `pairing: two_way`; it is the same as in `method_args`."""
+    """Merge layers of values, the later ones winning, and check every key and value. An option of CDTrans may also
+    be given as a setting, such as `pairing: two_way`, instead of in `method_args`."""
     values: dict[str, Any] = {}
     for layer in layers:
         values = _merged(values, with_method_args(layer))
@@ -292,27 +296,26 @@ def make_config(*layers: dict[str, Any]) -> Config:
 
 
 def with_method_args(values: dict[str, Any]) -> dict[str, Any]:
-    """The options of CDTrans that stand beside the settings, moved into `method_args`."""
+    """Moves options of CDTrans that are given as settings into `method_args`."""
     beside = {key: value for key, value in values.items() if key in METHOD_FIELDS}
     options = values.get("method_args", {})
     if not isinstance(options, dict):
         raise CdtransError(f"'method_args' must be a mapping such as {{trade_off: 0.5}}, not {options!r}.")
     if twice := [key for key in beside if key in options]:
-        raise CdtransError(f"'{twice[0]}' is given twice, by itself and as an option of the method; give it once.")
+        raise CdtransError(f"'{twice[0]}' is given twice, as a setting and as an option of the method; give it once.")
     rest = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
     return rest | ({"method_args": beside | options} if beside or options else {})
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings and options of the method side by side, to compare two runs name by name: {"lr": ..., "method.ramp":
-    ...}."""
+    """Settings and method options in one mapping, to compare two runs: {"lr": ..., "method.ramp": ...}."""
     rest = {key: value for key, value in values.items() if key != "method_args"}
     return rest | {f"method.{key}": value for key, value in values["method_args"].items()}
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded settings of any version in today's form: before there were methods, `self_training` and `pairing` chose
-    what is a method now."""
+    """Recorded settings of any version in the current form. Early versions chose a method with `self_training` and
+    `pairing`."""
     values = dict(values)
     training, pairing = values.pop("self_training", "none"), values.get("pairing")
     if training != "none":
@@ -334,7 +337,7 @@ def is_method_file(name: str) -> bool:
 
 
 def _merged(values: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
-    """The later layer wins, option by option; options of another method than the layer's are dropped."""
+    """The later layer wins, option by option; if it changes the method, the earlier method's options are dropped."""
     before = values.get("method", FIELDS["method"].default)
     same = _method_place(layer.get("method", before)) == _method_place(before)
     arguments = (values.get("method_args", {}) if same else {}) | layer.get("method_args", {})
@@ -352,7 +355,7 @@ def check_options(options: type[Any], values: dict[str, Any], method: str) -> An
 
 
 def check_values(record: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Every value in the type of its field of a dataclass, or an error that names what would be right."""
+    """Every value converted to the type of its dataclass field, or an error that says what is expected."""
     assert is_dataclass(record), "settings and options are dataclasses"
     hints, specs = get_type_hints(record), {f.name: f for f in fields(record)}
     return {key: _checked(key, value, hints[key], specs[key].metadata) for key, value in values.items()}
@@ -365,7 +368,7 @@ def layered_config(
     config: str | Path | None,
     settings: dict[str, Any],
 ) -> tuple[Config, str | None]:
-    """Preset, YAML file, settings and places, the later ones winning; and the run folder that the file names."""
+    """Preset, YAML file, settings and paths, the later ones winning; and the run folder that the YAML file names."""
     places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
     from_file = read_yaml(Path(config)) if config is not None else {}
     out, preset_there = _pop_text(from_file, "out"), _pop_text(from_file, "preset")
@@ -377,7 +380,7 @@ def layered_config(
 
 
 def _pop_text(values: dict[str, Any], key: str) -> str | None:
-    """What a file says besides the settings."""
+    """A key of the YAML file that is not a setting."""
     text = values.pop(key, None)
     if text is not None and (not isinstance(text, str) or not text):
         raise CdtransError(f"'{key}' must be text, not {_quoted(text)}.")
@@ -392,8 +395,8 @@ def config_of(preset: dict[str, Any], *layers: dict[str, Any]) -> Config:
 
 
 def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What the settings start from. Without a word about it that is the best recipe, but the authors' where a method of
-    another name or an option of CDTrans is asked for. Without pretrained weights there is nothing to probe."""
+    """The defaults that the settings start from. If no recipe is given it is the best one, or the authors' if another
+    method or an option of CDTrans is given. Without pretrained weights there is nothing to probe."""
     given = together(layers)
     best_methods = (None, BEST["method"], EFFORTS["instant"]["method"])
     of_cdtrans = any(key in METHOD_FIELDS for key in given.get("method_args", {}))
@@ -402,7 +405,7 @@ def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if recipe != "best":
         if effort not in (None, "full"):
             raise CdtransError(
-                f"'--effort {effort}' is of the best recipe, and this is a run with the recipe 'authors'"
+                f"'--effort {effort}' belongs to the best recipe, but this run uses the recipe 'authors'"
                 f"{'' if 'recipe' in given else ', which --method and the options of CDTrans imply'}; leave one out."
             )
         return {}
@@ -413,7 +416,7 @@ def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def effort_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What a shorter effort changes in the best recipe, also where a preset has options of its own."""
+    """What a shorter effort changes in the best recipe, even if a preset sets other options."""
     given = together(layers)
     layer = dict(EFFORTS[given.get("effort") or "full"])
     if given.get("method") not in (None, layer.get("method", BEST["method"])):
@@ -435,13 +438,13 @@ def require_weights(file: str | Path | None) -> None:
 
 
 def require_device(name: str) -> None:
-    """Refuse what is not the name of a device; whether this machine has it is known once torch is imported."""
+    """Refuse an invalid device name. Whether this machine has the device is known once torch is imported."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", name):
         raise CdtransError(f"Unknown device '{name}'; use cpu, cuda, cuda:N or mps.")
 
 
 def settle(config: Config) -> Config:
-    """Places made absolute; settings that do not go together are refused."""
+    """Paths made absolute; settings that contradict each other are refused."""
     require_device(config.device)
     crop, resize = config.crop, config.resize
     if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
@@ -471,8 +474,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a text, or ValueError. A few bytes of YAML can stand for a value that contains itself, or a billion
-    values: whoever copied or printed it would never end."""
+    """Parse a text, or raise ValueError. A few bytes of YAML can describe a value that contains itself, or a billion
+    values; copying or printing it would never end."""
     if len(text) > LARGEST_YAML:
         raise ValueError(f"it is larger than {LARGEST_YAML} bytes")
     try:
@@ -505,7 +508,7 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
-    """The value in the field's own type, or an error that names what would be right."""
+    """The value converted to the field's type, or an error that says what is expected."""
     kinds = _kinds(hint)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if value in words or (value is None and type(None) in kinds):
@@ -519,7 +522,7 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
         if converted is not None:
             _check_range(key, converted, limits.get("minimum"), limits.get("maximum"))
             return converted
-    only_words = len(kinds) == 1  # otherwise 'known: auto' would hide that numbers are right too
+    only_words = len(kinds) == 1  # otherwise 'known: auto' would hide that numbers are accepted too
     if words and isinstance(value, str) and (only_words or closest(value, words)):
         raise CdtransError(f"'{value}' is not a value of '{key}': {nearest(value, words)}")
     expected = " or ".join([KIND_NAMES[kind] for kind in kinds if kind in KIND_NAMES] + words)
@@ -527,7 +530,7 @@ def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
 
 
 def _quoted(value: Any) -> str:
-    """A value in a sentence; Python refuses to write the digits of a very large number."""
+    """repr, for an error message; Python refuses to print a very large number."""
     try:
         return repr(value)
     except ValueError:
@@ -535,7 +538,7 @@ def _quoted(value: Any) -> str:
 
 
 def _can_be_a_name(text: str) -> bool:
-    """Of a file. YAML can write any character."""
+    """Whether it can be a file name. YAML can hold any character."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -547,7 +550,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """None when the value is not of the kind. YAML reads 1e-3 as text, so text that is a number is one."""
+    """None if the value is not of this kind. YAML reads 1e-3 as text, so text that looks like a number is converted."""
     if kind is bool or isinstance(value, bool):
         return value if kind is bool and isinstance(value, bool) else None
     if kind in (int, float):
@@ -568,7 +571,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _check_range(key: str, value: Any, minimum: float | None, maximum: float | None) -> None:
-    """Of numbers. Without a limit of its own a setting has one that only keeps arithmetic and memory safe."""
+    """Check the range of a number. A setting without limits gets a wide one that keeps arithmetic and memory safe."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
     most = maximum if maximum is not None else LARGEST_COUNT if isinstance(value, int) else LARGEST_NUMBER

@@ -321,8 +321,12 @@ class TestFailures:
                 2,
                 "error: '/x/y': Permission denied; check the path, its permissions and the disk.\n",
             ),
-            (MemoryError(), 2, "error: This computer has too little memory"),
-            (RuntimeError("[enforce fail] DefaultCPUAllocator: no memory"), 2, "error: This computer has too little"),
+            (MemoryError(), 2, "error: This computer does not have enough memory"),
+            (
+                RuntimeError("[enforce fail] DefaultCPUAllocator: no memory"),
+                2,
+                "error: This computer does not have enough",
+            ),
             (ZeroDivisionError("oops"), 1, "error: Internal error, ZeroDivisionError: oops. Run it again with --debug"),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
@@ -439,7 +443,7 @@ class TestCheck:
             (row,) = [line for line in ended.out.splitlines() if f"Seen {n}." in line]
             assert [cell.strip() for cell in row.split("│")[1:4]] == [state, f"[b]{n}", f"Seen {n}."]
             assert f"Do {n}." in ended.out
-        assert "Not looked at through the backbone: it is Sunday." in ended.out
+        assert "Not checked with a backbone: it is Sunday." in ended.out
         assert verdict in ended.out
         quiet = run("check", "a", "b", "--quiet")
         assert "Seen 0." in quiet.out
@@ -790,8 +794,7 @@ class TestCache:
             said = run(*asked, *flags).out.splitlines()
             assert said[:2] == [
                 f"Nothing is cached in {place} for {top} itself.",
-                f"Folders below it have stores of their own, which --root {top} leaves alone:"
-                f" '{below[0]}', '{below[1]}'.",
+                f"Folders below it are cached separately and not affected by --root {top}: '{below[0]}', '{below[1]}'.",
             ]
             found = json.loads(run(*asked, *flags, "--json").out)
             assert (found["stores"], found["below"], found["freed"]) == ([], below, 0)

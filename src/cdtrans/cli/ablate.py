@@ -25,11 +25,11 @@ from cdtrans.config import SETTINGS
 from cdtrans.errors import HARM
 from cdtrans.runtime.screen import Screen
 
-ablate = typer.Typer(no_args_is_help=True, help="The paper's ablations and its theory, rerun.")
+ablate = typer.Typer(no_args_is_help=True, help="Rerun the paper's ablations and theory.")
 
 LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
 PAIRING_FLAGS = {"method", "pairing", "center_aware", "target_class"}  # and those of Table 5
-PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # of which sampled pairs have none
+PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # sampled pairs have none of these
 NOISE_FLAGS = LOSS_FLAGS | PAIR_OPTIONS | {"method", "rebuild_every", "seed"}  # and the runs of Fig. 2b
 NOT_HERE = {"target_labels", "source_classes"}  # a row trains without target labels, and with a source
 
@@ -65,9 +65,9 @@ def losses(
     source: Source,
     target: Target,
     key: Key,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; resumed if it exists.")],
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,
     jobs: Jobs = 1,
     json: Json = False,
@@ -75,7 +75,7 @@ def losses(
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Rerun Table 6, the losses of the three branches: five runs, scored with the target's labels afterwards."""
+    """Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards."""
     from cdtrans.paper.ablation_rows import LOSSES
 
     how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
@@ -88,9 +88,9 @@ def pseudo_labels(
     source: Source,
     target: Target,
     key: Key,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; it is continued.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the table; resumed if it exists.")],
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,
     jobs: Jobs = 1,
     json: Json = False,
@@ -98,7 +98,7 @@ def pseudo_labels(
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Rerun Table 5, the ways to find pairs: a run for each, scored with the target's labels; one trains on them."""
+    """Rerun Table 5, the ways to find pairs: one run each, scored with target labels; one run trains on them."""
     from cdtrans.paper.ablation_rows import PSEUDO_LABELS
 
     how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
@@ -113,12 +113,12 @@ def noise(
     key: Annotated[
         Path, typer.Option(metavar="LABELLED", help="Target labels, for pairs and scores: TARGET with its labels.")
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the plot; it is continued.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the plot; resumed if it exists.")],
     levels: Annotated[str, typer.Option(help="Shares of false pairs, in percent.")] = "0,20,40,60,80,100",
     pairs: Annotated[int | None, typer.Option(min=2, help="Pairs to sample (default: one per target image).")] = None,
     seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "1",
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,
     jobs: Jobs = 1,
     json: Json = False,
@@ -126,7 +126,7 @@ def noise(
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Rerun Fig. 2b: true pairs, made with the target's labels, replaced by false ones; with cross-attention or not."""
+    """Rerun Fig. 2b: replace true pairs, made with target labels, by false ones; with and without cross-attention."""
     from cdtrans.paper.noise import ablate_noise
 
     how = {"key": key, "out": out, "preset": preset, "config": config, "force": force, "jobs": jobs}
@@ -155,7 +155,7 @@ def attention(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Draw Fig. 2a: false-positive pairs of RUN, found with target labels, or chosen ones, and their attention."""
+    """Draw Fig. 2a: the attention of false-positive pairs of RUN, found with target labels, or of chosen pairs."""
     from cdtrans.paper.attention_figure import draw_attention
 
     shown = draw_attention(run, key, out, pairs=pairs, chosen=pair or (), root=root, device=device)
@@ -174,13 +174,13 @@ def with_key(
     key: Key,
     out: Annotated[Path, typer.Option(help="The run folder.")],
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,
     quiet: Quiet = False,
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """One run on pairs that are made with the target's labels: a measurement, not a way to adapt."""
+    """One run on pairs made with target labels: a measurement, not a way to adapt."""
     from cdtrans.paper.known_pairs import adapt_with_labels
 
     screen = Screen(quiet=quiet)

@@ -1,4 +1,4 @@
-"""The command line: one verb, one function; options and help, nothing else."""
+"""The command line: one function per verb, with its options and help, and nothing else."""
 
 import platform
 import sys
@@ -40,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-SHOWN_CLASSES = 12  # a wider confusion matrix does not fit a terminal
+SHOWN_CLASSES = 12  # a wider confusion matrix does not fit in a terminal
 CHECK_FLAGS = (  # what decides which images a run would see, and through which backbone
     *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
@@ -83,12 +83,12 @@ def adapt(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder (default: runs/adapt); an unfinished run there is continued.")
+        Path | None, typer.Option(help="The run folder (default: runs/adapt); an unfinished run there is resumed.")
     ] = None,
     preset: Annotated[
         str | None, typer.Option(hidden=True, help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -99,7 +99,7 @@ def adapt(
     from cdtrans.run.pipeline import adapt as adapt_images
 
     if target is not None and target_alone is not None:
-        raise CdtransError("The target is given twice, as the second place and with --target; give it once.")
+        raise CdtransError("The target is given twice, as second argument and with --target; give it once.")
     screen = Screen(quiet=quiet, machine=json)
     target = target or target_alone
     result = adapt_images(
@@ -126,13 +126,13 @@ def check(
         bool, typer.Option("--model/--no-model", help="Also check with the backbone, if its weights are available.")
     ] = True,
     preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Say what is wrong with SOURCE and TARGET before a run; exit 1 if it should not begin."""
+    """Check SOURCE and TARGET for problems before a run; exit 1 if it should not start."""
     from cdtrans.run.check import check as check_images
 
     screen = Screen(quiet=quiet, machine=json)
@@ -144,8 +144,8 @@ def check(
     else:
         screen.result(finding_table(result))
     if result.skipped:
-        screen.say(f"Not looked at through the backbone: {result.skipped}.")
-    screen.say(f"{result.verdict} Every name and number is in --json.")
+        screen.say(f"Not checked with a backbone: {result.skipped}.")
+    screen.say(f"{result.verdict} Use --json for every name and number.")
     if result.state == "stop":
         raise typer.Exit(1)
 
@@ -167,7 +167,7 @@ def evaluate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Score a run on LABELLED images: the place for target labels."""
+    """Measure the accuracy of a run on LABELLED target images."""
     from cdtrans.evaluation.evaluate import evaluate as evaluate_run
     from cdtrans.evaluation.evaluate import kept_images
 
@@ -185,7 +185,7 @@ def evaluate(
     if result.whole_target:
         screen.result(
             "Every target image of the run is labelled, so the accuracies are exact for this target; the intervals are "
-            "for new images like these."
+            "for new images of the same kind."
         )
     if result.comparison is not None:
         screen.result(f"{result.comparison.sentence} {result.choice}")
@@ -205,9 +205,11 @@ def predict(
     abstain: Annotated[
         float | None, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")
     ] = None,
-    keep: Annotated[float | None, typer.Option(help="Label only the surest share of the images, such as 0.8.")] = None,
+    keep: Annotated[
+        float | None, typer.Option(help="Label only this share of the images, the most confident, such as 0.8.")
+    ] = None,
     accuracy: Annotated[
-        float | None, typer.Option(help="Label only as many as are expected to be this accurate, such as 0.95.")
+        float | None, typer.Option(help="Label as many images as this expected accuracy allows, such as 0.95.")
     ] = None,
     unknown: Annotated[
         bool, typer.Option("--unknown", help="Add a score for images of no class, by the source-only model.")
@@ -224,7 +226,7 @@ def predict(
     from cdtrans.serving.predict import predict as predict_images
 
     if json and csv is None:
-        raise CdtransError("With --json the predictions need a file of their own: give --csv FILE.")
+        raise CdtransError("With --json, predictions must go to a file; give --csv FILE.")
     screen = Screen(quiet=quiet, machine=json or csv is None)
     predicted = predict_images(
         run,
@@ -260,7 +262,7 @@ def export(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write a run's classifier for other programs, and check that it says the same."""
+    """Export a run's classifier for other programs, and check that its output is the same."""
     from cdtrans.serving.export import export as export_model
 
     screen = Screen(quiet=quiet, machine=json)
@@ -269,20 +271,20 @@ def export(
         print_json(exported.summary())
         return
     screen.result(f"Exported: {exported.file} ({exported.model}; {exported.bytes / 1e6:.1f} MB)")
-    screen.say(f"Checked on {exported.checked} pictures: logits differ by {exported.difference:.0e} of the largest.")
+    screen.say(f"Checked on {exported.checked} images: logits differ by {exported.difference:.0e} of the largest.")
 
 
 @app.command()
 def push(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
     name: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository on the Hugging Face hub.")],
-    private: Annotated[bool, typer.Option("--private", help="A new repository is for its owner only.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     model: Model = "chosen",
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no image."""
+    """Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no images."""
     from cdtrans.serving.push import push as push_model
 
     screen = Screen(quiet=quiet, machine=json)
@@ -302,7 +304,7 @@ def choose(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Change which model a finished run hands over, whatever the guard said; nothing is trained."""
+    """Change which model a finished run uses, whatever the guard said; nothing is trained."""
     from cdtrans.run.choose import choose as choose_model
     from cdtrans.run.choose import confirmation
 
@@ -321,7 +323,7 @@ def report(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Show a run on one page, RUN/report.html: verdict, scores, pairs, pictures, cost."""
+    """Write a one-page report, RUN/report.html: verdict, scores, pairs, images, cost."""
     from cdtrans.reporting.report import report as make_report
 
     screen = Screen(quiet=quiet, machine=json)
@@ -342,7 +344,7 @@ def demo(
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Adapt from rendered digits to real handwriting: the built-in task, a few minutes on a CPU."""
+    """Try it on a built-in task, rendered digits to real handwriting: a few minutes on a CPU."""
     from cdtrans.run.demo import demo as run_demo
 
     screen = Screen(quiet=quiet, machine=json)
@@ -358,7 +360,7 @@ def demo(
         )
     else:
         screen.result(before_and_after(result))
-        report = " (look at report.html)" if (result.run / "report.html").exists() else ""
+        report = " (open report.html)" if (result.run / "report.html").exists() else ""
         screen.result(f"Run folder: {result.run}{report}")
     if result.harm:
         raise typer.Exit(HARM)
@@ -367,9 +369,11 @@ def demo(
 @app.command()
 def cache(
     folder: Annotated[Path | None, typer.Option("--cache", help="The cache folder.")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Delete what is listed; later runs decode again.")] = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Delete what is listed; later runs decode the images again.")
+    ] = False,
     root: Annotated[
-        Path | None, typer.Option(help="Only what was decoded for exactly this folder, as it was given to a run.")
+        Path | None, typer.Option(help="Only images decoded for exactly this folder, as given to a run.")
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -395,11 +399,11 @@ def cache(
     table = Table("images of", "size", "images", "MB", "last used", title=str(place))
     for s in stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
-        place_of = f"{s.root}{' (of an older version, built anew when used)' if s.outdated else ''}"
+        place_of = f"{s.root}{' (of an older version, rebuilt when used)' if s.outdated else ''}"
         table.add_row(cell(place_of), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
     screen.result(table if stores else f"Nothing is cached in {place}{f' for {root} itself' if root else ''}.")
     if below:
-        screen.result(f"Folders below it have stores of their own, which --root {root} leaves alone: {named(below)}.")
+        screen.result(f"Folders below it are cached separately and not affected by --root {root}: {named(below)}.")
     if clear:
         screen.result(f"Freed {freed / 1e6:,.1f} MB.")
 

@@ -16,7 +16,7 @@ OF_EACH_RUN = {
     "source_model",
     "source_classes",
     "target_labels",
-}  # settings of which every run has its own
+}  # set for each run by bench
 
 
 @partial(with_settings, names=SETTINGS.keys() - OF_EACH_RUN)
@@ -24,7 +24,7 @@ def bench(
     benchmark: Annotated[
         str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017, domainnet or pacs.")
     ],
-    data: Annotated[Path, typer.Option(help="The folder that holds the benchmark's domains, as folders or lists.")],
+    data: Annotated[Path, typer.Option(help="Folder with the benchmark's domains, as folders or lists.")],
     backbone: Annotated[
         str,
         typer.Option(help="deit_small or deit_base (with their presets), or any timm VisionTransformer."),
@@ -33,19 +33,19 @@ def bench(
     tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
     jobs: Jobs = 1,
     out: Annotated[
-        Path | None, typer.Option(help="The benchmark's folder (default: one in runs); it is continued.")
+        Path | None, typer.Option(help="Folder for runs and tables (default: one in runs/); resumed if it exists.")
     ] = None,
     start: Annotated[
         str | None,
         typer.Option(
-            help="With several methods (--method all, or cdtrans,dann): the stage 1, optimiser and schedule of all, "
+            help="With several methods (--method all, or cdtrans,dann): stage 1, optimiser and schedule of all, "
             "authors (the preset) or best (the best recipe)."
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,
     allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Accept data that differ from the published; the table says so.")
+        bool, typer.Option("--allow-incomplete", help="Accept data unlike the published data; the table says so.")
     ] = False,
     json: Json = False,
     quiet: Quiet = False,

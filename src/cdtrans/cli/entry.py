@@ -1,4 +1,4 @@
-"""The program as a shell sees it: exit codes, and errors in one sentence."""
+"""The program's entry point: exit codes, and errors in one sentence."""
 
 import gc
 import io
@@ -16,7 +16,7 @@ from cdtrans.cli.app import app
 from cdtrans.cli.options import show_all_flags
 from cdtrans.errors import CdtransError, Interrupted, printable, shortened
 
-# typer carries a copy of click of its own, so the class is found through the one that typer names in every version.
+# typer bundles its own copy of click, so the class is found through one that every version of typer exports.
 CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
 
 COMPLETION = "_CDTRANS_COMPLETE"
@@ -24,7 +24,7 @@ COMPLETION = "_CDTRANS_COMPLETE"
 
 def main() -> None:
     """Exit 0, 2 for bad input, 130 for Ctrl-C; an error is one sentence, the traceback only with --debug."""
-    if COMPLETION in os.environ:  # the shell asks what could come next
+    if COMPLETION in os.environ:  # the shell asks for completions
         program: Any = typer.main.get_command(app)
         for verb in program.commands.values():
             show_all_flags(verb)
@@ -33,9 +33,9 @@ def main() -> None:
     if not debug:
         warnings.filterwarnings("ignore")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names may hold bytes that are no text
+        sys.stdout.reconfigure(errors="backslashreplace")  # like standard error: names may hold bytes that are not text
     code = _exit_code(debug)
-    gc.freeze()  # else Python looks through every object of torch for garbage before it ends, which takes a second
+    gc.freeze()  # otherwise Python's last garbage collection goes through all of torch, which takes a second
     sys.exit(code)
 
 
@@ -67,35 +67,34 @@ def _exit_code(debug: bool) -> int:
     except BrokenPipeError:
         _discard_output()
         return 141
-    except OSError as error:  # a disk or a permission that no room has a sentence of its own for
+    except OSError as error:  # a disk or permission error without a message of its own
         where = f"'{error.filename}': " if error.filename else ""
         _fail(f"{where}{error.strerror or error}; check the path, its permissions and the disk.", debug)
         return 2
     except Exception as error:
         if is_out_of_memory(error):
-            _fail("This computer has too little memory for this; use smaller images (--crop) or batches.", debug)
+            _fail("This computer does not have enough memory for this; use smaller images (--crop) or batches.", debug)
             return 2
         _fail(f"Internal error, {type(error).__name__}: {error}. Run it again with --debug and report it.", debug)
         return 1
 
 
 def require_words(arguments: Sequence[str]) -> None:
-    """Refuse an empty argument: it is a shell variable that is not set, and would count as the current folder or as
-    not given."""
+    """Refuse an empty argument, most likely an unset shell variable: it would mean the current folder, or not given."""
     for before, word in pairwise(["", *arguments]):
         flag, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
         if not value and (equals or not word):
             after = f" after {flag}" if flag.startswith("--") else ""
-            raise CdtransError(f"An argument{after} is empty, as of a shell variable that is not set; fill it in.")
+            raise CdtransError(f"An argument{after} is empty, perhaps an unset shell variable; give a value.")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of the computer; a GPU's is dealt with where it is used. torch has no type for it."""
+    """Out of main memory; GPU memory is handled where it is used. torch has no exception type for it."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 
 def _fail_usage(error: Any, debug: bool) -> None:
-    """A flag or argument that is wrong; a bare `cdtrans` gets the help."""
+    """A wrong flag or argument; `cdtrans` alone prints the help."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
@@ -105,7 +104,7 @@ def _fail_usage(error: Any, debug: bool) -> None:
 
 
 def _discard_output() -> None:
-    """The reader has gone, as in `cdtrans predict ... | head`: what is still buffered goes nowhere, without a word."""
+    """The reader has closed the pipe, as in `cdtrans predict ... | head`: drop what is still buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""The verbs for the first labels: which images to label, and what the labels say."""
+"""The verbs for a few target labels: which images to label, and what the labels show."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def ask(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Choose target images to label, and write a page (ask.html), a CSV and a Label Studio file for it."""
+    """Choose target images to label, and write a labelling page (ask.html), a CSV and a Label Studio file."""
     from cdtrans.labelling.ask import ask as ask_for_labels
 
     screen = Screen(quiet=quiet, machine=json)
@@ -31,8 +31,8 @@ def ask(
         print_json(summary)
         return
     screen.result(
-        f"{summary['images']} images to label: {summary['random']} at random, to measure with, and"
-        f" {summary['informative']} that the model is least sure of, to learn from."
+        f"{summary['images']} images to label: {summary['random']} chosen at random, to measure accuracy, and"
+        f" {summary['informative']} that the model is least sure of, to train on."
     )
     screen.result(f"Open {summary['page']} in a browser, or fill in {summary['labels']}.")
     screen.say(f"Then: cdtrans answer {run} labels.csv")
@@ -42,7 +42,9 @@ def answer(
     run: Run,
     labels: Annotated[
         Path,
-        typer.Argument(metavar="LABELS", help="labels.csv of ask.html or filled in, or an export of Label Studio."),
+        typer.Argument(
+            metavar="LABELS", help="labels.csv, from ask.html or filled in by hand, or a Label Studio export."
+        ),
     ],
     json: Json = False,
     quiet: Quiet = False,

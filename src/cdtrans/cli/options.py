@@ -14,20 +14,20 @@ from cdtrans.backbone_names import SHORT_NAMES
 from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices, parse_yaml
 from cdtrans.errors import CdtransError
 
-COMMON = (  # settings that --help shows; --help-all shows the others too
+COMMON = (  # settings that --help shows; --help-all shows all
     *("recipe", "effort", "backbone", "weights", "method", "source_model", "target_labels", "guard", "seed", "device"),
 )
 COMMON_PANEL = "Settings"
 NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, all else on standard error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, everything else to stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")]
 Model = Annotated[
     str, typer.Option(help="chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")
 ]
-MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Share of unreadable files that is still accepted.")]
+MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Largest accepted share of unreadable files.")]
 Source = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
 ]
@@ -37,9 +37,11 @@ Target = Annotated[
 Key = Annotated[
     Path, typer.Option(metavar="LABELLED", help="Target labels, for scores after training: TARGET with its labels.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Continue where 'cdtrans check' says stop.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, on one device.")]
-Root = Annotated[Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's).")]
+Force = Annotated[bool, typer.Option("--force", help="Continue even if 'cdtrans check' says stop.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs in parallel, on one device.")]
+Root = Annotated[
+    Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's folder).")
+]
 
 
 def with_settings(verb: Callable[..., None], names: Collection[str] = SETTINGS.keys()) -> Callable[..., None]:
@@ -87,7 +89,7 @@ def _show_all(context: typer.Context, wanted: bool | None) -> None:
 
 
 def show_all_flags(command: Any) -> None:
-    """From now on, in its help and for a shell that completes words."""
+    """In the help and in shell completion, from now on."""
     for parameter in command.params:
         parameter.hidden = False
         if parameter.name in COMMON and parameter.name in SETTINGS:
@@ -117,7 +119,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def help_line(name: str) -> str:
-    """What a setting does, its choices and its default, unless the text says it; where the recipes differ, both."""
+    """A setting's help text with its choices and its default; where the recipes differ, both defaults."""
     spec = SETTINGS[name]
     in_text = spec.default in (None, "auto")
     default = str(spec.default).lower() if isinstance(spec.default, bool) else str(spec.default)
@@ -131,5 +133,5 @@ def help_line(name: str) -> str:
 
 
 def print_json(values: dict[str, Any]) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes, the first speaks for all
+    if os.environ.get("RANK", "0") == "0":  # of several processes only the first prints
         sys.stdout.write(json_format.dumps(values) + "\n")

@@ -1,4 +1,4 @@
-"""Results as tables on the screen."""
+"""Results as tables in the terminal."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def before_and_after(result: Any) -> Table:
 
 
 def finding_table(result: Any) -> Table:
-    """A row for each finding, what to do below what was found."""
+    """A row for each finding, with its advice below."""
     table = Table("", "subject", "found")
     for finding in result.findings:
         state = f"[{STATE_COLOURS[finding.state]}]{finding.state}[/]"
@@ -28,7 +28,7 @@ def finding_table(result: Any) -> Table:
 
 
 def score_table(result: Any, model: str) -> Table:
-    """The model that was asked for, and below it what the run was before, at its end and at its best."""
+    """The requested model, and below it the source-only model, the last epoch and the best."""
     title = f"{result.scores.images} labelled images; in brackets: 95% interval"
     table = Table("model", "accuracy", "class-mean accuracy", title=title)
     table.add_row(f"{model}: {result.model}", *result.scores.with_intervals())
@@ -39,8 +39,8 @@ def score_table(result: Any, model: str) -> Table:
 
 
 def class_table(result: Any) -> Table:
-    """Per class: how many, how many right, and what the wrong ones were taken for most often."""
-    table = Table("class", "images", "right (95% interval)", "most often taken for")
+    """Per class: images, share right, and the most frequent wrong prediction."""
+    table = Table("class", "images", "right (95% interval)", "most often mistaken for")
     for k, (name, interval) in enumerate(zip(result.classes, result.scores.per_class_interval, strict=True)):
         row = result.scores.confusion[k].copy()
         total, right = int(row.sum()), int(row[k])
@@ -60,5 +60,5 @@ def confusion_table(result: Any) -> Table:
 
 
 def cell(name: str) -> str:
-    """A name on one line, whatever is in it."""
+    """A name on one line, with special characters escaped."""
     return escape(printable(name))
