@@ -27,7 +27,7 @@ def bench(
     data: Annotated[Path, typer.Option(help="Folder with the benchmark's domains, as folders or lists.")],
     backbone: Annotated[
         str,
-        typer.Option(help="deit_small or deit_base (with their presets), or any timm VisionTransformer."),
+        typer.Option(help="deit_small or deit_base (with their presets), or any timm model."),
     ] = "deit_small",
     seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "3",
     tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
