@@ -80,13 +80,13 @@ def test_check(finished, monkeypatch, capsys) -> None:
     result = cdtrans.check(*places, config=finished.task.config, model=False, quiet=True)
     assert capsys.readouterr().out == ""
     assert (result.state, result.backbone) == ("ok", None)
-    assert "Nothing stands in the way" in result.verdict
+    assert "No problem was found" in result.verdict
     assert result.summary() == told(
         monkeypatch, capsys, "check", *places, "--config", finished.task.config, "--no-model"
     )
     finding = Finding("stop", "<i>names</i>", "The class 'a&b' is empty", "Remove it.")
     page = cdtrans.Check((finding,), None, "there is a reason to stop without it")._repr_html_()
-    assert says(page, "should not begin", "&lt;i&gt;names", "a&amp;b", "Remove it.", "reason to stop")
+    assert says(page, "Do not start a run", "&lt;i&gt;names", "a&amp;b", "Remove it.", "reason to stop")
 
 
 def test_evaluate(finished, copy: Path, monkeypatch, capsys) -> None:
@@ -258,7 +258,7 @@ def test_the_guides_examples_run(finished, tmp_path: Path, monkeypatch, capsys) 
     said = capsys.readouterr().out
     assert says(
         said,
-        "Nothing stands in the way",
+        "No problem was found",
         "new_images/a.png",
         "report.html",
         "<Classifier",

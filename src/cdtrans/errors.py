@@ -85,3 +85,8 @@ def first_of(parts: Sequence[str]) -> str:
     """The first parts of an enumeration, and how many more there are."""
     more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
     return ", ".join(parts[:NAMED]) + more
+
+
+def ended(text: str) -> str:
+    """With a full stop, unless it ends in a question."""
+    return text if text.endswith("?") else f"{text}."

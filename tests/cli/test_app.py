@@ -429,9 +429,9 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("states", "code", "verdict"),
         [
-            (["ok", "ok"], 0, "Nothing stands in the way of a run."),
-            (["warning", "ok"], 0, "A run can begin; read the warnings first."),
-            (["ok", "stop", "warning"], 1, "A run should not begin; 'cdtrans adapt' refuses it too."),
+            (["ok", "ok"], 0, "No problem was found; you can start a run."),
+            (["warning", "ok"], 0, "You can start a run; read the warnings first."),
+            (["ok", "stop", "warning"], 1, "Do not start a run; 'cdtrans adapt' would refuse it."),
         ],
     )
     def test_exit_codes_and_the_table(self, run: Run, asked: dict[str, Any], states, code: int, verdict: str) -> None:
@@ -577,14 +577,14 @@ class TestChoose:
         copy = shutil.copytree(finished.run, tmp_path / "run")
         ended = run("choose", copy, "source")
         assert (ended.code, ended.err) == (0, "")
-        assert says(ended.out, "now hands over the source-only model", "changes it back")
+        assert says(ended.out, "now uses the source-only model", "changes it back")
         assert "model: source-only" in run("predict", copy, finished.task.target, "--csv", tmp_path / "p.csv").out
         values = json.loads(run("choose", copy, "adapted", "--json").out)
         epoch = json.loads((finished.run / "result.json").read_text())["chosen_epoch"]
         assert values == {"run": str(copy), "chosen_model": "adapted", "chosen_epoch": epoch, "changed": True}
         again = run("choose", copy, "adapted")
         assert again.code == 0
-        assert says(again.out, "already hands over the adapted model")
+        assert says(again.out, "already uses the adapted model")
         ended = run("choose", tmp_path / "nowhere", "adapted")
         assert ended.code == 2
         assert "does not exist" in one_sentence(ended.err)
@@ -799,7 +799,7 @@ class TestCache:
             found = json.loads(run(*asked, *flags, "--json").out)
             assert (found["stores"], found["below"], found["freed"]) == ([], below, 0)
         assert len(json.loads(run("cache", "--cache", str(place), "--json").out)["stores"]) == 6
-        assert "leaves alone" not in run("cache", "--cache", str(place)).out
+        assert "not affected" not in run("cache", "--cache", str(place)).out
 
 
 class TestBench:

@@ -97,8 +97,8 @@ def an_image(task: Task) -> list[str]:
 
 
 BAD_PLACES = [
-    (empty, "No image lies in"),
-    (empty_target, "No image lies in"),
+    (empty, "No image was found in"),
+    (empty_target, "No image was found in"),
     (one_class, "holds only one class, 'blue'"),
     (no_class_folders, "holds images but no class folders"),
     (same, "Source and target are the same"),

@@ -109,7 +109,7 @@ def test_adapt_then_eval_then_predict(adapted: tuple[Task, Ended]) -> None:
     assert says(
         ended.err, "then 1 epoch of cdtrans", "at 16 pixels", "on cpu in fp32", "config.yaml"
     )  # what was decided
-    assert says(ended.err, "expected to be right", "of all labels", "of the surest", "--keep")
+    assert says(ended.err, "expected accuracy", "of all images", "of the most confident", "--keep")
     config = yaml.safe_load((here / "runs/adapt/config.yaml").read_text())
     assert (config["epochs"], config["source_epochs"], config["batch_size"]) == (1, 3, 8)
     assert config["source"] == str(task.source)

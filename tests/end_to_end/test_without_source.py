@@ -186,4 +186,4 @@ def test_a_file_needs_a_run_without_source(places: Path, tmp_path: Path, task: T
     command = task.adapt(tmp_path / "out", *SHOT, "--source-model", "weights.pth")
     ended = cold().run(command, tmp_path / "logs", folder=places)
     assert ended.code == 2
-    assert says(ended.err, "is a file", "leave SOURCE out")
+    assert says(ended.err, "is a weights file", "leave SOURCE out")

@@ -70,7 +70,7 @@ def test_labels_for_all_images_give_the_exact_accuracy(asked: Path) -> None:
     assert result.accuracy.low == result.accuracy.high == pytest.approx(sum(right) / IMAGES)
     assert result.comparison is not None
     assert result.comparison.better == "adapted"
-    assert says(" ".join(result.sentences()), "exactly", "all 60", "the guard was right")
+    assert says(" ".join(result.sentences()), "all 60 images (exact)", "the guard was right")
 
 
 def test_the_verdict_about_the_guard(asked: Path, run: Path) -> None:
@@ -131,8 +131,8 @@ def test_labels_of_images_that_were_trained_with(run: Path, tmp_path: Path, caps
     lines += [f"{tmp_path / 'moved' / 'new.png'},red,0123"]  # a digest of a run at another --resize
     (tmp_path / "l.csv").write_text("\n".join(["path,label,digest", *lines]))
     result, text = said(capsys, run, tmp_path / "l.csv")
-    assert says(text, "4 labels are of images that the model was trained with", "do not count for measuring")
-    assert says(text, "No label is left to measure or calibrate with")
+    assert says(text, "4 labels are of images that the model was trained with", "not used to measure")
+    assert says(text, "There is no label to measure or calibrate with")
     assert result.labelled == 0
     (tmp_path / "l.csv").write_text("\n".join(["path,label,digest", *lines, f"{target.paths[5]},red,", "y.png,red,"]))
     result, text = said(capsys, run, tmp_path / "l.csv")

@@ -146,7 +146,7 @@ def test_the_answer_key_is_marked_as_such(parsed: Parsed, full: Path) -> None:
 def test_what_is_expected_of_the_surest_labels(parsed: Parsed, full: Path, stopped_run: Path) -> None:
     text, sure = parsed.sections["keep"], np.sort(confidences(full))[::-1]
     assert f"all{sure.mean():.0%}" in text
-    assert f"the surest 81%{sure[:17].mean():.0%}" in text, "17 of 21 images"
+    assert f"the most confident 81%{sure[:17].mean():.0%}" in text, "17 of 21 images"
     assert "unknown without labels" in written(stopped_run).sections["keep"]
 
 

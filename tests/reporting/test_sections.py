@@ -69,7 +69,7 @@ class TestVerdict:
 
     @pytest.mark.parametrize(
         ("features", "part"),
-        [("pretrained", "pretrained backbone"), ("source-only", "trust it less"), (None, ""), ("later", "")],
+        [("pretrained", "pretrained backbone"), ("source-only", "trust the evidence less"), (None, ""), ("later", "")],
     )
     def test_whose_features_the_evidence_is_from(self, features: str | None, part: str) -> None:
         result = {"chosen_epoch": 2, "judged_epoch": 2, "chosen_model": "adapted", "guard": GUARD}

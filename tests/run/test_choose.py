@@ -86,7 +86,7 @@ def test_a_choice_against_a_guard_that_kept_the_adapted_model(run: Path) -> None
 
 def test_the_sentences(run: Path, capsys: pytest.CaptureFixture) -> None:
     assert confirmation(run, choose(run, "adapted", QUIET)).endswith(
-        "already hands over the adapted model; nothing was changed."
+        "already uses the adapted model; nothing was changed."
     )
     (run / "model.onnx").touch()
     sentence = confirmation(run, choose(run, "source", QUIET))

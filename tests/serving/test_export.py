@@ -221,7 +221,7 @@ def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
 def test_predictions_do_not_replace_the_file_that_is_read(finished, tmp_path: Path) -> None:
     file = cdtrans.export(finished.run, tmp_path / "flowers.safetensors").file
     before = file.read_bytes()
-    with error_says("flowers.safetensors", "is what this command reads", "--csv"):
+    with error_says("flowers.safetensors", "is an input of this command", "--csv"):
         cdtrans.predict(file, finished.task.target, csv=file)
     assert file.read_bytes() == before
 
@@ -396,7 +396,7 @@ def test_what_is_pushed_can_be_loaded(finished, quick_onnx, hub: Hub) -> None:
 def test_a_wrong_name_is_told_before_any_work(finished, hub: Hub, name: str) -> None:
     with error_says(f"'{name}'", "USER/NAME"):
         cdtrans.push(finished.run, name)
-    with error_says("no name of a repository", "USER/NAME"):
+    with error_says("not the name of a repository", "USER/NAME"):
         cdtrans.load(f"hf://{name}")
     assert not hub.place.exists()
 

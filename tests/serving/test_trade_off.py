@@ -80,6 +80,6 @@ def test_the_table_and_its_line() -> None:
     assert [kept.share for kept in table] == list(SHARES)
     assert [round(kept.accuracy, 3) for kept in table] == [0.505, 0.555, 0.605, 0.655, 0.705, 0.755]
     line = in_a_line(table)
-    for part in ("50% of all labels", "60% of the surest 80%", "76% of the surest 50%"):
+    for part in ("50% of all images", "60% of the most confident 80%", "76% of the most confident 50%"):
         assert part in line
     assert in_a_line(trade_off(np.array([0.9]))).count("90%") == 3, "one image is enough"

@@ -114,7 +114,7 @@ class TestClasses:
         finding = preflight.class_balance(labels(*counts))
         assert finding.state == state
         assert says(finding.statement, "largest", f"'class-{len(counts) - 1}'", f"{counts[-1] / 5:.3g} times")
-        assert says(preflight.class_balance(labels(7, 7)).statement, "equally many")
+        assert says(preflight.class_balance(labels(7, 7)).statement, "same number of images")
 
     @pytest.mark.parametrize(("distinct", "state"), [(1, "warning"), (2, "ok")])
     def test_fewer_different_targets_than_classes(self, distinct: int, state: str) -> None:

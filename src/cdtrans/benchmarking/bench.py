@@ -117,7 +117,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What `bench` hands back: the state of a benchmark after a call."""
+    """What `bench` returns: the state of a benchmark after a call."""
 
     out: Path
     table: str  # the file in `out` to read first

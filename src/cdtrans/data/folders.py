@@ -54,7 +54,7 @@ def no_image(top: Path, ignored: str) -> CdtransError:
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
     others, convert = (f", only files such as {ignored!r}", "convert them, or ") if ignored else ("", "")
     return CdtransError(
-        f"No image lies in {quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read)."
+        f"No image was found in {quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read)."
     )
 
 

@@ -59,7 +59,7 @@ def find_domain(root: Path, name: str, title: str) -> FoundDomain:
         return FoundDomain(name, _read_lists(lists, root, folder), None, together)
     if folder is None:
         raise CdtransError(
-            f"'{root}' lacks the domain {name} of {title}: expected a folder '{name}' or a list '{name}.txt',"
+            f"'{root}' has no domain {name} of {title}: expected a folder '{name}' or a list '{name}.txt',"
             f" found {_shown(root)}."
         )
     inner = folder / INNER_FOLDER

@@ -253,15 +253,15 @@ def kept_images(run: Path) -> int:
 
 
 def choice_sentence(run: Path, comparison: Comparison) -> str:
-    """What these labels say about the model that the run hands over."""
+    """What these labels say about the chosen model."""
     result = read_result(run)
     chosen, better = result["chosen_model"], comparison.better
     if not better:
-        return "These labels cannot tell whether the right model was chosen; more of them can."
+        return "These labels cannot tell whether the right model was chosen; more labels may."
     if better == chosen:
         return f"The right model was chosen: the {MODEL_NAMES[chosen]} one."
     who = "Your choice" if chosen_by_person(result) else "The guard's choice"
-    return f"{who} was wrong: to hand over the {MODEL_NAMES[better]} model, run '{choose_command(run, better)}'."
+    return f"{who} was wrong: to use the {MODEL_NAMES[better]} model, run '{choose_command(run, better)}'."
 
 
 def scan_key(where: Path, root: Path | None) -> LabelledDomain:

@@ -1,4 +1,4 @@
-"""Read labels for target images, measure the run's models with them, and remember them."""
+"""Read labels for target images, measure the run's models with them, and store them."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ class Answered:
     random: int  # of these, in the random part
     unsure: int  # in the random part
     no_class: int  # in the random part: they count as wrong
-    chosen: str  # the model that the run handed over
+    chosen: str  # the model that the run chose
     adapted: Interval | None  # accuracy; None without a label of the random part, or without an adapted model
     source: Interval | None  # accuracy of the source-only model; None without a label of the random part
     comparison: Comparison | None  # None if one of them is
@@ -65,20 +65,20 @@ class Answered:
         return self.labelled == self.images
 
     def sentences(self) -> list[str]:
-        """For people."""
+        """The result in sentences."""
         if not self.labelled:
             return [
-                f"No label is left to measure or calibrate with: it takes classes, not '{UNSURE}', of images that the"
+                f"There is no label to measure or calibrate with: give classes, not '{UNSURE}', for images that the"
                 " model was not trained with ('cdtrans ask' chooses some)."
             ]
         if self.accuracy is None or self.source is None:
             return [
-                f"{self.labelled} labels are stored, but none is of the random part, and images that were chosen since"
-                " the model is unsure of them cannot tell its accuracy: label some of the random part too."
+                f"{self.labelled} labels are stored, but none is of the random part. The others were chosen because the"
+                " model is unsure of them, so they cannot measure its accuracy: label some of the random part too."
             ]
         basis = f"{self.random} random images of {self.images}"
         if self.complete:
-            basis = f"all {self.images} images, so exactly"
+            basis = f"all {self.images} images (exact)"
         chosen = f"{MODEL_NAMES[self.chosen]} model, which this run chose"
         said = [f"Accuracy of the {chosen}, from {basis}: {self._measured(self.accuracy)}."]
         if self.adapted is not None:
@@ -92,7 +92,7 @@ class Answered:
                 " accuracies are too high."
             )
         if self.recalibrated:
-            said.append("The adapted model's probabilities are calibrated by these labels now.")
+            said.append("The adapted model's probabilities are now calibrated with these labels.")
         return [*said, *self._compared()]
 
     def _measured(self, interval: Interval) -> str:
@@ -120,9 +120,9 @@ class Answered:
             ]
         better = MODEL_NAMES[found.better]
         if found.better == self.chosen:
-            return [f"{counted}{test}: the {better} model is better, and the guard was right to hand it over."]
+            return [f"{counted}{test}: the {better} model is better, and the guard was right to keep it."]
         return [
-            f"{counted}{test}: the {better} model is better, and the guard was wrong to hand over the other one. "
+            f"{counted}{test}: the {better} model is better, and the guard was wrong to keep the other one. "
             f"'cdtrans choose RUN {found.better}' changes that."
         ]
 

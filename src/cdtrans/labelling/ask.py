@@ -28,7 +28,7 @@ PAGE, LABELS, TASKS, LABELLING_CONFIG = "ask.html", "labels.csv", "label-studio.
 # that the model is least sure of teach it most.
 RANDOM_SHARE = 0.6
 CANDIDATES = 10  # the informative part is chosen among so many times as many of the least certain images
-TIE = 1e-9  # less than any difference between two shares, to choose among equal ones at random
+TIE = 1e-9  # smaller than any difference between two shares; breaks ties at random
 SIDE = 480  # pixels of the longer side of an image on the page
 
 
@@ -86,7 +86,7 @@ def ask(
 
 
 def refuse_to_lose(file: Path, target: FinishedTarget, answers: Answers) -> None:
-    """An error if the file holds labels that the run has neither been told with `answer` nor been trained with."""
+    """An error if the file holds labels that the run has neither read with `answer` nor been trained with."""
     if not file.exists():
         return
     unread = strange = 0
@@ -106,8 +106,8 @@ def refuse_to_lose(file: Path, target: FinishedTarget, answers: Answers) -> None
 
 
 def choose(target: FinishedTarget, answers: Answers, budget: int, seed: int) -> list[Question]:
-    """At most `budget` new images in random order, so that whoever stops half-way has answered a random half. Images
-    that were answered and are now drawn for the random part come in addition: they need not be asked again."""
+    """At most `budget` new images in random order, so that stopping half-way leaves a random half labelled. Images
+    that have a label and are now drawn for the random part come in addition: they need not be labelled again."""
     rng = np.random.default_rng(seed)
     left = len(target) - len(answers)
     if budget >= left:
@@ -178,12 +178,12 @@ def read_pictures(target: FinishedTarget, indices: list[int], screen: Screen) ->
             raise CdtransError(
                 f"{problem}; put the target back, or run this in the folder where 'cdtrans adapt' was run."
             )
-        screen.warn(f"{problem}; they are not asked.")
+        screen.warn(f"{problem}; they are skipped.")
     return pictures
 
 
 def write_files(folder: Path, target: FinishedTarget, questions: list[Question], pictures: dict[int, str]) -> None:
-    """What a labeller needs. The predictions are not in it, and the page does not show the parts: both would bias."""
+    """The files for labelling. They do not hold predictions, and the page does not show the parts: both would bias."""
     rows = [{"path": target.paths[q.image], "digest": target.digests[q.image], "part": q.part} for q in questions]
     tasks = [{"data": row | {"image": pictures[q.image]}} for row, q in zip(rows, questions, strict=True)]
     lines = [COLUMNS, *((target.paths[q.image], "", q.part) for q in questions)]

@@ -51,7 +51,7 @@ def read_rows(file: Path) -> list[Row]:
     try:
         content = file.read_bytes()
     except FileNotFoundError as error:
-        raise CdtransError(f"The file of labels '{file}' does not exist; {HOW_TO}.") from error
+        raise CdtransError(f"The labels file '{file}' does not exist; {HOW_TO}.") from error
     except IsADirectoryError as error:
         raise CdtransError(
             f"'{file}' is a folder, not a file of labels; for class folders use 'cdtrans eval'."
@@ -60,7 +60,7 @@ def read_rows(file: Path) -> list[Row]:
         raise CdtransError(f"'{file}' is neither a CSV nor a JSON file; {HOW_TO}.")
     text = content.decode("utf-8-sig", "surrogateescape")
     if not text.strip():
-        raise CdtransError(f"The file of labels '{file}' is empty; {HOW_TO}.")
+        raise CdtransError(f"The labels file '{file}' is empty; {HOW_TO}.")
     return _json_rows(file, text) if text.lstrip()[0] in "[{" else _csv_rows(file, text)
 
 
@@ -90,7 +90,7 @@ def _json_rows(file: Path, text: str) -> list[Row]:
         return [row for n, task in enumerate(tasks, 1) for row in _task_rows(f"task {n}", task)]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CdtransError(
-            f"'{file}' is not an export of Label Studio (JSON or JSON-MIN) of the tasks that 'cdtrans ask' wrote."
+            f"'{file}' is not a Label Studio export (JSON or JSON-MIN) of the tasks that 'cdtrans ask' wrote."
         ) from error
 
 

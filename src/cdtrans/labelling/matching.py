@@ -74,7 +74,7 @@ def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Scre
         else:
             strange.append(row.path)
     if trained:
-        screen.say(f"{trained} labels are of images that the model was trained with; they do not count for measuring.")
+        screen.say(f"{trained} labels are of images that the model was trained with; they are not used to measure it.")
     if strange:
         problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
         if not found and not trained:

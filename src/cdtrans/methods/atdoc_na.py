@@ -31,7 +31,7 @@ from cdtrans.runtime.ranks import gather
 class ATDOCNAOptions:
     trade_off: float = option(0.2, "Weight c of the target's loss at the end of its linear rise.", minimum=0)
     neighbours: int = option(5, "Entries of the bank that vote.", minimum=1)
-    label_smoothing: float = option(0.1, "Of the source's labels.", minimum=0, maximum=0.99)
+    label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
 
 
 class ATDOCNA(Method):

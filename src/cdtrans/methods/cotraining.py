@@ -53,7 +53,7 @@ class CoTrainingOptions:
     information: float = option(0.5, "Weight of information maximisation.", minimum=0)
     mask: bool = option(True, "Mask parts of the target images.")
     strong: bool = option(True, "Strong augmentation of source and target images.")
-    label_smoothing: float = option(0.1, "Of the source's labels.", minimum=0, maximum=0.99)
+    label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
     head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
     given: float = option(0.125, "Least share of images of --target-labels among the target's.", minimum=0, maximum=1)
     cross: float = option(0.0, "Weight of a source-target branch as in CDTrans, which needs a ViT.", minimum=0)

@@ -36,7 +36,7 @@ from cdtrans.runtime.ranks import rank, world
 @dataclass(frozen=True)
 class PMTransOptions:
     neighbours: int = option(5, "Entries of the memory bank that vote on a target label.", minimum=1)
-    label_smoothing: float = option(0.1, "Of the source's labels.", minimum=0, maximum=0.99)
+    label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
     weight: float = option(-2.0, "The weights of both losses on mixed images are softplus of this at first.")
 
 

@@ -191,10 +191,10 @@ class PairCounts:
 
 
 FEATURES = {  # that the guard judged by
-    "pretrained": "The evidence is from features of the pretrained backbone, which nothing in the run has trained.",
+    "pretrained": "The evidence comes from features of the pretrained backbone, which the run has not trained.",
     "source-only": (
-        "The evidence is from features of the source-only model, because no pretrained weights were available. They "
-        "agree with that model's own predictions: trust it less."
+        "The evidence comes from features of the source-only model, because no pretrained weights were available. They "
+        "tend to agree with that model's own predictions: trust the evidence less."
     ),
 }
 VERDICTS = {  # the guard's verdict, that of older runs too -> tone, badge, sentence
@@ -221,7 +221,7 @@ def verdict(record: Record) -> Verdict:
         sentence = "This run was trained on pairs made with target labels: it is a measurement, not an adaptation."
     elif chosen_by_person(record.result):
         tone, badge = "warned", "chosen by hand"
-        sentence = "Somebody chose {model} by hand ('cdtrans choose'), against the run's own choice."
+        sentence = "This run uses {model}, which was chosen by hand ('cdtrans choose') against the run's own choice."
     elif not record.adapted:
         tone, badge = "bad", "stopped"
         sentence = "There is no adapted model: the run was stopped and selected {model}."
@@ -249,7 +249,7 @@ def verdict(record: Record) -> Verdict:
 
 
 def model_in_words(record: Record) -> str:
-    """The model that the run hands over."""
+    """The chosen model, in words."""
     if record.used_source:
         return "the source-only model"
     return f"the adapted model of epoch {record.result['chosen_epoch']}"
@@ -383,7 +383,9 @@ def crowd(model: str, predicted: np.ndarray, source: np.ndarray, classes: tuple[
         f"({source[found.label] / max(source.sum(), 1):.0%} of the source)"
     )
     if model == "source":
-        sentence += ": it can hardly see the target's classes, so a distance from its predictions is no sign of harm"
+        sentence += (
+            ": it hardly recognises the target's classes, so predictions that differ from its own are no sign of harm"
+        )
     return Crowd(model, name, found.share, f"{sentence}.")
 
 

@@ -18,7 +18,7 @@ SHOWN_CONFUSIONS = 12  # the most frequent ones, by name
 
 @dataclass(frozen=True)
 class LabelledResults:
-    """The results of `cdtrans eval` with target labels, of the model that the run hands over."""
+    """The results of `cdtrans eval` with target labels, of the chosen model."""
 
     images: int
     whole_target: bool  # whether every target image is labelled

@@ -21,20 +21,20 @@ from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, State, gravest
 from cdtrans.trust.preflight import Labels
 
-HEADERS_AT_ONCE = 8  # files opened in parallel, for disks that answer late
+HEADERS_AT_ONCE = 8  # files opened in parallel, for slow disks
 VERDICTS: dict[State, str] = {
-    "ok": "Nothing stands in the way of a run.",
-    "warning": "A run can begin; read the warnings first.",
-    "stop": "A run should not begin; 'cdtrans adapt' refuses it too.",
+    "ok": "No problem was found; you can start a run.",
+    "warning": "You can start a run; read the warnings first.",
+    "stop": "Do not start a run; 'cdtrans adapt' would refuse it.",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found, and with whose eyes."""
+    """The findings, and the backbone that they were made with."""
 
     findings: tuple[Finding, ...]
-    backbone: str | None  # whose features were looked at
+    backbone: str | None  # whose features were checked
     skipped: str  # why none were
 
     @property
@@ -57,7 +57,7 @@ class Check:
 
     def _repr_html_(self) -> str:
         rows = [(f.state, f.subject, f"{f.statement}. {f.advice}") for f in self.findings]
-        skipped = f"Not looked at through the backbone: {self.skipped}." if self.skipped else ""
+        skipped = f"Not checked with a backbone: {self.skipped}." if self.skipped else ""
         return html_table(self.verdict, ("", "subject", "found"), rows, skipped)
 
 
@@ -72,8 +72,8 @@ def check(
     screen: Screen | None = None,
     **settings: Any,
 ) -> Check:
-    """Say what is wrong with the images before a run, looking at them as `adapt` would with the same settings; without
-    `model`, with no backbone. `settings`, `preset` and `config` are as for `adapt`."""
+    """Check the images before a run, as `adapt` would read them with the same settings. `model=False` leaves out the
+    checks that need a backbone. `settings`, `preset` and `config` are as for `adapt`."""
     screen = screen or Screen(quiet=quiet)
     layered, _ = layered_config(source, target, preset, config, settings)
     found_source, found_target = scan_domains(layered, screen)
@@ -113,7 +113,7 @@ def without_model(
     config: Config,
     screen: Screen,
 ) -> list[Finding]:
-    """What `adapt` looks at too, and what the headers of the files say, which would cost it time."""
+    """The checks that `adapt` makes too, and those of the file headers, which would take it too long."""
     assert isinstance(config.crop, int), "the configuration has been resolved"
     source_headers = read_headers(source.files(), screen, "source")
     target_headers = read_headers(target.files(), screen, "target")

@@ -1,4 +1,4 @@
-"""The part of `cdtrans check` that looks through the backbone."""
+"""The part of `cdtrans check` that uses the backbone."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding
 from cdtrans.trust.probes import Sample, enough, probe
 
-PROBED = 4000  # images of a domain that the backbone looks at: a minute of a CPU with DeiT-tiny, and shares to 1 %
+PROBED = 4000  # images of a domain that the backbone encodes: a minute of a CPU with DeiT-tiny, and shares to 1 %
 
 
 def look(
@@ -26,14 +26,14 @@ def look(
     config: Config,
     screen: Screen,
 ) -> tuple[list[Finding], str]:
-    """What it sees with its weights as they are before any training, and why nothing if so."""
+    """Findings with the weights as they are before any training; or the reason why there are none."""
     if not config.weights and not config.pretrained:
         return [], "a backbone without pretrained weights sees nothing"
     card = make_card(config, source.classes, stage="source", epoch=0)
     try:
         network = initial_network(config, card)
     except WeightsUnavailable as error:
-        advice = "Connect to the network, or give --weights FILE or --no-pretrained: a run cannot begin otherwise."
+        advice = "Connect to the network, or give --weights FILE or --no-pretrained: a run needs one of these."
         return [Finding("warning", "weights", error.cause, advice)], "there are no weights"
     if not enough(np.array(source.labels), len(target)):
         return [], "there are too few images for it"
@@ -43,7 +43,7 @@ def look(
     for name, domain, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
         sample = draw_sample(len(domain), config.seed)
         if len(sample) < len(domain):
-            screen.say(f"The backbone looks at {len(sample)} of the {len(domain)} {name} images, drawn at random.")
+            screen.say(f"The backbone checks {len(sample)} of the {len(domain)} {name} images, chosen at random.")
         encoded = Encoder(network, config, screen)(make_images(pixels.keep(sample), card, device), name)
         encodings.append(Sample(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
         samples.append(sample)

@@ -1,4 +1,4 @@
-"""Change which model a finished run hands over, without training: `cdtrans choose`."""
+"""Change which model a finished run uses, without training: `cdtrans choose`."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from cdtrans.storage.run_folder import (
 
 
 class Choice(NamedTuple):
-    """What a run hands over now. The keys are promised by `choose --json`."""
+    """The model that a run uses now. The keys are promised by `choose --json`."""
 
     chosen_model: str
     chosen_epoch: int
@@ -30,8 +30,8 @@ class Choice(NamedTuple):
 
 
 def choose(run: Path, model: str, screen: Screen) -> Choice:
-    """Hand over the 'adapted' or the 'source' model from now on. result.json comes after the predictions, so that after
-    a kill the same command completes the change; a page that shows the other choice is never left behind."""
+    """Use the 'adapted' or the 'source' model from now on. result.json is written after the predictions, so that the
+    same command completes the change after a kill. A report that shows the other choice never remains."""
     result = read_result(run)
     if model not in MODEL_NAMES:
         raise CdtransError(f"Unknown model '{model}': {nearest(model, list(MODEL_NAMES))}")
@@ -54,7 +54,7 @@ def choose(run: Path, model: str, screen: Screen) -> Choice:
         if had_report:
             write_report(run, screen)
     if (run / "model.onnx").exists():
-        screen.warn(f"'{run / 'model.onnx'}' still holds the model of before; export it again.")
+        screen.warn(f"'{run / 'model.onnx'}' still holds the previous model; export it again.")
     return Choice(model, int(result["chosen_epoch"]), changed=True)
 
 
@@ -72,11 +72,11 @@ def changed(result: dict[str, Any], model: str) -> dict[str, Any]:
 def confirmation(run: Path, choice: Choice) -> str:
     name = MODEL_NAMES[choice.chosen_model]
     if not choice.changed:
-        return f"The run in '{run}' already hands over the {name} model; nothing was changed."
+        return f"The run in '{run}' already uses the {name} model; nothing was changed."
     epoch = f" of epoch {choice.chosen_epoch}" if choice.chosen_epoch else ""
     other = next(model for model in MODEL_NAMES if model != choice.chosen_model)
     back = choose_command(run, other)
-    return f"The run in '{run}' now hands over the {name} model{epoch}; '{back}' changes it back."
+    return f"The run in '{run}' now uses the {name} model{epoch}; '{back}' changes it back."
 
 
 def write(file: Path, content: bytes) -> None:
@@ -97,8 +97,8 @@ def explanation(run: Path, result: dict[str, Any]) -> str:
 
 
 def use_anyway(run: Path) -> str:
-    """After a refusal."""
+    """How to use the adapted model although the guard refused it."""
     return (
-        f"To use the adapted model anyway: '{choose_command(run, 'adapted')}', or once only 'cdtrans predict "
+        f"To use the adapted model anyway: '{choose_command(run, 'adapted')}', or just once: 'cdtrans predict "
         f"{quote(str(run))} IMAGES --model adapted'."
     )

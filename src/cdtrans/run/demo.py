@@ -1,4 +1,4 @@
-"""The built-in task end to end, by the same road as anybody's two folders."""
+"""The built-in task end to end, in the same way as any two folders."""
 
 import os
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class DemoResult:
 def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
     """Rendered digits to real handwriting. The labels are read after training, to print the score."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise CdtransError("The built-in task is too small for several processes; start 'cdtrans demo' by itself.")
-    place = Path(os.path.abspath(out))  # "." has a name then
+        raise CdtransError("The built-in task is too small for several processes; start 'cdtrans demo' in one process.")
+    place = Path(os.path.abspath(out))  # so that "." has a name
     digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
-    report = settings.pop("report", True)  # after the answers, which it shows
+    report = settings.pop("report", True)  # written after the evaluation, which it shows
     settings |= {"preset": "demo", "seed": seed}
     result = adapt(source=digits.source, target=digits.target, out=out, report=False, screen=screen, **settings)
     scored = evaluate(result.run, digits.answers, screen=screen)

@@ -53,7 +53,7 @@ def evidence_network(
         network = network or pretrained_network(card, config, device)
         if not from_main(network is not None):
             screen.warn(
-                f"{card.weights} is not here, so the guard judges by features trained on the source: trust it less."
+                f"{card.weights} is missing, so the guard judges by features trained on the source: trust it less."
             )
             return None
         if network is None:

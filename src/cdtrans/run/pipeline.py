@@ -28,7 +28,7 @@ DEFAULT_OUT = "runs/adapt"
 
 @dataclass(frozen=True)
 class Result:
-    """What `adapt` hands back."""
+    """What `adapt` returns."""
 
     run: Path
     chosen_epoch: int  # 0: the source-only model

@@ -39,7 +39,7 @@ def scan_domains(
     for name in ("source", "target"):
         if not getattr(config, name) and not (name == "source" and classes):
             alone = " (a model alone: --target TARGET --source-model RUN --method shot)" if name == "source" else ""
-            raise CdtransError(f"No {name} was given; name both, as in 'cdtrans adapt SOURCE TARGET --out RUN'{alone}.")
+            raise CdtransError(f"No {name} was given; give both, as in 'cdtrans adapt SOURCE TARGET --out RUN'{alone}.")
     if classes:
         target = scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
         screen.say(f"source: no images, a model of {len(classes)} classes; target: {len(target)} images")
@@ -92,7 +92,7 @@ def find_pixels(
         except DiskFull:
             if config.pixels == "store":
                 raise
-            screen.say(f"The disk has no room for the decoded {name} images: they are decoded every time (slower).")
+            screen.say(f"The disk has no room for the decoded {name} images, so they are decoded every time (slower).")
     streamed = StreamedPixels(files, config.resize)
     digests, thumbnails, bad = streamed.look(screen, name)
     return DomainPixels(streamed, np.arange(len(files)), digests, thumbnails), bad

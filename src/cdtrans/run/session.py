@@ -102,8 +102,8 @@ def run_session(
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
     if max(len(source), len(target)) < kind.least_batch:
         raise CdtransError(
-            f"The method '{config.method}' needs {kind.least_batch} images in a batch, and there are fewer of the "
-            "source and of the target; add images, or choose another --method."
+            f"The method '{config.method}' needs a batch of {kind.least_batch} images, but source and target both have "
+            "fewer; add images, or choose another --method."
         )
 
     data = describe(source, source_pixels, held, target, target_pixels) | describe_labels(given) | {"found": found}
@@ -216,7 +216,9 @@ def resolve(config: Config, method: type[Method] | None = None) -> Config:
     kind = method or method_class(config.method)
     options = check_options(kind.Options, config.method_args, config.method)
     if not kind.trains and config.epochs > 1:
-        raise CdtransError(f"The method '{config.method}' trains nothing, so --epochs {config.epochs} means nothing.")
+        raise CdtransError(
+            f"The method '{config.method}' does not train, so --epochs {config.epochs} has no effect; leave it out."
+        )
     if config.batch_size < kind.least_batch:
         raise CdtransError(
             f"The method '{config.method}' needs a --batch-size of {kind.least_batch} or more, not {config.batch_size}."
@@ -290,16 +292,16 @@ def describe_found(source: LabelledDomain, target: UnlabelledDomain) -> dict[str
 
 
 def show_finished(out: Path, found: dict[str, str], config: Config, screen: Screen) -> None:
-    """What there is to say of a run that has been finished before."""
+    """Say that a run is finished already, and whether its images have changed since."""
     screen.say(f"The run in '{out}' is already finished.")
     before = (read_json(out / "data.json") or {}).get("found")  # runs of the first versions have none
     changed = [name for name in found if isinstance(before, dict) and before.get(name) != found[name]]
     if changed:
         screen.warn(
-            f"The {' and '.join(changed)} images have changed since the run in '{out}' began, and its result is that "
-            "of the earlier ones; choose another --out to adapt to them, or label new images with 'cdtrans predict'."
+            f"The {' and '.join(changed)} images have changed since the run in '{out}' began, but its result is "
+            "for the earlier ones; choose another --out to adapt to them, or label new images with 'cdtrans predict'."
         )
-    remove_state(out)  # there only if it was killed in its last moment, as may be the report's absence
+    remove_state(out)  # left over only if the run was killed at the very end, before its report was written
     if config.report and is_main():
         add_report(out, screen)
     show(out, read_result(out), screen)
@@ -328,12 +330,12 @@ def opening(config: Config, out: Path) -> list[str]:
 
 
 def warn_about_threads(out: Path, config: Config, screen: Screen) -> None:
-    """On a CPU a sum is split among the threads, and their number decides how it is rounded."""
+    """On a CPU the number of threads decides how sums are rounded."""
     before, now = (read_json(out / "environment.json") or {}).get("threads"), torch.get_num_threads()
     if config.device == "cpu" and before not in (None, now):
         screen.warn(
             f"The run began with {before} CPU threads and resumes with {now}, so its result will differ in the last "
-            f"digits from that of an undisturbed run; OMP_NUM_THREADS={before} keeps it the same."
+            f"digits from that of an uninterrupted run; set OMP_NUM_THREADS={before} to avoid this."
         )
 
 

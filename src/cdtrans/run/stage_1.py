@@ -66,7 +66,7 @@ class Stage1:
         if self.origin is not None and self.origin.is_file():
             if self.config.source:
                 raise CdtransError(
-                    f"'{self.origin}' is a file, which can be adapted without source images alone; leave SOURCE out, "
+                    f"'{self.origin}' is a weights file, which works only without source images; leave SOURCE out, "
                     f"give a run instead, {OR_TRAIN}."
                 )
         elif self.origin is not None and not self.config.source and not self.origin.exists():
@@ -129,7 +129,7 @@ class Stage1:
             return
         if self.config.source_model:
             trained = f" ({card.epoch} epochs from {card.weights})" if card.epoch else ""
-            screen.say(f"stage 1 is that of '{self.config.source_model}'{trained}")
+            screen.say(f"stage 1 is taken from '{self.config.source_model}'{trained}")
             run.log("source_model", run=self.config.source_model, epochs=card.epoch, weights=card.weights)
         elif self.config.source_fit == "probe":
             probe_source(run, network, images, labels, encode=encode, classes=len(card.classes))
@@ -141,9 +141,7 @@ class Stage1:
 
 def require_stage_1(run: Path) -> None:
     if not (run / SOURCE).is_dir():
-        raise CdtransError(
-            f"'{run}' has no finished stage 1, which is a '{SOURCE}' model in it; wait for it, {OR_TRAIN}."
-        )
+        raise CdtransError(f"'{run}' has no finished stage 1 (the model '{SOURCE}'); wait for it, {OR_TRAIN}.")
 
 
 def initial_network(config: Config, card: "Card", *, with_weights: bool = True) -> "Network":
@@ -204,7 +202,7 @@ def read_classes(config: Config) -> tuple[str, ...]:
     classes = tuple(line.strip() for line in lines if line.strip())
     if twice := [name for name in classes if classes.count(name) > 1]:
         raise CdtransError(
-            f"'{config.source_classes}' names the class '{twice[0]}' twice; every line is another class."
+            f"'{config.source_classes}' names the class '{twice[0]}' twice; each line must be a different class."
         )
     if len(classes) < 2:
         raise CdtransError(f"'{config.source_classes}' names {len(classes)} classes, but a classifier has two or more.")
@@ -231,7 +229,7 @@ def _check_same_images(run: Path, config: Config, source: dict[str, Any]) -> Non
         images, held, fingerprint = theirs["images"], theirs["held_out"], theirs["fingerprint"]
     except Exception as error:  # it is missing or damaged, in any way
         raise CdtransError(
-            f"'{file}' does not say which images its stage 1 was trained on; take another run."
+            f"'{file}' does not say which images its stage 1 was trained on; use another run."
         ) from error
     if fingerprint != source["fingerprint"] or theirs.get("pixels", source["pixels"]) != source["pixels"]:
         raise CdtransError(

@@ -1,4 +1,4 @@
-"""Labels of target images that the user hands over to train with (--target-labels). They enter a run here and nowhere
+"""Target labels that the user gives to train with (--target-labels). They enter a run here and nowhere
 else. `ask` draws a random part to measure with: it is left out, so that `answer` can measure the new model with it."""
 
 import hashlib
@@ -53,15 +53,15 @@ def read_target_labels(
     given = to_train_with(answers, classes)
     if measures := sum(answer.part == "random" for answer in answers.values()):
         screen.say(
-            f"{measures} labels of the random part are left to measure with ('cdtrans answer'); remove the column "
+            f"{measures} labels of the random part are kept for measuring ('cdtrans answer'); remove the column "
             "'part' to train with them too."
         )
     if not given:
         raise CdtransError(
-            f"None of the labels of '{file}' can be trained with: they are of the random part, '{UNSURE}' or "
+            f"No label in '{file}' can be used for training: they belong to the random part, or are '{UNSURE}' or "
             f"'{NO_CLASS}'."
         )
-    screen.say(f"{len(given)} of {len(target)} target images are trained with their labels.")
+    screen.say(f"The run trains with the labels of {len(given)} of {len(target)} target images.")
     if len(set(given.values())) == 1 and len(given) > 1:
         only = classes[next(iter(given.values()))]
         screen.warn(f"All labels of '{file}' are {only!r}; if the target has other classes too, label some of them.")

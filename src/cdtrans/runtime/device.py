@@ -21,7 +21,7 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise CdtransError(f"There is no device '{name}' here (GPUs: {torch.cuda.device_count()}); use --device cpu.")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise CdtransError("There is no device 'mps' here, which Macs with Apple silicon have; use --device cpu.")
+        raise CdtransError("There is no device 'mps' here (only Macs with Apple silicon have it); use --device cpu.")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

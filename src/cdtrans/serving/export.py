@@ -1,5 +1,5 @@
 """Export a run's classifier for programs without cdtrans: as an ONNX graph, as weights for timm, or as a folder for the
-Hugging Face hub with both. What is exported is checked against the model before it is handed over."""
+Hugging Face hub with both. An export is checked against the model before it is put in place."""
 
 import os
 import shutil
@@ -112,7 +112,7 @@ def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: 
             no_timm, no_onnx = why_not_timm(network, card), why_not_onnx(classifier)
             for left_out, why in {"config.json and model.safetensors": no_timm, "model.onnx": no_onnx}.items():
                 if why:
-                    screen.warn(f"The folder is made without {left_out}: {why}.")
+                    screen.warn(f"The folder does not include {left_out}: {why}.")
             if no_timm and no_onnx:
                 raise CdtransError(f"There is nothing to export: {no_timm}, and {no_onnx}.")
             differences = []

@@ -12,7 +12,7 @@ NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 def require_name(name: str) -> None:
     if not NAME.fullmatch(name) or "--" in name or ".." in name:
-        raise CdtransError(f"'{name}' is no name of a repository on the Hugging Face hub; give USER/NAME.")
+        raise CdtransError(f"'{name}' is not the name of a repository on the Hugging Face hub; give USER/NAME.")
 
 
 def download(name: str, files: Sequence[str]) -> Path:
@@ -50,10 +50,10 @@ def _cause(error: Exception) -> str:
     if isinstance(error, RepositoryNotFoundError):
         return "there is no such repository, or it is private; check the name, or log in with 'hf auth login'"
     if isinstance(error, RevisionNotFoundError):
-        return "it has no such revision; check what follows @"
+        return "it has no such revision; check the part after @"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, LocalTokenNotFoundError) or status in (401, 403):
-        return "it is not permitted; log in with 'hf auth login' to an account that may"
+        return "it is not permitted; log in with 'hf auth login' to an account that has access"
     if status is not None:
         return f"it answered {status}; try again later"
     return f"there is no connection ({type(error).__name__}); connect to the network"

@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import read_yaml
-from cdtrans.errors import printable
+from cdtrans.errors import ended, printable
 from cdtrans.runtime.environment import package_version
 from cdtrans.storage.files import intact
 from cdtrans.storage.run_folder import AGAIN, CONFIG, find_model, read_result
@@ -35,7 +35,7 @@ def hub_card(
         *_front_matter(licence, timm=weights),
         f"# {name.partition('/')[2] if name else 'Image classifier'}",
         "",
-        f"An image classifier of {len(card.classes)} classes, {MADE_BY} {package_version('cdtrans')}: trained on "
+        f"An image classifier with {len(card.classes)} classes, {MADE_BY} {package_version('cdtrans')}: trained on "
         "labelled source images and unlabelled target images, for images like the target's.",
         "",
         "## Data and training",
@@ -53,11 +53,11 @@ def hub_card(
         f"- {_line(estimate)}",
         f"- Logits are divided by the temperature {card.temperature:.3f}, so that the probabilities are calibrated to "
         "that estimate; it is part of the weights.",
-        *(["- **It was trained with target labels for an ablation, and says nothing of adaptation.**"] * with_key),
+        *(["- **It was trained with target labels for an ablation, and says nothing about adaptation.**"] * with_key),
         "",
         "## Limits",
         "",
-        "- It knows only its own classes: an image of anything else gets one of their names.",
+        "- It knows only these classes: an image of anything else gets one of them, too.",
         "- Accuracy without target labels is an estimate. Label some images and measure before you rely on it.",
         "- Images unlike the target's may be classified worse than by the source-only model.",
         "",
@@ -99,17 +99,17 @@ def _domain(place: str | None, values: dict[str, Any], kind: str) -> str:
 
 
 def _guard(guard: dict[str, Any]) -> str:
-    """Its verdict and the evidence, without the advice for whoever trained the model."""
+    """Its verdict and the evidence, without the advice for the person who trained the model."""
     evidence = "; ".join(f"{finding.get('name')}: {finding.get('sentence')}" for finding in guard.get("findings", []))
     opening = guard.get("opening", "The guard did not judge it.")
-    return f"{opening} Evidence, all without labels: {evidence}." if evidence else opening
+    return f"{opening} Evidence, all without labels: {ended(evidence)}" if evidence else opening
 
 
 def _start(card: "Card", licence: str | None) -> str:
     if card.weights.startswith("none"):
         return "Trained from scratch."
     if licence:
-        return f"Its pretrained weights are licensed {licence}, by what timm says."
+        return f"Its pretrained weights are licensed {licence}, according to timm."
     return "It started from weights whose licence cdtrans does not know."
 
 

@@ -22,7 +22,9 @@ class Kept:
 def threshold_for_share(confidences: np.ndarray, share: float) -> Kept:
     """The surest `share` of the images; a few more if several are equally sure."""
     if not 0 < share <= 1:
-        raise CdtransError(f"The share to keep must be above 0 and at most 1, not {share:g}; 0.8 is the surest 80%.")
+        raise CdtransError(
+            f"The share to keep must be above 0 and at most 1, not {share:g}; 0.8 is the most confident 80%."
+        )
     surest = np.sort(confidences)[::-1]
     return _first(surest, max(1, round(share * len(surest))))
 
@@ -37,7 +39,7 @@ def threshold_for_accuracy(confidences: np.ndarray, accuracy: float) -> Kept:
     enough = np.flatnonzero(ends & (means >= accuracy))
     if not len(enough):
         raise CdtransError(
-            f"An accuracy of {accuracy:.1%} cannot be expected of any part of the images: of the surest it is "
+            f"An accuracy of {accuracy:.1%} cannot be expected of any part of the images: of the most confident it is "
             f"{_floor(surest[0])}; give a lower --accuracy."
         )
     return _first(surest, int(enough[-1]) + 1)
@@ -51,10 +53,10 @@ def trade_off(confidences: np.ndarray) -> tuple[Kept, ...]:
 def in_a_line(table: tuple[Kept, ...]) -> str:
     """The trade-off of `trade_off` in a sentence."""
     kept = dict(zip(SHARES, table, strict=True))
-    parts = [f"{kept[share].accuracy:.0%} of the surest {kept[share].share:.0%}" for share in (0.8, 0.5)]
+    parts = [f"{kept[share].accuracy:.0%} of the most confident {kept[share].share:.0%}" for share in (0.8, 0.5)]
     return (
-        f"Expected to be right, by the model's probabilities: {kept[1.0].accuracy:.0%} of all labels, "
-        f"{', '.join(parts)} ('cdtrans predict --keep')."
+        f"Expected accuracy, by the model's probabilities: {kept[1.0].accuracy:.0%} of all images, "
+        f"{', '.join(parts)} (see 'cdtrans predict --keep')."
     )
 
 

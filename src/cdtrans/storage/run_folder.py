@@ -30,7 +30,7 @@ OWN = {  # what a run consists of: files and folders that no verb may write to a
 }
 MODELS = ("chosen", "adapted", "last", "source")
 AGAIN = "remove it and run the 'cdtrans adapt' command again"
-MODEL_NAMES = {"source": "source-only", "adapted": "adapted"}  # what a run can hand over, in words
+MODEL_NAMES = {"source": "source-only", "adapted": "adapted"}  # the models that a run can choose, in words
 
 ESTIMATE = {"low": (float, None), "high": (float, None), "sentence": str, "accuracy": (float, None)}
 RESULT_SHAPE = {
@@ -70,13 +70,13 @@ def require_output(file: Path, what: str, flag: str, *inputs: Path | None) -> No
     real = Path(os.path.realpath(file))
     for place in map(os.path.realpath, filter(None, inputs)):
         if file.exists() and Path(place) in (real, *real.parents):
-            raise CdtransError(f"'{file}' is what this command reads, and would be replaced; choose another {flag}.")
+            raise CdtransError(f"'{file}' is an input of this command and would be overwritten; choose another {flag}.")
     if (real.parent / CARD).exists():
         raise CdtransError(f"'{file.parent}' is the folder of a model and must not be changed; choose another {flag}.")
     for folder in real.parents:
         if (folder / CONFIG).exists() and real.relative_to(folder).parts[0] in OWN:
             raise CdtransError(
-                f"'{file}' is a part of the run in '{folder}' and stays as it is; choose another {flag}."
+                f"'{file}' is a part of the run in '{folder}' and must not be changed; choose another {flag}."
             )
 
 

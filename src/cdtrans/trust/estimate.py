@@ -3,8 +3,8 @@
     logit(accuracy) = LEVEL + START logit(support of the source-only model) + GAIN (support gained) + SHIFT logit(shift)
 
 with support and shift as in `trust.support`. The four numbers and the width of the range were fitted to runs on two
-data sets; docs/results/estimate.md has the errors on the data set that was left out. Where the guard does not judge
-that adaptation helped there is no range: a target with other classes would get one that means nothing."""
+data sets; docs/results/estimate.md has the errors on the data set that was left out. Unless the guard judges
+that adaptation helped there is no range: for a target with other classes it would be meaningless."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from cdtrans.trust.support import Support
 
 LEVEL, START, GAIN, SHIFT = 0.01, 0.74, 4.35, -0.62
-HALF_WIDTH = 0.136  # holds the truth in six of seven runs
+HALF_WIDTH = 0.136  # contains the true accuracy in six of seven runs
 
 
 class Estimate(NamedTuple):
@@ -32,11 +32,13 @@ class Estimate(NamedTuple):
 
     def summary(self) -> dict[str, Any]:
         if not self.known:
-            sentence = f"The accuracy on the target is unknown without labels: about {self.labels} would show it."
+            sentence = (
+                f"The accuracy on the target is unknown without labels: about {self.labels} labels would show it."
+            )
             return {"low": None, "high": None, "sentence": sentence}
         sentence = (
-            f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. In one run of "
-            "seven the truth lies outside."
+            f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. In one of "
+            "seven runs the true accuracy is outside this range."
         )
         return {"low": round(self.low, 4), "high": round(self.high, 4), "sentence": sentence}
 

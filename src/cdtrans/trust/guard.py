@@ -2,14 +2,13 @@
 
     harm      on decisive evidence only: the source's labels cannot be learnt, the predictions agree with the nearest
               source images no more than by chance or far less than the source-only model's, most of the source is
-              forgotten, training broke off. The source-only model is handed over.
+              forgotten, training broke off. The source-only model is kept.
     better    the source's labels support the adapted model's predictions (trust.support) no less than the source-only
               model's, and it still knows the source
     unknown   otherwise, as for a target with other classes, but also across a wide gap; or if there are no source
-              images. The adapted model is handed over with a warning, and with the number of labels that would
-              settle it.
+              images. The adapted model is kept, with a warning and the number of labels that would settle it.
 
-How often each is right, on data that no limit was set on: docs/results/guard.md.
+How often each is right, on data that the limits were not set on: docs/results/guard.md.
 """
 
 import math
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cdtrans.errors import Hopeless
+from cdtrans.errors import Hopeless, ended
 from cdtrans.trust.impression import Impression
 from cdtrans.trust.shares import crowded_class
 from cdtrans.trust.support import Evidence, Support
@@ -56,7 +55,7 @@ def objections(measures: list[Measure]) -> list[Measure]:
 
 
 def judge_source(before: Impression, evidence: Evidence) -> list[Measure]:
-    """What can be seen before stage 2 has cost anything: a decisive objection here makes it hopeless."""
+    """What can be seen before stage 2 starts: a decisive objection here ends the run."""
     if not before.has_source:
         return []
     right = before.source_accuracy
@@ -127,15 +126,15 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
             score(found),
             SUPPORTED,
             f"the labels of the nearest source images support {max(0.0, found.first):.0%} of the predictions, and the "
-            f"class shares differ from the source's by {found.shift:.0%}, as for a target with other or fewer classes "
-            "than the source, but also for one that is far from it",
+            f"class shares differ from the source's by {found.shift:.0%}, as happens if the target has other or fewer "
+            "classes than the source, but also if it is very different from it",
         ),
     ]
 
 
 def telling(after: Impression, evidence: Evidence) -> bool:
-    """Whether a fall of support is decisive: features that know the source's classes, and more images than chance moves
-    by as much. The runs that the limit comes from were like that."""
+    """Whether a fall of support is decisive: the features separate the source's classes, and there are enough images to
+    rule out chance. This held for the runs that the limit comes from."""
     return float(evidence.learnable) >= TELLING and len(after.predicted) >= MANY
 
 
@@ -161,18 +160,17 @@ def supported(support: Support) -> bool:
 
 def gave_up(error: Hopeless) -> Measure:
     """Training that could not continue: values that are not finite, or no pairs left."""
-    what = "whether training came to its end (100%)"
+    what = "whether training finished (100%)"
     return Measure("training broke off", what, 0.0, 1.0, error.cause, decisive=True)
 
 
 def fell_later(epoch: int, consensus: list[float]) -> str:
-    """What the choice of this epoch has saved the run from: no objection against it, but people should know.
-    `consensus` is the chosen epoch's and that of every later one. The lowest counts: as the learning rate falls, a
-    model that has lost its way becomes sure of itself again."""
+    """A warning if training went wrong after the chosen epoch. `consensus` has the chosen and every later epoch. The
+    lowest counts: as the learning rate falls, a model that went wrong becomes confident again."""
     if min(consensus) >= FELL_LATER * consensus[0]:
         return ""
     return (
-        f"Training went wrong after epoch {epoch}, which is the one handed over: the consensus of the label-free "
+        f"Training went wrong after epoch {epoch}, which is the epoch kept: the consensus of the label-free "
         f"scores fell from {consensus[0]:.3f} to {min(consensus):.3f}. A lower learning rate (--lr) is likely to do "
         "better."
     )
@@ -183,7 +181,7 @@ class Verdict(NamedTuple):
 
     verdict: str  # better, unknown, harm, or off: harm was found but --no-guard keeps the adapted model
     measures: list[Measure]
-    warning: str = ""  # of what speaks against the training, though not against the model that is handed over
+    warning: str = ""  # about the training, not about the model that is kept
     adapted: bool = True  # whether there is an adapted model
     labels: int = 0  # of target images that would settle it
     start: str = ""  # what is wrong with the source-only model's own predictions
@@ -197,15 +195,12 @@ class Verdict(NamedTuple):
         if not self.objections:
             return "The guard judges that the adapted model is better than the source-only one."
         if self.verdict == "unknown":
-            return "The guard cannot tell whether adaptation helped or did harm; the adapted model is the chosen one."
+            return "The guard cannot tell whether adaptation helped or did harm; the adapted model is kept."
         if self.verdict != "harm":
-            return (
-                "The guard was switched off and the adapted model is kept, but it would have judged that adaptation "
-                "did harm."
-            )
+            return "The guard is off, so the adapted model is kept; it would have judged that adaptation did harm."
         if self.adapted:
-            return "The guard judges that adaptation did harm, and the source-only model is the chosen one."
-        return "The guard stopped the run before there was an adapted model; the source-only model is the chosen one."
+            return "The guard judges that adaptation did harm, so the source-only model is kept."
+        return "The guard stopped the run before there was an adapted model; the source-only model is kept."
 
     @property
     def advice(self) -> str:
@@ -215,17 +210,17 @@ class Verdict(NamedTuple):
         if self.verdict != "harm":
             return self.warning
         if self.adapted:
-            return f"About {self.labels} labels of target images would show it for certain ('cdtrans ask')."
+            return f"About {self.labels} labels of target images would confirm it ('cdtrans ask' chooses them)."
         return (
-            "If labels and classes are right, take a stronger --backbone, or train the source longer (--source-epochs) "
+            "If labels and classes are right, use a stronger --backbone, or train the source longer (--source-epochs) "
             "if it was not learnt; --no-guard continues anyway, in another --out."
         )
 
     @property
     def paragraph(self) -> str:
-        """All of it, for the screen."""
+        """The whole text, for the terminal."""
         evidence = "; ".join(f"{f.name}: {f.sentence}" for f in self.objections)
-        told = f"Evidence, all without labels: {evidence}." if evidence else ""
+        told = f"Evidence, all without labels: {ended(evidence)}" if evidence else ""
         return " ".join(part for part in (self.opening, told, self.start, self.advice) if part)
 
     def summary(self) -> dict[str, Any]:
@@ -249,7 +244,7 @@ def decide(
         return Verdict("better", measures, warning)
     if adapted and not any(measure.decisive for measure in against):
         return Verdict("unknown", measures, warning, labels=labels)
-    if guard:  # the source-only model is handed over, whatever the later epochs did
+    if guard:  # the source-only model is kept, whatever the later epochs did
         return Verdict("harm", measures, adapted=adapted, labels=labels)
     return Verdict("off", measures, warning)
 
@@ -262,7 +257,7 @@ def crowded_start(before: Impression, classes: Sequence[str]) -> str:
         return ""
     return (
         f"The source-only model puts {crowded.share:.0%} of the target images into the class "
-        f"{classes[crowded.label]!r}: it can hardly be right about them."
+        f"{classes[crowded.label]!r}: most of these are probably wrong."
     )
 
 

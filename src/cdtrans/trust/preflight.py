@@ -82,12 +82,12 @@ def ignored(name: str, paths: Sequence[str]) -> Finding:
     """Files that are ignored because of their suffix. `name` is the domain, or empty."""
     subject, details = f"ignored files, {name}", {"files": list(paths)}
     if not paths:
-        return Finding("ok", subject, f"No {name} file is ignored because of its ending", details=details)
+        return Finding("ok", subject, f"No {name} file is ignored because of its extension", details=details)
     endings = Counter(os.path.splitext(path)[1].lower() for path in paths).most_common()
     listed = ", ".join(f"{count} {repr(ending) if ending else 'without'}" for ending, count in endings[:NAMED])
     more = ", ..." if len(endings) > NAMED else ""
     files = f"{name} file{'s' if len(paths) > 1 else ''}".lstrip()
-    statement = f"Ignored because of the ending: {len(paths)} {files} ({listed}{more}), {named(paths)}"
+    statement = f"Ignored because of the extension: {len(paths)} {files} ({listed}{more}), {named(paths)}"
     advice = "If they are images, convert them (HEIC and AVIF too) to JPEG or PNG, or rename those that already are."
     return Finding("warning", subject, statement, advice, details)
 
@@ -116,7 +116,7 @@ def class_balance(labels: Labels) -> Finding:
     counts = {name: count for name, count in labels.counts().items() if count}
     least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     ratio = counts[most] / counts[least]
-    statement = "The source classes have equally many images"
+    statement = "All source classes have the same number of images"
     if ratio > 1:
         statement = f"The largest source class, {most!r}, has {ratio:.3g} times the images of the smallest, {least!r}"
     advice = "Add images of the small classes, or use fewer of the large ones: the model will favour the large ones."
@@ -152,7 +152,7 @@ def copies_in_source(paths: Sequence[str], exact: np.ndarray, near: np.ndarray) 
     groups = [[paths[n] for n in group] for group in _groups(near[:total])]
     statement = f"Copies of another source image: {same} of {total} exactly, {alike - same} nearly"
     state = graded(alike / total, warning=COPIES)
-    advice = f"Remove the copies ({LISTED}): each copy counts as one more image."
+    advice = f"Remove the copies ({LISTED}): a copy counts as another image."
     details = {"exact": same, "near": alike - same, "groups": groups}
     return Finding(state, "copies in the source", statement, advice if state != "ok" else "", details)
 
@@ -205,10 +205,10 @@ def blank_images(name: str, paths: Sequence[str], thumbnails: np.ndarray) -> Fin
     blank = [paths[n] for n in np.flatnonzero(spread < PLAIN).tolist()]
     subject, details = f"blank images, {name}", {"images": blank}
     if not blank:
-        return Finding("ok", subject, f"No {name} image is of almost one colour", details=details)
-    statement = f"Of almost one colour: {len(blank)} of {len(paths)} {name} images, {named(blank)}"
+        return Finding("ok", subject, f"No {name} image is nearly uniform", details=details)
+    statement = f"Nearly uniform: {len(blank)} of {len(paths)} {name} images, {named(blank)}"
     state = graded(len(blank) / len(paths), warning=BLANK, stop=MOSTLY_BLANK)
-    advice = "Look at them, and remove blank ones." if state != "ok" else ""
+    advice = "Check them, and remove blank ones." if state != "ok" else ""
     return Finding(state, subject, statement, advice, details)
 
 

@@ -88,7 +88,7 @@ def mislabelled(held_out: np.ndarray, labels: np.ndarray, classes: Sequence[str]
         f"{first['looks_like']!r}"
     )
     state: State = "warning" if len(listed) > MISLABELLED * len(labels) else "ok"
-    return Finding(state, "mislabelled images", statement, f"Look at them, the surest first ({LISTED}).", details)
+    return Finding(state, "mislabelled images", statement, f"Check them, the most confident first ({LISTED}).", details)
 
 
 def domain_distance(accuracy: float) -> Finding:
@@ -114,7 +114,7 @@ def class_shares(nearest: np.ndarray, labels: np.ndarray, names: Sequence[str]) 
     if shift <= SHIFTED:
         return Finding("ok", "class shares", statement, details=details)
     seldom = f": {named(details['rare'])} are rare or missing" if details["rare"] else ""
-    advice = "Remove classes from the source that the target lacks: a run assumes the same classes."
+    advice = "Remove source classes that the target does not have: a run assumes the same classes."
     return Finding("warning", "class shares", f"{statement}{seldom}", advice, details)
 
 
