@@ -1,1 +1,1 @@
-"""The first labels of a target: choose images to be labelled, read the labels, measure with them."""
+"""A few target labels: choose images to label, read the labels, measure with them."""

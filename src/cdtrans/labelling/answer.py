@@ -37,7 +37,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Answered:
-    """What the labels say. The keys of `summary` are promised by `answer --json`."""
+    """The result of the labels. The keys of `summary` are promised by `answer --json`."""
 
     images: int  # of the target
     labelled: int  # with a class or with NO_CLASS
@@ -56,7 +56,7 @@ class Answered:
 
     @property
     def accuracy(self) -> Interval | None:
-        """Of the chosen model."""
+        """The accuracy of the chosen model."""
         return self.adapted if self.chosen == "adapted" else self.source
 
     @property

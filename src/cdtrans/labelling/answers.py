@@ -1,4 +1,4 @@
-"""What a run remembers of its labels: the questions that were asked, and the answers so far."""
+"""The labels that a run stores: the questions that were asked, and the answers so far."""
 
 import json
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ ANSWERS = "answers.json"
 
 
 class Question(NamedTuple):
-    """An image that is to be labelled."""
+    """An image to label."""
 
     image: int  # its index in the target
     part: Part

@@ -1,4 +1,4 @@
-"""Choose target images to be labelled: a random part to measure with, and an informative part to learn from."""
+"""Choose target images to label: a random part to measure with, and an informative part to train on."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ SIDE = 480  # pixels of the longer side of an image on the page
 
 @dataclass(frozen=True)
 class Asked:
-    """The images to be labelled, in the order of the page, and where the files are."""
+    """The images to label, in the order of the page, and where the files are."""
 
     folder: Path
     questions: tuple[Question, ...]
@@ -62,8 +62,8 @@ def ask(
     force: bool = False,
     screen: Screen | None = None,
 ) -> Asked:
-    """Write a page, a CSV and a Label Studio file on which `budget` target images of a finished run can be labelled.
-    Images that have been answered are not asked again."""
+    """Write a labelling page, a CSV and a Label Studio file with `budget` target images of a finished run. Images that
+    have a label are not asked again."""
     screen = screen or Screen(quiet=True)
     if budget < 1:
         raise CdtransError(f"The budget must be at least one image, not {budget}.")
@@ -139,8 +139,8 @@ def draw_random(score: np.ndarray, count: int, drawn: np.ndarray, rng: np.random
 
 
 def draw_informative(target: FinishedTarget, count: int, closed: set[int]) -> list[int]:
-    """The images that the model is least sure of, spread over its predicted classes and, in each, over the features:
-    the next one is of the class with the fewest so far and as far as possible from those."""
+    """The images that the model is least sure of, spread over its predicted classes and over the features. The next
+    image is of the class with the fewest so far, and as far as possible from the chosen ones."""
     features = target.features / np.maximum(np.linalg.norm(target.features, axis=1, keepdims=True), 1e-12)
     rows = [row for row, index in enumerate(target.sampled.tolist()) if index not in closed]
     rows.sort(key=lambda row: target.confidence[target.sampled[row]])

@@ -1,4 +1,4 @@
-"""Labels that people give, and files of them: our CSV, the one that ask.html saves, Label Studio's CSV and JSON."""
+"""Labels given by people, and their files: our CSV, the one that ask.html saves, Label Studio's CSV and JSON."""
 
 import csv
 import io
@@ -27,17 +27,17 @@ Answers = dict[int, Answer]  # by index in the target
 
 
 def settled_part(*parts: str) -> Part:
-    """Of an image that questions and files of labels name for these parts. Random in one of them is random: a draw of
-    `ask`, for this run or an earlier one, gives every image the same chance, so several draws together are a random
-    sample too (docs/results/labels.md). It would be none without the images that a later question chose as informative,
-    because these are harder than the others."""
+    """The part of an image that questions and label files assign to these parts. Random in any of them is random: every
+    draw of `ask`, for this run or an earlier one, gives every image the same chance, so several draws together are a
+    random sample too (docs/results/labels.md). Leaving out images that a later question chose as informative would bias
+    the sample, because they are harder than the others."""
     if "random" in parts:
         return "random"
     return "informative" if "informative" in parts else "other"
 
 
 class Row(NamedTuple):
-    """One line of a file of labels; the label is empty where none was given."""
+    """One line of a labels file; the label is empty if none was given."""
 
     place: str  # 'line 3' or 'task 3', for messages
     path: str
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Every row of the file, those without a label too."""
+    """Every row of the file, including those without a label."""
     try:
         content = file.read_bytes()
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Find the images that a file of labels is about: by path, or else by pixels, so that moved files are found."""
+"""Find the images that a labels file refers to: by path, or else by pixels, so that moved files are found."""
 
 import os
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class TargetImages:
         return self._by_path.get(path, self._by_digest.get(digest))
 
     def trained_label(self, path: str, digest: str = "") -> str | None:
-        """The label that the run was trained with, of an image that it was trained with."""
+        """The label of an image that the run was trained with."""
         return self.trained.get(path, self.trained.get(digest))
 
 

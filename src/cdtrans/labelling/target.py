@@ -1,4 +1,4 @@
-"""What a finished run knows of its target without labels: the images, the two models' predictions, the features."""
+"""What a finished run knows about its target without labels: the images, the two models' predictions, the features."""
 
 import hashlib
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NEEDED = ("target_before", "target_after", "confidence_before", "confidence_afte
 
 @dataclass(frozen=True)
 class FinishedTarget(TargetImages):
-    """The target of a finished run, without the images that it was trained with the labels of (--target-labels)."""
+    """The target of a finished run, without the images whose labels it was trained with (--target-labels)."""
 
     run: Path
     rows: np.ndarray  # [N] the images' places in what the run has recorded of its whole target

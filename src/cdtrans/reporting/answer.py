@@ -1,4 +1,4 @@
-"""The first lines of the page: how good the model is, as far as that is known."""
+"""The first lines of the page: how accurate the model is, as far as known."""
 
 from dataclasses import dataclass
 from shlex import quote

@@ -1,4 +1,4 @@
-"""Where the source image looks in the target image: the heat maps of the paper's Fig. 2a."""
+"""The attention of the source image over the target image: the heat maps of the paper's Fig. 2a."""
 
 from typing import Any
 

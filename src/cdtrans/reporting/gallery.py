@@ -1,4 +1,4 @@
-"""The sections of the page that show images: pairs with heat maps, and images worth a look."""
+"""The sections of the page that show images: pairs with heat maps, and images to check."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Look:
-    """An image worth a look, with a headline and a detail."""
+    """An image to check, with a headline and a detail."""
 
     picture: str | None
     path: str

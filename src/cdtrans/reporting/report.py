@@ -1,4 +1,4 @@
-"""`cdtrans report`. Needs no torch until it is known that there is a finished run."""
+"""`cdtrans report`. torch is imported only once there is known to be a finished run."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ from cdtrans.storage.run_folder import read_result
 
 
 def report(run: str | Path, *, quiet: bool = False, screen: Screen | None = None) -> Path:
-    """Show a finished run on one page: verdict, scores, pairs, pictures, cost. Returns the file, RUN/report.html."""
+    """Write the one-page report of a finished run: verdict, scores, pairs, images, cost. Returns the file,
+    RUN/report.html."""
     read_result(Path(run))
     with importing():
         from cdtrans.reporting.page import write_report

@@ -287,7 +287,7 @@ def estimate(record: Record) -> Estimate | Missing:
 
 
 def trade_off(record: Record) -> tuple[Kept, ...] | Missing:
-    """What is expected of the surest part of the labels."""
+    """The expected accuracy of the most confident part of the labels."""
     found = estimate(record)
     if isinstance(found, Estimate) and not found.known:
         return Missing("The accuracy is unknown without labels, and so is what the probabilities mean.")

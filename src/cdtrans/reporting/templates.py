@@ -1,4 +1,4 @@
-"""HTML pages from templates: what they insert is escaped, and without control characters."""
+"""HTML pages from templates. Inserted text is escaped and has no control characters."""
 
 from functools import cache
 from typing import Any
@@ -22,5 +22,5 @@ def templates(*packages: str) -> Environment:
 
 
 def shown(value: Any) -> Any:
-    """Names of files and classes may hold characters that turn the direction of writing, or none at all."""
+    """Names of files and classes may hold characters that reverse the direction of text, or no printable ones."""
     return type(value)(printable(value, keep="\n\t")) if isinstance(value, str) else value

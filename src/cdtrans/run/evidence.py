@@ -30,7 +30,7 @@ FILE = "evidence.npz"  # in the run folder, for a resumed run
 
 
 def trains_backbone(network: Network | None, card: Card, config: Config) -> bool:
-    """Whether stage 1 does so or has done so. `network` is that of the run as long as stage 1 is ahead."""
+    """Whether stage 1 trains the backbone or has trained it. `network` is the run's until stage 1 starts."""
     return config.source_fit == "train" if network is not None else card.epoch > 0
 
 
@@ -42,8 +42,8 @@ def left_untouched(network: Network | None, card: Card, config: Config) -> bool:
 def evidence_network(
     run: Run, network: Network | None, card: Card, config: Config, device: torch.device, screen: Screen
 ) -> Network | None:
-    """The pretrained backbone, if both domains must be encoded with it now. Not if that has been done, if stage 1
-    leaves the backbone as it is, or if there are no pretrained weights or no source images."""
+    """The pretrained backbone, if both domains must be encoded with it now: not if that has been done, if stage 1 does
+    not train the backbone, or if there are no pretrained weights or no source images."""
     if (run.folder / FILE).exists() or not config.source:
         return None
     if card.weights == FROM_SCRATCH or not trains_backbone(network, card, config):
@@ -72,7 +72,7 @@ def pretrained_evidence(
     target: Images,
     screen: Screen,
 ) -> Evidence | None:
-    """By the `evidence_network`; or that of an earlier session, if there is any."""
+    """Evidence from the `evidence_network`, or that of an earlier session if there is any."""
     file = run.folder / FILE
     if network is None:
         if not file.exists():
@@ -89,7 +89,7 @@ def pretrained_evidence(
 
 
 def pretrained_network(card: Card, config: Config, device: torch.device) -> Network | None:
-    """As the model of a card was before it was trained; None if these weights are not here."""
+    """The network of a card before any training; None if its weights are missing."""
     file = card.weights if Path(card.weights).is_file() else None
     if file is None and card.weights != card.backbone:
         return None

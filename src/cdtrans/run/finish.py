@@ -32,8 +32,8 @@ def finish(
     trained_with_labels: bool,
     target_labels: int,
 ) -> dict[str, Any]:
-    """The guard's verdict, the models, the predictions of the chosen one, and last of all result.json, which is
-    returned. The source-only model keeps its temperature: nothing of it depends on a target."""
+    """Judge, then save the models, the predictions of the chosen one and, last, result.json, which is returned. The
+    source-only model keeps its temperature, which does not depend on a target."""
     network, before, after = adaptation.network, adaptation.before, adaptation.after
     models = {"source": before} if after is None else {"source": before, "adapted": after}
     labels = labels_to_settle(before, after or before)
@@ -83,7 +83,7 @@ def finish(
 
 
 def show(run: Path, result: dict[str, Any], screen: Screen) -> None:
-    """The guard's verdict, the estimate, and what fewer labels would gain."""
+    """Print the guard's verdict, the estimate, and the accuracy to expect of fewer labels."""
     guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
     tell = screen.warn if guard.get("findings") or guard.get("warning") or guard.get("start") else screen.say
     if verdict := explanation(run, result):

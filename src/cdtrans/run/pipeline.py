@@ -71,9 +71,9 @@ def adapt(
 ) -> Result:
     """Adapt a classifier from labelled source images to unlabelled target images, into the run folder `out`.
 
-    `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset and may also
-    name `out` and `preset`. A run folder with an unfinished run of the same settings is taken up where it stopped.
-    Data that makes a run pointless is refused, unless with `force`."""
+    `settings` are the fields of `Config`; they override the YAML file `config`, which overrides the preset and may also
+    name `out` and `preset`. A run folder with an unfinished run of the same settings is resumed. Data that makes a run
+    pointless is refused, unless `force` is given."""
     chosen, named_out = layered_config(source, target, preset, config, settings)
     place = Path(out or named_out or DEFAULT_OUT)
     return run_pipeline(chosen, place, screen or Screen(quiet=quiet), force=force)
@@ -82,8 +82,8 @@ def adapt(
 def run_pipeline(
     config: Config, out: Path, screen: Screen, *, force: bool = False, method: "type[Method] | None" = None
 ) -> Result:
-    """The whole job. `method` is a class in place of the one that the configuration names: for the ablations whose
-    pairs are made with target labels."""
+    """The whole run. `method` replaces the class that the configuration names, for ablations whose pairs are made with
+    target labels."""
     started = time.monotonic()
     if method is None:
         require_method(config.method)
@@ -111,7 +111,7 @@ def run_pipeline(
 
 
 def finished_result(run: Path) -> Result:
-    """Of a finished run; those of the first version have no verdict and no estimate."""
+    """The result of a finished run. Runs of the first version have no verdict and no estimate."""
     result = read_result(run)
     guard, estimate = result.get("guard", {}), result.get("estimate") or {}
     unknown = estimate.get("low") is None or estimate.get("harm")  # the last in older runs

@@ -1,4 +1,4 @@
-"""The images of a run: found in two places, decoded, looked at before anything is trained."""
+"""The images of a run: found, decoded and checked before anything is trained."""
 
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,7 +20,7 @@ Skipped = dict[str, str]  # path -> why it could not be read
 
 
 class DomainPixels(NamedTuple):
-    """A domain's pictures, in its order."""
+    """The pixels of a domain, in its order."""
 
     pixels: np.ndarray | StreamedPixels  # where they are
     rows: np.ndarray  # [N] the row of each there
@@ -53,7 +53,7 @@ def scan_domains(
 
 
 def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
-    """Decode every image of a domain once, and leave out those that cannot be, if they are few."""
+    """Decode every image of a domain once; unreadable ones are left out, if there are few."""
     kept, pixels, skipped = readable(domain, config, screen, name)
     if skipped:
         first, cause = next(iter(skipped.items()))
@@ -64,8 +64,8 @@ def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> 
 
 
 def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Domain, DomainPixels, Skipped]:
-    """The images that can be decoded, however few. The target is put in the order of its pictures' digests: its files'
-    names, which class folders are part of, then decide nothing."""
+    """The images that can be decoded, however few. The target is sorted by the digests of its pixels, so that file
+    names and class folders have no influence."""
     pixels, bad = find_pixels(domain.files(), domain.root, config, screen, name)
     skipped = {domain.paths[i]: cause for i, cause in sorted(bad.items())}
     good = [i for i in range(len(domain)) if i not in bad]
@@ -75,14 +75,15 @@ def readable(domain: Domain, config: Config, screen: Screen, name: str) -> tuple
 
 
 def no_pixels(size: int) -> DomainPixels:
-    """Of a domain without images."""
+    """The pixels of a domain without images."""
     return DomainPixels(np.zeros((0, size, size, 3), np.uint8), np.zeros(0, int), [], np.zeros((0, 1, 1, 3), np.uint8))
 
 
 def find_pixels(
     files: list[Path], root: Path, config: Config, screen: Screen, name: str
 ) -> tuple[DomainPixels, dict[int, str]]:
-    """The files in the store of `root`, or decoded every time if they may not or cannot be stored; and the bad ones."""
+    """Pixels from the store of `root`, or a stream that decodes them every time if they cannot be stored; and the
+    unreadable files."""
     assert isinstance(config.resize, int), "the configuration has been resolved"
     if config.pixels != "stream":
         cache = Path(config.cache) if config.cache else default_cache()
@@ -99,7 +100,7 @@ def find_pixels(
 
 
 def check_classes_left(source: LabelledDomain) -> None:
-    """A class whose every image is unreadable would be in the classifier and never learnt."""
+    """Refuse a class without a readable image: the classifier could never learn it."""
     empty = [name for name, count in zip(source.classes, source.counts(), strict=True) if count == 0]
     if empty:
         raise CdtransError(f"No readable image is left of the source class {empty[0]!r}; repair or remove the class.")
@@ -114,8 +115,8 @@ def check_data(
     force: bool,
     screen: Screen,
 ) -> list[Finding]:
-    """The part of `cdtrans check` that needs no model and no second look at the files. Refuses what makes a run
-    pointless, unless forced; what else is found becomes a warning."""
+    """The part of `cdtrans check` that needs no model and does not read the files again. Refuses what makes a run
+    pointless, unless forced; other findings become warnings."""
     labels = Labels(np.array(source.labels), source.classes)
     seen = pictures(target, target_pixels)
     found = examine(pictures(source, source_pixels), labels, seen) if len(source) else examine_target(labels, seen)
@@ -129,5 +130,5 @@ def check_data(
 
 
 def pictures(domain: LabelledDomain | UnlabelledDomain, pixels: DomainPixels) -> Pictures:
-    """What a check looks at."""
+    """The input of the checks."""
     return Pictures(domain.paths, pixels.digests, pixels.thumbnails[pixels.rows])

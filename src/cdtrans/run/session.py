@@ -61,9 +61,8 @@ def run_session(
     method: type[Method] | None,
     started: float,
 ) -> None:
-    """From the images found to a finished run folder. Everything that can be wrong with the input is found before the
-    folder is touched; `started` is when the session began, by the monotonic clock. `method` is a class in place of the
-    one that the configuration names."""
+    """From the scanned images to a finished run folder. Bad input is found before the folder is touched. `started` is
+    when the session began, by the monotonic clock. `method` replaces the class that the configuration names."""
     kind = method or method_class(config.method)
     config = resolve(config, kind)
     require_use(kind, config)
@@ -190,8 +189,8 @@ def run_session(
 
 
 def log_session(run: Run, started: float) -> None:
-    """How long this session took, with what no other line of timings.jsonl covers: imports, decoding, saving. Of a GPU
-    also the most memory that its tensors had."""
+    """Log how long this session took, including what no other line of timings.jsonl covers: imports, decoding, saving.
+    On a GPU also the peak memory of its tensors."""
     memory = {"peak_memory": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {}
     run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3), **memory)
 
@@ -211,8 +210,8 @@ def hold_out(
 
 
 def resolve(config: Config, method: type[Method] | None = None) -> Config:
-    """Every 'auto' replaced by what it means here, and every option of the method written out; settings that do not go
-    together are refused."""
+    """Replace every 'auto' by its value here and write out every option of the method. Settings that contradict each
+    other are refused."""
     kind = method or method_class(config.method)
     options = check_options(kind.Options, config.method_args, config.method)
     if not kind.trains and config.epochs > 1:
@@ -227,7 +226,7 @@ def resolve(config: Config, method: type[Method] | None = None) -> Config:
 
 
 def decided(config: Config) -> Config:
-    """Every 'auto' replaced by what it means on this machine, for this backbone."""
+    """Replace every 'auto' by its value on this machine, for this backbone."""
     device = pick_device(config.device)
     backbone = resolve_name(config.backbone)
     crop = native_crop(backbone) if config.crop == "auto" else config.crop
@@ -238,7 +237,7 @@ def decided(config: Config) -> Config:
 
 
 def make_method(kind: type[Method], network: Network, config: Config, sizes: Sizes) -> Method:
-    """Its modules are seeded by the run, wherever it stands. A model card must be able to describe what it serves."""
+    """The run's seed initialises its modules. A model card must be able to describe the network that it serves."""
     torch.manual_seed(step_seed(config.seed, "method", 0, 0))
     method = kind(network, check_options(kind.Options, config.method_args, config.method), sizes)
     served, own = method.served(), {id(parameter) for parameter in method.parameters()}
@@ -279,12 +278,12 @@ def describe(
 
 
 def of_pixels(pixels: DomainPixels) -> str:
-    """Names and sizes do not show that a file of the same size has other pixels."""
+    """A digest of the pixels: names and sizes do not show that a file of the same size has other pixels."""
     return hashlib.sha256("".join(pixels.digests).encode()).hexdigest()
 
 
 def describe_found(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, str]:
-    """The images as they are on the disk, before any is read, so that this can be compared at any time."""
+    """The images as they are on disk, before any is read, so that they can be compared at any time."""
     return {
         "source": fingerprint(source.root, source.paths, source.labels),
         "target": fingerprint(target.root, target.paths),
@@ -340,7 +339,7 @@ def warn_about_threads(out: Path, config: Config, screen: Screen) -> None:
 
 
 def begin_log(run: Run, stage_1: Stage1, skipped: dict[str, Skipped], findings: list[Finding]) -> None:
-    """A fresh start logs first what is wrong with the data; a resumed run has that in its log already."""
+    """A new run first logs the problems of its data; a resumed run has them in its log already."""
     if load_state(run) is None and not stage_1.done:
         run.cut_log(0)
         for domain, files in skipped.items():
@@ -351,7 +350,7 @@ def begin_log(run: Run, stage_1: Stage1, skipped: dict[str, Skipped], findings: 
 
 
 def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixels]]) -> None:
-    """images.csv: which image an index in pairs/ and predictions/ means, by its path and its pixels' digest."""
+    """images.csv: the path and the pixels' digest of the image behind each index in pairs/ and predictions/."""
     lines = [csv_line(("domain", "index", "path", "digest"))]
     for name, (paths, pixels) in domains.items():
         for i, (path, digest) in enumerate(zip(paths, pixels.digests, strict=True)):
@@ -360,7 +359,7 @@ def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixel
 
 
 def add_report(folder: Path, screen: Screen) -> None:
-    """To a finished run that has none."""
+    """Write the report of a finished run that has none."""
     from cdtrans.reporting.page import NAME, write_report
 
     if not (folder / NAME).exists():

@@ -77,8 +77,8 @@ class Stage1:
             require_weights(self.config.weights)
 
     def without_source(self) -> tuple[Config, tuple[str, ...]]:
-        """Of a run without source images: settings that describe its model, and the model's classes. Without a model
-        either, nothing is known."""
+        """For a run without source images: settings that describe its model, and the model's classes; neither if there
+        is no model."""
         config, origin = self.config, self.origin
         if origin is None:
             return config, ()
@@ -97,12 +97,12 @@ class Stage1:
         return make_config(config.to_dict() | described), tuple(map(str, card["classes"]))
 
     def require_same_images(self, source: dict[str, Any]) -> None:
-        """`source` is what this run's data.json will say of the images that it trains on."""
+        """`source` is what this run's data.json will say about the images that it trains on."""
         if self.config.source_model and self.config.source and not self.done:
             _check_same_images(Path(self.config.source_model), self.config, source)
 
     def network(self, classes: tuple[str, ...]) -> "tuple[Network, Card]":
-        """The network as stage 1 starts with it, or as it left it, and its card."""
+        """The network before stage 1, or after it if it is done, and its card."""
         from cdtrans.model.card import make_card
 
         trained = self.config.source_fit == "train"
@@ -116,7 +116,7 @@ class Stage1:
     def carry_out(
         self, run: "Run", encode: "Encoder", images: "Images", labels: "Tensor", card: "Card", screen: "Screen"
     ) -> None:
-        """Fit the encoder's network, or load it if that has been done; afterwards this run has its source-only
+        """Fit the encoder's network, or load it if that has been done. Afterwards this run has its source-only
         model."""
         network = encode.model
         from cdtrans.model.card import load_model, save_model
@@ -162,7 +162,7 @@ def initial_network(config: Config, card: "Card", *, with_weights: bool = True) 
 
 
 def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
-    """A run's source-only network and its card, which is this run's `card` but for how it was trained."""
+    """A run's source-only network and its card, which equals `card` except for how it was trained."""
     from cdtrans.model.card import build_model, load_model
 
     require_stage_1(run)

@@ -79,7 +79,7 @@ def to_train_with(answers: Answers, classes: tuple[str, ...]) -> Given:
 def warn_of_changed_labels(
     run: Path, config: Config, classes: tuple[str, ...], target: UnlabelledDomain, screen: Screen
 ) -> None:
-    """A finished run is not trained again: say so if the file has other labels to train with than it had then."""
+    """A finished run is not trained again: warn if the file now has other labels to train with."""
     if not config.target_labels:
         return
     assert isinstance(config.resize, int), "the configuration has been resolved"
@@ -107,7 +107,7 @@ def describe_labels(given: Given) -> dict[str, Any]:
 def write_target_labels(
     run: "Run", given: Given, classes: tuple[str, ...], target: UnlabelledDomain, pixels: DomainPixels
 ) -> None:
-    """target_labels.csv: what later verbs must not measure the model with."""
+    """target_labels.csv: the images that later verbs must not use to measure the model."""
     if given:
         rows = [(target.paths[i], classes[label], pixels.digests[i]) for i, label in sorted(given.items())]
         run.write(TARGET_LABELS, b"".join(map(csv_line, [("path", "label", "digest"), *rows])))

@@ -1,1 +1,1 @@
-"""Is the data fit for a run, and can its result be believed? All without a target label."""
+"""Is the data suitable for a run, and can its result be trusted? Without target labels."""

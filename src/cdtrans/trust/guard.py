@@ -36,7 +36,7 @@ SETTLING = 20  # images on which two models differ: if 15 of them are right for 
 
 
 class Measure(NamedTuple):
-    """Something that the guard looks at."""
+    """One measure of the guard."""
 
     name: str  # of the harm
     what: str  # is measured
@@ -139,7 +139,7 @@ def telling(after: Impression, evidence: Evidence) -> bool:
 
 
 def not_checked() -> Measure:
-    """A run without source images: they are what the guard judges by."""
+    """For a run without source images, which the guard's measures need."""
     return Measure(
         "no source images",
         "whether there are source images to check with (100%)",
@@ -177,7 +177,7 @@ def fell_later(epoch: int, consensus: list[float]) -> str:
 
 
 class Verdict(NamedTuple):
-    """What the guard makes of its measures."""
+    """The guard's conclusion from its measures."""
 
     verdict: str  # better, unknown, harm, or off: harm was found but --no-guard keeps the adapted model
     measures: list[Measure]

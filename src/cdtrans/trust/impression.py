@@ -1,4 +1,4 @@
-"""How a model sees both domains, in brief: that of the source-only model is kept until the end, to compare with."""
+"""What a model computes for both domains, in brief. The source-only model's is kept until the end, to compare with."""
 
 from dataclasses import dataclass
 

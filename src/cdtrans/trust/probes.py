@@ -68,7 +68,8 @@ def separability(held_out: np.ndarray, labels: np.ndarray) -> Finding:
 
 
 def mislabelled(held_out: np.ndarray, labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]) -> Finding:
-    """The surest first. The limit is relative to the confidence in correct predictions, which grows with the images."""
+    """Most confident first. The limit is relative to the confidence in correct predictions, which grows with the number
+    of images."""
     guess, present = _best(held_out, labels), np.unique(labels)
     sure, own = held_out.max(axis=1), held_out[np.arange(len(labels)), np.searchsorted(present, labels)]
     right = guess == labels
@@ -102,8 +103,8 @@ def domain_distance(accuracy: float) -> Finding:
 
 
 def class_shares(nearest: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> Finding:
-    """The labels of the source images nearest to the target images, against the source's own. A target with classes
-    that the source lacks cannot be told from a distant one like this, nor by anything else that was tried."""
+    """Class shares by the nearest source images of the target images, compared with the source's own. Neither this nor
+    anything else that was tried can tell a target with classes missing from the source from a distant one."""
     expected = _shares(labels, labels)
     found = _shares(nearest, labels)
     shift = float(np.abs(found - expected).sum() / 2)
@@ -119,7 +120,7 @@ def class_shares(nearest: np.ndarray, labels: np.ndarray, names: Sequence[str]) 
 
 
 def _shares(labels: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Of each class in `of`."""
+    """The share of each class in `of`."""
     return np.array([(labels == k).mean() for k in np.unique(of)])
 
 
@@ -145,7 +146,7 @@ def _cross_validated(x: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray
 
 
 def _domain_accuracy(source: np.ndarray, target: np.ndarray, seed: int) -> float:
-    """With equally many images of each domain, so that 0.5 is chance."""
+    """With the same number of images from each domain, so that 0.5 is chance."""
     rng, count = np.random.default_rng(seed), min(len(source), len(target))
     drawn = [domain[rng.choice(len(domain), count, replace=False)] for domain in (source, target)]
     x, domain = _standardised(np.concatenate(drawn)), np.repeat([0, 1], count)

@@ -10,11 +10,11 @@ CONSENSUS = ("information", "nuclear_norm", "clusters", "centers")
 
 
 def consensus(scores: dict[str, float]) -> float:
-    """The geometric mean of four scores that each want something else: certain and varied predictions (information,
-    nuclear norm), that the features fall into the predicted groups by themselves (clusters), and that each image lies
-    nearest to its own group (centers). A model that has collapsed into one class has no information, so no consensus,
-    however high the others are. Every score has the same scale for every model of a run, so an epoch's consensus does
-    not depend on the other epochs."""
+    """The geometric mean of four scores that measure different things: certain and varied predictions (information,
+    nuclear norm), features that cluster by predicted class (clusters), and images nearest to the centre of their own
+    class (centers). A model that has collapsed into one class has no information, so its consensus is 0, however high
+    the others are. Every score has the same scale for every model of a run, so an epoch's consensus does not depend on
+    the other epochs."""
     return math.prod(max(0.0, scores[name]) for name in CONSENSUS) ** (1 / len(CONSENSUS))
 
 

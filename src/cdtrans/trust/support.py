@@ -29,7 +29,7 @@ FOLDS, PROBED = 5, 20_000  # of the cross-validation, and images in it at most
 
 
 class Support(NamedTuple):
-    """Of one model's predictions."""
+    """The support for one model's predictions."""
 
     first: float  # by the nearest source image alone
     mean: float  # by the nearest ten
@@ -37,7 +37,7 @@ class Support(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What fixed features know of both domains."""
+    """What fixed features say about both domains."""
 
     nearest: Tensor  # [n, k] labels of the source images nearest to some target images
     source_labels: Tensor  # [Ns]
@@ -54,7 +54,7 @@ class Evidence(NamedTuple):
 
     @property
     def features(self) -> str:
-        """Whose they are, for result.json."""
+        """The origin of the features, for result.json."""
         return "pretrained" if self.pretrained else "source-only"
 
     def support(self, predicted: Tensor) -> Support:

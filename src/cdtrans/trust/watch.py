@@ -30,8 +30,8 @@ class Watch:
         self.selection = Selection(rule)
 
     def epoch(self, epoch: int, target: Encoded, encode: Encoder | None = None) -> None:
-        """Record an epoch's pass over the target. Epoch 0 is the source-only model, which cannot be chosen here; it has
-        an `encode` of its own."""
+        """Record an epoch's pass over the target. Epoch 0 is the source-only model, which has its own `encode` and
+        cannot be chosen here."""
         save_predictions(self.run, epoch, target)
         with self.run.timed("scores", epoch=epoch):
             scores: dict[str, Any] = score(target)._asdict()
@@ -59,8 +59,8 @@ class Watch:
 
 
 def save_predictions(run: Run, epoch: int, encoded: Encoded) -> None:
-    """The predicted class of every target image after an epoch (0: the source-only model). Target labels, if there ever
-    are any, can then score every epoch afterwards, and training never has to see them."""
+    """The predicted class of every target image after an epoch (0: the source-only model). Target labels can then score
+    every epoch later, and training never sees them."""
     confidence, predicted = encoded.logits.softmax(dim=1).max(dim=1)
     arrays = {"predicted": predicted.to(torch.int32).cpu().numpy(), "confidence": confidence.half().cpu().numpy()}
     run.write_arrays(f"predictions/epoch-{epoch:03}.npz", arrays)
