@@ -52,7 +52,7 @@ def trained(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained") / "run"
     ended = warm().run(command(task, out, task.folder / "labels.csv"), out.parent / "logs")
     assert ended.code == 0, ended.err
-    assert "4 of 21 target images are trained with their labels" in ended.err + ended.out
+    assert "The run trains with the labels of 4 of 21 target images" in ended.err + ended.out
     return out
 
 

@@ -321,7 +321,7 @@ def test_a_model_that_timm_cannot_hold_has_a_graph_and_a_card(
     monkeypatch.setattr(portable, "why_not_timm", lambda model, card: "It is odd")
     cdtrans.export(finished.run, tmp_path / "hub", to="hub-folder", screen=Screen(quiet=True))
     assert sorted(os.listdir(tmp_path / "hub")) == ["README.md", "model.onnx"]
-    assert "without config.json and model.safetensors: It is odd." in capsys.readouterr().err
+    assert "does not include config.json and model.safetensors: It is odd." in capsys.readouterr().err
     assert "timm" not in (tmp_path / "hub" / "README.md").read_text()
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with error_says("nothing to export", "It is odd", "pip install cdtrans[onnx]"):

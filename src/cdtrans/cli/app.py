@@ -185,7 +185,7 @@ def evaluate(
     if result.whole_target:
         screen.result(
             "Every target image of the run is labelled, so the accuracies are exact for this target; the intervals are "
-            "for new images of the same kind."
+            "for new images like these."
         )
     if result.comparison is not None:
         screen.result(f"{result.comparison.sentence} {result.choice}")

@@ -1,7 +1,7 @@
-"""Strong augmentation of training images on the device that has them, for a whole batch at once.
+"""Strong augmentation of training images on the device that holds them, for a whole batch at once.
 
-It is applied to images that have been cropped, mirrored and normalised already, so it needs no mirroring of its own,
-which would be wrong where `--flip 0` says so."""
+It is applied to images that have been cropped, mirrored and normalised already. It does not mirror images itself, so
+`--flip 0` is respected."""
 
 import torch
 from torch import Tensor

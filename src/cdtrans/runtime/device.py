@@ -28,7 +28,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def between_passes(device: torch.device) -> torch.device:
-    """Where encoded images are kept, neighbours, graphs and scores are computed, and losses are summed: that needs
+    """The device that keeps encoded images, computes neighbours, graphs and scores, and sums losses: this needs
     float64, which MPS does not have."""
     return torch.device("cpu") if device.type == "mps" else device
 

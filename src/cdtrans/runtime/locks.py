@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Lock:
-    """A lock that this process has."""
+    """A lock held by this process."""
 
     def __init__(self, held: "BaseFileLock") -> None:
         self._held = held
@@ -27,7 +27,7 @@ class Lock:
 
 
 def try_lock(file: Path) -> Lock | None:
-    """None if it is taken, by this process too."""
+    """None if the lock is taken, even by this process."""
     from filelock import FileLock, Timeout  # takes a tenth of a second, which a wrong flag need not wait for
 
     held = FileLock(file, thread_local=False)

@@ -1,4 +1,4 @@
-"""Results as a notebook shows them: small HTML that needs nothing else, with everything in it escaped."""
+"""Results as shown in a notebook: small, self-contained HTML, with all text escaped."""
 
 from collections.abc import Sequence
 from html import escape
@@ -19,5 +19,5 @@ def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def _shown(text: str) -> str:
-    """Names of files may hold bytes that are no text, and control characters."""
+    """File names may hold bytes that are not text, and control characters."""
     return escape(printable(text.encode("utf-8", "backslashreplace").decode()))

@@ -1,4 +1,4 @@
-"""How long a run will take: its work is planned, counted and timed in units, whatever a unit is."""
+"""How long a run will take: its work is planned, counted and timed in abstract units."""
 
 import math
 import time

@@ -27,7 +27,7 @@ def world() -> int:
 
 
 def is_main() -> bool:
-    """The rank that writes and speaks."""
+    """Whether this is the rank that writes and prints."""
     return rank() == 0
 
 
@@ -43,7 +43,7 @@ def from_main(value: Any) -> Any:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Join the other ranks, if a launcher started several, and part from them at the end."""
+    """Join the other ranks, if a launcher started several, and leave them at the end."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if not several:
         yield

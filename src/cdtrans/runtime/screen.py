@@ -24,8 +24,8 @@ class Task(Protocol):
 
 
 class Terminal(Console):
-    """rich's console, but: it would end the program with exit code 1 where the reader has gone, and the cells of a
-    table may be names with control characters."""
+    """rich's console, with two changes: a closed pipe does not end the program with exit code 1, and control characters
+    in table cells are escaped."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -38,8 +38,8 @@ class Screen:
     """`say`, `warn`, show a `result`, `track` a long task. With `machine` everything goes to standard error, because
     standard output is then one JSON object.
 
-    During a run it has the run's `outlook`. Tasks that do a part of the run's work then say how much is left of the
-    whole run; other tasks speak of themselves."""
+    During a run it has the run's `outlook`. Tasks that are part of the run's work then show the time left of the whole
+    run; other tasks show their own."""
 
     outlook: Outlook | None = None
 
@@ -63,17 +63,17 @@ class Screen:
         self.console.print(Text(printable(text)) if isinstance(text, str) else text)
 
     def expect(self, units: float) -> None:
-        """So much work is left of the run: it was not known before."""
+        """Set how much work the run has left, once it is known."""
         if self.outlook is not None:
             self.outlook.ahead = units
 
     def time_left(self) -> str:
-        """Of the whole run: '1:30 left'; nothing outside a run."""
+        """The time left of the whole run, '1:30 left'; empty outside a run."""
         return "" if self.outlook is None else f"{clock(self.outlook.left())} left"
 
     @contextmanager
     def track(self, description: str, total: int, done: int = 0, *, work: float = 0.0) -> Iterator[Task]:
-        """`work` is that of a run in one of `total`, in units of its outlook."""
+        """`work` is the run's work in one of `total`, in units of its outlook."""
         outlook = self.outlook if work else None
         if self.quiet:
             yield _Silent()
@@ -96,7 +96,7 @@ class _Silent:
 
 
 class _Part:
-    """A task that is a part of a run: its work is counted, and its note says how much is left of the run."""
+    """A task that is part of a run: its work is counted, and its note shows the time left of the run."""
 
     def __init__(self, task: Task, outlook: Outlook, work: float) -> None:
         self.task, self.outlook, self.work = task, outlook, work

@@ -42,8 +42,8 @@ class StopSignals:
 
 
 def die_with_parent() -> None:
-    """For a process just forked: even SIGKILL, which leaves the parent no time, must not leave it behind, holding a GPU
-    or a lock. It gets SIGTERM, so that it can save its state."""
+    """For a process just forked: even if the parent is killed by SIGKILL, the child must not stay behind with a GPU or
+    a lock. It gets SIGTERM, so that it can save its state."""
     if LIBC is not None:
         LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
 

@@ -36,8 +36,8 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def intact(file: Path, advice: str) -> Iterator[None]:
-    """Around reading a file and looking at its content: whatever goes wrong there means that the file is damaged. One
-    rule for all files that a user can find in a run folder; `advice` says what to do."""
+    """For reading a file and checking its content: any error here means that the file is damaged. One rule for all
+    files in a run folder; `advice` says what to do."""
     try:
         yield
     except (CdtransError, MemoryError):

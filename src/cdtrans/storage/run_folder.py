@@ -64,8 +64,8 @@ def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None
 
 
 def require_output(file: Path, what: str, flag: str, *inputs: Path | None) -> None:
-    """Fail before the work and not after it: a file must be writable, and must not replace what the verb reads, be it
-    one of the inputs, a file in one that is a folder, or a part of any run."""
+    """Fail before the work and not after it: a file must be writable, and must not replace an input of the verb, a file
+    inside an input folder, or a part of any run."""
     require_writable(file, what, flag)
     real = Path(os.path.realpath(file))
     for place in map(os.path.realpath, filter(None, inputs)):
@@ -127,7 +127,7 @@ def adapted_epoch(result: dict[str, Any]) -> int:
 
 
 def chosen_by_person(result: dict[str, Any]) -> bool:
-    """Whether somebody changed what the run had chosen by itself."""
+    """Whether a person has changed the run's choice."""
     return bool(result.get("chosen_by") == "person")
 
 

@@ -1,5 +1,5 @@
-"""What a JSON file of a run must look like. A value of another type would fail far from where it was read, with words
-that nobody can act on."""
+"""What a JSON file of a run must look like. A value of another type would otherwise fail far from where it was read,
+with a message that nobody can act on."""
 
 from collections.abc import Collection
 from typing import Any
