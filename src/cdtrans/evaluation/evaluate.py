@@ -73,7 +73,7 @@ class History:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What target labels say of a run's model."""
+    """What target labels show about a run's model."""
 
     scores: Scores
     classes: tuple[str, ...]
@@ -91,7 +91,7 @@ class Evaluation:
 
     @property
     def comparison(self) -> Comparison | None:
-        """Of the adapted model with the source-only one; None without both on the run's own target images."""
+        """The adapted model compared with the source-only one; None without both on the run's own target images."""
         return None if self.history is None else self.history.comparison
 
     @property

@@ -1,5 +1,4 @@
-"""What a number of labelled images can tell: 95 % intervals of an accuracy, and a test of two models on the same
-images."""
+"""What labelled images can show: 95 % intervals of an accuracy, and a test of two models on the same images."""
 
 from dataclasses import dataclass
 from math import exp, lgamma, log, sqrt
@@ -50,7 +49,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The adapted model beside the source-only one, on the same labelled images."""
+    """The adapted model compared with the source-only one, on the same labelled images."""
 
     images: int
     source_right: int

@@ -36,7 +36,7 @@ class Scores:
 
     @property
     def interval(self) -> Interval:
-        """Of the overall accuracy."""
+        """The interval of the overall accuracy."""
         return wilson(int(np.trace(self.confusion)), self.images)
 
     @property

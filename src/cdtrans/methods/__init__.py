@@ -51,7 +51,7 @@ WITH_TARGET_LABELS = ("ground_truth", "sampled_pairs")  # only `cdtrans ablate` 
 
 
 def require_method(name: str) -> None:
-    """Refuse a method that does not exist. A class in a file of the user's is looked for when it is loaded."""
+    """Refuse a method that does not exist. A class in a user's file is looked up when it is loaded."""
     if name in WITH_TARGET_LABELS:
         raise CdtransError(
             f"The method '{name}' trains on target labels, which 'adapt' does not read; see 'cdtrans ablate --help'."

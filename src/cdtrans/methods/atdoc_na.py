@@ -63,7 +63,7 @@ class ATDOCNA(Method):
 
 
 class MemoryBank(nn.Module):
-    """What the network last said of every target image."""
+    """The network's last output for every target image."""
 
     features: Tensor  # F  [Nt, D]
     predictions: Tensor  # Q  [Nt, K]
@@ -84,7 +84,7 @@ class MemoryBank(nn.Module):
 
     @torch.no_grad()
     def remember(self, network: Network, batch: Batch) -> None:
-        """Replace the entries of a batch's target images by what the network says of them now."""
+        """Replace the entries of a batch's target images by the network's current output."""
         network.eval()
         out = network.encode(batch.x_t)
         network.train()

@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What a method may need to know of the data when it is made."""
+    """What a method may need to know about the data when it is created."""
 
     classes: int
     source_images: int

@@ -37,7 +37,7 @@ class Instant(Method):
 
 
 def leading_features(network: Network) -> int:
-    """How many features are those of the last two blocks."""
+    """How many features belong to the last two blocks."""
     return network.dim * min(2, network.taps) // network.taps
 
 

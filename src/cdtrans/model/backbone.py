@@ -94,7 +94,7 @@ def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def licence(name: str) -> str | None:
-    """Of the pretrained weights, if timm knows it."""
+    """The licence of the pretrained weights, if timm knows it."""
     return _recipe(name).cfg.license
 
 
@@ -137,7 +137,7 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
 
 
 def _largest(value: Any) -> int:
-    """Of the whole numbers in an argument, such as 4 or [2, 2, 6, 2]: timm would build as many blocks."""
+    """The largest whole number in an argument such as 4 or [2, 2, 6, 2]: timm would build as many blocks."""
     if isinstance(value, dict | list | tuple):
         return max(map(_largest, value.values() if isinstance(value, dict) else value), default=0)
     return abs(value) if isinstance(value, int) else 0

@@ -24,7 +24,7 @@ FROM_SCRATCH = "none: trained from scratch"
 
 @dataclass(frozen=True)
 class Card:
-    """What travels with the weights."""
+    """The description saved with the weights."""
 
     classes: tuple[str, ...]
     backbone: str  # timm name and tag

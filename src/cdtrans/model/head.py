@@ -14,7 +14,7 @@ CORRECTION_STD, CORRECTION_BIAS = 0.005, 0.1  # of DCAN's authors
 
 
 class Output(NamedTuple):
-    """What the head says of a batch: the feature that pairs are searched with, and the class scores."""
+    """The head's output for a batch: the feature that pairs are searched with, and the class scores."""
 
     feature: Tensor  # [B, D], after the bottleneck norm
     logits: Tensor  # [B, K]

@@ -48,7 +48,7 @@ def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError
 
 
 def width_or_depth(state: State, expected: State) -> str:
-    """Of vision transformers."""
+    """How the width or depth of a vision transformer differs."""
     widths = [s["patch_embed.proj.weight"].shape[0] for s in (state, expected) if "patch_embed.proj.weight" in s]
     if len(widths) == 2 and widths[0] != widths[1]:
         return f"its width is {widths[0]}, the model's is {widths[1]}"

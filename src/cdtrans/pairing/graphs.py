@@ -40,7 +40,7 @@ PRIOR = 8  # images that the source's statistics count as in those of the target
 
 
 class Statistics(NamedTuple):
-    """Of a domain's features."""
+    """The statistics of a domain's features."""
 
     mean: Tensor  # [D]
     variance: Tensor  # [D]
@@ -69,7 +69,7 @@ class Probe(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Of every target image."""
+    """The labels of every target image."""
 
     probabilities: Tensor  # [Nt, K] by the graphs
     first: Tensor  # [Nt] the class by a probe on the source, before any graph
@@ -105,8 +105,8 @@ class Graph(NamedTuple):
 
     @classmethod
     def search(cls, queries: Tensor, keys: Tensor, itself: int) -> "Graph":
-        """By cosine. The i-th query is the key number `itself` + i, which is not its own neighbour. Several ranks share
-        the queries."""
+        """Nearest neighbours by cosine. The i-th query is key number `itself` + i, which is not its own neighbour.
+        Several ranks share the queries."""
         k = min(NEIGHBOURS, len(keys) - 1)
         mine = share(len(queries))
         tiles = [

@@ -134,7 +134,7 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sweep_error(source: Tensor, target: Tensor) -> float:
-    """By how much a swept similarity may be off."""
+    """The largest possible error of a swept similarity."""
     longest = [float(torch.linalg.vector_norm(x, dim=1).max()) if len(x) else 0.0 for x in (source, target)]
     terms, left_out = (3 * source.shape[1], SPLIT_ERROR) if source.device.type == "cuda" else (source.shape[1], 0.0)
     return float((ROUNDING * terms**0.5 + left_out) * longest[0] * longest[1])

@@ -33,7 +33,7 @@ PLANNING = -1  # the step number in the seed of a plan, so that its draws are li
 
 
 class Data(NamedTuple):
-    """What stage 2 has: labelled source images, some of them held out, and target images."""
+    """The data of stage 2: labelled source images, some of them held out, and target images."""
 
     source: Images
     labels: Tensor  # [Ns] of the source
@@ -163,7 +163,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
 
 @torch.no_grad()
 def both_domains(encode: Encoder, data: Data, target: Encoded) -> Domains:
-    """The source as the network sees it now, beside the target. A run may have no source images."""
+    """The source as the network sees it now, and the target. A run may have no source images."""
     if not len(data.source):
         return Domains(Encoded(target.features[:0], target.logits[:0]), data.labels, target)
     source = encode.model.head.of_another_domain(Output(*encode(data.source, "source")))
@@ -216,7 +216,7 @@ class Batches:
 
 
 def start_from(watch: Watch, domains: Domains, classes: int, config: Config, *, pretrained: bool) -> None:
-    """Remember the source-only model. If adapting it is hopeless, stop before time is spent on it."""
+    """Keep the source-only model. If adapting it is hopeless, stop before time is spent on it."""
     watch.before = impression(domains)
     watch.evidence = watch.evidence or Evidence.of(domains, classes, pretrained=pretrained)
     against = [measure for measure in objections(judge_source(watch.before, watch.evidence)) if measure.decisive]
@@ -225,7 +225,7 @@ def start_from(watch: Watch, domains: Domains, classes: int, config: Config, *, 
 
 
 class Planner:
-    """Who meets whom: asks the method at the start of each round, writes it down, and owns the pairs of the round."""
+    """Owns the pairs of a round: asks the method for them at the start of the round and records them."""
 
     def __init__(self, run: Run, method: Method, config: Config, screen: Screen) -> None:
         self.run, self.method, self.config, self.screen = run, method, config, screen

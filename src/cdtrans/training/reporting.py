@@ -1,4 +1,4 @@
-"""What people see of a stage while it runs, and what the log keeps of it."""
+"""What is shown on screen and logged while a stage runs."""
 
 import time
 from collections.abc import Iterator

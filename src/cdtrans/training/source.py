@@ -79,7 +79,7 @@ def probe_source(run: Run, network: Network, images: Images, labels: Tensor, *, 
 
 
 def step_work(batches: list[slice]) -> float:
-    """Of a step on average, in images that pass the backbone forward."""
+    """The average work of a step, in images that pass forward through the backbone."""
     images: int = sum(batch.stop - batch.start for batch in batches)
     return PASSES * images / len(batches)
 

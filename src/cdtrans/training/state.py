@@ -160,7 +160,7 @@ class Loop:
         return self.optimisation.first_bad_step() is None and all_finite(self.model)
 
     def _check_finite(self) -> None:
-        """Of the losses and of the weights: a step whose loss is finite can still ruin the model."""
+        """Check the losses and the weights: a step whose loss is finite can still ruin the model."""
         step = self.optimisation.first_bad_step()
         ruined = step is None and not all_finite(self.model)
         if step is not None or ruined:

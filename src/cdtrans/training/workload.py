@@ -61,7 +61,7 @@ class Workload:
         return self.method.expected_pairs(options, self.sizes, self._rounds(self.config.epochs))
 
     def _rounds(self, epoch: int) -> int:
-        """How many have begun in this epoch or before."""
+        """How many rounds have begun by this epoch."""
         return -(-epoch // self.config.rebuild_every)
 
 
@@ -97,7 +97,7 @@ def start_clock(
     fits_source: bool,
     evidence: bool,
 ) -> None:
-    """Say how long the run will take. From now on the screen knows how much is left of it."""
+    """Print how long the run will take. From now on the screen shows the time left."""
     config, device = workload.config, images.device
     rest = END_SECONDS + (REPORT_SECONDS if config.report else 0)
     try:
