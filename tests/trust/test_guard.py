@@ -49,9 +49,9 @@ def test_a_source_that_was_not_learnt(share: float, found: list[str]) -> None:
     assert names(judge_source(healthy(source_right=share), evidence())) == found
 
 
-@pytest.mark.parametrize(("kept", "verdict"), [(0.95, "better"), (0.75, "unknown"), (0.4, "harm")])
+@pytest.mark.parametrize(("kept", "verdict"), [(0.95, "better"), (0.75, "unknown"), (0.4, "unknown")])
 def test_a_source_that_is_forgotten(kept: float, verdict: str) -> None:
-    """A little, and nobody knows; most of it, and training went wrong."""
+    """However much of it is: a method without a source loss can forget the source and gain on the target."""
     measures = judge_adapted(healthy(), healthy(source_right=kept), evidence())
     assert names(measures) == ([] if verdict == "better" else ["source forgotten"])
     assert decide(measures, guard=True).verdict == verdict
@@ -139,13 +139,13 @@ def test_a_fall_after_the_chosen_epoch_is_told_but_not_held_against_it() -> None
 
 
 def test_the_verdict_says_what_was_found_and_what_is_chosen() -> None:
-    measures = judge_adapted(healthy(), healthy(source_right=0.3), evidence())
+    measures = judge_adapted(healthy(source_right=0.3), healthy(), evidence())
     harm, off = decide(measures, guard=True), decide(measures, guard=False)
     assert (harm.verdict, off.verdict, decide([], guard=True).verdict) == ("harm", "off", "better")
     assert says(harm.paragraph, "did harm", "source-only model")
     assert says(off.paragraph, "adapted model is kept")
     for verdict in (harm, off):
-        assert says(verdict.paragraph, "30%", "accuracy on the source")
+        assert says(verdict.paragraph, "source not learnt", "30%")
     assert "is better" in Verdict("better", []).paragraph
     stopped = decide(measures, guard=True, adapted=False)
     assert stopped.verdict == "harm"
