@@ -80,6 +80,7 @@ def test_by_keyboard_and_after_a_reload(page: Any, run: Path, tmp_path: Path) ->
     page.keyboard.press("?")
     page.keyboard.press("-")
     assert progress(page) == f"4 of {ASKED}"
+    page.wait_for_timeout(200)  # Chromium hands localStorage to its main process a moment later
     page.reload()
     assert progress(page) == f"4 of {ASKED}"
     assert page.locator("#title").inner_text() == f"Image 5 of {ASKED}", "the first one that is open"

@@ -99,7 +99,7 @@ def test_after_a_refusal_the_commands_are_there(run: Path) -> None:
     assert explanation(run, result(run)) == result(run)["guard"]["paragraph"]
     refuse(run)
     assert explanation(run, result(run)) == (
-        f"Harm. To use the adapted model anyway: 'cdtrans choose '{run}' adapted', or once only 'cdtrans predict "
+        f"Harm. To use the adapted model anyway: 'cdtrans choose '{run}' adapted', or just once: 'cdtrans predict "
         f"'{run}' IMAGES --model adapted'."
     )
     assert finished_result(run).harm

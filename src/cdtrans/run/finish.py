@@ -11,7 +11,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.model.card import Card, save_model
 from cdtrans.run.choose import explanation
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.probabilities import temperature
+from cdtrans.serving.probabilities import calibrated, temperature
 from cdtrans.serving.recorded import LOGITS, VIEWS, confidence_views, confidences, predictions_csv
 from cdtrans.serving.trade_off import in_a_line, trade_off
 from cdtrans.storage.run import Run
@@ -50,11 +50,11 @@ def finish(
         }
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
         hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in support else 1.0
-        calibrated = {name: x / hot if name == "adapted" else x for name, x in logits.items()}
-        sure = confidence_views(calibrated["source"], calibrated.get("adapted", calibrated["source"]))
+        scaled = {name: calibrated(x, hot if name == "adapted" else 1.0) for name, x in logits.items()}
+        sure = confidence_views(scaled["source"], scaled.get("adapted", scaled["source"]))
         run.write_arrays(LOGITS, logits)
         run.write_arrays(VIEWS, views(before, after or before) | sure)
-    run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, calibrated[chosen], calibrated["source"]))
+    run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, scaled[chosen], scaled["source"]))
     card = replace(
         card, stage="adaptation", head=network.head.spec, transferability=network.transferability is not None
     )

@@ -8,6 +8,11 @@ COLDEST, HOTTEST = 0.05, 50.0
 STEPS = 40  # of the search for a temperature
 
 
+def calibrated(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """[N, K] -> [N, K] in double precision, whatever was recorded: equal wherever it is computed."""
+    return np.asarray(logits.astype(np.float64) / temperature)
+
+
 def probabilities(logits: np.ndarray) -> np.ndarray:
     """[N, K] -> [N, K] softmax."""
     p = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -20,7 +25,7 @@ def temperature(logits: np.ndarray, accuracy: float) -> float:
     low, high = COLDEST, HOTTEST
     for _ in range(STEPS):
         middle = math.sqrt(low * high)
-        confidence = float(probabilities(logits / middle).max(axis=1).mean())
+        confidence = float(probabilities(calibrated(logits, middle)).max(axis=1).mean())
         low, high = (middle, high) if confidence > accuracy else (low, middle)
     return math.sqrt(low * high)
 

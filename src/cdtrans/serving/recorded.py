@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cdtrans.errors import CdtransError
-from cdtrans.serving.probabilities import no_class, probabilities
+from cdtrans.serving.probabilities import calibrated, no_class, probabilities
 from cdtrans.storage.card_file import RESTORE, read_card, set_temperature
 from cdtrans.storage.files import atomic, csv_line, intact
 from cdtrans.storage.run_folder import PREDICTIONS, find_model
@@ -35,7 +35,7 @@ def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
             "adapt' again with another --out."
         )
     with intact(file, f"give another --model than '{name}', or {RESTORE}"), np.load(file) as arrays:
-        logits: np.ndarray = arrays[name].astype(np.float64) / temperature
+        logits = calibrated(arrays[name], temperature)
         if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():
             raise Misfit("its numbers are not logits")
     return logits
