@@ -32,6 +32,7 @@ from recipe import call, place
 from cdtrans.config import BEST, make_config, read_preset, read_yaml
 from cdtrans.data.domains import scan_labelled
 from cdtrans.errors import HARM
+from cdtrans.serving.recorded import LOGITS
 from cdtrans.trust import estimate, guard
 from cdtrans.trust.support import Support
 
@@ -162,7 +163,7 @@ def run(task: Task, flags: list[str], out: Path) -> None:
         measured = {m["name"]: m["found"] for m in result["guard"]["measures"]}
         found |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         found |= {"kept": measured["source forgotten"], "learnable": measured["labels not learnable"]}
-        found |= {"features": result["evidence_features"]}
+        found |= {"features": result["evidence_features"], "agree": agreement(place)}
     found |= {"before": 0.0, "after": 0.0, "calibration": None}
     if scored:
         said = io.StringIO()
@@ -193,7 +194,7 @@ def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
         row |= {"before": history[0], "after": history[result["judged_epoch"]], "calibration": None}
         row |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         row |= {"kept": measured["source forgotten"], "features": "pretrained"}
-        row |= {"learnable": measured["labels not learnable"]}
+        row |= {"learnable": measured["labels not learnable"], "agree": agreement(file.parent)}
         verdict = "unknown" if not passes(row) else "better"
         broken = row["mean"] < guard.CHANCE or row["start"] - row["mean"] > guard.FELL_FAR
         row["verdict"] = "harm" if broken else verdict
@@ -201,6 +202,12 @@ def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
         at_start = Support(**result["support"]["source"])
         said = estimate.estimate(support, at_start, known=row["verdict"] == "better", labels=0).summary()
         yield row | {"estimate": {"low": said["low"], "high": said["high"]}}
+
+
+def agreement(run: Path) -> float:
+    """Share of the target images that the source-only and the adapted model label alike."""
+    with np.load(run / LOGITS) as logits:
+        return float((logits["source"].argmax(axis=1) == logits["adapted"].argmax(axis=1)).mean())
 
 
 def passes(row: dict[str, Any], limit: float = guard.SUPPORTED, fell: float = guard.FELL) -> bool:
