@@ -387,8 +387,8 @@ class TestAdapt:
     def test_what_to_do_next_is_said_unless_quiet(self, run: Run, called: dict[str, Any]) -> None:
         loud, quiet = run("adapt", "a", "b"), run("adapt", "a", "b", "--quiet")
         assert "Next: cdtrans predict runs/x IMAGES --csv predictions.csv" in loud.out
-        assert "Done: runs/x (chosen: epoch 7)\n" in loud.out
-        assert quiet.out == "Done: runs/x (chosen: epoch 7, estimated accuracy 60% to 90%)\n"
+        assert "Done: runs/x (chosen: the adapted model, epoch 7)\n" in loud.out
+        assert quiet.out == "Done: runs/x (chosen: the adapted model, epoch 7, estimated accuracy 60% to 90%)\n"
         assert quiet.err == loud.err == ""
 
     def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:

@@ -47,7 +47,7 @@ class Result:
     @property
     def chosen(self) -> str:
         """The chosen model, in words."""
-        return f"epoch {self.chosen_epoch}" if self.chosen_epoch else "the source-only model"
+        return f"the adapted model, epoch {self.chosen_epoch}" if self.chosen_epoch else "the source-only model"
 
     def _repr_html_(self) -> str:
         accuracy = "unknown" if self.estimate is None else "{:.0%} to {:.0%}".format(*self.estimate)

@@ -84,7 +84,7 @@ def run_session(
         screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG} there.")
         warn_about_threads(out, config, screen)
     else:
-        for line in opening(config, out):
+        for line in opening(config, out, trains=kind.trains):
             screen.say(line)
     assert isinstance(config.resize, int), "the configuration has been resolved"
     source_pixels, source_bad = no_pixels(config.resize), Skipped()
@@ -306,7 +306,7 @@ def show_finished(out: Path, found: dict[str, str], config: Config, screen: Scre
     show(out, read_result(out), screen)
 
 
-def opening(config: Config, out: Path) -> list[str]:
+def opening(config: Config, out: Path, *, trains: bool) -> list[str]:
     """What a run is about to do, in a few lines."""
 
     def epochs(count: int) -> str:
@@ -319,9 +319,10 @@ def opening(config: Config, out: Path) -> list[str]:
     if config.source_model:
         stage_1 = f"the source-only model of '{config.source_model}'"
     origin = "timm's weights" if config.pretrained else "from scratch"
-    origin = f"the weights '{config.weights}'" if config.weights else origin
+    origin = f"weights of '{config.weights}'" if config.weights else origin
+    stage_2 = f"{epochs(config.epochs)} of {config.method}" if trains else f"the method {config.method}, no training"
     return [
-        f"{recipe}: {stage_1}, then {epochs(config.epochs)} of {config.method}",
+        f"{recipe}: {stage_1}, then {stage_2}",
         f"backbone {config.backbone} at {config.crop} pixels, {origin}",
         f"on {config.device} in {config.precision}, seed {config.seed}",
         f"all settings: {out / CONFIG}",
