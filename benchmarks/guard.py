@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 from recipe import call, place
 
@@ -34,7 +35,7 @@ from cdtrans.data.domains import scan_labelled
 from cdtrans.errors import HARM
 from cdtrans.serving.recorded import LOGITS
 from cdtrans.trust import estimate, guard
-from cdtrans.trust.support import Support
+from cdtrans.trust.support import Evidence, Support
 
 RECIPES = {
     "instant": ["--effort", "instant"],
@@ -164,6 +165,7 @@ def run(task: Task, flags: list[str], out: Path) -> None:
         found |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         found |= {"kept": measured["source forgotten"], "learnable": measured["labels not learnable"]}
         found |= {"features": result["evidence_features"], "agree": agreement(place)}
+        found |= {"measurable": measurable(source, target)}
     found |= {"before": 0.0, "after": 0.0, "calibration": None}
     if scored:
         said = io.StringIO()
@@ -194,7 +196,7 @@ def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
         row |= {"before": history[0], "after": history[result["judged_epoch"]], "calibration": None}
         row |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         row |= {"kept": measured["source forgotten"], "features": "pretrained"}
-        row |= {"learnable": measured["labels not learnable"], "agree": agreement(file.parent)}
+        row |= {"learnable": measured["labels not learnable"], "agree": agreement(file.parent), "measurable": True}
         verdict = "unknown" if not passes(row) else "better"
         broken = row["mean"] < guard.CHANCE or row["start"] - row["mean"] > guard.FELL_FAR
         row["verdict"] = "harm" if broken else verdict
@@ -202,6 +204,12 @@ def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
         at_start = Support(**result["support"]["source"])
         said = estimate.estimate(support, at_start, known=row["verdict"] == "better", labels=0).summary()
         yield row | {"estimate": {"low": said["low"], "high": said["high"]}}
+
+
+def measurable(source: Images, target: Images) -> bool:
+    """Whether there are enough images for a range."""
+    labels = torch.from_numpy(np.unique(source.labels, return_inverse=True)[1])
+    return estimate.measurable(Evidence(labels[:, None], labels, torch.tensor(1.0)), len(target.paths))
 
 
 def agreement(run: Path) -> float:
@@ -334,7 +342,7 @@ def left_out(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
         some = [passes(row, limit, fell) for row in these if row[kind]]
         yield f"{sum(some)} of {len(some)}"
     train = [row for row in others if row["condition"] in HEALTHY]
-    test = [row for row in these if row["condition"] in HEALTHY and passes(row, limit, fell)]
+    test = [row for row in these if row["condition"] in HEALTHY and row["measurable"] and passes(row, limit, fell)]
     if not train or not test:
         return
     fitted, *_ = np.linalg.lstsq(design(train), logit([row["after"] for row in train]), rcond=None)
@@ -349,7 +357,7 @@ def lost_support(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
     """The limit is halfway between the runs of the other data sets that rose and those that lost 20 points."""
 
     def losses(some: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-        fell = [row for row in some if row["after"] <= row["before"] - 0.2]
+        fell = [row for row in some if row["after"] <= row["before"] - 0.2 and row["condition"] not in OTHERS]
         rose, broken = ([row["start"] - row["mean"] for row in s] for s in ([r for r in some if r["rose"]], fell))
         return rose, broken
 

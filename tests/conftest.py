@@ -18,6 +18,7 @@ from cdtrans.model.head import Head
 from cdtrans.model.network import Network
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.signals import StopSignals
+from cdtrans.trust import estimate
 from support import from_authors_names
 from tiny_task import CLASSES, Task, make_task
 
@@ -40,6 +41,7 @@ hypothesis.settings.register_profile("cdtrans", deadline=None)  # a busy machine
 hypothesis.settings.load_profile("cdtrans")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
 os.fsync = lambda file: None  # no test cuts the power
+estimate.IMAGES = estimate.PER_CLASS = 5  # the tiny tasks have a range too
 torch.set_num_threads(1)  # tensors are small here, and on a busy machine threads wait for each other most of the time
 
 

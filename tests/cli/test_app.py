@@ -394,6 +394,7 @@ class TestAdapt:
     def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:
         ended = run(*finished.task.adapt(finished.run), "--json")
         assert ended.code == 0, ended.err
+        assert says(ended.err, "expected accuracy", "of all images", "of the most confident", "--keep")
         result = json.loads((finished.run / "result.json").read_text())
         assert json.loads(ended.out) == {
             "run": str(finished.run),

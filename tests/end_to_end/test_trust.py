@@ -36,7 +36,7 @@ def healthy(task: Task) -> Path:
     out = task.folder / "healthy"
     ended = cdtrans(*task.adapt(out))
     assert ended.code == 0, ended.err
-    assert re.search(r"(?i)estimated accuracy .*\d+%", ended.out)
+    assert says(ended.out, "unknown without labels"), "21 images are too few for a range"
     assert "the adapted model is better than the source-only one" in ended.out
     return out
 
@@ -63,7 +63,7 @@ def test_a_healthy_run_is_better_with_its_best_epoch_by_consensus(healthy: Path)
     assert found["chosen_epoch"] == best["epoch"]
     assert (found["chosen_model"], found["selection"]) == ("adapted", "consensus")
     assert found["guard"]["verdict"] == "better"
-    assert 0 <= found["estimate"]["low"] < found["estimate"]["high"] <= 1
+    assert found["estimate"]["low"] is found["estimate"]["high"] is None
 
 
 @pytest.mark.parametrize("rule", ["confidence", "density", "last"])

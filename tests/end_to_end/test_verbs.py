@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -103,13 +102,11 @@ def test_adapt_then_eval_then_predict(adapted: tuple[Task, Ended]) -> None:
     here = task.folder
     assert ended.code == 0, ended.err
     told = only_object(ended.out)
-    assert told.items() >= {"run": "runs/adapt", "chosen_epoch": 1, "harm": False}.items()
-    assert 0 <= told["estimate"][0] < told["estimate"][1] <= 1
+    assert told.items() >= {"run": "runs/adapt", "chosen_epoch": 1, "harm": False, "estimate": None}.items()
     assert says(ended.err, "source: 24 images", "3 classes", "target: 21 images")
     assert says(
         ended.err, "then 1 epoch of cdtrans", "at 16 pixels", "on cpu in fp32", "config.yaml"
     )  # what was decided
-    assert says(ended.err, "expected accuracy", "of all images", "of the most confident", "--keep")
     config = yaml.safe_load((here / "runs/adapt/config.yaml").read_text())
     assert (config["epochs"], config["source_epochs"], config["batch_size"]) == (1, 3, 8)
     assert config["source"] == str(task.source)
@@ -202,4 +199,3 @@ def test_quiet_prints_the_result_alone(tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.count("\n") == 1
     assert says(ended.out, str(tmp_path / "out"), "epoch")
-    assert re.search(r"\d+% to \d+%", ended.out)

@@ -1,11 +1,13 @@
 """The range for the accuracy."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdtrans.trust.estimate import HALF_WIDTH, estimate
-from cdtrans.trust.support import Support
+from cdtrans.trust import estimate as module
+from cdtrans.trust.estimate import HALF_WIDTH, estimate, measurable
+from cdtrans.trust.support import Evidence, Support
 from support import says
 
 shares = st.floats(-1, 1.5)
@@ -39,3 +41,17 @@ def test_where_it_cannot_be_relied_on_there_is_no_range_but_a_number_of_labels()
     assert (told["low"], told["high"]) == (None, None)
     assert says(told["sentence"], "unknown", "about 47")
     assert "%" not in told["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "images", "enough"),
+    [([10, 10, 10], 200, True), ([10, 10, 10], 199, False), ([9, 9, 10], 500, False), ([0, 2, 10, 0, 30], 500, True)],
+)
+def test_few_images_give_no_range(
+    classes: list[int], images: int, enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The middle class counts, without those that have no image."""
+    monkeypatch.setattr(module, "IMAGES", 200)
+    monkeypatch.setattr(module, "PER_CLASS", 10)
+    labels = torch.arange(len(classes)).repeat_interleave(torch.tensor(classes))
+    assert measurable(Evidence(labels[:, None], labels, torch.tensor(1.0)), images) is enough

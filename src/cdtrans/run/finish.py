@@ -17,7 +17,7 @@ from cdtrans.serving.trade_off import in_a_line, trade_off
 from cdtrans.storage.run import Run
 from cdtrans.storage.run_folder import PREDICTIONS, RESULT
 from cdtrans.training.adaptation import Adaptation
-from cdtrans.trust.estimate import estimate, unknown
+from cdtrans.trust.estimate import estimate, measurable, unknown
 from cdtrans.trust.guard import crowded_start, decide, labels_to_settle, supported
 from cdtrans.trust.impression import views
 
@@ -44,8 +44,9 @@ def finish(
     with run.timed("verdict"):
         support = {n: adaptation.evidence.support(m.predicted) for n, m in models.items() if before.has_source}
         judged = {"source": verdict.verdict in ("better", "unknown"), "adapted": verdict.verdict == "better"}
+        enough = before.has_source and measurable(adaptation.evidence, len(target))
         estimates = dict.fromkeys(models, unknown(labels)) | {
-            name: estimate(found, support["source"], known=judged[name] and supported(found), labels=labels)
+            name: estimate(found, support["source"], known=enough and judged[name] and supported(found), labels=labels)
             for name, found in support.items()
         }
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}

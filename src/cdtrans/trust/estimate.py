@@ -4,15 +4,17 @@
 
 with support and shift as in `trust.support`. The four numbers and the width of the range were fitted to runs on two
 data sets; docs/results/estimate.md has the errors on the data set that was left out. Unless the guard judges
-that adaptation helped there is no range: for a target with other classes it would be meaningless."""
+that adaptation helped there is no range: for a target with other classes it would be meaningless. Nor is there one
+for few images, on which support cannot be measured well."""
 
 import math
 from typing import Any, NamedTuple
 
-from cdtrans.trust.support import Support
+from cdtrans.trust.support import NEIGHBOURS, Evidence, Support
 
 LEVEL, START, GAIN, SHIFT = 0.01, 0.74, 4.35, -0.62
-HALF_WIDTH = 0.136  # contains the true accuracy in six of seven runs
+HALF_WIDTH = 0.136  # contains the true accuracy in seven of eight runs
+IMAGES, PER_CLASS = 200, NEIGHBOURS  # of the target, and of the source's middle class: with fewer there is no range
 
 
 class Estimate(NamedTuple):
@@ -38,7 +40,7 @@ class Estimate(NamedTuple):
             return {"low": None, "high": None, "sentence": sentence}
         sentence = (
             f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. In one of "
-            "seven runs the true accuracy is outside this range."
+            "eight runs the true accuracy is outside this range."
         )
         return {"low": round(self.low, 4), "high": round(self.high, 4), "sentence": sentence}
 
@@ -48,6 +50,13 @@ def estimate(support: Support, source_only: Support, *, known: bool, labels: int
     gain = support.mean - source_only.mean
     x = LEVEL + START * _logit(source_only.mean) + GAIN * gain + SHIFT * _logit(support.shift)
     return Estimate(1 / (1 + math.exp(-x)), known, labels)
+
+
+def measurable(evidence: Evidence, images: int) -> bool:
+    """Whether there are enough images for a range: the nearest ten source images can be of one class, and chance moves
+    the target's support by a few points only. Below, a third of the ranges miss the truth."""
+    counts = evidence.source_labels.bincount()
+    return images >= IMAGES and int(counts[counts > 0].median()) >= PER_CLASS
 
 
 def unknown(labels: int) -> Estimate:
