@@ -1,50 +1,168 @@
-"""`predict` from plain files: decoding in parallel, batches on the device.
+"""`predict` at scale: files and tars, CSV and Parquet, one process and several; what it costs beside the model, its
+peak memory, and how busy a GPU is.
 
-usage: python benchmarks/predict.py [--model NAME] [--images FOLDER] [--json FILE]
-Without a folder, JPEGs are made up."""
+usage: python benchmarks/predict.py [--model NAME] [--images N] [--processes N] [--free N] [--json FILE]
+The images are made up: 400 JPEGs, linked or copied. Every row is measured in processes of its own, without their start.
+"""
 
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import measure
 import torch
 from decode import make_images
+from pipeline import watched_gpu
 
 from cdtrans.config import make_config
-from cdtrans.data.domains import stream_images
+from cdtrans.data.stream import Source
 from cdtrans.model.card import build_model, make_card
+from cdtrans.runtime import launcher
 from cdtrans.runtime.device import pick_precision
-from cdtrans.serving.classifier import Classifier
+from cdtrans.runtime.ranks import take_gpu
+from cdtrans.runtime.screen import Screen
+from cdtrans.serving.classifier import Prediction, load
+from cdtrans.serving.portable import timm_file
+from cdtrans.serving.predict import classify
 
-
-def predict(classifier: Classifier, folder: Path, name: str) -> dict[str, Any]:
-    start = time.perf_counter()
-    images = sum(1 for _ in classifier.stream(stream_images(folder)))
-    seconds = time.perf_counter() - start
-    return {"model": name, "images": images, "s": seconds, "images/s": images / seconds}
+TARS = 8
 
 
 def main() -> None:
     parser = measure.parser(__doc__ or "")
     gpu = torch.cuda.is_available()
     parser.add_argument("--model", default="deit_small_patch16_224" if gpu else "test_vit.r160_in1k")
-    parser.add_argument("--images", type=Path)
+    parser.add_argument("--images", type=int, default=262_144 if gpu else 32_768)
+    parser.add_argument("--processes", type=int, default=max(2, torch.cuda.device_count()))
+    parser.add_argument("--free", type=int, default=1_000_000, help="images for a model that costs nothing")
     arguments = parser.parse_args()
-    sizes = {"crop": 224, "resize": 256} if gpu else {"crop": 160, "resize": 182}
-    precision = pick_precision("auto", torch.device(arguments.device))
-    config = make_config({"backbone": arguments.model, "precision": precision, **sizes})
-    card = make_card(config, tuple("abcde"), stage="adaptation", epoch=1)
-    classifier = Classifier(build_model(card), card, torch.device(arguments.device))
+    rows = []
     with tempfile.TemporaryDirectory() as place:
-        folder = arguments.images or make_images(Path(place))
-        predict(classifier, folder, arguments.model)
-        rows = [predict(classifier, folder, arguments.model) for _ in range(arguments.repeats or 3)]
-    rows.sort(key=lambda row: row["s"])
-    middle = rows[len(rows) // 2]
-    measure.report("predict", [middle | {"s least": rows[0]["s"], "s most": rows[-1]["s"]}], arguments)
+        here = Path(place)
+        write_model(here, arguments)
+        few, many, tars, listed = write_images(here, arguments.images, arguments.free)
+        several = arguments.processes
+        for what, images, kind, processes, free in (
+            ("files, CSV", few, "csv", 1, False),
+            ("files, CSV", many, "csv", 1, False),
+            ("files, Parquet", many, "parquet", 1, False),
+            ("tars, CSV", tars, "csv", 1, False),
+            ("tars, Parquet", tars, "parquet", 1, False),
+            ("files, CSV", many, "csv", several, False),
+            ("tars, CSV", tars, "csv", several, False),
+            ("list, CSV, no model", listed, "csv", 1, True),
+            ("list, Parquet, no model", listed, "parquet", 1, True),
+        ):
+            rows.append(
+                {"what": what, "processes": processes, **measured(here, images, kind, processes, free, arguments)}
+            )
+            print(rows[-1], flush=True)
+    measure.report("predict", rows, arguments)
+
+
+def write_model(here: Path, arguments: argparse.Namespace) -> None:
+    """An exported model with random weights."""
+    crop = 224 if arguments.device == "cuda" else 160
+    precision = pick_precision("auto", torch.device(arguments.device))
+    config = make_config({"backbone": arguments.model, "precision": precision, "crop": crop, "resize": crop * 8 // 7})
+    card = make_card(config, tuple("abcde"), stage="adaptation", epoch=1)
+    (here / "model.safetensors").write_bytes(timm_file(build_model(card), card))
+
+
+def write_images(here: Path, count: int, free: int) -> tuple[Path, Path, Path, Path]:
+    """A folder with few images, one with `count`, tars with as many, and a list of `free`."""
+    (here / "made").mkdir()
+    made = sorted(make_images(here / "made").iterdir())
+    for name, number in (("few", 2048), ("many", count)):
+        for n, file in enumerate(islice(cycle(made), number)):
+            folder = here / name / f"{n // 1000:04}"
+            folder.mkdir(parents=True, exist_ok=True)
+            os.link(file, folder / f"{n:08}.jpg")
+    (here / "tars").mkdir()
+    contents = cycle([file.read_bytes() for file in made])
+    for n in range(TARS):
+        with tarfile.open(here / "tars" / f"{n:03}.tar", "w") as tar:
+            for k, content in enumerate(islice(contents, count // TARS)):
+                member = tarfile.TarInfo(f"{k:08}.jpg")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    (here / "list.txt").write_text("".join(f"made/{file.name}\n" for file in islice(cycle(made), free)))
+    return here / "few", here / "many", here / "tars", here / "list.txt"
+
+
+def measured(
+    here: Path, images: Path, kind: str, processes: int, free: bool, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    work = [
+        here / "model.safetensors",
+        images,
+        here / f"out.{kind}",
+        kind,
+        arguments.device,
+        "free" if free else "model",
+    ]
+    busy: list[tuple[float, int]] = []
+    with watched_gpu(busy) if arguments.device == "cuda" else nullcontext():
+        done = subprocess.run(
+            [sys.executable, *launch, __file__, "--child", *map(str, work)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    told: dict[str, Any] = json.loads(done.stdout)
+    start, end = told.pop("start"), told.pop("end")
+    told |= {
+        "s": end - start,
+        "images/s": told["images"] / (end - start),
+        "us/image": 1e6 * (end - start) / told["images"],
+    }
+    if shares := [share for when, share in busy if start < when <= end]:
+        told["% GPU busy"] = sum(shares) / len(shares)
+    return told
+
+
+def child(model: str, images: str, out: str, kind: str, device: str, how: str) -> None:
+    """One measurement; rank 0 prints it."""
+    if launcher.world() > 1 and device == "cuda":
+        take_gpu()
+    classifier = load(model, device=device)
+    if how == "free":
+        classifier.stream_batches = free_of_cost  # type: ignore[method-assign,assignment]
+    options = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.0, "screen": Screen(quiet=True, machine=True)}
+    start, before = time.time(), time.process_time()
+    result = classify(classifier, Path(images), Path(out), kind, **options)  # type: ignore[arg-type]
+    end, cpu = time.time(), time.process_time() - before
+    if launcher.rank() == 0:
+        status = Path("/proc/self/status").read_text()
+        peak = re.search(r"VmHWM:\s*(\d+) kB", status)
+        megabytes = int(peak[1]) / 1024 if peak else float("nan")
+        told = {"images": result.images, "start": start, "end": end}
+        print(json.dumps(told | {"CPU s of rank 0": cpu, "peak MB of rank 0": megabytes}))
+
+
+def free_of_cost(batches: Iterable[Sequence[Source]], **_: Any) -> Iterator[Prediction]:
+    """In place of a model and of decoding."""
+    for batch in batches:
+        for path in batch:
+            assert isinstance(path, Path)
+            yield Prediction(path, "a", 0.987654, (("a", 0.987654),))
 
 
 if __name__ == "__main__":
-    main()
+    if "--child" in sys.argv:
+        child(*sys.argv[2:])
+    else:
+        main()

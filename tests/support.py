@@ -1,8 +1,11 @@
 """Helpers that several test files share."""
 
+import io
 import re
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +62,22 @@ def error_says(*words: str) -> Iterator[None]:
         yield
     assert says(str(caught.value), *words)
     assert "\n" not in str(caught.value)
+
+
+def make_tar(file: Path, *names: str, content: bytes = b"x" * 700, form: int = tarfile.PAX_FORMAT) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w", format=form) as tar:
+        for name in names:
+            add_member(tar, name, content)
+    return file
+
+
+def add_member(tar: tarfile.TarFile, name: str, content: bytes = b"", **facts: Any) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for fact, value in facts.items():
+        setattr(member, fact, value)
+    tar.addfile(member, io.BytesIO(content))
 
 
 def small_gpu(monkeypatch: pytest.MonkeyPatch, most: int, *, in_backward: bool = False) -> list[int]:

@@ -201,8 +201,10 @@ class Server:
         without: Sequence[str] = (),
         look_for: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        constants: dict[str, Any] | None = None,
     ) -> Process:
-        """`fork_jobs`: the processes that `cdtrans bench` starts are forked too, so that each has torch already.
+        """`constants`: other values of some, by their full name.
+        `fork_jobs`: the processes that `cdtrans bench` starts are forked too, so that each has torch already.
         `folder`: where it is started. `without`: modules that it cannot import. `look_for`: at the end, which of these
         modules it has imported is printed, as a list on a line of its own."""
         self.count += 1
@@ -210,6 +212,7 @@ class Server:
         files = logs / f"{self.count}.out", logs / f"{self.count}.err"
         order = {"start": arguments, "out": str(files[0]), "err": str(files[1]), "crash": crash, "fork_jobs": fork_jobs}
         order |= {"folder": str(folder or Path.cwd()), "without": list(without), "look_for": list(look_for)}
+        order["constants"] = constants or {}
         order["env"] = {"CDTRANS_CACHE": os.environ.get("CDTRANS_CACHE", str(logs / "cache"))} | (env or {})
         return Process(self, self.ask(order), files)
 
@@ -235,14 +238,14 @@ def _started(temperature: str) -> Server:
     return server
 
 
-def start_ranks(count: int, arguments: list[str], logs: Path) -> list[Process]:
+def start_ranks(count: int, arguments: list[str], logs: Path, **how: Any) -> list[Process]:
     """The command in so many ranks, as torchrun starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count))
-    return [warm().start(arguments, logs, env=shared | rank) for rank in own]
+    return [warm().start(arguments, logs, env=shared | rank, **how) for rank in own]
 
 
 # What follows runs in the warm or cold process.
@@ -292,6 +295,9 @@ def _start(order: dict[str, Any]) -> int:
     os.environ.update(order["env"])
     for name in order["without"]:
         sys.modules[name] = None  # type: ignore[assignment]
+    for name, value in order["constants"].items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, value)
     if order["crash"]:
         _crash_at(**order["crash"])
     if order["fork_jobs"]:

@@ -181,6 +181,7 @@ class TestHelp:
         assert flags_of(run, "push") == COMMON | {"--private", "--model"}
         assert flags_of(run, "predict") == COMMON | SCORING | {
             "--csv",
+            "--parquet",
             "--top",
             "--abstain",
             "--keep",
@@ -596,7 +597,7 @@ class TestPredict:
         file = tmp_path / "p.csv"
         ended = run("predict", finished.run, finished.task.target, "--csv", file, "--abstain", "1", "--json")
         counts = {"images": 21, "kept": 0, "abstained": 21, "skipped": 0, "threshold": 1.0, "expected_accuracy": None}
-        assert json.loads(ended.out) == {"csv": str(file)} | counts
+        assert json.loads(ended.out) == {"csv": str(file), "parquet": None} | counts
         assert ended.out.count("\n") == 1
         assert file.read_text().count("\n") == 22
 

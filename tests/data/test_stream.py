@@ -12,7 +12,7 @@ from PIL import Image
 
 import cdtrans.data.stream as stream
 from cdtrans.data.images import UnreadableImage, decode, resized
-from cdtrans.data.stream import IN_FLIGHT_PER_WORKER, decode_in_order
+from cdtrans.data.stream import IN_FLIGHT_PER_WORKER, decode_batches, decode_in_order
 
 SIZE = 6
 
@@ -113,3 +113,27 @@ def test_an_image_of_pil_s_gives_the_pixels_of_its_file(tmp_path: Path, kind: st
 
 def test_nothing_in_nothing_out() -> None:
     assert list(decode_in_order([], SIZE)) == []
+
+
+class TestBatches:
+    def test_they_keep_their_order_and_say_what_cannot_be_read(self, tmp_path: Path) -> None:
+        bad = tmp_path / "bad.png"
+        bad.write_bytes(b"")
+        batches = [[picture(1), bad, picture(2)], [bad], [picture(3)]]
+        found = list(decode_batches(batches, SIZE, lambda shape: np.full(shape, 99, np.uint8)))
+        assert [batch.paths for batch in found] == [[None, bad, None], [bad], [None]]
+        assert [batch.pixels[:, 0, 0, 0].tolist() for batch in found] == [[1, 2], [], [3]]
+        assert [batch.problems for batch in found] == [{1: "empty file"}, {0: "empty file"}, {}]
+
+    def test_a_few_are_decoded_ahead_and_no_thread_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Even from a source without end."""
+        monkeypatch.setattr(stream, "processor_share", lambda: 2)
+        before, taken = threading.active_count(), itertools.count()
+        batches = ([picture(next(taken) % 256) for _ in range(4)] for _ in itertools.repeat(None))
+        found = decode_batches(batches, SIZE, lambda shape: np.empty(shape, np.uint8))
+        for n in range(30):
+            assert next(found).pixels[:, 0, 0, 0].tolist() == [4 * n + k for k in range(4)]
+        found.close()
+        ahead = next(taken) - 4 * 30
+        assert 2 * IN_FLIGHT_PER_WORKER <= ahead <= 2 * IN_FLIGHT_PER_WORKER + 4
+        assert threading.active_count() == before

@@ -163,7 +163,7 @@ def test_a_reader_that_is_not_there_is_no_error(words: list[str], empty: Path) -
     assert (process.returncode, process.stderr) == (141, b"")
 
 
-def test_ctrl_c_while_predicting_leaves_nothing_behind(finished, tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_part_is_predicted_leaves_nothing_behind(finished, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("00.png\n" * 20000)
     file = tmp_path / "new" / "p.csv"
     command = ["predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--csv", file]

@@ -104,6 +104,31 @@ def test_on_a_terminal_a_task_is_a_bar_with_its_note() -> None:
     assert "loss 0.5 [x]" in drawn.getvalue()
 
 
+def test_a_bar_does_not_move_for_every_small_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
+    moves: list[int] = []
+
+    class Bars:
+        def update(self, task_id: int, advance: int, note: str) -> None:
+            moves.append(advance)
+
+    bar = screen_module._Bar(Bars(), 0)
+    for _ in range(10):
+        bar.advance(3)
+        now += 0.05
+    assert moves == [3, 6, 6, 6, 6]
+
+
+def test_a_task_without_a_known_end_says_how_far_it_is(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
+    with Screen().track("counting images", None) as task:
+        now += 20.0
+        task.advance(7000)
+    assert capsys.readouterr().out.splitlines() == ["counting images: 7000"]
+
+
 # In a run
 
 

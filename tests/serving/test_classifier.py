@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import cdtrans
@@ -196,3 +197,27 @@ def test_the_same_labels_on_every_device(finished, classifier: Classifier, files
     for one, other in zip(here, classifier.predict(files), strict=True):
         assert one.label == other.label
         assert one.probability == pytest.approx(other.probability, abs=1e-3)
+
+
+def test_a_batch_is_launched_before_the_results_of_the_last_are_fetched(
+    finished, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a GPU has work while Python makes predictions of its results."""
+    classifier, launched = load(finished.run, device="cpu"), []
+    logits = classifier.device_logits
+    monkeypatch.setattr(classifier, "device_logits", lambda pixels: launched.append(len(pixels)) or logits(pixels))
+    results = classifier.stream(files[:10], batch=4)
+    seen = [(next(results).path, len(launched)) for _ in range(10)]
+    assert seen == [(path, 2 if n < 4 else 3) for n, path in enumerate(files[:10])]
+    assert launched == [4, 4, 2]
+
+
+def test_the_digest_is_of_the_weights_and_the_card(finished) -> None:
+    one, again, source = (load(finished.run, model=m, device="cpu") for m in ("chosen", "adapted", "source"))
+    warm = Classifier(source.model, replace(source.card, temperature=2.0), source.device)
+    scored = load(finished.run, device="cpu", unknown=True)
+    assert one.digest() == again.digest()
+    digests = {one.digest(), source.digest(), warm.digest(), scored.digest()}
+    with torch.no_grad():
+        next(again.model.parameters()).view(-1)[0] += 1e-3
+    assert len(digests | {again.digest()}) == 5

@@ -29,6 +29,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import cdtrans
+from cdtrans.data import shards
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import export as module
 from cdtrans.serving import exported as exported_module
@@ -216,6 +217,14 @@ def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
         cdtrans.load(flowers.file).embed([])
     with error_says("ONNX", "CPU", "--device cuda"):
         cdtrans.load(flowers.file, device="cuda")
+
+
+def test_an_onnx_file_predicts_in_parts(finished, flowers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "CHUNK", 8)
+    counts = cdtrans.predict(flowers.file, finished.task.target, csv=tmp_path / "p.csv", quiet=True)
+    assert counts.images == 21
+    labels = [line.split(",")[1] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
+    assert labels == [p.label for p in cdtrans.load(flowers.file).predict(finished.task.target)]
 
 
 def test_predictions_do_not_replace_the_file_that_is_read(finished, tmp_path: Path) -> None:

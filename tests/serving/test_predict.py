@@ -75,6 +75,7 @@ def test_path_label_and_probability_of_every_image(finished, classifier, screen,
     expected = sum(p.probability for p in predictions) / 21
     assert counts.summary() == {
         "csv": str(tmp_path / "new" / "p.csv"),
+        "parquet": None,
         "images": 21,
         "kept": 21,
         "abstained": 0,
@@ -182,14 +183,20 @@ class TestBadFiles:
         assert (counts.images, counts.abstained, counts.skipped) == (20, 0, 1)
         assert "07b.png" not in (tmp_path / "p.csv").read_text()
         assert says(screen.heard[0], "skipped", f"'{folder / '07b.png'}'", "empty")
-        assert says(screen.heard[1], "1 of 21 files", "cannot be read")
+        assert says(screen.heard[1], "1 of 21 files", "cannot be read", "listed in", "p.csv.skipped.csv'")
+        assert rows(tmp_path / "p.csv.skipped.csv") == [{"path": str(folder / "07b.png"), "cause": "empty file"}]
+        (folder / "07b.png").unlink()
+        write(classifier, folder, tmp_path / "p.csv", screen)
+        assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv"}, "the old list must not remain"
 
-    def test_many_are_an_error_and_nothing_is_left(self, classifier, screen, folder: Path, tmp_path: Path) -> None:
+    def test_many_are_an_error_and_only_their_list_is_left(
+        self, classifier, screen, folder: Path, tmp_path: Path
+    ) -> None:
         for n in range(8):
             (folder / f"{n}c.png").write_bytes(b"")
         with error_says("9 of 29 files", "--max-bad"):
             write(classifier, folder, tmp_path / "p.csv", screen)
-        assert {p.name for p in tmp_path.iterdir()} == {"images"}
+        assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv.skipped.csv"}
         named = [text for text in screen.heard if text.startswith("skipped")]
         assert len(set(named)) == 9
         assert write(classifier, folder, tmp_path / "p.csv", screen, max_bad=0.5).skipped == 9
@@ -199,7 +206,7 @@ class TestBadFiles:
         with pytest.raises(CdtransError):
             write(classifier, folder, tmp_path / "p.csv", screen, max_bad=0.0)
         assert (tmp_path / "p.csv").read_text() == "older"
-        assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv"}
+        assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv", "p.csv.skipped.csv"}
 
     def test_no_images_at_all(self, classifier, screen, tmp_path: Path) -> None:
         with error_says("nowhere'", "not exist"):
@@ -236,12 +243,14 @@ class TestBadDestinations:
 MEMORY = r"""
 import json, re, sys
 from pathlib import Path
+from cdtrans.data import shards
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import classify
 from cdtrans.runtime.screen import Screen
 from dataclasses import replace
 
 run, few, many = map(Path, sys.argv[1:])
+shards.CHUNK = 256  # so that there are parts
 classifier = load(run, device="cpu")
 classifier.card = replace(classifier.card, resize=160)  # 77 kB an image, so that keeping them would show
 peaks, counts = [], []

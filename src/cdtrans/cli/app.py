@@ -198,9 +198,10 @@ def evaluate(
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder, or an exported file.")],
     images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="A folder of any depth, an image, or a list of paths.")
+        Path, typer.Argument(metavar="IMAGES", help="A folder of any depth, an image, a list of paths, or tars.")
     ],
     csv: Annotated[Path | None, typer.Option(help="Write the predictions here (default: standard output).")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write them as a Parquet file instead.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to list.")] = 1,
     abstain: Annotated[
         float | None, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")
@@ -225,13 +226,15 @@ def predict(
     """Label IMAGES with a run's classifier."""
     from cdtrans.serving.predict import predict as predict_images
 
-    if json and csv is None:
-        raise CdtransError("With --json, predictions must go to a file; give --csv FILE.")
-    screen = Screen(quiet=quiet, machine=json or csv is None)
+    to_file = csv is not None or parquet is not None
+    if json and not to_file:
+        raise CdtransError("With --json, predictions must go to a file; give --csv FILE or --parquet FILE.")
+    screen = Screen(quiet=quiet, machine=json or not to_file)
     predicted = predict_images(
         run,
         images,
-        csv=csv or sys.stdout.buffer,
+        csv=csv if to_file else sys.stdout.buffer,
+        parquet=parquet,
         top=top,
         abstain=abstain,
         keep=keep,

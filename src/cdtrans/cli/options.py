@@ -2,7 +2,6 @@
 
 import inspect
 import json as json_format
-import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from cdtrans.backbone_names import SHORT_NAMES
 from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices, parse_yaml
 from cdtrans.errors import CdtransError
+from cdtrans.runtime import launcher
 
 COMMON = (  # settings that --help shows; --help-all shows all
     *("recipe", "effort", "backbone", "weights", "method", "source_model", "target_labels", "guard", "seed", "device"),
@@ -133,5 +133,5 @@ def help_line(name: str) -> str:
 
 
 def print_json(values: dict[str, Any]) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes only the first prints
+    if launcher.rank() == 0:
         sys.stdout.write(json_format.dumps(values) + "\n")

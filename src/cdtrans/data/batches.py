@@ -92,8 +92,7 @@ class Images:
         across = torch.where(a.flip[:, None], self.crop - 1 - span, span)  # [B, crop]
         pixels, row = self._fetch(indices)
         cut = pixels[row[:, None, None], (a.top[:, None] + span)[:, :, None], (a.left[:, None] + across)[:, None, :]]
-        images = cut.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float()  # [B, 3, crop, crop]
-        return images.div_(255).sub_(self.mean).div_(self.std)
+        return normalised(cut.to(self.device, non_blocking=True), self.mean, self.std)
 
     def _fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """An array of pixels, and the row of each image in it."""
@@ -101,6 +100,11 @@ class Images:
             decoded = self.pixels.fetch(self.rows[indices].tolist())
             return torch.from_numpy(decoded), torch.arange(len(decoded))
         return self.pixels, self.rows[indices]
+
+
+def normalised(cut: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """uint8 [B, crop, crop, 3] -> [B, 3, crop, crop] input; mean and std are [1, 3, 1, 1]."""
+    return cut.permute(0, 3, 1, 2).float().div_(255).sub_(mean).div_(std)
 
 
 class Plan:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from cdtrans.data.folders import files_below, is_folder, is_subfolder, listing, no_image, quoted, walk
 from cdtrans.data.images import is_image_name
 from cdtrans.data.lists import existing, labelled_lines, list_base, list_lines, readings
+from cdtrans.data.tars import TarMember, is_tar_name, members
 from cdtrans.errors import CdtransError, named
 
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
@@ -211,22 +212,62 @@ def _folder_names(paths: Sequence[str], labels: Sequence[int], classes: int) -> 
     return names if one_each and all(names) and len(set(names)) == classes else None
 
 
-def stream_images(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[Path]:
-    """The images of a folder, of a list, or a single image file, one by one. Files that may be images but have another
-    suffix are added to `ignored`."""
+def find_tars(where: Path, root: Path | None = None) -> list[Path]:
+    """A tar, those of a folder that holds no image, or those of a list. Empty if these are plain images."""
+    if where.is_file() and is_tar_name(where.name):
+        return [where]
     if where.is_file() and is_image_name(where.name):
-        yield where
+        return []
+    if is_folder(where):
+        tars = []
+        for path, is_image in walk(where):
+            if is_image:
+                return []
+            if is_tar_name(path):
+                tars.append(where / path)
+        return tars
+    base, lines = list_base(where, root), list_lines(where)
+    first = next(lines)
+    if not any(map(is_tar_name, readings(first[1]))):
+        return []
+    return [base / path for path in existing(where, base, [(n, *readings(line)) for n, line in (first, *lines)])]
+
+
+def stream_images(where: Path, root: Path | None = None) -> Iterator[Path | TarMember]:
+    """The images of a folder, of a list, of tars, or a single image file, one by one."""
+    if tars := find_tars(where, root):
+        for tar in tars:
+            yield from members(tar)
+    else:
+        yield from stream_files(where, root)
+
+
+def stream_files(where: Path, root: Path | None = None) -> Iterator[Path]:
+    """The same where there are no tars."""
+    return map(Path, stream_names(where, root))
+
+
+def stream_names(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[str]:
+    """The same as plain text, which is faster. Files that may be images but have another suffix are added to
+    `ignored`."""
+    if where.is_file() and is_image_name(where.name):
+        yield str(where)
     elif is_folder(where):
         empty, ignored = True, [] if ignored is None else ignored
         for path, is_image in walk(where):
             if is_image:
                 empty = False
-                yield where / path
+                yield os.path.join(where, path)
             else:
                 ignored.append(path)
         if empty:
             raise no_image(where, next(iter(ignored), ""))
     else:
-        base = list_base(where, root)
+        base = str(list_base(where, root))
         for number, line in list_lines(where):
-            yield base / existing(where, base, [(number, *readings(line))])[0]
+            possible = readings(line)
+            found = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
+            if found is None:
+                existing(where, Path(base), [(number, *possible)])
+            else:
+                yield found

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from cdtrans.data.images import IMAGE_SUFFIXES, is_image_name
+from cdtrans.data.images import ARCHIVE_LEFTOVERS, IMAGE_SUFFIXES, is_image_name
 from cdtrans.errors import CdtransError
 
-ARCHIVE_LEFTOVERS = "__MACOSX"  # the folder of a zip in which macOS stores metadata of every file
 _Kind = Literal["folder", "image", "ignored"]
 
 # Files that often lie beside images and are clearly not images.
 _TEXT_SUFFIXES = {
     *(".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
-    *(".log", ".html", ".htm", ".xmp", ".aae", ".py", ".ipynb", ".sh"),
+    *(".log", ".html", ".htm", ".xmp", ".aae", ".py", ".ipynb", ".sh", ".parquet", ".part"),
 }
 _PLAIN_NAMES = {
     *("readme", "license", "licence", "copying", "notice", "changelog", "citation"),

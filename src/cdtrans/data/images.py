@@ -1,6 +1,7 @@
 """One image file -> upright 8-bit RGB pixels, or a short cause why it cannot be read."""
 
 import hashlib
+import io
 import os
 import warnings
 from pathlib import Path
@@ -12,6 +13,8 @@ from PIL import Image, UnidentifiedImageError
 from cdtrans.errors import CdtransError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+
+ARCHIVE_LEFTOVERS = "__MACOSX"  # the folder of an archive in which macOS stores metadata of every file
 
 # Only the formats of the suffixes: otherwise PIL would also start Ghostscript for an EPS file named .jpg.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
@@ -45,13 +48,14 @@ def is_image_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
-def decode(path: Path) -> Image.Image:
-    """The first frame of a file as upright RGB: transparency over white, deep greyscale scaled to 8 bits."""
+def decode(file: Path | bytes) -> Image.Image:
+    """The first frame of a file, or of its content, as upright RGB: transparency over white, deep greyscale scaled to 8
+    bits."""
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_FORMATS) as image:
             return upright_rgb(image)
     except Exception as error:  # on damaged bytes PIL raises almost anything: SyntaxError, struct.error, EOFError, ...
-        raise UnreadableImage(_cause(path, error)) from error
+        raise UnreadableImage(_cause(file, error)) from error
 
 
 class Header(NamedTuple):
@@ -132,7 +136,7 @@ def _eight_bits(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
     return Image.fromarray(np.rint((values - low) * scale).astype(np.uint8))
 
 
-def _cause(path: Path, error: Exception) -> str:
+def _cause(file: Path | bytes, error: Exception) -> str:
     match error:
         case FileNotFoundError():
             return "missing, or a broken link"
@@ -143,7 +147,7 @@ def _cause(path: Path, error: Exception) -> str:
         case Image.DecompressionBombError():
             return "too many pixels, it may be a decompression bomb"
         case UnidentifiedImageError():
-            return _why_unidentified(path)
+            return _why_unidentified(file)
         case OSError() if error.errno is not None:
             return f"cannot be read ({error.strerror})"
         case OSError() if "truncated" in str(error).lower():
@@ -152,9 +156,12 @@ def _cause(path: Path, error: Exception) -> str:
     return f"truncated or damaged ({detail})" if isinstance(error, OSError) else f"cannot be decoded ({detail})"
 
 
-def _why_unidentified(path: Path) -> str:
-    with path.open("rb") as file:
-        start = file.read(16)
+def _why_unidentified(file: Path | bytes) -> str:
+    if isinstance(file, bytes):
+        start = file[:16]
+    else:
+        with file.open("rb") as content:
+            start = content.read(16)
     if not start:
         return "empty file"
     return "truncated or damaged" if start.startswith(_SIGNATURES) else "not an image of a known format"

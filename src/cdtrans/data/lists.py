@@ -20,9 +20,12 @@ def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
 
 def _split_label(line: str) -> tuple[str, str]:
     """'path label' -> (path, label), see `scan_labelled`; the label is empty if there is none."""
+    cut = max(line.rfind(" "), line.rfind("\t"))
+    if cut < 0:
+        return line, ""
     tabs = (i for i, character in enumerate(line) if character == "\t" and is_image_name(line[:i].rstrip(" \t")))
-    cut = next(tabs, max(line.rfind(" "), line.rfind("\t")))
-    path = line[: max(cut, 0)].rstrip(" \t")
+    cut = next(tabs, cut)
+    path = line[:cut].rstrip(" \t")
     return (path, line[cut + 1 :].lstrip(" ")) if path else (line, "")
 
 

@@ -1,24 +1,26 @@
 """Decode many image files in parallel and in order, a bounded number at a time."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from cdtrans.data.images import UnreadableImage, decode, resized, upright_rgb
+from cdtrans.data.tars import TarMember
 from cdtrans.data.thumbnails import SIDE, Trace, trace
 from cdtrans.errors import CdtransError
-from cdtrans.runtime.processors import processor_count
+from cdtrans.runtime.processors import processor_count, processor_share
 from cdtrans.runtime.screen import Screen
 
 IN_FLIGHT_PER_WORKER = 16  # images decoded ahead of the reader; bounds memory and hides slow files
 
 Made = TypeVar("Made")
-Source = str | Path | Image.Image
+Source = str | Path | Image.Image | TarMember
 
 # The file, if it was one, and its pixels, uint8 [size, size, 3], or why it cannot be read.
 Decoded = tuple[Path | None, np.ndarray | UnreadableImage]
@@ -46,6 +48,68 @@ def make_in_order(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class DecodedBatch(NamedTuple):
+    """Some images in order. Only those that can be read have pixels."""
+
+    paths: list[Path | None]
+    pixels: np.ndarray  # uint8 [readable, size, size, 3]
+    problems: dict[int, str]  # position -> why it cannot be read
+
+
+def cut(images: Iterable[Source], size: int) -> Iterator[list[Source]]:
+    """Batches of this size; the last may be smaller."""
+    images = iter(images)
+    while batch := list(islice(images, size)):
+        yield batch
+
+
+def decode_batches(
+    batches: Iterable[Sequence[Source]], size: int, allocate: Callable[[tuple[int, ...]], np.ndarray]
+) -> Iterator[DecodedBatch]:
+    """Decode and resize batch by batch, keeping the order. The threads write the pixels into the arrays [B, size, size,
+    3] of `allocate`, and have the next batches to work on while this one is used."""
+    workers = processor_share()
+    waiting: deque[tuple[Sequence[Source], np.ndarray, list[Future[str | None]]]] = deque()
+    pool = ThreadPoolExecutor(workers)
+    ahead = 0  # images behind the first of `waiting`
+    try:
+        for batch in batches:
+            pixels = allocate((len(batch), size, size, 3))
+            futures = [pool.submit(_decode_into, row, image) for row, image in zip(pixels, batch, strict=True)]
+            ahead += len(batch) if waiting else 0
+            waiting.append((batch, pixels, futures))
+            if ahead >= workers * IN_FLIGHT_PER_WORKER:
+                yield _gathered(*waiting.popleft())
+                ahead -= len(waiting[0][0])
+        while waiting:
+            yield _gathered(*waiting.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _decode_into(row: np.ndarray, image: Source) -> str | None:
+    """Fill an array of the shape [size, size, 3], or return why the image cannot be read."""
+    _, pixels = _decode(image, len(row), lambda pixels: pixels)
+    if isinstance(pixels, UnreadableImage):
+        return str(pixels)
+    row[:] = pixels
+    return None
+
+
+def _gathered(batch: Sequence[Source], pixels: np.ndarray, futures: list[Future[str | None]]) -> DecodedBatch:
+    problems = {n: problem for n, future in enumerate(futures) if (problem := future.result()) is not None}
+    if problems:
+        pixels = np.delete(pixels, list(problems), axis=0)
+    return DecodedBatch([_path(image) for image in batch], pixels, problems)
+
+
+def _path(image: Source) -> Path | None:
+    """None for an image that was not read from a file."""
+    if isinstance(image, Path | TarMember):
+        return image if isinstance(image, Path) else image.path
+    return None if isinstance(image, Image.Image) else Path(image)
 
 
 class StreamedPixels:
@@ -79,9 +143,12 @@ class StreamedPixels:
 
 
 def _decode(image: Source, size: int, make: Callable[[np.ndarray], Made]) -> tuple[Path | None, Made | UnreadableImage]:
-    path = None if isinstance(image, Image.Image) else Path(image)
+    path = _path(image)
     try:
-        rgb = upright_rgb(image) if isinstance(image, Image.Image) else decode(Path(image))
+        if isinstance(image, TarMember):
+            rgb = decode(image.read())
+        else:
+            rgb = upright_rgb(image) if isinstance(image, Image.Image) else decode(Path(image))
         return path, make(resized(rgb, size))
     except UnreadableImage as error:
         return path, error

@@ -3,6 +3,7 @@
 import gc
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 
 from cdtrans.config import require_device
@@ -56,6 +57,20 @@ def pick_precision(name: str, device: torch.device) -> str:
 def ran_out(error: BaseException | None) -> bool:
     """Whether an error is that the GPU has no memory left, or followed from that."""
     return error is not None and (isinstance(error, torch.cuda.OutOfMemoryError) or ran_out(error.__context__))
+
+
+class ToHost:
+    """A tensor on its way to main memory. A GPU copies it while Python continues; `numpy` waits for it."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.copy = x.to("cpu", non_blocking=x.is_cuda)  # into pinned memory
+        self.arrived = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
+
+    def numpy(self) -> np.ndarray:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        array: np.ndarray = self.copy.numpy()
+        return array
 
 
 def free_memory() -> None:

@@ -5,7 +5,6 @@ features of all ranks are gathered before the head, so that its bottleneck norm 
 the result does not depend on the number of ranks, except for rounding. With one rank every function here does nothing.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError, Interrupted, PeerLost
+from cdtrans.runtime import launcher
 from cdtrans.runtime.signals import StopSignals
 
 
@@ -41,15 +41,20 @@ def from_main(value: Any) -> Any:
     return box[0]
 
 
+def take_gpu() -> None:
+    """Let the ranks of this machine take its GPUs in turn, so that 'cuda' is another one for each of them."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(launcher.local_rank() % torch.cuda.device_count())
+
+
 @contextmanager
 def joined() -> Iterator[None]:
     """Join the other ranks, if a launcher started several, and leave them at the end."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    several = launcher.world() > 1 and not dist.is_initialized()
     if not several:
         yield
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    take_gpu()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield

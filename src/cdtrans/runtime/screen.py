@@ -1,6 +1,5 @@
 """Output for the user: progress bars on a terminal, plain lines elsewhere, nothing when quiet."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from cdtrans.errors import printable
+from cdtrans.runtime import launcher
 from cdtrans.runtime.outlook import Outlook, clock
 
 PLAIN_LINE_SECONDS = 10.0  # without a terminal, a long task prints a line this often
+BAR_SECONDS = 0.1  # on a terminal, its bar moves this often: a move costs more than the work on a small image
 
 
 class Task(Protocol):
@@ -44,7 +45,7 @@ class Screen:
     outlook: Outlook | None = None
 
     def __init__(self, *, quiet: bool = False, machine: bool = False) -> None:
-        follower = os.environ.get("RANK", "0") != "0"  # of several processes, only rank 0 prints
+        follower = launcher.rank() != 0
         self.quiet = quiet or follower
         self.console = Terminal(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
         self.warnings = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
@@ -72,8 +73,8 @@ class Screen:
         return "" if self.outlook is None else f"{clock(self.outlook.left())} left"
 
     @contextmanager
-    def track(self, description: str, total: int, done: int = 0, *, work: float = 0.0) -> Iterator[Task]:
-        """`work` is the run's work in one of `total`, in units of its outlook."""
+    def track(self, description: str, total: int | None, done: int = 0, *, work: float = 0.0) -> Iterator[Task]:
+        """`total` is None if it is not known. `work` is the run's work in one of `total`, in units of its outlook."""
         outlook = self.outlook if work else None
         if self.quiet:
             yield _Silent()
@@ -109,13 +110,18 @@ class _Part:
 class _Bar:
     def __init__(self, bars: Progress, task_id) -> None:  # type: ignore[no-untyped-def]
         self.bars, self.task_id = bars, task_id
+        self.done, self.next = 0, 0.0
 
     def advance(self, done: int, note: str = "") -> None:
-        self.bars.update(self.task_id, advance=done, note=escape(note))
+        self.done += done
+        now = time.monotonic()
+        if now >= self.next:
+            self.bars.update(self.task_id, advance=self.done, note=escape(note))
+            self.done, self.next = 0, now + BAR_SECONDS
 
 
 class _Lines:
-    def __init__(self, screen: Screen, description: str, total: int, done: int, *, timed: bool) -> None:
+    def __init__(self, screen: Screen, description: str, total: int | None, done: int, *, timed: bool) -> None:
         self.screen, self.description, self.total, self.done = screen, description, total, done
         self.start = self.last = time.monotonic()
         self.done_at_start, self.timed = done, timed  # timed: says how much is left of this task
@@ -126,5 +132,8 @@ class _Lines:
         if now - self.last >= PLAIN_LINE_SECONDS:
             self.last = now
             rate = (self.done - self.done_at_start) / (now - self.start)
-            left = f", {(self.total - self.done) / rate:.0f} s left" if self.timed and rate > 0 else ""
-            self.screen.say(f"{self.description}: {self.done}/{self.total}{left} {note}".rstrip())
+            left = ""
+            if self.total is not None:
+                ahead = f", {(self.total - self.done) / rate:.0f} s left" if self.timed and rate > 0 else ""
+                left = f"/{self.total}{ahead}"
+            self.screen.say(f"{self.description}: {self.done}{left} {note}".rstrip())

@@ -1,17 +1,17 @@
 """A trained model: images in, labels with probabilities out. torch is imported when a model is loaded, so that a wrong
 run folder is reported at once."""
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cdtrans.config import require_device
-from cdtrans.data.images import UnreadableImage, pixel_digest
-from cdtrans.data.stream import Decoded, decode_in_order
+from cdtrans.data.images import pixel_digest
+from cdtrans.data.stream import DecodedBatch, Source, cut, decode_batches
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
     from cdtrans.model.card import Card
     from cdtrans.model.network import Network
+    from cdtrans.runtime.device import ToHost
     from cdtrans.serving.portable import Read
 
     Compute = Callable[[torch.Tensor], torch.Tensor]  # images [B, 3, crop, crop] -> a row for each
 
 BATCH = 64  # images per forward pass
+GPU_BATCH = 256  # the same on a GPU: with fewer, launching kernels takes longer than running them
 NAMED = 3  # classes that `repr` names
 
 
@@ -84,7 +86,10 @@ class Classifier:
     def __init__(
         self, model: "Network", card: "Card", device: "torch.device", *, trained_with_key: bool = False
     ) -> None:
+        import torch
+
         self.model, self.card, self.device = model.to(device).eval(), card, device
+        self.mean, self.std = (torch.tensor(x, device=device).view(1, 3, 1, 1) for x in (card.mean, card.std))
         self.trained_with_key = trained_with_key  # in an ablation that trains with target labels
         self.source_only: Classifier | None = None  # whose probabilities the score for no class is made of
         self.at_once: int | None = None  # images in a forward pass, once a GPU has had too little memory for all
@@ -120,60 +125,99 @@ class Classifier:
         return self._rows(images, self.features, self.model.dim)
 
     def stream(
-        self, images: One | Iterable[One], *, top: int = 1, batch: int = BATCH, digests: bool = False
+        self, images: One | Iterable[One], *, top: int = 1, batch: int | None = None, digests: bool = False
     ) -> Iterator[Prediction | Unreadable]:
         """Labels for any number of images, in order, with a bounded number of them in memory. With `digests` each
         prediction also identifies its image by its pixels."""
+        return self.stream_batches(cut(each_image(images), batch or self.batch), top=top, digests=digests)
+
+    @property
+    def batch(self) -> int:
+        """Images per forward pass, unless a GPU has too little memory."""
+        return GPU_BATCH if self.device.type == "cuda" else BATCH
+
+    def stream_batches(
+        self, batches: Iterable[Sequence[Source]], *, top: int = 1, digests: bool = False
+    ) -> Iterator[Prediction | Unreadable]:
+        """The same for batches. The results of a batch are fetched after the next one has been launched, so that a GPU
+        never waits for Python."""
         if top < 1:
             raise CdtransError(f"The number of classes to list, top, must be at least 1, not {top}.")
-        for items in self._batches(images, batch):
-            yield from self._classify(items, min(top, len(self.classes)), digests)
+        before: tuple[DecodedBatch, list[ToHost]] | None = None
+        for decoded in self._decoded(batches):
+            launched = decoded, self._launch(decoded.pixels)
+            if before is not None:
+                yield from self._results(*before, top, digests)
+            before = launched
+        if before is not None:
+            yield from self._results(*before, top, digests)
 
-    def _batches(self, images: One | Iterable[One], batch: int) -> Iterator[list[Decoded]]:
-        pixels = decode_in_order(each_image(images), self.card.resize)
-        while items := list(islice(pixels, batch)):
-            yield items
+    def _decoded(self, batches: Iterable[Sequence[Source]]) -> Iterator[DecodedBatch]:
+        return decode_batches(batches, self.card.resize, self._allocate)
+
+    def _allocate(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Pixels that a GPU can copy while Python continues."""
+        import torch
+
+        array: np.ndarray = torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy()
+        return array
 
     def _rows(self, images: One | Iterable[One], make: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
         """[N, width] what `make` computes of every image."""
         rows = [np.zeros((0, width), np.float32)]
-        for items in self._batches(images, BATCH):
-            rows.append(make(np.stack([_require_pixels(*item) for item in items])))
+        for decoded in self._decoded(cut(each_image(images), self.batch)):
+            for n, problem in decoded.problems.items():
+                raise _unreadable(decoded.paths[n], problem)
+            rows.append(make(decoded.pixels))
         return np.concatenate(rows)
 
-    def _classify(self, items: list[Decoded], top: int, digests: bool) -> Iterator[Prediction | Unreadable]:
-        readable = [pixels for _, pixels in items if isinstance(pixels, np.ndarray)]
-        best = self._best(np.stack(readable), top) if readable else iter(())
-        for path, pixels in items:
-            if isinstance(pixels, UnreadableImage):
-                yield Unreadable(path, str(pixels))
+    def _launch(self, pixels: np.ndarray) -> "list[ToHost]":
+        """The logits [B, K], and those of the source-only model if there is a score for no class."""
+        from cdtrans.runtime.device import ToHost
+
+        models = [self] if self.source_only in (None, self) else [self, self.source_only]
+        return [ToHost(model.device_logits(pixels)) for model in models if len(pixels)]
+
+    def _results(
+        self, decoded: DecodedBatch, launched: "list[ToHost]", top: int, digests: bool
+    ) -> Iterator[Prediction | Unreadable]:
+        best = self._best([x.numpy() for x in launched], top) if launched else iter(())
+        rows = iter(decoded.pixels)
+        for n, path in enumerate(decoded.paths):
+            if n in decoded.problems:
+                yield Unreadable(path, decoded.problems[n])
             else:
-                ranked, score = next(best)
+                (ranked, score), pixels = next(best), next(rows)
                 digest = pixel_digest(pixels) if digests else ""
                 yield Prediction(path, *ranked[0], top=ranked, digest=digest, no_class=score)
 
-    def _best(self, pixels: np.ndarray, top: int) -> Iterator[tuple[tuple[tuple[str, float], ...], float | None]]:
-        """uint8 [B, resize, resize, 3] -> the best classes of each image with their probabilities, and its score for
-        no class."""
+    def _best(self, logits: list[np.ndarray], top: int) -> Iterator[tuple[tuple[tuple[str, float], ...], float | None]]:
+        """What `_launch` gave -> the best classes of each image with their probabilities, and its score for no
+        class."""
         import torch
 
-        logits = self.logits(pixels)  # [B, K]
-        values, classes = torch.from_numpy(logits).softmax(dim=1).topk(top, dim=1)
-        scores: list[float | None] = [None] * len(pixels)
+        values, classes = torch.from_numpy(logits[0]).softmax(dim=1).topk(min(top, len(self.classes)), dim=1)
+        scores: list[float | None] = [None] * len(logits[0])
         if self.source_only is not None:
-            scores = no_class(logits if self.source_only is self else self.source_only.logits(pixels)).tolist()
+            scores = no_class(logits[-1]).tolist()
         for cs, vs, score in zip(classes.tolist(), values.tolist(), scores, strict=True):
             yield tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True)), score
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [B, resize, resize, 3] -> float32 [B, K], divided by the model's temperature"""
+        array: np.ndarray = self.device_logits(pixels).cpu().numpy()
+        return array
+
+    def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
+        """The same on the device. A GPU may still be computing them."""
         return self._computed(pixels, lambda images: self.model.encode(images).logits.float() / self.card.temperature)
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [B, resize, resize, 3] -> float32 [B, D]"""
-        return self._computed(pixels, self.model.features)
+        array: np.ndarray = self._computed(pixels, self.model.features).cpu().numpy()
+        return array
 
-    def _computed(self, pixels: np.ndarray, compute: "Compute") -> np.ndarray:
+    def _computed(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
         """In smaller parts where a GPU has too little memory."""
         import torch
 
@@ -183,7 +227,7 @@ class Classifier:
             most = min(self.at_once or len(pixels), len(pixels))
             try:
                 parts = [pixels[i : i + most] for i in range(0, len(pixels), most)]
-                return np.concatenate([self._compute(part, compute) for part in parts])
+                return torch.cat([self._compute(part, compute) for part in parts])
             except torch.cuda.OutOfMemoryError:
                 pass  # continue where the exception no longer refers to the tensors of this try
             if most == 1:
@@ -191,30 +235,44 @@ class Classifier:
             self.at_once = most // 2
             free_memory()
 
-    def _compute(self, pixels: np.ndarray, compute: "Compute") -> np.ndarray:
+    def _compute(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
         import torch
 
-        from cdtrans.data.batches import Images
+        from cdtrans.data.batches import normalised
         from cdtrans.runtime.device import autocast
 
         card = self.card
-        rows = np.arange(len(pixels))
-        images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=self.device)
+        edge = round((card.resize - card.crop) / 2)
+        centre = slice(edge, edge + card.crop)
         precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training, for equal labels
         with torch.inference_mode(), autocast(self.device, precision):
-            array: np.ndarray = compute(next(images.in_order(len(pixels)))).float().cpu().numpy()
-        return array
+            images = torch.from_numpy(pixels).to(self.device, non_blocking=True)
+            return compute(normalised(images[:, centre, centre].contiguous(), self.mean, self.std)).float()
+
+    def digest(self) -> str:
+        """Of the card and the weights, and of those of the source-only model if there is a score for no class."""
+        content = hashlib.blake2b(repr(self.card).encode(), digest_size=16)
+        for name, tensor in self.model.state_dict().items():
+            content.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+        if self.source_only not in (None, self):
+            content.update(self.source_only.digest().encode())
+        return content.hexdigest()
 
 
 class OnnxClassifier(Classifier):
     """An exported ONNX file, run by onnxruntime on the CPU."""
 
-    def __init__(self, read: "Read", card: "Card", device: "torch.device") -> None:
-        self.read, self.card, self.device = read, card, device
+    def __init__(self, file: Path, read: "Read", card: "Card", device: "torch.device") -> None:
+        self.file, self.read, self.card, self.device = file, read, card, device
         self.trained_with_key, self.source_only = False, None
 
-    def logits(self, pixels: np.ndarray) -> np.ndarray:
-        return self.read(pixels)
+    def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
+        import torch
+
+        return torch.from_numpy(self.read(pixels))
+
+    def digest(self) -> str:
+        return hashlib.blake2b(self.file.read_bytes(), digest_size=16).hexdigest()
 
     def embed(self, images: One | Iterable[One]) -> np.ndarray:
         raise CdtransError("An ONNX file gives probabilities and no features; load the run to embed images.")
@@ -224,12 +282,6 @@ def _require_readable(result: Prediction | Unreadable) -> Prediction:
     if isinstance(result, Unreadable):
         raise _unreadable(result.path, result.cause)
     return result
-
-
-def _require_pixels(path: Path | None, pixels: np.ndarray | UnreadableImage) -> np.ndarray:
-    if isinstance(pixels, UnreadableImage):
-        raise _unreadable(path, str(pixels)) from pixels
-    return pixels
 
 
 def _unreadable(path: Path | None, cause: str) -> CdtransError:
@@ -270,7 +322,7 @@ def _load_exported(file: Path, device: str) -> Classifier:
         from cdtrans.serving.portable import open_onnx, open_timm
 
     if on_cpu:
-        return OnnxClassifier(*open_onnx(file), pick_device("cpu"))
+        return OnnxClassifier(file, *open_onnx(file), pick_device("cpu"))
     return Classifier(*open_timm(file), pick_device(device))
 
 

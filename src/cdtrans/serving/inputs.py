@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from cdtrans.data.domains import stream_images
+from cdtrans.data.stream import Source
 from cdtrans.errors import CdtransError
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ KINDS = "a path, a PIL image, a numpy array or a torch tensor"
 One = Union[str, Path, Image.Image, np.ndarray, "torch.Tensor"]
 
 
-def each_image(images: One | Iterable[One]) -> Iterator[str | Path | Image.Image]:
-    """A folder or list file gives its images, a batch of arrays one image after the other."""
+def each_image(images: One | Iterable[One]) -> Iterator[Source]:
+    """A folder, list or tar gives its images, a batch of arrays one image after the other."""
     if isinstance(images, str | Path):
         yield from stream_images(Path(images))
     elif isinstance(images, Image.Image):
@@ -38,7 +39,7 @@ def each_image(images: One | Iterable[One]) -> Iterator[str | Path | Image.Image
             yield from _one(image, number)
 
 
-def _one(image: object, number: int) -> Iterator[str | Path | Image.Image]:
+def _one(image: object, number: int) -> Iterator[Source]:
     """The image at this place of several."""
     if isinstance(image, str | Path | Image.Image):
         yield image

@@ -1,22 +1,34 @@
-"""Labels for any number of images, as a CSV that is written row by row and replaced only when complete."""
+"""Labels for any number of images, as a table that is replaced only when it is complete."""
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from cdtrans.data.domains import stream_images
+from cdtrans.data.domains import stream_images, stream_names
+from cdtrans.data.folders import no_image
 from cdtrans.data.images import is_image_name, judge_unreadable
-from cdtrans.errors import CdtransError, printable
-from cdtrans.runtime.screen import Screen
+from cdtrans.data.shards import Files, Shard, chunks, find_shards, share
+from cdtrans.data.stream import cut
+from cdtrans.data.tars import TarMember, is_tar_name
+from cdtrans.errors import CdtransError, Interrupted, printable
+from cdtrans.runtime import launcher
+from cdtrans.runtime.imports import importing
+from cdtrans.runtime.screen import Screen, Task
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
 from cdtrans.serving.exported import exported_file, is_exported, require_run
+from cdtrans.serving.parts import Counts, Part, PartFolder, Results, StoredPart, folder_of, predict_parts
 from cdtrans.serving.recorded import confidences
+from cdtrans.serving.tables import CsvTable, ParquetTable, Table, column_names, require_parquet
 from cdtrans.serving.trade_off import threshold_for_accuracy, threshold_for_share
-from cdtrans.storage.files import atomic, csv_line
+from cdtrans.storage.files import atomic, csv_line, csv_lines
 from cdtrans.storage.run_folder import find_model, require_output
 from cdtrans.trust.preflight import ignored
+
+NAMED_SKIPS = 10  # unreadable files that are named on the screen, if a list of all is written
+COUNTED_AT_ONCE = 1000  # names between two moves of the progress
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,7 @@ class Predicted:
     """What `predict` hands back."""
 
     csv: Path | None  # the file that has the predictions, if there is one
+    parquet: Path | None  # the same for Parquet
     images: int
     kept: int  # labels
     abstained: int  # images whose label is left empty: their probability is below the threshold
@@ -35,38 +48,17 @@ class Predicted:
     def summary(self) -> dict[str, Any]:
         """The promised keys of `predict --json`."""
         names = ("images", "kept", "abstained", "skipped", "threshold", "expected_accuracy")
-        return {"csv": None if self.csv is None else str(self.csv)} | {name: getattr(self, name) for name in names}
+        files = {"csv": self.csv, "parquet": self.parquet}
+        return {k: None if file is None else str(file) for k, file in files.items()} | {
+            name: getattr(self, name) for name in names
+        }
 
     def _repr_html_(self) -> str:
         if self.expected_accuracy is None:
             return self.predictions.html(f"{self.images} images, no label kept")
         share = f"{self.kept} of {self.images} labels kept, expected to be right: {self.expected_accuracy:.1%}"
-        return self.predictions.html(share, f"The predictions are in {self.csv}." if self.csv else "")
-
-
-@dataclass
-class Counts:
-    """Counts while images are predicted."""
-
-    threshold: float  # labels of a lower probability are left empty
-    images: int = 0
-    abstained: int = 0
-    skipped: int = 0
-    right: float = 0.0  # labels that are expected to be right: the sum of the probabilities of those that were kept
-    first_skipped: Unreadable | None = field(default=None, repr=False)
-
-    def add(self, prediction: Prediction) -> bool:
-        """Whether its label is kept."""
-        kept = prediction.probability >= self.threshold
-        self.images += 1
-        self.abstained += not kept
-        self.right += prediction.probability if kept else 0.0
-        return kept
-
-    def result(self, file: Path | None, predictions: Predictions) -> Predicted:
-        kept = self.images - self.abstained
-        expected = self.right / kept if kept else None
-        return Predicted(file, self.images, kept, self.abstained, self.skipped, self.threshold, expected, predictions)
+        file = self.csv or self.parquet
+        return self.predictions.html(share, f"The predictions are in {file}." if file else "")
 
 
 def predict(
@@ -74,6 +66,7 @@ def predict(
     images: str | Path,
     *,
     csv: str | Path | IO[bytes] | None = None,
+    parquet: str | Path | None = None,
     top: int = 1,
     abstain: float | None = None,
     keep: float | None = None,
@@ -87,33 +80,44 @@ def predict(
     screen: Screen | None = None,
 ) -> Predicted:
     """Label images with the classifier of a finished run, or of a file that `export` wrote: a folder of any depth, an
-    image file, or a list of paths, which start at `root`. For images in memory, use `load(run).predict(images)`.
+    image file, a list of paths, which start at `root`, or tars: one, a folder or a list of them. For images in memory,
+    use `load(run).predict(images)`.
 
-    With `csv`, a file or an open binary one, the predictions are written there, in bounded memory for any number of
-    images, and the result has only their counts. `top` is how many of the most probable classes are listed. One of
-    `abstain` (a probability), `keep` (a share of the images) and `accuracy` (expected of the labels) decides which
-    labels are left empty. With `unknown` there is a score for images of no class. `model` is as for `load`. At most the
-    share `max_bad` of the files may be unreadable."""
+    With `csv`, a file or an open binary one, or `parquet`, a file, the predictions are written there, in bounded memory
+    for any number of images, and the result has only their counts. A call that was killed resumes when it is made
+    again. Processes of `torchrun` that make the same call share the images; only rank 0 returns the counts of all.
+
+    `top` is how many of the most probable classes are listed. One of `abstain` (a probability), `keep` (a share of the
+    images) and `accuracy` (expected of the labels) decides which labels are left empty. With `unknown` there is a score
+    for images of no class. `model` is as for `load`. At most the share `max_bad` of the files may be unreadable."""
     if not isinstance(images, str | Path):
         raise CdtransError("The images to predict must be a path; for images in memory, use load(run).predict(images).")
+    if csv is not None and parquet is not None:
+        raise CdtransError("--csv and --parquet exclude each other; give one of them.")
     images, screen = Path(images), screen or Screen(quiet=quiet)
     exported = is_exported(run)
     if exported:
         only_runs = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
         require_run(run, only_runs | {"model": model != "chosen"})
     run = exported_file(run) if exported else Path(run)
-    root, file = None if root is None else Path(root), Path(csv) if isinstance(csv, str | Path) else csv
+    root = None if root is None else Path(root)
+    file = Path(parquet) if parquet is not None else Path(csv) if isinstance(csv, str | Path) else csv
     threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
     if not exported:
         find_model(run, model)
-    elif isinstance(file, Path):
-        require_output(file, "predictions", "--csv", run)
-    check_places(images, root, file if isinstance(file, Path) else None)  # before torch is imported
+    kind = "parquet" if parquet is not None else "csv"
+    check_places(images, root, file, kind, run if exported else None)  # before torch is imported
+    if launcher.world() > 1 and device != "cpu":
+        with importing():
+            from cdtrans.runtime.ranks import take_gpu
+        take_gpu()
     classifier = load(run, model=model, device=device, unknown=unknown)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
     screen.say(f"model: {classifier.name}")
-    return classify(classifier, images, file, root=root, top=top, threshold=threshold, max_bad=max_bad, screen=screen)
+    return classify(
+        classifier, images, file, kind, root=root, top=top, threshold=threshold, max_bad=max_bad, screen=screen
+    )
 
 
 def find_threshold(
@@ -141,6 +145,7 @@ def classify(
     classifier: Classifier,
     images: Path,
     file: Path | IO[bytes] | None,
+    kind: str = "csv",
     *,
     root: Path | None,
     top: int,
@@ -148,85 +153,196 @@ def classify(
     max_bad: float,
     screen: Screen,
 ) -> Predicted:
-    """Write path, label, probability, the score for no class if the classifier has one and, for top > 1, the next
-    classes; without a file, keep the predictions."""
-    counts, predictions = Counts(threshold), Predictions()
-    if file is None:
-        predictions.extend(labelled(classifier, images, root, top, counts, screen))
-        check_skipped(counts, max_bad, screen)
-    else:
-        check_places(images, root, file if isinstance(file, Path) else None)
-        with atomic(file) if isinstance(file, Path) else nullcontext(file) as out:
-            lines = csv_lines(classifier, images, root, top, counts, screen)
-            out.writelines(map(_for_eyes, lines) if out.isatty() else lines)
-            out.flush()
-            check_skipped(counts, max_bad, screen)
+    """Write a table of the kind 'csv' or 'parquet'; without a file, keep the predictions."""
+    predictions, columns = Predictions(), column_names(classifier, top)
     if isinstance(file, Path):
+        check_places(images, root, file, kind)
+        table: Table = ParquetTable(columns) if kind == "parquet" else CsvTable(columns)
+        job = TableJob(classifier, file, table, top, threshold, max_bad, screen)
+        counts = job.write(find_shards(images, root))
+    else:
+        counts = Counts(threshold)
+        total = count_images(find_shards(images, root), screen)
+        with screen.track("predicting", total) as task:
+            results = classifier.stream_batches(cut(stream_images(images, root), classifier.batch), top=top)
+            found = labelled(results, counts, task, lambda skipped: _warn(skipped, screen))
+            if file is None:
+                predictions.extend(found)
+            else:
+                write_lines(file, columns, found)
+        check_skipped(counts, max_bad, screen)
+    if isinstance(file, Path) and launcher.rank() == 0:
         unsure = f", {counts.abstained} of them left without a label (probability below {threshold:.3g})"
         screen.result(f"Wrote {file}: {counts.images} images{unsure if threshold else ''}.")
-    result = counts.result(file if isinstance(file, Path) else None, predictions)
-    if threshold and result.images:
-        of_these = "" if result.expected_accuracy is None else f"; expected to be right: {result.expected_accuracy:.1%}"
-        screen.say(f"Kept {result.kept} of {result.images} labels ({result.kept / result.images:.0%}){of_these}.")
-    return result
+    files = {name: file if isinstance(file, Path) and name == kind else None for name in ("csv", "parquet")}
+    kept = counts.images - counts.abstained
+    expected = counts.right / kept if kept else None
+    numbers = (counts.images, kept, counts.abstained, counts.skipped, threshold, expected)
+    if threshold and counts.images:
+        of_these = "" if expected is None else f"; expected to be right: {expected:.1%}"
+        screen.say(f"Kept {kept} of {counts.images} labels ({kept / counts.images:.0%}){of_these}.")
+    return Predicted(files["csv"], files["parquet"], *numbers, predictions)
+
+
+def check_places(
+    images: Path, root: Path | None, file: Path | IO[bytes] | None, kind: str, model: Path | None = None
+) -> None:
+    """Check that there is an image, and that the table can be written and replaces no input."""
+    if isinstance(file, Path):
+        flag, inputs = f"--{kind}", [model, images if images.is_file() else None]
+        require_output(file, "predictions", flag, *inputs)
+        require_output(skipped_list(file), "list of unreadable files", flag, *inputs)
+        if is_image_name(file.name) or is_tar_name(file.name):
+            raise CdtransError(
+                f"'{file}' is the name of an image or tar; predictions are a table, choose another {flag}."
+            )
+        if folder_of(file).exists() and not folder_of(file).is_dir():
+            raise CdtransError(f"'{folder_of(file)}' is in the way of a folder of that name; choose another {flag}.")
+        if kind == "parquet":
+            require_parquet(file)
+    elif file is not None and launcher.world() > 1:
+        raise CdtransError("Several processes cannot share standard output; give --csv or --parquet FILE.")
+    damaged = ""
+    for image in stream_images(images, root):
+        if not (isinstance(image, TarMember) and image.path == image.tar):
+            return
+        damaged = damaged or f"'{image.tar}' cannot be read: {image.problem}."
+    raise CdtransError(damaged) if damaged else no_image(images, "")
+
+
+@dataclass
+class TableJob:
+    """Predictions for a file: made in parts, which are joined at the end."""
+
+    classifier: Classifier
+    file: Path
+    table: Table
+    top: int
+    threshold: float
+    max_bad: float
+    screen: Screen
+    named: int = 0  # unreadable files
+
+    def write(self, shards: list[Shard]) -> Counts:
+        """What fits into one part is written at once."""
+        total = count_images(shards, self.screen) if launcher.rank() == 0 else None
+        if launcher.world() == 1 and len(shards) == 1 and (first := next(chunks(shards, 0))).last:
+            with self.screen.track("predicting", len(first.images)) as task:
+                batches = cut(first.images, self.classifier.batch)
+                part = self.part(self.classifier.stream_batches(batches, top=self.top), task)
+            return self.join([part])
+        settings = {"table": self.table.name, "top": self.top, "threshold": self.threshold}
+        settings |= {"unknown": self.classifier.source_only is not None, "model": self.classifier.digest()}
+        with PartFolder(self.file, settings, shards) as folder:
+            try:
+                counts = self.in_parts(folder, total)
+            except KeyboardInterrupt as error:
+                if any(folder.stored()):
+                    raise Interrupted(signal.SIGINT) from error
+                raise
+            if launcher.rank() == 0:
+                folder.remove()
+        return counts
+
+    def in_parts(self, folder: PartFolder, total: int | None) -> Counts:
+        """Rank 0 counts all images, the others those that they have predicted."""
+        if done := folder.done():
+            self.screen.say(f"Resuming from '{folder.folder}'; parts whose images have changed are done again.")
+        mine = None if total is None else share(total, launcher.world())  # the work of rank 0, which shows its progress
+        with self.screen.track("predicting", mine, done) as task:
+            counts = predict_parts(self.classifier, folder, self.top, lambda results: self.part(results, task))
+        if launcher.rank() != 0:
+            return Counts(self.threshold).of_all(counts)
+        with self.screen.track("collecting parts", None) as task:
+            parts = list(folder.wait(task))
+        return self.join(parts)
+
+    def part(self, results: Results, task: Task) -> Part:
+        """The first unreadable files are named."""
+        counts, skipped = Counts(self.threshold), []
+
+        def skip(file: Unreadable) -> None:
+            skipped.append((file.path, file.cause))
+            if self.named < NAMED_SKIPS:
+                _warn(file, self.screen)
+            self.named += 1
+
+        rows = self.table.rows(labelled(results, counts, task, skip))
+        return Part(counts, csv_lines(skipped), rows)
+
+    def join(self, parts: Sequence[Part | StoredPart]) -> Counts:
+        """Write the list of unreadable files, if there are any, and the table, unless too many are unreadable."""
+        counts, listed = Counts(self.threshold).of_all(part.counts for part in parts), skipped_list(self.file)
+        if counts.skipped:
+            with atomic(listed) as out:
+                out.write(csv_line(["path", "cause"]))
+                out.writelines(part.load().skipped for part in parts if part.counts.skipped)
+        else:
+            listed.unlink(missing_ok=True)
+        check_skipped(counts, self.max_bad, self.screen, listed)
+        with self.screen.track("joining parts", len(parts)) as task, atomic(self.file) as out:
+            self.table.join(out, (_loaded(part, task) for part in parts))
+        return counts
+
+
+def _loaded(part: Part | StoredPart, task: Task) -> bytes:
+    task.advance(1)
+    return part.load().rows
+
+
+def count_images(shards: list[Shard], screen: Screen) -> int | None:
+    """How many there are, for the progress; None for tars, which would have to be read for it. Also warns of files that
+    may be images."""
+    if not isinstance(shards[0], Files):
+        return None
+    others: list[str] = []
+    total = 0
+    with screen.track("counting images", None) as task:
+        for names in cut(stream_names(shards[0].where, shards[0].root, others), COUNTED_AT_ONCE):
+            total += len(names)
+            task.advance(len(names))
+    if others:
+        finding = ignored("", others)
+        screen.warn(f"{finding.statement}. {finding.advice}")
+    return total
+
+
+def labelled(results: Results, counts: Counts, task: Task, skip: Callable[[Unreadable], None]) -> Iterator[Prediction]:
+    """The predictions one by one, without a label below the threshold; `counts` is kept up to date."""
+    for result in results:
+        task.advance(1)
+        if isinstance(result, Unreadable):
+            counts.skip(result)
+            skip(result)
+        else:
+            yield result if counts.add(result) else replace(result, label="")
+
+
+def skipped_list(file: Path) -> Path:
+    return file.with_name(f"{file.name}.skipped.csv")
+
+
+def check_skipped(counts: Counts, max_bad: float, screen: Screen, listed: Path | None = None) -> None:
+    """The same rule as for training: a few unreadable files are counted, many are an error."""
+    if counts.skipped:
+        path, cause = counts.first_skipped
+        total = counts.images + counts.skipped
+        everything = f"; all are listed in '{listed}'" if listed else ""
+        screen.warn(judge_unreadable("", counts.skipped, total, path, f"{cause}{everything}", max_bad))
+
+
+def _warn(file: Unreadable, screen: Screen) -> None:
+    screen.warn(f"skipped '{file.path}': {file.cause}")
+
+
+def write_lines(out: IO[bytes], columns: list[str], predictions: Iterable[Prediction]) -> None:
+    """A CSV line by line, as the predictions come."""
+    table = CsvTable(columns)
+    lines = chain([table.header()], (table.rows([p]) for p in predictions))
+    out.writelines(map(_for_eyes, lines) if out.isatty() else lines)
+    out.flush()
 
 
 def _for_eyes(line: bytes) -> bytes:
     """On a terminal, control characters of a name are shown and not obeyed; a file or pipe gets the name as it is."""
     return printable(line.decode("utf-8", "surrogateescape"), keep="\r\n").encode()
-
-
-def check_places(images: Path, root: Path | None, file: Path | None) -> None:
-    """Check that there is an image, and that the CSV can be written and replaces none."""
-    if file is not None:
-        require_output(file, "predictions", "--csv", images if images.is_file() else None)
-        if is_image_name(file.name):
-            raise CdtransError(f"'{file}' is the name of an image; the predictions are a CSV, choose another --csv.")
-    next(stream_images(images, root))
-
-
-def csv_lines(
-    classifier: Classifier, images: Path, root: Path | None, top: int, counts: Counts, screen: Screen
-) -> Iterator[bytes]:
-    """The CSV line by line; `counts` is kept up to date."""
-    ranks = range(1, min(top, len(classifier.classes)) + 1) if top > 1 else ()
-    columns = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
-    unknown = ["no_class"] if classifier.source_only else []
-    yield csv_line(["path", "label", "probability", *unknown, *columns])
-    for prediction in labelled(classifier, images, root, top, counts, screen):
-        yield csv_line(_fields(prediction))
-
-
-def labelled(
-    classifier: Classifier, images: Path, root: Path | None, top: int, counts: Counts, screen: Screen
-) -> Iterator[Prediction]:
-    """The predictions one by one, without a label below the threshold; `counts` is kept up to date."""
-    others: list[str] = []
-    total = sum(1 for _ in stream_images(images, root, others))  # counts names only, for the progress bar
-    if others:
-        finding = ignored("", others)
-        screen.warn(f"{finding.statement}. {finding.advice}")
-    with screen.track("predicting", total) as task:
-        for result in classifier.stream(stream_images(images, root), top=top):
-            task.advance(1)
-            if isinstance(result, Unreadable):
-                counts.skipped += 1
-                counts.first_skipped = counts.first_skipped or result
-                screen.warn(f"skipped '{result.path}': {result.cause}")
-            else:
-                yield result if counts.add(result) else replace(result, label="")
-
-
-def check_skipped(counts: Counts, max_bad: float, screen: Screen) -> None:
-    """The same rule as for training: a few unreadable files are counted, many are an error."""
-    if counts.first_skipped is not None:
-        first = counts.first_skipped
-        total = counts.images + counts.skipped
-        screen.warn(judge_unreadable("", counts.skipped, total, str(first.path), first.cause, max_bad))
-
-
-def _fields(result: Prediction) -> list[str]:
-    ranked = result.top if len(result.top) > 1 else ()
-    others = [text for name, p in ranked for text in (name, f"{p:.6f}")]
-    unknown = [] if result.no_class is None else [f"{result.no_class:.6f}"]
-    return [str(result.path), result.label, f"{result.probability:.6f}", *unknown, *others]

@@ -5,7 +5,7 @@ import errno
 import io
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -81,8 +81,12 @@ def disk_full(path: Path) -> DiskFull:
 
 def csv_line(fields: Sequence[object]) -> bytes:
     """A line of a CSV; undecodable names keep their bytes."""
+    return csv_lines([fields])
+
+
+def csv_lines(rows: Iterable[Sequence[object]]) -> bytes:
     text = io.StringIO(newline="")
-    csv.writer(text).writerow(fields)
+    csv.writer(text).writerows(rows)
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 

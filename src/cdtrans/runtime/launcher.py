@@ -1,0 +1,23 @@
+"""What a launcher such as `torchrun` tells every process that it starts. Needs no torch."""
+
+import os
+
+
+def rank() -> int:
+    """The number of this process. Rank 0 prints, and writes what there is only one of."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world() -> int:
+    """How many processes there are on all machines."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """The number of this process on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def local_world() -> int:
+    """How many processes there are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,0 +1,402 @@
+"""Predictions in parts: resumed after a kill without repeating work, shared by processes, from files and tars."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cdtrans.data import shards
+from cdtrans.runtime.screen import Screen
+from cdtrans.serving import parts
+from cdtrans.serving.classifier import Classifier, load
+from cdtrans.serving.parts import PartFolder, folder_of
+from cdtrans.serving.predict import Predicted, classify
+from support import add_member, error_says, make_tar, says
+from tiny_task import Ended, draw, start_ranks, warm
+
+PART = 8
+CONSTANTS = {"cdtrans.data.shards.CHUNK": PART}
+IMAGES = 30  # in four parts
+
+
+@pytest.fixture(scope="module")
+def classifier(finished) -> Classifier:
+    return load(finished.run, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The images, and one that is empty, in the second part."""
+    folder = tmp_path_factory.mktemp("drawn")
+    for n in range(IMAGES - 1):
+        draw(folder / f"{n:02}.png", n % 3, seed=n)
+    (folder / "09a.png").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def images(drawn: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return shutil.copytree(drawn, tmp_path / "images")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "CHUNK", PART)
+
+
+class Watched:
+    """Counts what a classifier is given, and hears what is said."""
+
+    def __init__(self, classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.classifier, self.given, self.heard = classifier, 0, []
+        stream = classifier.stream_batches
+
+        def counted(batches, **how):
+            return stream((self.count(batch) for batch in batches), **how)
+
+        monkeypatch.setattr(classifier, "stream_batches", counted)
+        self.screen = Screen(quiet=True)
+        self.screen.warn = self.screen.result = self.heard.append
+
+    def count(self, batch: Sequence) -> Sequence:
+        self.given += len(batch)
+        return batch
+
+    def __call__(self, images: Path, file: Path, kind: str = "csv", **options) -> Predicted:
+        self.given = 0
+        self.heard.clear()
+        settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.05} | options
+        return classify(self.classifier, images, file, kind, screen=self.screen, **settings)
+
+
+@pytest.fixture
+def watched(classifier: Classifier, monkeypatch: pytest.MonkeyPatch, small: None) -> Watched:
+    return Watched(classifier, monkeypatch)
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with open(file, newline="", encoding="utf-8", errors="surrogateescape") as text:
+        return list(csv.DictReader(text))
+
+
+def times(file: Path) -> dict[str, int]:
+    return {part.name: part.stat().st_mtime_ns for part in folder_of(file).glob("*.part")}
+
+
+def predict(finished, images: Path, file: Path, *flags: str, **how) -> Ended:
+    command = ["predict", finished.run, images, "--csv", file, "--max-bad", "0.1", *flags]
+    return warm().run(list(map(str, command)), file.parent / "logs", constants=CONSTANTS, **how)
+
+
+def uninterrupted(classifier: Classifier, images: Path, file: Path, **options) -> bytes:
+    """What one process writes that is never stopped and needs one part."""
+    settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.1} | options
+    classify(classifier, images, file, screen=Screen(quiet=True), **settings)
+    return file.read_bytes()
+
+
+class TestKilled:
+    def test_finished_parts_are_not_done_again(self, finished, images: Path, classifier, tmp_path: Path) -> None:
+        expected = uninterrupted(classifier, images, tmp_path / "whole.csv")
+        file = tmp_path / "p.csv"
+        file.write_text("older")
+        assert predict(finished, images, file, crash={"name": "00000-00002.part", "when": "before"}).code == -9
+        first = times(file)
+        assert sorted(first) == ["00000-00000.part", "00000-00001.part"]
+        killed = predict(finished, images, file, crash={"name": "p.csv", "when": "before"})  # while it is joined
+        second = times(file)
+        assert (killed.code, len(second)) == (-9, 4)
+        assert first.items() <= second.items()
+        assert file.read_text() == "older"
+        assert predict(finished, images, file, crash={"name": "p.csv", "when": "after"}).code == -9
+        assert times(file) == second
+        ended = predict(finished, images, file)
+        assert ended.code == 0, ended.err
+        assert says(ended.out, "Resuming", "p.csv.parts", f"{IMAGES - 1} images")
+        assert says(ended.err, f"1 of {IMAGES} files", "09a.png", "p.csv.skipped.csv"), "of a part that was done before"
+        assert file.read_bytes() == expected
+        skipped = (tmp_path / "p.csv.skipped.csv").read_text()
+        assert skipped == f"path,cause\r\n{images / '09a.png'},empty file\r\n".replace("\r\n", "\n")
+        assert not folder_of(file).exists()
+
+    def test_ctrl_c_keeps_finished_parts(self, finished, images: Path, classifier, tmp_path: Path) -> None:
+        (tmp_path / "list.txt").write_text("".join(f"{n % 9:02}.png\n" for n in range(2000)))
+        file = tmp_path / "p.csv"
+        command = ["predict", finished.run, tmp_path / "list.txt", "--root", images, "--csv", file]
+        command = list(map(str, command))
+        process = warm().start(command, tmp_path / "logs", constants=CONSTANTS)
+        assert process.wait_until(lambda: len(times(file)) > 1)
+        process.send(signal.SIGINT)
+        ended = process.wait()
+        assert ended.code == 130
+        assert says(ended.err, "error: interrupted", "same command again to resume")
+        assert ended.err.count("\n") == 1
+        assert times(file)
+        assert not file.exists()
+        assert warm().run(command, tmp_path / "logs", constants=CONSTANTS).code == 0
+        assert [Path(row["path"]).stem for row in rows(file)] == [f"{n % 9:02}" for n in range(2000)]
+
+    def test_a_tar_is_resumed_and_a_finished_one_not_opened(
+        self, watched: Watched, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files = sorted(images.iterdir())
+        for name, some in (("a", files[:12]), ("b", files[12:])):
+            with_all(tmp_path / "t" / f"{name}.tar", some)
+        file, opened = tmp_path / "p.csv", []
+        with error_says("1 of 30 files", "--max-bad", "p.csv.skipped.csv"):
+            watched(tmp_path / "t", file, max_bad=0.0)
+        assert (watched.given, len(times(file))) == (30, 5)
+        (folder_of(file) / "00001-00001.part").unlink()
+        members = shards.members
+        monkeypatch.setattr(shards, "members", lambda tar: opened.append(tar.name) or members(tar))
+        assert watched(tmp_path / "t", file, max_bad=0.1).images == 29
+        assert (watched.given, opened) == (8, ["b.tar"])
+        names = [Path(row["path"]).name for row in rows(file)]
+        assert names == [f.name for f in files if f.stat().st_size]
+
+
+class TestWhatHasChanged:
+    """After a command that ended with too many unreadable files, which keeps its parts."""
+
+    @pytest.fixture
+    def file(self, watched: Watched, images: Path, tmp_path: Path) -> Path:
+        with error_says("1 of 30 files", "--max-bad"):
+            watched(images, tmp_path / "p.csv", max_bad=0.0)
+        assert len(times(tmp_path / "p.csv")) == 4
+        return tmp_path / "p.csv"
+
+    def test_nothing(self, watched: Watched, images: Path, file: Path) -> None:
+        assert watched(images, file).skipped == 1
+        assert watched.given == 0, "a larger --max-bad needs no image again"
+
+    def test_an_image(self, watched: Watched, images: Path, file: Path) -> None:
+        draw(images / "09a.png", 0, seed=5)
+        result = watched(images, file, max_bad=0.0)
+        assert (result.images, result.skipped, watched.given) == (30, 0, PART)
+        assert not (file.parent / "p.csv.skipped.csv").exists(), "the list of before must not remain"
+        assert file.read_bytes() == uninterrupted(watched.classifier, images, file.with_name("whole.csv"))
+
+    def test_more_images(self, watched: Watched, images: Path, file: Path) -> None:
+        for n in range(5):
+            draw(images / f"x{n}.png", 0, seed=n)
+        assert watched(images, file).images == 34
+        assert watched.given == 35 - 3 * PART
+        assert len(rows(file)) == 34
+
+    def test_fewer_images(self, watched: Watched, images: Path, file: Path) -> None:
+        for n in range(15, 29):
+            (images / f"{n}.png").unlink()
+        assert watched(images, file, max_bad=0.1).images == 15
+        assert len(rows(file)) == 15
+        assert not folder_of(file).exists()
+
+    def test_the_settings(self, watched: Watched, images: Path, file: Path, finished) -> None:
+        before = times(file)
+        for options, words in (({"top": 2}, ["top: 1 there, 2 now"]), ({"threshold": 0.5}, ["threshold: 0.0 there"])):
+            with error_says("p.csv.parts'", "another command", "remove the folder", *words):
+                watched(images, file, **options)
+        watched.classifier = load(finished.run, model="source", device="cpu")
+        with error_says("p.csv.parts'", "model: "):
+            watched(images, file)
+        assert (watched.given, times(file)) == (0, before)
+
+    def test_a_part_is_damaged(self, watched: Watched, images: Path, file: Path) -> None:
+        stored = sorted(folder_of(file).glob("*.part"))
+        os.truncate(stored[0], stored[0].stat().st_size - 1)
+        stored[2].write_bytes(b"{}\n")
+        assert watched(images, file).images == 29
+        assert watched.given == 2 * PART
+
+
+def test_two_commands_at_once(watched: Watched, images: Path, tmp_path: Path) -> None:
+    with PartFolder(tmp_path / "p.csv", {}, []), error_says("another process", "p.csv.parts'", "wait"):
+        watched(images, tmp_path / "p.csv")
+    assert not folder_of(tmp_path / "p.csv").exists()
+    assert watched(images, tmp_path / "p.csv").images == 29
+
+
+def test_what_fits_into_one_part_needs_no_folder(watched: Watched, images: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shards, "CHUNK", IMAGES)
+    monkeypatch.setattr(parts, "try_lock", None)
+    assert watched(images, tmp_path / "p.csv").images == 29
+
+
+class TestRanks:
+    def test_two_of_torchrun_write_what_one_process_writes(self, finished, images, classifier, tmp_path: Path) -> None:
+        program = tmp_path / "small_parts.py"
+        program.write_text(
+            f"import cdtrans.data.shards as shards\nshards.CHUNK = {PART}\nfrom cdtrans.cli.entry import main\nmain()\n"
+        )
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
+        command += ["predict", finished.run, images, "--csv", tmp_path / "p.csv", "--json", "--device", "cpu"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["images"], told["skipped"], told["csv"]) == (29, 1, str(tmp_path / "p.csv"))
+        assert done.stderr.count("Wrote") == 1
+        whole = uninterrupted(classifier, images, tmp_path / "whole.csv")
+        assert (tmp_path / "p.csv").read_bytes() == whole
+        assert (tmp_path / "p.csv.skipped.csv").read_bytes() == (tmp_path / "whole.csv.skipped.csv").read_bytes()
+        assert not folder_of(tmp_path / "p.csv").exists()
+
+    @pytest.mark.parametrize("tars", [0, 1, 3])
+    def test_one_dies_and_any_number_resumes(self, finished, images, classifier, tmp_path, tars: int) -> None:
+        """Tars are shared out as a whole if there are enough of them."""
+        files = sorted(images.iterdir())
+        for n in range(tars):
+            with_all(tmp_path / "tars" / f"{n}.tar", files[n::tars])
+        images = tmp_path / "tars" if tars else images
+        file, logs = tmp_path / "p.csv", tmp_path / "logs"
+        command = ["predict", finished.run, images, "--csv", file, "--max-bad", "0.1"]
+        command = list(map(str, command))
+        crash = {"name": "00001-00000.part" if tars == 3 else "00000-00003.part", "when": "before"}
+        left, victim = start_ranks(2, command, logs, constants=CONSTANTS, crash=crash)
+        assert victim.wait().code == -9
+        theirs = "00000-00001.part" if tars != 3 else "00002-00001.part"
+        assert left.wait_until(lambda: theirs in times(file))
+        left.send(signal.SIGTERM)  # as torchrun does
+        assert left.wait().code == -signal.SIGTERM
+        before = times(file)
+        assert crash["name"] not in before
+        for process in start_ranks(3 if tars == 1 else 2, command, logs, constants=CONSTANTS):
+            ended = process.wait()
+            assert ended.code == 0, ended.err
+        assert file.read_bytes() == uninterrupted(classifier, images, tmp_path / "whole.csv")
+
+    def test_they_cannot_share_standard_output(self, finished, images: Path, tmp_path: Path) -> None:
+        for process in start_ranks(2, ["predict", str(finished.run), str(images)], tmp_path / "logs"):
+            ended = process.wait()
+            assert (ended.code, ended.out) == (2, "")
+            assert says(ended.err, "several processes", "--csv or --parquet")
+
+
+def with_all(tar: Path, files: Sequence[Path]) -> Path:
+    """A tar of these images, with a label beside each as webdataset has it."""
+    make_tar(tar)
+    with tarfile.open(tar, "w") as archive:
+        for file in files:
+            add_member(archive, file.name, file.read_bytes())
+            add_member(archive, f"{file.stem}.cls", b"1")
+    return tar
+
+
+class TestTars:
+    def test_the_predictions_of_the_files(self, watched: Watched, images: Path, tmp_path: Path) -> None:
+        tar = with_all(tmp_path / "s.tar", sorted(images.iterdir()))
+        watched(images, tmp_path / "files.csv")
+        watched(tar, tmp_path / "tar.csv")
+        expected = [row | {"path": f"{tar}/{Path(row['path']).name}"} for row in rows(tmp_path / "files.csv")]
+        assert rows(tmp_path / "tar.csv") == expected
+        assert rows(tmp_path / "tar.csv.skipped.csv") == [{"path": f"{tar}/09a.png", "cause": "empty file"}]
+        predictions = watched.classifier.stream(tar)
+        assert [str(p.path) for p in predictions][-1] == f"{tar}/28.png"
+
+    def test_damage_counts_as_unreadable(self, watched: Watched, images: Path, tmp_path: Path) -> None:
+        good = [file for file in sorted(images.iterdir()) if file.stat().st_size]
+        with_all(tmp_path / "t" / "a.tar", good[:10])
+        cut = with_all(tmp_path / "t" / "b.tar", good[10:])
+        os.truncate(cut, cut.stat().st_size // 2)
+        with error_says("1 of 2", "b.tar'", "damaged or truncated", "--max-bad"):
+            watched(tmp_path / "t", tmp_path / "p.csv", max_bad=0.0)
+        result = watched(tmp_path / "t", tmp_path / "p.csv", max_bad=0.1)
+        assert 12 < result.images < 29
+        assert rows(tmp_path / "p.csv.skipped.csv")[0]["path"] == str(cut)
+
+    def test_a_tar_is_not_replaced(self, watched: Watched, images: Path, tmp_path: Path) -> None:
+        tar = with_all(tmp_path / "t" / "a.tar", sorted(images.iterdir()))
+        before = tar.read_bytes()
+        for where in (tar, tar.parent):
+            with error_says("a.tar'", "choose another --csv"):
+                watched(where, tar)
+        assert tar.read_bytes() == before
+
+    @pytest.mark.parametrize("content", [b"", b"no tar\n" * 200, b"\x1f\x8b\x08 compressed"])
+    def test_no_tar_is_refused_before_anything_is_written(self, watched, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "s.tar").write_bytes(content)
+        with error_says("s.tar' cannot be read", "compress" if b"\x1f" in content else "damaged"):
+            watched(tmp_path / "s.tar", tmp_path / "p.csv")
+        make_tar(tmp_path / "s.tar", "notes.txt")
+        with error_says("no image", "s.tar'"):
+            watched(tmp_path / "s.tar", tmp_path / "p.csv")
+        assert [file.name for file in tmp_path.iterdir()] == ["s.tar"]
+
+    def test_control_characters_of_a_name_do_not_reach_the_terminal(self, finished, tmp_path: Path) -> None:
+        make_tar(tmp_path / "s.tar", "\x1b[31mred.jpg")
+        ended = predict(finished, tmp_path / "s.tar", tmp_path / "p.csv", "--max-bad", "1")
+        assert ended.code == 0
+        assert says(ended.err, r"\x1b[31mred.jpg")
+        assert "\x1b" not in ended.err + ended.out
+
+
+class TestSkipped:
+    def test_the_first_are_named_and_all_are_listed(self, watched: Watched, images: Path, tmp_path: Path) -> None:
+        for n in range(25):
+            (images / f"y{n:02}.png").write_bytes(b"")
+        with error_says("26 of 55 files", "p.csv.skipped.csv'"):
+            watched(images, tmp_path / "p.csv")
+        assert len([text for text in watched.heard if text.startswith("skipped")]) == 10
+        assert len(rows(tmp_path / "p.csv.skipped.csv")) == 26
+        assert watched(images, tmp_path / "p.csv", max_bad=0.5).skipped == 26
+        assert watched.given == 0
+
+    def test_the_list_replaces_no_input(self, watched: Watched, images: Path, tmp_path: Path) -> None:
+        (tmp_path / "p.csv.skipped.csv").write_text("images/00.png\n")
+        with error_says("p.csv.skipped.csv'", "input", "--csv"):
+            watched(tmp_path / "p.csv.skipped.csv", tmp_path / "p.csv")
+        (tmp_path / "q.csv.parts").write_text("")
+        with error_says("q.csv.parts'", "choose another --csv"):
+            watched(images, tmp_path / "q.csv")
+
+
+class TestParquet:
+    def test_it_has_the_columns_of_the_csv_with_types(self, watched: Watched, images: Path, tmp_path: Path, finished):
+        pytest.importorskip("pyarrow", reason="pip install '.[parquet]'")
+        from pyarrow import parquet
+
+        (images / "00.png").rename(os.fsdecode(os.fsencode(images) + b"/0\xff.png"))
+        watched.classifier.source_only = load(finished.run, model="source", device="cpu")
+        try:
+            sure = sorted(p.probability for p in watched.classifier.predict(sorted(images.glob("1*.png"))))[5]
+            how = {"top": 2, "threshold": sure}
+            watched(images, tmp_path / "p.csv", **how)
+            result = watched(images, tmp_path / "p.parquet", "parquet", **how)
+        finally:
+            watched.classifier.source_only = None
+        assert (result.csv, result.parquet) == (None, tmp_path / "p.parquet")
+        file = parquet.ParquetFile(tmp_path / "p.parquet")
+        assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [8, 7, 8, 6]
+        types = {field.name: str(field.type) for field in file.schema_arrow}
+        numbers = {"probability", "no_class", "probability_1", "probability_2"}
+        assert types == {name: "float" if name in numbers else "string" for name in types}
+        table = file.read().to_pylist()
+        assert None in [row["label"] for row in table]
+        for ours, theirs in zip(table, rows(tmp_path / "p.csv"), strict=True):
+            assert list(ours) == list(theirs)
+            for name, value in theirs.items():
+                if types[name] == "float":
+                    assert ours[name] == pytest.approx(float(value), abs=1e-6)
+                elif name == "path":
+                    assert ours[name] == value.replace("\udcff", r"\xff")
+                else:
+                    assert (ours[name] or "") == value
+
+    def test_without_pyarrow(self, finished, images: Path, tmp_path: Path) -> None:
+        command = ["predict", finished.run, images, "--parquet", tmp_path / "p.parquet"]
+        ended = warm().run(list(map(str, command)), tmp_path / "logs", without=["pyarrow"])
+        assert ended.code == 2
+        assert says(ended.err, "p.parquet' needs pyarrow", "pip install cdtrans[parquet]")
+        assert not (tmp_path / "p.parquet").exists()
+
+    def test_not_both(self, finished, images: Path, tmp_path: Path) -> None:
+        ended = predict(finished, images, tmp_path / "p.csv", "--parquet", str(tmp_path / "p.parquet"))
+        assert ended.code == 2
+        assert says(ended.err, "--csv and --parquet exclude each other")
