@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdtrans.trust import estimate as module
 from cdtrans.trust.estimate import HALF_WIDTH, estimate, measurable
 from cdtrans.trust.support import Evidence, Support
 from support import says
@@ -47,11 +46,7 @@ def test_where_it_cannot_be_relied_on_there_is_no_range_but_a_number_of_labels()
     ("classes", "images", "enough"),
     [([10, 10, 10], 200, True), ([10, 10, 10], 199, False), ([9, 9, 10], 500, False), ([0, 2, 10, 0, 30], 500, True)],
 )
-def test_few_images_give_no_range(
-    classes: list[int], images: int, enough: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_images_give_no_range(classes: list[int], images: int, enough: bool) -> None:
     """The middle class counts, without those that have no image."""
-    monkeypatch.setattr(module, "IMAGES", 200)
-    monkeypatch.setattr(module, "PER_CLASS", 10)
     labels = torch.arange(len(classes)).repeat_interleave(torch.tensor(classes))
     assert measurable(Evidence(labels[:, None], labels, torch.tensor(1.0)), images) is enough
