@@ -56,12 +56,12 @@ class Interrupted(Exception):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text without control characters, but for those in `keep`: the others are shown as Python writes them, \\x1b."""
+    """Text with its control characters escaped as Python writes them, such as \\x1b, except for those in `keep`."""
     return CONTROL.sub(lambda c: c[0] if c[0] in keep else c[0].encode("unicode_escape").decode(), text)
 
 
 def shortened(sentence: str) -> str:
-    """A sentence that quotes something endless, without its middle."""
+    """A sentence that is too long, without its middle."""
     return sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST - LAST - 5]} ... {sentence[-LAST:]}"
 
 
@@ -88,5 +88,5 @@ def first_of(parts: Sequence[str]) -> str:
 
 
 def ended(text: str) -> str:
-    """With a full stop, unless it ends in a question."""
+    """The text with a full stop, unless it ends with a question mark."""
     return text if text.endswith("?") else f"{text}."

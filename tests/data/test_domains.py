@@ -528,8 +528,8 @@ def test_neither_of_source_and_target_may_lie_in_the_other(tmp_path):
     top = folder(tmp_path / "s", "a/1.png", "b/1.png")
     (tmp_path / "link").symlink_to(top / "a")
     for inner in (top / "a", tmp_path / "link"):
-        assert says(sentence(check_distinct, top, inner), str(top), str(inner), "in the other")
-        assert says(sentence(check_distinct, inner, top), str(top), str(inner), "in the other")
+        assert says(sentence(check_distinct, top, inner), str(top), str(inner), "inside the other")
+        assert says(sentence(check_distinct, inner, top), str(top), str(inner), "inside the other")
     check_distinct(top, folder(tmp_path / "s2", "1.png"))  # a longer name is not a place inside
     check_distinct(text(tmp_path / "s.txt", "s/a/1.png 0"), text(tmp_path / "t.txt", "s2/1.png"))
 

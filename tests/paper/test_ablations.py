@@ -284,7 +284,7 @@ class TestLosses:
         [
             ({"key": "nowhere"}, ["nowhere"]),
             ({"key": "strange.txt"}, ["'purple'", "strange.txt", "unknown to the model"]),
-            ({"key": "source"}, ["source'", "none of the target's", "TARGET"]),
+            ({"key": "source"}, ["source'", "is in the target", "TARGET"]),
             ({"key": "mixed.txt"}, ["1 of the 2", "mixed.txt'", "red/00.png"]),
             ({"key": "target"}, ["labelled images cannot be used", "target' holds images but no class folders"]),
             ({"source": "nowhere"}, ["nowhere"]),

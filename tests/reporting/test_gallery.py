@@ -214,7 +214,7 @@ class TestLooks:
             views = {name: arrays[name] for name in arrays.files}
         np.savez(run / "views.npz", **views | {"target_after": views["target_before"]})
         record = read_record(run)
-        assert says(gallery.changed(record, pictures(record)[1]).why, "predicts what", "source-only")
+        assert says(gallery.changed(record, pictures(record)[1]).why, "predicts the same", "source-only")
 
     def test_without_views(self, old_run: Path) -> None:
         record = read_record(old_run)

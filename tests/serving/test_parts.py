@@ -399,4 +399,4 @@ class TestParquet:
     def test_not_both(self, finished, images: Path, tmp_path: Path) -> None:
         ended = predict(finished, images, tmp_path / "p.csv", "--parquet", str(tmp_path / "p.parquet"))
         assert ended.code == 2
-        assert says(ended.err, "--csv and --parquet exclude each other")
+        assert says(ended.err, "--csv and --parquet cannot be combined")

@@ -154,13 +154,13 @@ def bench(
 
     `seeds` is how many (3: 1234, 1 and 2), or which: [1234, 1]. `tasks` are those to run, such as ["A>W", "A>D"].
     `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset. Their
-    `method` may name several, as in "cdtrans,dann", which begin with `start`. `allow_incomplete` accepts data that
-    differ from the published. A run that fails is listed in the result, and the others go on."""
+    `method` may name several, as in "cdtrans,dann", which all start from `start`. `allow_incomplete` accepts data
+    that differ from the published data. A run that fails is listed in the result, and the others continue."""
     screen, config = screen or Screen(quiet=quiet), None if config is None else Path(config)
     if own := [key for key in settings if key in DECIDED_HERE]:
         raise CdtransError(f"Every run of a benchmark has its own '{own[0]}'; leave it out.")
     if jobs < 1:
-        raise CdtransError(f"The number of runs side by side, jobs, must be at least 1, not {jobs}.")
+        raise CdtransError(f"The number of parallel runs, jobs, must be at least 1, not {jobs}.")
     benchmark = benchmark_named(name)
     words = tasks.split(",") if isinstance(tasks, str) else tasks
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else None
@@ -205,7 +205,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         return tuple(numbers)
     if not 1 <= numbers[0] <= MOST_SEEDS:
         raise CdtransError(
-            f"--seeds {text} asks for that many seeds, from 1 to {MOST_SEEDS}; for the one seed {text} write '{text},'."
+            f"--seeds {text} asks for {text} seeds, but their number must be from 1 to {MOST_SEEDS}; for the one seed "
+            f"{text}, write '{text},'."
         )
     return (FIRST_SEED, *range(1, numbers[0]))
 
@@ -257,13 +258,13 @@ def write_tables(plan: Plan, failed: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _means(table: BenchTable) -> dict[str, float | None]:
-    """Percent, by kind: the last column of the table."""
+    """The means in percent, by kind of row: the last column of the table."""
     means = {kind: spread(values(table.benchmark, table.results, kind), columns(table.benchmark)) for kind in KINDS}
     return {kind: None if mean is None else mean.mean for kind, mean in means.items()}
 
 
 def compare(plan: Plan, start: str, failed: Collection[str]) -> Comparison:
-    """What is known of several methods."""
+    """The comparison of several methods, from all finished runs."""
     results = {method: tuple(read_results(plan, method)) for method in plan.folders()}
     seen = {result.task for of_method in results.values() for result in of_method}
     tasks = [task for task in plan.data.benchmark.tasks if task in plan.tasks or task.name in seen]

@@ -90,7 +90,7 @@ def make_recipes(
     methods = parse_methods(asked) if isinstance(asked, str) else ()
     if len(methods) < 2:
         if start is not None:
-            raise CdtransError("--start is for several methods; give one its start with --recipe best or authors.")
+            raise CdtransError("--start is for several methods; with one method, use --recipe best or authors.")
         recipes: tuple[Recipe, ...] = (make_recipe(benchmark, backbone, config, settings),)
     else:
         start, preset = _checked_start(from_file, settings, start), _preset(benchmark, backbone)
@@ -146,7 +146,7 @@ def _checked_start(from_file: dict[str, Any], settings: dict[str, Any], start: s
         what = "--set" if options[0] == "method_args" else f"'{options[0]}'"
         raise CdtransError(f"{what} is an option of one method, and --method names several; leave it out.")
     if "recipe" in settings:
-        raise CdtransError("What several methods begin with is said by --start, not by --recipe; give that one.")
+        raise CdtransError("With several methods, use --start, not --recipe, to choose what they start from.")
     start = start or from_file.get("recipe") or "authors"
     if start not in choices("recipe"):
         raise CdtransError(f"'{start}' is not a value of --start: {nearest(str(start), choices('recipe'))}")

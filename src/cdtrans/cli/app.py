@@ -71,7 +71,9 @@ def adapt(
     ] = None,
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read."),
+        typer.Argument(
+            metavar="TARGET", help="Folder with images at any depth, or a list of paths. Labels are not read."
+        ),
     ] = None,
     target_alone: Annotated[
         Path | None,
@@ -86,7 +88,8 @@ def adapt(
         Path | None, typer.Option(help="The run folder (default: runs/adapt); an unfinished run there is resumed.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(hidden=True, help=f"A named recipe (default: auto): {', '.join(preset_names())}.")
+        str | None,
+        typer.Option(hidden=True, help=f"A named set of settings (default: auto): {', '.join(preset_names())}."),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,
@@ -125,7 +128,7 @@ def check(
     model: Annotated[
         bool, typer.Option("--model/--no-model", help="Also check with the backbone, if its weights are available.")
     ] = True,
-    preset: Annotated[str | None, typer.Option(help="As for adapt.")] = None,
+    preset: Annotated[str | None, typer.Option(help="A named set of settings, as for 'adapt'.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -191,17 +194,18 @@ def evaluate(
         screen.result(f"{result.comparison.sentence} {result.choice}")
     saved = result.history is not None and model == "chosen" and kept_images(run) <= result.scores.images
     if saved and (run / "report.html").exists():
-        screen.say(f"'cdtrans report {run}' puts this into report.html.")
+        screen.say(f"'cdtrans report {run}' adds this to report.html.")
 
 
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder, or an exported file.")],
     images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="A folder of any depth, an image, a list of paths, or tars.")
+        Path,
+        typer.Argument(metavar="IMAGES", help="A folder with images at any depth, an image, a list of paths, or tars."),
     ],
     csv: Annotated[Path | None, typer.Option(help="Write the predictions here (default: standard output).")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Write them as a Parquet file instead.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write the predictions to a Parquet file instead.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to list.")] = 1,
     abstain: Annotated[
         float | None, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")
@@ -274,7 +278,7 @@ def export(
         print_json(exported.summary())
         return
     screen.result(f"Exported: {exported.file} ({exported.model}; {exported.bytes / 1e6:.1f} MB)")
-    screen.say(f"Checked on {exported.checked} images: logits differ by {exported.difference:.0e} of the largest.")
+    screen.say(f"Checked on {exported.checked} images: logits differ by {exported.difference:.0e} of the largest one.")
 
 
 @app.command()
@@ -347,7 +351,7 @@ def demo(
     debug: Debug = False,
     **settings: Any,
 ) -> None:
-    """Try it on a built-in task, rendered digits to real handwriting: a few minutes on a CPU."""
+    """Try it on a built-in task, from rendered digits to real handwriting: a few minutes on a CPU."""
     from cdtrans.run.demo import demo as run_demo
 
     screen = Screen(quiet=quiet, machine=json)

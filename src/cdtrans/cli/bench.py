@@ -29,8 +29,10 @@ def bench(
         str,
         typer.Option(help="deit_small or deit_base (with their presets), or any timm model."),
     ] = "deit_small",
-    seeds: Annotated[str, typer.Option(help="How many (3: 1234, 1 and 2), or which: 1234,1.")] = "3",
-    tasks: Annotated[str | None, typer.Option(help="Only these, such as 'A>W,amazon>dslr' or A-W,A-D.")] = None,
+    seeds: Annotated[str, typer.Option(help="How many seeds (3: 1234, 1 and 2), or a list: 1234,1.")] = "3",
+    tasks: Annotated[
+        str | None, typer.Option(help="Run only these tasks, such as 'A>W,amazon>dslr' or A-W,A-D.")
+    ] = None,
     jobs: Jobs = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and tables (default: one in runs/); resumed if it exists.")
@@ -38,14 +40,15 @@ def bench(
     start: Annotated[
         str | None,
         typer.Option(
-            help="With several methods (--method all, or cdtrans,dann): stage 1, optimiser and schedule of all, "
-            "authors (the preset) or best (the best recipe)."
+            help="With several methods (--method all, or cdtrans,dann): which stage 1, optimiser and schedule all of "
+            "them use, authors (the preset) or best (the best recipe)."
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,
     allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Accept data unlike the published data; the table says so.")
+        bool,
+        typer.Option("--allow-incomplete", help="Accept data that differs from the published data; the table says so."),
     ] = False,
     json: Json = False,
     quiet: Quiet = False,

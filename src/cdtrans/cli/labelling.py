@@ -50,7 +50,7 @@ def answer(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a run with LABELS for some target images: accuracy with a 95 % interval, and which model is better."""
+    """Measure a run with LABELS for some target images: accuracy with a 95% interval, and which model is better."""
     from cdtrans.labelling.answer import answer as measure_labels
 
     screen = Screen(quiet=quiet, machine=json)

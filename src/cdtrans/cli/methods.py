@@ -43,7 +43,9 @@ def methods(
         screen.say("Options of a method: 'cdtrans methods NAME'.")
         return
     (row,) = rows
-    screen.result(f"{row['name']}: {row['summary']}. {row['paper']}, {row['title']}. Backbones: {row['backbones']}.")
+    screen.result(
+        f"{row['name']}: {row['summary']}. Reference: {row['paper']}, {row['title']}. Backbones: {row['backbones']}."
+    )
     table = Table("option", "default", "meaning", title="options, given as --set OPTION=VALUE")
     for option in row["options"]:
         table.add_row(escape(option["name"]), escape(str(option["default"])), escape(option["help"]))

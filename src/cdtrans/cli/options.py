@@ -32,13 +32,14 @@ Source = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
 ]
 Target = Annotated[
-    Path, typer.Argument(metavar="TARGET", help="Folder of any depth, or a list of paths. Labels are not read.")
+    Path,
+    typer.Argument(metavar="TARGET", help="Folder with images at any depth, or a list of paths. Labels are not read."),
 ]
 Key = Annotated[
     Path, typer.Option(metavar="LABELLED", help="Target labels, for scores after training: TARGET with its labels.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Continue even if 'cdtrans check' says stop.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs in parallel, on one device.")]
+Jobs = Annotated[int, typer.Option(min=1, help="How many runs to start in parallel, on one device.")]
 Root = Annotated[
     Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's folder).")
 ]

@@ -115,8 +115,8 @@ def check_distinct(source: Path, target: Path) -> None:
     places = os.path.realpath(source), os.path.realpath(target)
     if places[0] != places[1] and os.path.commonpath(places) in places and os.path.isdir(os.path.commonpath(places)):
         raise CdtransError(
-            f"Of the source {quoted(source)} and the target {quoted(target)} one lies in the other: give two separate"
-            " places."
+            f"The source {quoted(source)} and the target {quoted(target)} overlap, as one is inside the other: give two"
+            " separate folders."
         )
     if places[0] == places[1]:
         raise CdtransError(

@@ -1,6 +1,6 @@
-"""Many images cut into chunks that any process can work on, and recognise later.
+"""Many images cut into chunks. Any process can work on a chunk, and a later one can recognise it.
 
-A shard is a tar, or the whole of a folder or list. Every process finds the same chunks in the same order."""
+A shard is a tar, or a whole folder or list. Every process finds the same chunks in the same order."""
 
 import hashlib
 import os
@@ -13,12 +13,12 @@ from pathlib import Path
 from cdtrans.data.domains import find_tars, stream_files
 from cdtrans.data.tars import TarMember, members
 
-CHUNK = 8192  # images; a multiple of every batch size, so that batches are the same wherever work begins
+CHUNK = 8192  # images; a multiple of every batch size, so that the batches are the same wherever a process starts
 
 
 @dataclass(frozen=True)
 class Files:
-    """A folder, a list or an image file. A chunk is known by the names, sizes and times of its images."""
+    """A folder, a list or an image file. A chunk is identified by the names, sizes and times of its images."""
 
     where: Path
     root: Path | None
@@ -29,7 +29,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Tar:
-    """A tar. A chunk is known by the tar's name, size and time, so that a finished tar need not be read again."""
+    """A tar. A chunk is identified by the tar's name, size and time, so that a finished tar need not be read again."""
 
     tar: Path
 
@@ -46,14 +46,14 @@ Shard = Files | Tar
 @dataclass(frozen=True)
 class Chunk:
     shard: Shard
-    place: int  # of the shard among all
-    number: int  # of the chunk in the shard
+    place: int  # index of the shard among all shards
+    number: int  # index of the chunk in the shard
     images: list[Path | TarMember]
-    last: bool  # of its shard
+    last: bool  # whether it is the last chunk of its shard
 
     @cached_property
     def digest(self) -> str:
-        """Another one if the images have changed."""
+        """Identifies the images: it differs if one of them has changed."""
         if isinstance(self.shard, Tar):
             return self.shard.digest(self.number)
         return _digest(self.number, self.last, *(f"{path}\0{_state(path)}" for path in self.images))
@@ -64,7 +64,7 @@ def find_shards(where: Path, root: Path | None) -> list[Shard]:
 
 
 def chunks(shards: Sequence[Shard], place: int) -> Iterator[Chunk]:
-    """The chunks of the shard at this place; one without images if it has none."""
+    """The chunks of the shard at this place. A shard without images has one empty chunk."""
     shard, number = shards[place], 0
     images: Iterator[Path | TarMember] = iter(shard.images())
     following = list(islice(images, 1))
@@ -76,12 +76,12 @@ def chunks(shards: Sequence[Shard], place: int) -> Iterator[Chunk]:
 
 
 def share(total: int, processes: int) -> int:
-    """How many images the first of so many processes has, if they take chunks in turn."""
+    """How many images rank 0 gets if the processes take chunks in turn."""
     return sum(min(CHUNK, total - start) for start in range(0, total, CHUNK * processes))
 
 
 def _state(file: Path | TarMember) -> str:
-    """What changes when the content of a file does."""
+    """A file's size and time, which change with its content."""
     try:
         status = os.stat(file.tar if isinstance(file, TarMember) else file)
     except OSError:

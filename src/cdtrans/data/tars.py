@@ -1,4 +1,4 @@
-"""Images in tar files, as webdataset writes them: found by their headers, read without unpacking."""
+"""Images in tar files, as webdataset writes them: found by their headers and read without unpacking the tar."""
 
 import os
 import tarfile
@@ -14,9 +14,9 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, b
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """An image in a tar, or something that stands for images that cannot be read."""
+    """An image in a tar, or a placeholder for images that cannot be read."""
 
-    path: Path  # TAR/NAME, to show
+    path: Path  # TAR/NAME, for display
     tar: Path
     offset: int = 0
     size: int = 0
@@ -31,23 +31,23 @@ class TarMember:
 
 
 def is_tar_name(name: str) -> bool:
-    """Compressed ones are tars too; they are refused when they are opened."""
+    """Also true for compressed tars, which cannot be read: `members` then gives one member that says so."""
     return name.lower().endswith(_NAMES)
 
 
 def members(tar: Path) -> Iterator[TarMember]:
     """The images of a tar in its order; other files, such as labels and captions, are left out. If the tar is damaged
-    or cut short, the images before the damage are given, and one more member that says so."""
+    or cut short, the images before the damage are given, then one more member that names the problem."""
     try:
         with open(tar, "rb") as file, tarfile.open(fileobj=file, mode="r:", errors="surrogateescape") as archive:
             length = os.fstat(file.fileno()).st_size
             while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # else it keeps all of them
+                archive.members.clear()  # type: ignore[attr-defined]  # otherwise it keeps all of them in memory
                 if member.offset_data + member.size > length:
                     raise tarfile.ReadError("it ends too early")
                 if not member.isdir() and _is_image(member.name):
                     plain = member.isreg() and not member.issparse()
-                    problem = "" if plain else "a link or another special file of the tar"
+                    problem = "" if plain else "a link or another special file in the tar"
                     yield TarMember(Path(f"{tar}/{member.name}"), tar, member.offset_data, member.size, problem)
             file.seek(archive.offset)
             if any(file.read(tarfile.BLOCKSIZE) or b"1"):  # a tar ends with blocks of zeros

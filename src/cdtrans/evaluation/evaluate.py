@@ -57,8 +57,8 @@ class History:
         return {"source_only": 0, **selected, "last_epoch": len(self.scores) - 1, "best_by_labels": self.best_epoch}
 
     def rows(self) -> list[tuple[str, Scores]]:
-        """The same in words, with their scores, but each epoch once if there is only one besides the source-only
-        model."""
+        """These epochs in words, with their scores. If there is only one besides the source-only model, it is listed
+        once."""
         if len(self.scores) < 2:
             return []
         names = {
@@ -96,11 +96,12 @@ class Evaluation:
 
     @property
     def whole_target(self) -> bool:
-        """Then there is no sampling error for this target; an interval is for new images like these."""
+        """Whether every target image is labelled. Then accuracies are exact for this target, and an interval is for new
+        images like these."""
         return self.history is not None and self.history.whole_target
 
     def summary(self) -> dict[str, Any]:
-        """The promised keys of `eval --json`. An interval is [low, high], at 95 %."""
+        """The promised keys of `eval --json`. An interval is [low, high], at 95%."""
         summary: dict[str, Any] = {
             "model": self.folder,
             **describe(self.scores, self.classes),
@@ -206,7 +207,7 @@ def evaluate(
         first = skipped[0]
         screen.warn(judge_unreadable("labelled ", len(skipped), len(labelled), str(first.path), first.cause, max_bad))
     if left_out:
-        screen.say(f"{left_out} images were trained with their labels (--target-labels) and are left out.")
+        screen.say(f"{left_out} images are left out: the run was trained with their labels (--target-labels).")
     if left_out and not kept:
         raise CdtransError(
             f"The run was trained with the labels of all images of '{where}'; label others to measure it."
@@ -227,8 +228,8 @@ def evaluate(
 
 
 def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
-    """Write evaluation.json, which the report shows as made with target labels; one of more images stays. A read-only
-    run folder is evaluated too, with a warning."""
+    """Write evaluation.json for the report, unless there is one of more images. If the run folder is read-only, warn
+    instead."""
     before, now = kept_images(run), evaluation.scores.images
     if before > now:
         screen.say(

@@ -1,4 +1,4 @@
-"""What labelled images can show: 95 % intervals of an accuracy, and a test of two models on the same images."""
+"""What labelled images can show: 95% intervals of an accuracy, and a test of two models on the same images."""
 
 from dataclasses import dataclass
 from math import exp, lgamma, log, sqrt
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Z = 1.959964  # quantile of the normal distribution: 95 % lie between -Z and Z
+Z = 1.959964  # quantile of the normal distribution: 95% lie between -Z and Z
 SIGNIFICANT = 0.05  # the same level, for the test
 
 

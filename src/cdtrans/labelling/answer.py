@@ -47,8 +47,8 @@ class Answered:
     chosen: str  # the model that the run chose
     adapted: Interval | None  # accuracy; None without a label of the random part, or without an adapted model
     source: Interval | None  # accuracy of the source-only model; None without a label of the random part
-    comparison: Comparison | None  # None if one of them is
-    recalibrated: bool = False  # whether the adapted model's probabilities were
+    comparison: Comparison | None  # None if one of the two is None
+    recalibrated: bool = False  # whether the adapted model's probabilities were recalibrated
 
     def summary(self) -> dict[str, Any]:
         accuracy = None if self.accuracy is None else asdict(self.accuracy)

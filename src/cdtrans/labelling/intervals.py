@@ -1,4 +1,4 @@
-"""Accuracy on a finite set of images from few labels: an estimate with a 95 % interval, and which of two models is
+"""Accuracy on a finite set of images from few labels: an estimate with a 95% interval, and which of two models is
 better.
 
 The images are divided into strata by a score that needs no labels, the model's confidence, and labels are drawn at
@@ -17,14 +17,14 @@ LEVEL = 0.95
 # Pseudo-labels per limit, spread over the strata: half a wrong one for the lower limit, half a right one for the upper
 # limit. Between Jeffreys' interval (half of both for both limits) and Clopper and Pearson's (a whole one).
 PSEUDO_LABELS = 0.5
-POWER_QUANTILE = 0.8416  # of the normal distribution, for a chance of 80 % that the next test decides
+POWER_QUANTILE = 0.8416  # of the normal distribution, for a chance of 80% that the next test decides
 TWO_SIDED_QUANTILE = 1.96
 FEWEST_TO_DECIDE = 6  # images on which exactly one model is right: 6 to 0 is the first result with p below 0.05
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimated accuracy with its 95 % interval."""
+    """An estimated accuracy with its 95% interval."""
 
     estimate: float
     low: float
@@ -96,7 +96,7 @@ def beta_binomial(images: int, a: float, b: float) -> np.ndarray:
 
 
 def labels_to_decide(wins: int, losses: int, labelled: int, images: int) -> int | None:
-    """How many more random labels would probably (80 %) decide the sign test, if the models differ as much as they do
+    """How many more random labels would probably (80%) decide the sign test, if the models differ as much as they do
     so far. None if even labels for all images might not."""
     decided = wins + losses
     if wins == losses:

@@ -72,7 +72,7 @@ def _csv_rows(file: Path, text: str) -> list[Row]:
         names = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
         if not {"path", "label"} <= names.keys():
             raise CdtransError(
-                f"'{file}' needs a first line with the columns 'path' and 'label', and has"
+                f"'{file}' needs a first line with the columns 'path' and 'label', but has"
                 f" {', '.join(map(repr, filter(None, names)))[:200]}; {HOW_TO}."
             )
         return [

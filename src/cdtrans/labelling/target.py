@@ -66,7 +66,9 @@ def _target(run: Path, record: Record) -> FinishedTarget:
     trained = trained_labels(run)
     rows = np.array([i for i, digest in enumerate(digests) if digest not in trained], dtype=np.int64)
     if not len(rows):
-        raise CdtransError(f"Every target image of '{run}' was trained with its label: none is left to measure with.")
+        raise CdtransError(
+            f"'{run}' was trained with the labels of all target images, so none is left to measure with."
+        )
     sampled = views["sampled_target"].astype(np.int64)
     usable = np.isin(sampled, rows)
     return FinishedTarget(

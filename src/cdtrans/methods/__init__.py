@@ -59,7 +59,7 @@ def require_method(name: str) -> None:
     if is_method_file(name):
         file = name.rpartition(":")[0]
         if not Path(file).is_file():
-            raise CdtransError(f"There is no file '{file}', which should hold the method; check its path.")
+            raise CdtransError(f"There is no file '{file}' with the method; check its path.")
     elif name not in METHODS:
         raise CdtransError(f"Unknown method '{name}': {nearest(name, list(METHODS))}")
 

@@ -1,7 +1,7 @@
-"""What a method is: it decides what a training step does, and nothing else.
+"""The base class of methods. A method decides what a training step does, and nothing else.
 
-Everything around it is shared: data, schedule, resume, selection, guard, report, export, ranks. So every method is
-compared fairly and gets every promise for free. docs/methods.md shows how to write one."""
+All methods share the rest: data, schedule, resume, selection, guard, report, export and ranks. So comparisons are fair,
+and a new method gets all of this for free. docs/methods.md shows how to write one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from cdtrans.pairing.pairs import Domains, Proposals
 
 class Batch(NamedTuple):
     """The input of a step: tensors only, so that a step can be replayed as a CUDA graph. On several ranks `x_s` and
-    `x_t` are this rank's images, while everything else, and every output of the head, is of the whole batch."""
+    `x_t` hold this rank's images, while everything else, and every output of the head, is for the whole batch."""
 
     x_s: Tensor  # [B, 3, H, W] source images
     y_s: Tensor  # [B] their labels
@@ -52,7 +52,7 @@ def require_vit(method: str, network: Network, name: str) -> None:
     """Refuse a backbone (called `name`) for a method that changes what happens between the blocks of a ViT."""
     if not network.runs_blocks:
         raise CdtransError(
-            f"{method} works on the tokens of a ViT, and the backbone '{name}' is none that can be run block by block; "
+            f"{method} works on the tokens of a ViT, and '{name}' is not a ViT that can be run block by block; "
             "use a ViT such as deit_small or dinov2_small, or --method dann."
         )
 
@@ -77,15 +77,15 @@ class Method(nn.Module):
     Options: ClassVar[type[Any]] = NoOptions  # a frozen dataclass of `cdtrans.config.option` fields
     paper: ClassVar[str] = ""  # authors and year
     title: ClassVar[str] = ""  # of the paper, and its venue
-    backbones: ClassVar[str] = "any"  # it works with
+    backbones: ClassVar[str] = "any"  # which backbones it works with
     cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
-    passes: ClassVar[float] = 6.0  # a pair's cost in a step, in forward passes of an image; tells how long a run takes
+    passes: ClassVar[float] = 6.0  # cost of a pair in a step, in forward passes of an image; for the run time forecast
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
     takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the given labels of --target-labels
-    trains: ClassVar[bool] = True  # whether there are steps; without any, `plan` does it all
+    trains: ClassVar[bool] = True  # whether it has training steps; if not, `plan` does everything
     least_batch: ClassVar[int] = 1  # pairs that a step needs
     capturable: bool = True  # whether a step can be replayed as a CUDA graph; an instance may decide by its options
-    without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that leave plain training on the source
+    without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that turn it into plain training on the source
 
     def __init__(self, network: Network, options: Any, sizes: Sizes) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Method(nn.Module):
 
     @classmethod
     def expected_pairs(cls, options: Any, sizes: Sizes, rounds: int) -> int:
-        """About how many pairs an epoch has, before `plan` is asked: to tell how long a run will take."""
+        """Roughly how many pairs an epoch has. It is needed before `plan` is called, to forecast the run time."""
         return max(sizes.source_images, sizes.target_images)
 
     @classmethod
@@ -105,7 +105,7 @@ class Method(nn.Module):
         return {}
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
-        """Which source image meets which target image in the epochs of a round. Default: at random."""
+        """Which source and target images are paired in the epochs of a round. Default: at random."""
         return Proposals.at_random(domains, torch.arange(self.sizes.target_images), domains.centers, generator)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
@@ -114,13 +114,13 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
-        """A whole step; returns what is logged. Override it for several updates in one step."""
+        """A whole step; returns the losses to log. Override it for several updates in one step."""
         losses = self.losses(batch, progress)
         update(torch.stack(list(losses.values())).sum())
         return losses
 
     def after_step(self, batch: Batch, progress: Tensor) -> None:
-        """What follows an update, such as a moving average or a memory bank. Runs without gradients."""
+        """Called after each step, for a moving average, a memory bank and the like. Runs without gradients."""
 
     def served(self) -> Network:
         """The network that predicts, is exported and is judged by the guard."""

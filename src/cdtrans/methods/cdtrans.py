@@ -32,7 +32,7 @@ class ThreeBranches(Method):
 
     @classmethod
     def expected_pairs(cls, options: Any, sizes: Sizes, rounds: int) -> int:
-        """One for each image of both domains, if all are kept."""
+        """One pair for each image of both domains, if all pairs are kept."""
         return sizes.source_images + sizes.target_images
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
@@ -52,8 +52,8 @@ class CDTrans(ThreeBranches):
     cost = "1"
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
-        """Every image with its nearest one of the other domain (Eq. 3 and 4), kept if the class of the target image's
-        nearest centre (Eq. 5 to 7) is the source image's label."""
+        """Pair every image with its nearest neighbour in the other domain (Eq. 3 and 4). A pair is kept if the class of
+        the target image's nearest centre (Eq. 5 to 7) is the source image's label."""
         options = self.options
         if options.pairing in ONE_WAY:
             source, target = one_way(domains.neighbours, options.pairing)
@@ -62,17 +62,17 @@ class CDTrans(ThreeBranches):
         labels, centers = domains.source_labels[source], domains.centers[target]  # [P]
         if options.center_aware:
             kept = labels == centers
-            return Proposals(source, target, labels, centers, kept)  # of kept pairs both labels are equal
-        # Without the filter the authors teach a target image its centre's class. Table 5's pairs without any use of
-        # centres teach it the class of its pair.
+            return Proposals(source, target, labels, centers, kept)  # both labels of a kept pair are equal
+        # Without the filter, the authors' code uses the class of a target image's nearest centre as its pseudo-label.
+        # The rows of Table 5 that do not use centres take the label of its source image.
         return Proposals(source, target, labels, labels if options.target_class == "pair" else centers)
 
 
 def branch_losses(branches: Branches, y_s: Tensor, y_t: Tensor, options: Any) -> dict[str, Tensor]:
-    """Source, target and distillation loss (Eq. 8), or those of them that are asked for, all of weight 1.
+    """Source, target and distillation loss (Eq. 8), or those that the options select, each with weight 1.
 
-    Instead of the distillation, `cls` classifies the source-target branch itself. Its two images count as one class,
-    and of their two labels it gets the source's, which is true."""
+    With `loss_source_target: cls`, the source-target branch is classified instead of distilled. Its two images count as
+    one class, for which the label of the source image is used, because it is not a pseudo-label."""
     losses = {}
     if options.loss_source == "cls":
         losses["loss_source"] = F.cross_entropy(branches.source.logits, y_s)

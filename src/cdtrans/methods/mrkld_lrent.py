@@ -11,7 +11,7 @@ lambda_k of the classes, the best label of an image and its cost are
 
 and the cost of no label is 0, so an image is used if Z = sum_k (p_k / lambda_k)^(1 / alpha) is more than 1: where some
 p_k reaches its threshold, as in plain class-balanced self-training, or several come close. Their portion of the images
-starts at 20 % and grows by 5 points a round to at most 50 %; here it grows by as much as reaches 50 % in the last
+starts at 20% and grows by 5 points a round to at most 50%; here it grows by as much as reaches 50% in the last
 round.
 
 Not taken: their optimiser and augmentation, and the growing portion of the source. They round the number of images that

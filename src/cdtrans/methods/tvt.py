@@ -67,8 +67,8 @@ class TVT(Method):
         require_vit(cls.__name__, network, name)
         if rows_read(network.backbone) != 1:
             raise CdtransError(
-                f"TVT works on the attention of a class token, by which the backbone '{name}' does not classify; use "
-                "one that does, such as deit_small or dinov2_small, or --method dann."
+                f"TVT needs a backbone that classifies by its class token, and '{name}' does not; use one that does, "
+                "such as deit_small or dinov2_small, or --method dann."
             )
 
     def served(self) -> Network:

@@ -165,8 +165,8 @@ def _check_size(backbone: Any, name: str, crop: int) -> None:
     any_size = getattr(embed, "strict_img_size", True) is False and not getattr(embed, "dynamic_img_pad", False)
     if any_size and crop % max(patch):
         raise CdtransError(
-            f"--crop {crop} cannot be divided into patches of {max(patch)} pixels, as 'dynamic_img_size' in "
-            "backbone_args needs it; give another --crop, or 'dynamic_img_pad' too."
+            f"--crop {crop} cannot be divided into patches of {max(patch)} pixels, which 'dynamic_img_size' in "
+            "backbone_args needs; give another --crop, or add 'dynamic_img_pad'."
         )
 
 
@@ -187,7 +187,7 @@ def _check_output(backbone: Any, name: str, crop: int, call: tuple[str, dict[str
         cause = " ".join(str(error).split())[:150]
         raise CdtransError(f"The backbone '{name}' cannot be run with --crop {crop}: {cause}.") from error
     if len(shape) != 2 or shape[1] == 0:
-        raise CdtransError(f"The backbone '{name}' gives no single feature vector for an image; use another one.")
+        raise CdtransError(f"The backbone '{name}' does not give one feature vector per image; use another one.")
     if shape[1] != feature_dim(backbone):  # timm states another length, as for SAM, or for a pooling of two parts
         backbone.head_hidden_size = int(shape[1])
 
@@ -242,7 +242,7 @@ def load_classifier(network: Network, file: Path) -> None:
     weight, bias = (state.get(f"{layer}.{name}") if isinstance(layer, str) else None for name in ("weight", "bias"))
     if weight is None or bias is None:
         raise CdtransError(
-            f"'{file}' holds no classifier: timm has it in '{layer}' for this --backbone; give the weights of a whole "
+            f"'{file}' holds no classifier ('{layer}' in timm's model of this --backbone); give the weights of a whole "
             "classifier with one linear layer at its end."
         )
     if weight.numel() != head.classifier.weight.numel():
@@ -263,7 +263,7 @@ def read_state(file: Path) -> State:
         state: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise CdtransError(
-            f"'{file}' is damaged or holds more than tensors, and is not opened; save the model's state_dict alone."
+            f"'{file}' is damaged or holds more than tensors, so it was not loaded; save the model's state_dict alone."
         ) from error
     except Exception as error:  # on bytes that are no weights torch and safetensors raise almost anything
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}".rstrip(": .")
@@ -276,7 +276,7 @@ def read_state(file: Path) -> State:
     for key, value in state.items():
         if value.is_floating_point() and value.numel() and not value.float().abs().max() <= LARGEST_WEIGHT:
             raise CdtransError(
-                f"'{file}' is damaged, or of a training that diverged: '{key}' holds values that are not finite or "
+                f"'{file}' is damaged, or its training diverged: '{key}' holds values that are not finite or "
                 f"larger than {LARGEST_WEIGHT:g}; give other --weights."
             )
     return {

@@ -101,7 +101,7 @@ PSEUDO_LABELS = Ablation(
         "the other rows; source and target images meet by chance. RPLL (Zheng & Yang 2021): every target image has its "
         "prediction as label, and the loss exp(-D) CE + D, D = KL between two predictions; these are two draws of "
         "stochastic depth, not two classifiers as in the original. MRKLD+LRENT (Zou et al. 2019): the most confident "
-        "images of each class, from 20 % in the first round to 50 % in the last, soft labels with alpha 0.25, and "
+        "images of each class, from 20% in the first round to 50% in the last, soft labels with alpha 0.25, and "
         "0.1 KL(uniform, prediction) on the same images. An epoch of theirs has as many images as the larger of source "
         "and selected target, one of the other rows as many as there are pairs: the number of steps differs. The paper "
         "says only that it reproduced their pseudo labels.",

@@ -44,7 +44,7 @@ class KnownPairs(ThreeBranches):
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         proposals = self.pair(domains, self.true_labels().to(domains.source_labels.device))
         if not len(proposals.source):
-            raise CdtransError("The target labels name no target image of a class of the source.")
+            raise CdtransError("No labelled target image belongs to a class of the source; check the target labels.")
         return proposals
 
     def pair(self, domains: Domains, true: Tensor) -> Proposals:

@@ -65,12 +65,14 @@ def check_of_target(answers: Answers, key: Path) -> None:
     pixels, _ = find_pixels(target.files(), target.root, answers.config, answers.screen, "target")
     of_target = set(pixels.digests) - {""}
     if of_target.isdisjoint(answers.digests):
-        raise CdtransError(f"The labelled images '{key}' are none of the target's; give TARGET itself with its labels.")
+        raise CdtransError(
+            f"None of the labelled images in '{key}' is in the target; give TARGET itself with its labels."
+        )
     pictures = zip(answers.files, answers.digests, strict=True)
     others = [str(file) for file, digest in pictures if digest and digest not in of_target]
     if others:
         raise CdtransError(
-            f"{len(others)} of the {len(answers.files)} labelled images of '{key}' are not the target's (the "
+            f"{len(others)} of the {len(answers.files)} labelled images of '{key}' are not in the target (the "
             f"first: {others[0]!r}); give TARGET itself with its labels, or a part of it."
         )
 

@@ -31,7 +31,7 @@ def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResul
     command = f"cdtrans ask {quote(str(record.run))}"
     if isinstance(estimate, Missing) or not estimate.known:
         why = estimate.why if isinstance(estimate, Missing) else estimate.sentence
-        return Answer("unknown", f"How accurate the {model} is on the target is unknown.", "unknown", why, command)
+        return Answer("unknown", f"The accuracy of the {model} on the target is unknown.", "unknown", why, command)
     value = f"{100 * estimate.low:.0f} to {100 * estimate.high:.0f}%"
     headline = f"The {model} is estimated to be right on {value} of the target images."
     return Answer("estimated", headline, value, "on the target, without labels", command)

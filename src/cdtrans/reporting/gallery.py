@@ -194,7 +194,7 @@ def changed(record: Record, target: Pictures) -> Looks | Missing:
     order = np.argsort(-distance, kind="stable")
     order = order[before[order] != after[order]]
     if not len(order):
-        return Missing("For every target image the adapted model predicts what the source-only model does.")
+        return Missing("The adapted model predicts the same class as the source-only model for every target image.")
 
     def caption(i: int) -> tuple[str, str]:
         return (

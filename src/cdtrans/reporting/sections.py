@@ -191,7 +191,7 @@ class PairCounts:
 
 
 FEATURES = {  # that the guard judged by
-    "pretrained": "The evidence comes from features of the pretrained backbone, which the run has not trained.",
+    "pretrained": "The evidence comes from features of the pretrained backbone, before the run trained it.",
     "source-only": (
         "The evidence comes from features of the source-only model, because no pretrained weights were available. They "
         "tend to agree with that model's own predictions: trust the evidence less."
@@ -259,7 +259,7 @@ def about_pairs(record: Record) -> str:
     """What a pair of this run is."""
     method = str(record.config.get("method", "cdtrans"))
     if method == "instant":
-        return "Every target image with the most similar source image of the class that it was given."
+        return "Each target image is paired with the most similar source image of the class that it was given."
     if method in WITHOUT_SOURCE:
         return f"The method '{method}' trains on every target image; no source image takes part."
     if method in PAIRING_METHODS:
@@ -268,8 +268,8 @@ def about_pairs(record: Record) -> str:
             "is the class of the target's nearest centre."
         )
     return (
-        f"How many images of each domain the steps of a round saw. The method '{method}' trains on source and target "
-        "images side by side; the two of a pair need not belong together."
+        f"The table counts the images of each domain that a round uses. The method '{method}' trains on source and "
+        "target images side by side; the two of a pair need not belong together."
     )
 
 

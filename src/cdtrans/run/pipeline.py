@@ -32,8 +32,8 @@ class Result:
 
     run: Path
     chosen_epoch: int  # 0: the source-only model
-    harm: bool = False  # whether the guard found that adaptation did harm and its choice stands
-    explanation: str = ""  # what the guard has to say, in a paragraph
+    harm: bool = False  # whether the guard found harm, and nobody has chosen the adapted model since
+    explanation: str = ""  # the guard's verdict and evidence, in a paragraph
     estimate: tuple[float, float] | None = None  # a range for the accuracy on the target; None if none can be given
     target_labels: int = 0  # target images that were trained with their labels (--target-labels)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Compute = Callable[[torch.Tensor], torch.Tensor]  # images [B, 3, crop, crop] -> a row for each
 
 BATCH = 64  # images per forward pass
-GPU_BATCH = 256  # the same on a GPU: with fewer, launching kernels takes longer than running them
+GPU_BATCH = 256  # images per forward pass on a GPU: with fewer, launching kernels takes longer than running them
 NAMED = 3  # classes that `repr` names
 
 
@@ -40,7 +40,7 @@ class Prediction:
     """One image's label. `top` has the most probable classes, best first, and starts with (label, probability)."""
 
     path: Path | None  # None for an image that was not read from a file
-    label: str  # empty where `cdtrans.predict` was to leave it out, being unsure
+    label: str  # empty if `cdtrans.predict` left it out, because the probability is too low
     probability: float
     top: tuple[tuple[str, float], ...]
     digest: str = ""  # of the pixels, with `digests`
@@ -48,7 +48,7 @@ class Prediction:
 
 
 class Predictions(list[Prediction]):
-    """A list of them, which a notebook shows as a table."""
+    """A list of predictions, which a notebook shows as a table."""
 
     def html(self, title: str, *after: str) -> str:
         columns = ("path", "label", "probability", "no class")
@@ -91,7 +91,7 @@ class Classifier:
         self.model, self.card, self.device = model.to(device).eval(), card, device
         self.mean, self.std = (torch.tensor(x, device=device).view(1, 3, 1, 1) for x in (card.mean, card.std))
         self.trained_with_key = trained_with_key  # in an ablation that trains with target labels
-        self.source_only: Classifier | None = None  # whose probabilities the score for no class is made of
+        self.source_only: Classifier | None = None  # the score for no class comes from its probabilities
         self.at_once: int | None = None  # images in a forward pass, once a GPU has had too little memory for all
 
     @property
@@ -100,7 +100,7 @@ class Classifier:
 
     @property
     def classes_(self) -> np.ndarray:
-        """[K] the same as an array, as in scikit-learn: the columns of `predict_proba`."""
+        """[K] the class names as an array, as in scikit-learn: the columns of `predict_proba`."""
         return np.array(self.classes)
 
     @property
@@ -139,8 +139,8 @@ class Classifier:
     def stream_batches(
         self, batches: Iterable[Sequence[Source]], *, top: int = 1, digests: bool = False
     ) -> Iterator[Prediction | Unreadable]:
-        """The same for batches. The results of a batch are fetched after the next one has been launched, so that a GPU
-        never waits for Python."""
+        """Like `stream`, for images that are already divided into batches. The results of a batch are fetched after the
+        next one has been launched, so that a GPU never waits for Python."""
         if top < 1:
             raise CdtransError(f"The number of classes to list, top, must be at least 1, not {top}.")
         before: tuple[DecodedBatch, list[ToHost]] | None = None
@@ -156,7 +156,7 @@ class Classifier:
         return decode_batches(batches, self.card.resize, self._allocate)
 
     def _allocate(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Pixels that a GPU can copy while Python continues."""
+        """An array in memory that a GPU can copy from while Python continues."""
         import torch
 
         array: np.ndarray = torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy()
@@ -209,7 +209,7 @@ class Classifier:
         return array
 
     def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
-        """The same on the device. A GPU may still be computing them."""
+        """Like `logits`, but left on the device. A GPU may still be computing them."""
         return self._computed(pixels, lambda images: self.model.encode(images).logits.float() / self.card.temperature)
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
@@ -218,7 +218,7 @@ class Classifier:
         return array
 
     def _computed(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
-        """In smaller parts where a GPU has too little memory."""
+        """Compute in smaller parts if a GPU has too little memory."""
         import torch
 
         from cdtrans.runtime.device import TOO_LITTLE, free_memory
@@ -250,7 +250,7 @@ class Classifier:
             return compute(normalised(images[:, centre, centre].contiguous(), self.mean, self.std)).float()
 
     def digest(self) -> str:
-        """Of the card and the weights, and of those of the source-only model if there is a score for no class."""
+        """Of the card and the weights; if there is a score for no class, also of those of the source-only model."""
         content = hashlib.blake2b(repr(self.card).encode(), digest_size=16)
         for name, tensor in self.model.state_dict().items():
             content.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
@@ -290,11 +290,11 @@ def _unreadable(path: Path | None, cause: str) -> CdtransError:
 
 
 def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknown: bool = False) -> Classifier:
-    """The classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected epoch)
-    or the 'last' (last epoch) one. With `unknown` its predictions have a score for no class, for which the source-only
-    model looks at each image too.
+    """Load the classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected
+    epoch) or the 'last' (last epoch) one. With `unknown`, its predictions have a score for images of no class, for
+    which the source-only model also runs on each image.
 
-    Also what `export` wrote: a file, a hub folder, or `hf://USER/NAME`, the folder that `push` uploaded."""
+    It also loads what `export` wrote, a file or a hub folder, and `hf://USER/NAME`, a folder that `push` uploaded."""
     if is_exported(run):
         require_run(run, {"unknown": unknown, "model": model != "chosen"})
         return _load_exported(exported_file(run), device)

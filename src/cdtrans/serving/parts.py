@@ -1,5 +1,5 @@
-"""Predictions for millions of images, part by part. A finished part is a file in a folder beside the output, so a
-killed command resumes, and several processes share the work without talking to each other."""
+"""Predictions for millions of images, part by part. A finished part is a file in a folder beside the output. So a
+killed command can resume, and several processes can share the work without communicating."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
 from cdtrans.storage.files import atomic
 
 LOCK = ".lock"
-POLL_SECONDS = 0.2  # between looks for the parts of other processes
+POLL_SECONDS = 0.2  # between checks for the parts of other processes
 
 Results = Iterator[Prediction | Unreadable]
 
@@ -34,11 +34,11 @@ class Counts:
     images: int = 0  # with a prediction
     abstained: int = 0
     skipped: int = 0
-    right: float = 0.0  # labels that are expected to be right: the sum of the probabilities of those that were kept
-    first_skipped: Sequence[str] = ()  # its path and the cause
+    right: float = 0.0  # expected number of correct labels: the sum of the probabilities of the kept labels
+    first_skipped: Sequence[str] = ()  # path and cause of the first skipped file
 
     def add(self, prediction: Prediction) -> bool:
-        """Whether its label is kept."""
+        """Count a prediction, and return whether its label is kept."""
         kept = prediction.probability >= self.threshold
         self.images += 1
         self.abstained += not kept
@@ -50,7 +50,7 @@ class Counts:
         self.first_skipped = self.first_skipped or (str(file.path), file.cause)
 
     def of_all(self, parts: Iterable["Counts"]) -> "Counts":
-        """The sum."""
+        """Add the counts of all parts to these."""
         for part in parts:
             self.images += part.images
             self.abstained += part.abstained
@@ -74,12 +74,12 @@ class Part:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """What the first line of a part's file says; the rest is left on the disk."""
+    """A part in a file. Only its first line is in memory; `load` reads the rest."""
 
     file: Path
     settings: dict[str, Any]
     digest: str  # of the images
-    last: bool  # of its shard
+    last: bool  # whether it is the last part of its shard
     counts: Counts
     lengths: tuple[int, int]  # bytes of `skipped` and `rows`
 
@@ -90,11 +90,11 @@ class StoredPart:
 
 
 class PartFolder:
-    """The parts beside an output file. `settings` are all that decides what a part holds, but for its images."""
+    """The folder of parts beside an output file. `settings` and the images determine the content of a part."""
 
     def __init__(self, output: Path, settings: dict[str, Any], shards: Sequence[Shard]) -> None:
         self.folder, self.settings, self.shards = folder_of(output), settings, shards
-        self.digests: dict[tuple[int, int], str] = {}  # of the chunks of files seen so far
+        self.digests: dict[tuple[int, int], str] = {}  # by (shard, chunk), of the chunks seen so far; not of tars
         self.lock: Lock | None = None
 
     def __enter__(self) -> "PartFolder":
@@ -109,12 +109,12 @@ class PartFolder:
         self._close()
 
     def _claim(self) -> None:
-        """Refuse parts of a command with other settings: finished work is not thrown away unasked."""
+        """Lock the folder, and refuse it if its parts have other settings, so that no finished work is lost."""
         if launcher.rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = try_lock(self.folder / LOCK)
             if self.lock is None:
-                raise CdtransError(f"Another process is at work in '{self.folder}'; wait until it ends.")
+                raise CdtransError(f"Another process is writing to '{self.folder}'; wait until it ends.")
         for there in (part.settings for part in self.stored()):
             changed = [f"{k}: {there.get(k)} there, {v} now" for k, v in self.settings.items() if there.get(k) != v]
             if changed:
@@ -124,7 +124,7 @@ class PartFolder:
                 )
 
     def _close(self) -> None:
-        """The folder stays if there is a part in it."""
+        """Release the lock, and remove the folder if there is no part in it."""
         if self.lock is not None:
             self.lock.close()
             if not any(self.stored()):
@@ -143,44 +143,45 @@ class PartFolder:
             self.folder.rmdir()
 
     def stored(self) -> Iterator[StoredPart]:
-        """Every part that is there."""
+        """Every finished part in the folder."""
         return filter(None, map(_read_head, sorted(self.folder.glob("*.part"))))
 
     @property
     def by_shard(self) -> bool:
-        """Whether processes take whole tars, so that none reads the headers of all; else they take chunks."""
+        """Whether each process takes whole tars, so that it need not read the headers of all tars. Otherwise processes
+        take chunks."""
         return len(self.shards) >= launcher.world()
 
     def owned(self, place: int, number: int) -> bool:
-        """Whether a chunk is this process's work."""
+        """Whether this process has to predict a chunk."""
         return (place if self.by_shard else number) % launcher.world() == launcher.rank()
 
     def done(self) -> int:
-        """How many images of this process's parts an earlier process has done."""
+        """How many of this process's images an earlier call has already predicted or skipped."""
         mine = (part.counts for part in self.stored() if self.owned(*_numbers(part.file)))
         return sum(counts.images + counts.skipped for counts in mine)
 
     def todo(self) -> Iterator[Chunk]:
-        """This process's chunks without a part."""
+        """The chunks that this process still has to predict."""
         for place in range(len(self.shards)):
             if (self.by_shard and not self.owned(place, 0)) or all(self.parts_of(place)):
                 continue
             for chunk in chunks(self.shards, place):
                 mine = self.owned(place, chunk.number)
-                if mine or launcher.rank() == 0:  # which waits for the parts of all
+                if mine or launcher.rank() == 0:  # rank 0 later waits for all parts
                     self.digests[place, chunk.number] = chunk.digest
                 if mine and self.find(place, chunk.number) is None:
                     yield chunk
 
     def find(self, place: int, number: int) -> StoredPart | None:
-        """The part of a chunk, if it is of the images as they are now."""
+        """The part of a chunk; None if there is none, or if the images have changed since."""
         shard = self.shards[place]
         digest = shard.digest(number) if isinstance(shard, Tar) else self.digests.get((place, number))
         part = _read_head(self._file(place, number))
         return part if part is not None and part.digest == digest else None
 
     def parts_of(self, place: int) -> Iterator[StoredPart | None]:
-        """Of a shard, in order; None where one is missing, until it is there."""
+        """The parts of a shard, in order. Yields None, again and again, while the next part is missing."""
         for number in count():
             while (part := self.find(place, number)) is None:
                 yield None
@@ -189,7 +190,7 @@ class PartFolder:
                 return
 
     def wait(self, task: Task) -> Iterator[StoredPart]:
-        """All parts in order, those of other processes as soon as they are there."""
+        """All parts in order; waits for those of other processes."""
         for place in range(len(self.shards)):
             for part in self.parts_of(place):
                 if part is not None:
@@ -217,8 +218,9 @@ def folder_of(output: Path) -> Path:
 def predict_parts(
     classifier: Classifier, folder: PartFolder, top: int, make: Callable[[Results], Part]
 ) -> list[Counts]:
-    """Do and store what is left of this process's work, and count it. It is one stream, so that a GPU does not wait
-    between parts. No batch holds images of two parts, so that a part does not depend on what was done before it."""
+    """Predict and store the missing parts of this process, and return their counts. All parts form one stream, so that
+    a GPU does not wait between them. No batch holds images of two parts, so that a part does not depend on what was
+    predicted before it."""
     started: deque[Chunk] = deque()
     counts = []
 
@@ -245,7 +247,7 @@ def _numbers(file: Path) -> tuple[int, int]:
 
 
 def _read_head(file: Path) -> StoredPart | None:
-    """None if there is no such part or it is damaged: it is then made again."""
+    """None if there is no such part or it is damaged; it is then predicted again."""
     try:
         with open(file, "rb") as content:
             line = content.readline()

@@ -1,4 +1,4 @@
-"""Labels for any number of images, as a table that is replaced only when it is complete."""
+"""Labels for any number of images. The table of predictions is written in one step, when it is complete."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,16 +27,16 @@ from cdtrans.storage.files import atomic, csv_line, csv_lines
 from cdtrans.storage.run_folder import find_model, require_output
 from cdtrans.trust.preflight import ignored
 
-NAMED_SKIPS = 10  # unreadable files that are named on the screen, if a list of all is written
-COUNTED_AT_ONCE = 1000  # names between two moves of the progress
+NAMED_SKIPS = 10  # how many unreadable files are named on the screen; all are in a list
+COUNTED_AT_ONCE = 1000  # names between two updates of the progress bar
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What `predict` hands back."""
+    """What `predict` returns."""
 
-    csv: Path | None  # the file that has the predictions, if there is one
-    parquet: Path | None  # the same for Parquet
+    csv: Path | None  # the CSV file with the predictions, if one was written
+    parquet: Path | None  # the Parquet file with the predictions, if one was written
     images: int
     kept: int  # labels
     abstained: int  # images whose label is left empty: their probability is below the threshold
@@ -79,13 +79,13 @@ def predict(
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> Predicted:
-    """Label images with the classifier of a finished run, or of a file that `export` wrote: a folder of any depth, an
-    image file, a list of paths, which start at `root`, or tars: one, a folder or a list of them. For images in memory,
-    use `load(run).predict(images)`.
+    """Label images with the classifier of a finished run, or with a file that `export` wrote. `images` is a folder with
+    images at any depth, an image file, a list of paths (relative to `root`), a tar, or a folder or list of tars. For
+    images in memory, use `load(run).predict(images)`.
 
-    With `csv`, a file or an open binary one, or `parquet`, a file, the predictions are written there, in bounded memory
-    for any number of images, and the result has only their counts. A call that was killed resumes when it is made
-    again. Processes of `torchrun` that make the same call share the images; only rank 0 returns the counts of all.
+    With `csv` (a path or an open binary file) or `parquet` (a path), the predictions are written there, in bounded
+    memory for any number of images, and the result has only their counts. If a call is killed, make it again to
+    resume. Processes of `torchrun` that make the same call share the images; only rank 0 returns the counts of all.
 
     `top` is how many of the most probable classes are listed. One of `abstain` (a probability), `keep` (a share of the
     images) and `accuracy` (expected of the labels) decides which labels are left empty. With `unknown` there is a score
@@ -93,7 +93,7 @@ def predict(
     if not isinstance(images, str | Path):
         raise CdtransError("The images to predict must be a path; for images in memory, use load(run).predict(images).")
     if csv is not None and parquet is not None:
-        raise CdtransError("--csv and --parquet exclude each other; give one of them.")
+        raise CdtransError("--csv and --parquet cannot be combined; give one of them.")
     images, screen = Path(images), screen or Screen(quiet=quiet)
     exported = is_exported(run)
     if exported:
@@ -123,9 +123,9 @@ def predict(
 def find_threshold(
     run: Path, model: str, screen: Screen, *, abstain: float | None, keep: float | None, accuracy: float | None
 ) -> float:
-    """The probability below which labels are left empty: as given, or by the confidences in the run's target images."""
+    """The probability below which labels are left empty: as given, or found from the run's own target images."""
     if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
-        raise CdtransError("--abstain, --keep and --accuracy exclude each other; give one of them.")
+        raise CdtransError("--abstain, --keep and --accuracy cannot be combined; give one of them.")
     if abstain is not None and not 0 <= abstain <= 1:
         raise CdtransError(f"The probability to abstain below must be from 0 to 1, not {abstain:g}.")
     if keep is not None:
@@ -135,8 +135,8 @@ def find_threshold(
     else:
         return abstain or 0.0
     screen.say(
-        f"threshold: {found.threshold:.3f}, which {found.share:.0%} of the run's own target images reach, expected "
-        f"{found.accuracy:.0%} right"
+        f"threshold: {found.threshold:.3f}; {found.share:.0%} of the run's own target images reach it, and "
+        f"{found.accuracy:.0%} of their labels are expected to be right"
     )
     return found.threshold
 
@@ -153,7 +153,7 @@ def classify(
     max_bad: float,
     screen: Screen,
 ) -> Predicted:
-    """Write a table of the kind 'csv' or 'parquet'; without a file, keep the predictions."""
+    """Write a table of the kind 'csv' or 'parquet'; without a file, return the predictions."""
     predictions, columns = Predictions(), column_names(classifier, top)
     if isinstance(file, Path):
         check_places(images, root, file, kind)
@@ -187,17 +187,19 @@ def classify(
 def check_places(
     images: Path, root: Path | None, file: Path | IO[bytes] | None, kind: str, model: Path | None = None
 ) -> None:
-    """Check that there is an image, and that the table can be written and replaces no input."""
+    """Check that there is at least one image, and that the table can be written without replacing an input."""
     if isinstance(file, Path):
         flag, inputs = f"--{kind}", [model, images if images.is_file() else None]
         require_output(file, "predictions", flag, *inputs)
         require_output(skipped_list(file), "list of unreadable files", flag, *inputs)
         if is_image_name(file.name) or is_tar_name(file.name):
             raise CdtransError(
-                f"'{file}' is the name of an image or tar; predictions are a table, choose another {flag}."
+                f"'{file}' has the name of an image or tar, but predictions are a table; choose another {flag}."
             )
         if folder_of(file).exists() and not folder_of(file).is_dir():
-            raise CdtransError(f"'{folder_of(file)}' is in the way of a folder of that name; choose another {flag}.")
+            raise CdtransError(
+                f"'{folder_of(file)}' must be a folder, for finished parts, but is a file; choose another {flag}."
+            )
         if kind == "parquet":
             require_parquet(file)
     elif file is not None and launcher.world() > 1:
@@ -212,7 +214,7 @@ def check_places(
 
 @dataclass
 class TableJob:
-    """Predictions for a file: made in parts, which are joined at the end."""
+    """Writes a table of predictions: predicts parts, and joins them at the end."""
 
     classifier: Classifier
     file: Path
@@ -221,10 +223,10 @@ class TableJob:
     threshold: float
     max_bad: float
     screen: Screen
-    named: int = 0  # unreadable files
+    named: int = 0  # unreadable files so far; the first are named on the screen
 
     def write(self, shards: list[Shard]) -> Counts:
-        """What fits into one part is written at once."""
+        """Images that fit into one part are predicted and written directly, without a folder of parts."""
         total = count_images(shards, self.screen) if launcher.rank() == 0 else None
         if launcher.world() == 1 and len(shards) == 1 and (first := next(chunks(shards, 0))).last:
             with self.screen.track("predicting", len(first.images)) as task:
@@ -245,9 +247,9 @@ class TableJob:
         return counts
 
     def in_parts(self, folder: PartFolder, total: int | None) -> Counts:
-        """Rank 0 counts all images, the others those that they have predicted."""
+        """Predict and join the parts. Rank 0 returns the counts of all images, the others those of their own images."""
         if done := folder.done():
-            self.screen.say(f"Resuming from '{folder.folder}'; parts whose images have changed are done again.")
+            self.screen.say(f"Resuming from '{folder.folder}'; parts whose images have changed are predicted again.")
         mine = None if total is None else share(total, launcher.world())  # the work of rank 0, which shows its progress
         with self.screen.track("predicting", mine, done) as task:
             counts = predict_parts(self.classifier, folder, self.top, lambda results: self.part(results, task))
@@ -258,7 +260,7 @@ class TableJob:
         return self.join(parts)
 
     def part(self, results: Results, task: Task) -> Part:
-        """The first unreadable files are named."""
+        """A part from its results. Warns about the first unreadable files."""
         counts, skipped = Counts(self.threshold), []
 
         def skip(file: Unreadable) -> None:
@@ -291,8 +293,8 @@ def _loaded(part: Part | StoredPart, task: Task) -> bytes:
 
 
 def count_images(shards: list[Shard], screen: Screen) -> int | None:
-    """How many there are, for the progress; None for tars, which would have to be read for it. Also warns of files that
-    may be images."""
+    """The number of images, for the progress bar; None for tars, which would have to be read to count them. Also warns
+    about ignored files that may be images."""
     if not isinstance(shards[0], Files):
         return None
     others: list[str] = []
@@ -308,7 +310,7 @@ def count_images(shards: list[Shard], screen: Screen) -> int | None:
 
 
 def labelled(results: Results, counts: Counts, task: Task, skip: Callable[[Unreadable], None]) -> Iterator[Prediction]:
-    """The predictions one by one, without a label below the threshold; `counts` is kept up to date."""
+    """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated."""
     for result in results:
         task.advance(1)
         if isinstance(result, Unreadable):
@@ -323,7 +325,7 @@ def skipped_list(file: Path) -> Path:
 
 
 def check_skipped(counts: Counts, max_bad: float, screen: Screen, listed: Path | None = None) -> None:
-    """The same rule as for training: a few unreadable files are counted, many are an error."""
+    """As in training: a few unreadable files are a warning, many are an error."""
     if counts.skipped:
         path, cause = counts.first_skipped
         total = counts.images + counts.skipped
@@ -336,7 +338,7 @@ def _warn(file: Unreadable, screen: Screen) -> None:
 
 
 def write_lines(out: IO[bytes], columns: list[str], predictions: Iterable[Prediction]) -> None:
-    """A CSV line by line, as the predictions come."""
+    """Write a CSV line by line, as the predictions arrive."""
     table = CsvTable(columns)
     lines = chain([table.header()], (table.rows([p]) for p in predictions))
     out.writelines(map(_for_eyes, lines) if out.isatty() else lines)
@@ -344,5 +346,5 @@ def write_lines(out: IO[bytes], columns: list[str], predictions: Iterable[Predic
 
 
 def _for_eyes(line: bytes) -> bytes:
-    """On a terminal, control characters of a name are shown and not obeyed; a file or pipe gets the name as it is."""
+    """Escape control characters in names for a terminal; a file or pipe gets the names unchanged."""
     return printable(line.decode("utf-8", "surrogateescape"), keep="\r\n").encode()

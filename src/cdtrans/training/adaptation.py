@@ -1,5 +1,5 @@
-"""Stage 2, whatever the method: plan, train, repeat (docs/method.md). No target label comes in here but those that the
-user gave with --target-labels."""
+"""Stage 2, for every method: plan, train, repeat (docs/method.md). The only target labels here are those that the user
+gave with --target-labels."""
 
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from cdtrans.trust.impression import Impression, impression
 from cdtrans.trust.support import Evidence
 from cdtrans.trust.watch import Watch
 
-PLANNING = -1  # the step number in the seed of a plan, so that its draws are like none of the epoch's own
+PLANNING = -1  # the step number in the seed of a plan, so that it draws other numbers than the epoch's steps
 
 
 class Data(NamedTuple):
@@ -40,7 +40,7 @@ class Data(NamedTuple):
     target: Images
     holdout: LabelledImages | None
     given: TargetLabels | None = None  # by the user, with --target-labels
-    untouched: bool = False  # whether stage 1 has left a pretrained backbone as it was
+    untouched: bool = False  # whether the backbone is pretrained and stage 1 has not changed it
 
 
 class Adaptation(NamedTuple):
@@ -51,7 +51,7 @@ class Adaptation(NamedTuple):
     after: Impression | None  # the chosen epoch; None if there is none
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
-    evidence: Evidence  # what fixed features know of both domains
+    evidence: Evidence  # of the guard, from fixed features of both domains
     measures: list[Measure]  # for or against the adapted model
     warning: str = ""  # evidence against the training after the chosen epoch
 
@@ -66,8 +66,8 @@ def adapt_to_target(
     evidence: Evidence | None = None,
 ) -> Adaptation:
     """Train by the method, choose an epoch by label-free scores, and compare it with the source-only model. `frozen`
-    are features that stage 1 has left behind, if it has not trained the backbone; `evidence` is that of the pretrained
-    backbone, and without it that of the source-only model is taken."""
+    holds features that stage 1 has computed, if it has not trained the backbone. `evidence` comes from the pretrained
+    backbone; without it, the features of the source-only model are used."""
     network = method.served()
     encode = Encoder(network, config, screen, frozen)
     watch = Watch(run, encode, data.holdout, config.select, evidence)
@@ -114,11 +114,11 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
     loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=config.epochs, parts=parts)
     report = StageReport(run, screen, loop, config)
     workload = Workload(config, type(method), method.sizes, len(data.holdout.images) if data.holdout else 0)
-    progress = torch.zeros((), device=device)  # t / T, on the device so that a captured step reads the current one
+    progress = torch.zeros((), device=device)  # t / T; on the device, so that a captured step reads the current value
     train_on = training_step(method, optimisation)
     step_of = Step(train_on, optimisation, memory, config.compile, capturable=method.capturable)
     encode = watch.encode
-    if loop.fresh:  # the method's own modules know nothing yet: the source-only network plans the first round
+    if loop.fresh:  # the method's own modules are untrained, so the source-only network plans the first round
         encode = encode if encode.model is method.network else Encoder(method.network, config, screen, encode.frozen)
     elif encode.frozen is not None and method.trains:
         encode.frozen.thaw()
@@ -135,7 +135,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
             if method.trains:
                 planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
-        if pairs is None:  # the plan has done it all
+        if pairs is None:  # the method has no steps: `plan` has done everything
             encoded = encode(data.target, "target")
             watch.epoch(epoch, encoded)
             continue
@@ -184,7 +184,7 @@ def training_step(method: Method, optimisation: Optimisation) -> Train:
 
 
 class Batches:
-    """An epoch: all pairs in random order, in whole batches. `batches[step]` is the input of a step."""
+    """The batches of an epoch: all pairs in random order, in whole batches. `batches[step]` is the input of a step."""
 
     def __init__(self, pairs: Pairs, data: Data, config: Config, epoch: int) -> None:
         self.size = min(config.batch_size, len(pairs))
@@ -198,7 +198,7 @@ class Batches:
             self.x_s: Plan | list[Tensor] = data.source.plan(pairs.source[order_s], mine, config.flip, generator)
         else:
             self.x_s = [data.target.none()] * count
-            data.target.draw(len(order_s), config.flip, generator)  # so that the target's draws are the same
+            data.target.draw(len(order_s), config.flip, generator)  # so that the target's draws do not change
         self.x_t = data.target.plan(pairs.target[order_t], mine, config.flip, generator)
         self.y_s, self.y_t = pairs.source_labels[order_s], pairs.target_labels[order_t]  # [P]
         self.i_t, self.weight = pairs.target[order_t], pairs.weight[order_t]  # [P]
@@ -216,7 +216,7 @@ class Batches:
 
 
 def start_from(watch: Watch, domains: Domains, classes: int, config: Config, *, pretrained: bool) -> None:
-    """Keep the source-only model. If adapting it is hopeless, stop before time is spent on it."""
+    """Record the source-only model's impression. If adapting it is hopeless, stop before time is spent on it."""
     watch.before = impression(domains)
     watch.evidence = watch.evidence or Evidence.of(domains, classes, pretrained=pretrained)
     against = [measure for measure in objections(judge_source(watch.before, watch.evidence)) if measure.decisive]
@@ -251,7 +251,7 @@ class Planner:
         return proposals
 
     def adopt(self, proposals: Proposals, epoch: int, device: torch.device) -> None:
-        """Train on these from now on."""
+        """Use the kept pairs for training from now on."""
         pairs = proposals.pairs()
         require_pairs(pairs, epoch)
         self.pairs = pairs.to(device)

@@ -42,7 +42,7 @@ def load_state(run: Run) -> dict[str, Any] | None:
     with intact(file, DAMAGED):  # by the disk: atomic writes leave no half-written state behind
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        raise CdtransError(f"The saved state '{file}' is of another version of cdtrans; {DAMAGED}.")
+        raise CdtransError(f"The saved state '{file}' was written by another version of cdtrans; {DAMAGED}.")
     with intact(file, DAMAGED):
         require(state, STATE_SHAPE, needs=STATE_SHAPE.keys())
     return state

@@ -1,11 +1,11 @@
-"""How good is it? A range for the accuracy on the target, made without labels.
+"""Estimate the accuracy on the target as a range, without labels.
 
     logit(accuracy) = LEVEL + START logit(support of the source-only model) + GAIN (support gained) + SHIFT logit(shift)
 
 with support and shift as in `trust.support`. The four numbers and the width of the range were fitted to runs on two
-data sets; docs/results/estimate.md has the errors on the data set that was left out. Unless the guard judges
-that adaptation helped there is no range: for a target with other classes it would be meaningless. Nor is there one
-for few images, on which support cannot be measured well."""
+data sets; docs/results/estimate.md has the errors on the data set that was left out. There is no range unless the
+guard judges that adaptation helped, because it would be meaningless for a target with other classes. There is none for
+few images either, because support cannot be measured well on them."""
 
 import math
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ IMAGES, PER_CLASS = 200, NEIGHBOURS  # of the target, and of the source's middle
 
 
 class Estimate(NamedTuple):
-    """Of a model's accuracy on the target."""
+    """An estimate of a model's accuracy on the target."""
 
     accuracy: float
-    known: bool  # whether the range may be relied on
-    labels: int  # target images that would have to be labelled to know
+    known: bool  # whether the range is reliable
+    labels: int  # how many target images to label to measure the accuracy instead
 
     @property
     def low(self) -> float:
@@ -46,7 +46,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(support: Support, source_only: Support, *, known: bool, labels: int) -> Estimate:
-    """Of a model with this support; `source_only` is that of the source-only model."""
+    """The estimate for a model with this support; `source_only` is the support of the source-only model."""
     gain = support.mean - source_only.mean
     x = LEVEL + START * _logit(source_only.mean) + GAIN * gain + SHIFT * _logit(support.shift)
     return Estimate(1 / (1 + math.exp(-x)), known, labels)
@@ -54,13 +54,13 @@ def estimate(support: Support, source_only: Support, *, known: bool, labels: int
 
 def measurable(evidence: Evidence, images: int) -> bool:
     """Whether there are enough images for a range: the nearest ten source images can be of one class, and chance moves
-    the target's support by a few points only. Below, a third of the ranges miss the truth."""
+    the target's support by only a few points. With fewer images, a third of the ranges miss the true accuracy."""
     counts = evidence.source_labels.bincount()
     return images >= IMAGES and int(counts[counts > 0].median()) >= PER_CLASS
 
 
 def unknown(labels: int) -> Estimate:
-    """Where there are no source images to estimate by."""
+    """The estimate where there are no source images to base it on."""
     return Estimate(0.0, known=False, labels=labels)
 
 

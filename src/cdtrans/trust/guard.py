@@ -1,12 +1,13 @@
-"""Did adaptation help, did it hurt, or can that not be known? By comparing the source-only model with the adapted one.
+"""Decide whether adaptation helped, did harm, or cannot be judged: compare the adapted with the source-only model.
 
-    harm      on decisive evidence only: the source's labels cannot be learnt, the predictions agree with the nearest
-              source images no more than by chance or far less than the source-only model's, training broke off. The
-              source-only model is kept.
+    harm      only on decisive evidence: the source's labels cannot be learnt, the predictions agree with the nearest
+              source images no more than by chance or far less than the source-only model's, or training broke off.
+              The source-only model is kept.
     better    the source's labels support the adapted model's predictions (trust.support) no less than the source-only
-              model's, and it still knows the source
-    unknown   otherwise, as for a target with other classes, but also across a wide gap; or if there are no source
-              images. The adapted model is kept, with a warning and the number of labels that would settle it.
+              model's, and it is still accurate on the source
+    unknown   otherwise, for instance if the target has other classes or is very different from the source, or if there
+              are no source images. The adapted model is kept, with a warning and the number of labels that would
+              settle it.
 
 How often each is right, on data that the limits were not set on: docs/results/guard.md.
 """
@@ -23,27 +24,27 @@ from cdtrans.trust.shares import crowded_class
 from cdtrans.trust.support import Evidence, Support
 
 LEARNT = 0.5  # accuracy on the source-only model's own training images
-LEARNABLE = 0.2  # of the way from chance to always right, cross-validated; shuffled labels are at chance
+LEARNABLE = 0.2  # cross-validated accuracy, from chance (0) to always right (1); shuffled labels are at chance
 FORGOTTEN = 0.9  # share of the accuracy on the source that is kept
-CHANCE = 0.05  # support by the nearest ten images, of models that have lost all they knew
-FELL, FELL_FAR = 0.03, 0.25  # what the adapted model has less of the nearest ten images' support; the second is harm
-TELLING, MANY = 0.7, 100  # accuracy of a probe on the source, target images: from there on a far fall is harm
-SUPPORTED = 0.3  # support less SHIFT_COUNTS times the shift of the class shares
+CHANCE = 0.05  # support by the nearest ten images; ruined models are below it
+FELL, FELL_FAR = 0.03, 0.25  # loss of support by the nearest ten images through adaptation; the second is harm
+TELLING, MANY = 0.7, 100  # accuracy of a probe on the source, and target images, that FELL_FAR needs to be harm
+SUPPORTED = 0.3  # support minus SHIFT_COUNTS times the shift of the class shares
 SHIFT_COUNTS = 1.5
-FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later ones have
+FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later epochs of a healthy run reach
 
-SETTLING = 20  # images on which two models differ: if 15 of them are right for one, chance is unlikely (4 %)
+SETTLING = 20  # images on which two models differ: if 15 of them are right for one, chance is unlikely (4%)
 
 
 class Measure(NamedTuple):
     """One measure of the guard."""
 
-    name: str  # of the harm
-    what: str  # is measured
+    name: str  # of the problem that it detects
+    what: str  # what is measured
     found: float
     limit: float  # healthy runs are above it
-    sentence: str  # what is said if it is below
-    decisive: bool = False  # whether it alone is harm
+    sentence: str  # the finding if it is below the limit
+    decisive: bool = False  # whether it is harm by itself
 
     @property
     def harm(self) -> bool:
@@ -55,7 +56,7 @@ def objections(measures: list[Measure]) -> list[Measure]:
 
 
 def judge_source(before: Impression, evidence: Evidence) -> list[Measure]:
-    """What can be seen before stage 2 starts: a decisive objection here ends the run."""
+    """The measures that are known before stage 2 starts: a decisive objection among them ends the run."""
     if not before.has_source:
         return []
     right = before.source_accuracy
@@ -85,7 +86,7 @@ def judge_source(before: Impression, evidence: Evidence) -> list[Measure]:
 
 
 def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> list[Measure]:
-    """The adapted model against the source-only one."""
+    """Compare the adapted model with the source-only one."""
     if not before.has_source:
         return [not_checked()]
     kept = after.source_accuracy / max(before.source_accuracy, 1e-9)
@@ -102,7 +103,7 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
     )
     return [
         *judge_source(before, evidence),
-        # Not decisive: methods without a source loss, as SHOT, can forget it and gain on the target.
+        # Not decisive: methods without a source loss, such as SHOT, can forget the source and gain on the target.
         Measure(
             "source forgotten",
             "share of the accuracy on the source that is kept",
@@ -118,7 +119,7 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
             "the predictions agree with the labels of the nearest source images no more often than by chance",
             decisive=True,
         ),
-        *([fell] if evidence.pretrained else []),  # a source-only model's own features flatter it
+        *([fell] if evidence.pretrained else []),  # its own features would favour the source-only model
         Measure(
             "not supported",
             "agreement of the predictions with the nearest source images' labels, beyond chance and relative to what "
@@ -139,7 +140,7 @@ def telling(after: Impression, evidence: Evidence) -> bool:
 
 
 def not_checked() -> Measure:
-    """For a run without source images, which the guard's measures need."""
+    """The measure of a run without source images: the other measures need them."""
     return Measure(
         "no source images",
         "whether there are source images to check with (100%)",
@@ -159,7 +160,7 @@ def supported(support: Support) -> bool:
 
 
 def gave_up(error: Hopeless) -> Measure:
-    """Training that could not continue: values that are not finite, or no pairs left."""
+    """The measure of a run whose training could not continue: values that are not finite, or no pairs left."""
     what = "whether training finished (100%)"
     return Measure("training broke off", what, 0.0, 1.0, error.cause, decisive=True)
 
@@ -183,7 +184,7 @@ class Verdict(NamedTuple):
     measures: list[Measure]
     warning: str = ""  # about the training, not about the model that is kept
     adapted: bool = True  # whether there is an adapted model
-    labels: int = 0  # of target images that would settle it
+    labels: int = 0  # how many labels of target images would settle it
     start: str = ""  # what is wrong with the source-only model's own predictions
 
     @property
