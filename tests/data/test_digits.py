@@ -1,11 +1,13 @@
 """The built-in task: what lies in its folder, that it is the same every time, and that a killed write is made good."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 from sklearn.datasets import load_digits
 
 from cdtrans.data import digits as digits_module
@@ -48,6 +50,22 @@ def test_every_font_draws_ten_different_digits() -> None:
     for font in digits_module.FONTS:
         glyphs = {digits_module._glyph(font, digit).tobytes() for digit in range(10)}
         assert len(glyphs) == 10, font
+
+
+def test_a_font_that_matplotlib_lacks_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = Path("fonts", "ttf", f"{digits_module.STAND_IN}.ttf")
+    (tmp_path / name).parent.mkdir(parents=True)
+    shutil.copy(Path(matplotlib.get_data_path(), name), tmp_path / name)
+    monkeypatch.setattr(matplotlib, "get_data_path", lambda: str(tmp_path))
+    draw = digits_module._glyph.__wrapped__  # without its cache
+    assert draw("cmti10", 3).tobytes() == draw(digits_module.STAND_IN, 3).tobytes()
+
+
+def test_no_filter_has_the_size_that_crashes_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(ImageFilter, "MaxFilter", lambda size: sizes.append(size) or ImageFilter.MedianFilter(3))
+    write_digits(tmp_path, seed=0, images=IMAGES)
+    assert set(sizes) == {3, 5, 7}
 
 
 def test_target_is_flat_and_its_names_say_nothing(digits: Digits) -> None:

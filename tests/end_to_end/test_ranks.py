@@ -67,7 +67,8 @@ def test_two_ranks_end_with_the_weights_of_one(one: Path, two: tuple[Path, str])
 
 def test_one_rank_speaks_for_all(two: tuple[Path, str]) -> None:
     chosen = json.loads((two[0] / "result.json").read_text())["chosen_epoch"]
-    assert json.loads(two[1]).items() >= {"run": str(two[0]), "chosen_epoch": chosen, "harm": False}.items()
+    printed = "".join(line for line in two[1].splitlines() if not line.startswith("[Gloo]"))  # torch 2.8 and 2.9
+    assert json.loads(printed).items() >= {"run": str(two[0]), "chosen_epoch": chosen, "harm": False}.items()
 
 
 def test_a_rank_that_dies_ends_the_run_and_any_number_of_ranks_goes_on(task: Task, one: Path) -> None:

@@ -1,5 +1,6 @@
 """Any timm model by name, and its weights: all of them or an error that says why not."""
 
+import json
 import os
 import socket
 import time
@@ -411,7 +412,8 @@ class TestFolders:
 
     def test_a_folder_says_how_to_build_the_model_and_holds_its_weights(self, folder: Path) -> None:
         name = f"local-dir:{folder}"
-        assert native_crop(name) == 224
+        described = json.loads((folder / "config.json").read_text())["pretrained_cfg"]
+        assert native_crop(name) == described["input_size"][-1]
         assert normalisation(name)[0] == (0.5, 0.5, 0.5)
         model = create_backbone(name, crop=48, drop_path=0.1, args={})
         assert (model.embed_dim, len(model.blocks), model.patch_embed.img_size) == (32, 2, (48, 48))

@@ -88,7 +88,8 @@ class TestInputs:
         assert draw_noise(setting, np.random.default_rng(0)).shape == (60, min(dimension, 63))
         noise = [draw_noise(setting, np.random.default_rng(seed)) for seed in range(60)]
         grams = np.array([h @ h.T for h in noise])  # [60, m, m]
-        squares, products = np.diagonal(grams, axis1=1, axis2=2), grams[:, *np.triu_indices(60, 1)]
+        row, column = np.triu_indices(60, 1)
+        squares, products = np.diagonal(grams, axis1=1, axis2=2), grams[:, row, column]
         along = np.array([h[:, :3] for h in noise])  # on the axes of the centres
         assert squares.mean() == pytest.approx(0.25, rel=0.03)
         assert dimension * squares.var() / 0.25**2 == pytest.approx(2, rel=0.1)

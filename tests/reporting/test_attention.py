@@ -11,12 +11,13 @@ from cdtrans.model.network import Network
 from cdtrans.reporting.attention import cross_attention, why_no_heat_maps
 from slow_attention import slow_projections, slow_rotation
 
+NO_CLASS_TOKEN = {"class_token": False, "global_pool": "avg"}
 FAMILIES = {
     "a class token": ("deit_tiny_patch16_224", {"patch_size": 8}, 1),
     "a class token and registers": ("vit_small_patch14_reg4_dinov2", {"patch_size": 8}, 5),
     "no class token": ("vit_base_patch16_siglip_224", {"patch_size": 8}, 0),
     "norms of queries and keys": ("vit_tiny_patch16_224", {"patch_size": 8, "qk_norm": True}, 1),
-    "rotary positions, no class token": ("vit_small_patch16_rope_224", {"patch_size": 8, "class_token": False}, 0),
+    "rotary positions, no class token": ("vit_small_patch16_rope_224", {"patch_size": 8, **NO_CLASS_TOKEN}, 0),
     "dinov3": ("vit_small_patch16_dinov3", {"patch_size": 8}, 5),
     "eva02, split queries, keys and values": ("eva02_tiny_patch14_224", {"patch_size": 8}, 1),
     "shared keys": ("vit_base_patch16_sapiens2", {"patch_size": 8, "num_kv_heads": 1}, 9),

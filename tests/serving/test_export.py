@@ -292,6 +292,23 @@ def test_timm_loads_a_hub_folder_with_its_transform(finished, quick_onnx, tmp_pa
     np.testing.assert_allclose(cdtrans.load(folder).predict_proba(images), expected, atol=1e-5)
 
 
+def test_transformers_loads_a_hub_folder(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same labels and probabilities, also with a temperature and for a picture that is not square."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
+    run, folder = tmp_path / "run", tmp_path / "hub"
+    shutil.copytree(finished.run, run)
+    write_card(run / "adapted", read_card(run / "adapted") | {"temperature": 1.7})
+    cdtrans.export(run, folder, to="hub-folder")
+    pipeline = transformers.pipeline("image-classification", model=str(folder), device="cpu")
+    images = [Image.open(file).convert("RGB") for file in sorted(finished.task.target.iterdir())[:6]]
+    images.append(images[0].resize((50, 23)))
+    ours = cdtrans.load(run)
+    for image, expected in zip(images, ours.predict_proba(images), strict=True):
+        scores = {answer["label"]: answer["score"] for answer in pipeline(image, top_k=3)}
+        assert [scores[name] for name in ours.classes_] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
 def test_timm_resizes_to_the_size_of_the_run() -> None:
     for resize in range(20, 520):
         for crop in {16, 20, resize - 7, resize * 7 // 8, resize}:

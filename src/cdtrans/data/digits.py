@@ -31,6 +31,7 @@ FONTS = (
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
     *("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10"),
 )
+STAND_IN = "STIXGeneralItalic"  # where matplotlib lacks one of them
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,10 @@ def _enlarged(scan: np.ndarray) -> Image.Image:
 @cache
 def _glyph(font: str, digit: int) -> Image.Image:
     """A digit cut out along its ink, white on black."""
-    path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{font}.ttf")
+    fonts = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    path = fonts / f"{font}.ttf"
+    if not path.exists():  # matplotlib before 3.11 has no cmti10
+        path = fonts / f"{STAND_IN}.ttf"
     # The basic layout engine is in every Pillow; the other one depends on a system library.
     typeface = ImageFont.truetype(path, GLYPH_POINTS, layout_engine=ImageFont.Layout.BASIC)
     mask = typeface.getmask(str(digit), mode="L")
@@ -104,7 +108,8 @@ def _deformed(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
     height = CANVAS * (1 - 2 * MARGIN) * rng.uniform(0.8, 1.05)
     width = height * glyph.width / glyph.height * rng.uniform(0.65, 1.15)
     bent = _bent(glyph, (width, height), rng)
-    thick = bent.filter(ImageFilter.MaxFilter(1 + 2 * int(rng.integers(0, 4))))
+    growth = int(rng.integers(0, 4))  # pixels on each side
+    thick = bent.filter(ImageFilter.MaxFilter(1 + 2 * growth)) if growth else bent  # size 1 crashes Pillow 12.3
     blurred = thick.filter(ImageFilter.GaussianBlur(rng.uniform(1, 5))).reduce(CANVAS // SIDE)
     return ImageOps.autocontrast(blurred)  # else thin strokes fade, while the scans use their whole grey scale
 

