@@ -105,7 +105,7 @@ class TestSampledPairs:
         assert not torch.equal(one.target, other.target)
 
     def test_without_a_known_image_it_is_one_sentence(self) -> None:
-        with error_says("target labels", "no target image", "class of the source"):
+        with error_says("target labels", "no labelled target image", "class of the source"):
             planned(SampledPairs, domains_of(), torch.full((10,), UNKNOWN), pairs=24)
 
 
@@ -124,7 +124,7 @@ class TestGroundTruth:
         assert len(twice.source) > len(listed)
 
     def test_without_a_known_image_it_is_one_sentence(self) -> None:
-        with error_says("target labels", "no target image", "class of the source"):
+        with error_says("target labels", "no labelled target image", "class of the source"):
             planned(GroundTruth, domains_of(), torch.full((10,), UNKNOWN))
 
 
@@ -165,5 +165,5 @@ class TestAdaptWithLabels:
 
     def test_labels_of_other_images_are_one_sentence(self, how: tuple[Task, dict[str, Any]]) -> None:
         task, given = how
-        with pytest.raises(CdtransError, match="no target image of a class of the source"):
+        with pytest.raises(CdtransError, match="No labelled target image belongs to a class of the source"):
             adapt_with_labels(task.source, task.target, method="ground_truth", **given)
