@@ -124,21 +124,18 @@ class PartFolder:
                 )
 
     def _close(self) -> None:
-        """Release the lock, and remove the folder if there is no part in it."""
+        """Rank 0 removes the folder, unless there is a part in it or another process is at work there."""
+        if self.lock is None and launcher.rank() == 0 and self.folder.is_dir():
+            self.lock = try_lock(self.folder / LOCK)  # an interruption can come just before it is known to be taken
         if self.lock is not None:
             self.lock.close()
             if not any(self.stored()):
                 self.remove()
-        elif launcher.rank() == 0:
-            self._remove_if_empty()
 
     def remove(self) -> None:
         """Delete the parts, and the folder if nothing else is in it."""
         for file in (*self.folder.glob("*.part"), *self.folder.glob(".*.part.draft"), self.folder / LOCK):
             file.unlink(missing_ok=True)
-        self._remove_if_empty()
-
-    def _remove_if_empty(self) -> None:
         with suppress(OSError):
             self.folder.rmdir()
 
