@@ -88,6 +88,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], int]] = {  # -> the images bef
     "a wrong header": (lambda all_: all_[: 2 * EACH] + b"\xff" * BLOCK + all_[2 * EACH + BLOCK :], 2),
     "no tar": (lambda all_: b"words\n" * 500, 0),
     "empty": (lambda all_: b"", 0),
+    "another tar behind it": (lambda all_: all_ + all_, 4),
     "compressed": (gzip.compress, 0),
 }
 

@@ -15,6 +15,14 @@ def test_alone_and_under_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [ask() for ask in known] == [5, 8, 1, 4]
 
 
+@pytest.mark.parametrize("rank", ["1", ""])
+def test_a_rank_without_others_is_rank_0(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    """Such a variable can be left over in a shell or a container."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert (launcher.rank(), launcher.world()) == (0, 1)
+
+
 @pytest.mark.parametrize(("processes", "share"), [("1", 12), ("4", 3), ("5", 2), ("64", 1)])
 def test_processes_of_a_machine_share_its_processors(monkeypatch, processes: str, share: int) -> None:
     monkeypatch.setattr(processors, "processor_count", lambda: 12)

@@ -16,9 +16,10 @@ import pytest
 from cdtrans.data import shards
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import parts
-from cdtrans.serving.classifier import Classifier, load
+from cdtrans.serving.classifier import Classifier, Prediction, load
 from cdtrans.serving.parts import PartFolder, folder_of
 from cdtrans.serving.predict import Predicted, classify
+from cdtrans.serving.tables import ParquetTable
 from support import add_member, error_says, make_tar, says
 from tiny_task import Ended, draw, start_ranks, warm
 
@@ -216,12 +217,58 @@ class TestWhatHasChanged:
         assert watched(images, file).images == 29
         assert watched.given == 2 * PART
 
+    def test_fewer_than_a_part(self, watched: Watched, images: Path, file: Path) -> None:
+        for path in sorted(images.iterdir())[PART:]:
+            path.unlink()
+        assert watched(images, file).images == PART
+        assert not folder_of(file).exists()
+
+    def test_a_tar_while_it_is_predicted(self, watched: Watched, images: Path, tmp_path: Path, monkeypatch) -> None:
+        tar, file, count = with_all(tmp_path / "a.tar", sorted(images.iterdir())), tmp_path / "p.csv", watched.count
+
+        def touched(batch: Sequence) -> Sequence:
+            os.utime(tar, (1, watched.given))
+            return count(batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(watched, "count", touched)
+            with error_says("have changed while they were predicted", "run the same command again"):
+                watched(tar, file)
+        assert not file.exists()
+        assert watched(tar, file).images == 29
+        assert not folder_of(file).exists()
+
 
 def test_two_commands_at_once(watched: Watched, images: Path, tmp_path: Path) -> None:
     with PartFolder(tmp_path / "p.csv", {}, []), error_says("another process", "p.csv.parts'", "wait"):
         watched(images, tmp_path / "p.csv")
     assert not folder_of(tmp_path / "p.csv").exists()
     assert watched(images, tmp_path / "p.csv").images == 29
+
+
+def test_where_open_files_cannot_be_deleted(watched: Watched, images: Path, tmp_path: Path, monkeypatch) -> None:
+    """As on Windows."""
+    unlink, opened = Path.unlink, set()
+    monkeypatch.setattr(parts, "DELETES_OPEN_FILES", False)
+    real = parts.try_lock
+
+    class Open:
+        def __init__(self, file: Path) -> None:
+            self.file, self.lock = file, real(file)
+            opened.add(file)
+
+        def close(self) -> None:
+            self.lock.close()
+            opened.discard(self.file)
+
+    def refused(file: Path, missing_ok: bool = False) -> None:
+        assert file not in opened, "it is open"
+        unlink(file, missing_ok=missing_ok)
+
+    monkeypatch.setattr(parts, "try_lock", Open)
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert watched(images, tmp_path / "p.csv").images == 29
+    assert not folder_of(tmp_path / "p.csv").exists()
 
 
 def test_what_fits_into_one_part_needs_no_folder(watched: Watched, images: Path, tmp_path: Path, monkeypatch) -> None:
@@ -271,6 +318,7 @@ class TestRanks:
             ended = process.wait()
             assert ended.code == 0, ended.err
         assert file.read_bytes() == uninterrupted(classifier, images, tmp_path / "whole.csv")
+        assert not folder_of(file).exists(), "rank 0 has waited for the others before it removes the parts"
 
     def test_they_cannot_share_standard_output(self, finished, images: Path, tmp_path: Path) -> None:
         for process in start_ranks(2, ["predict", str(finished.run), str(images)], tmp_path / "logs"):
@@ -310,6 +358,22 @@ class TestTars:
         result = watched(tmp_path / "t", tmp_path / "p.csv", max_bad=0.1)
         assert 12 < result.images < 29
         assert rows(tmp_path / "p.csv.skipped.csv")[0]["path"] == str(cut)
+
+    def test_what_lies_beside_tars_is_not_lost_silently(self, watched: Watched, images: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "tars"
+        with_all(folder / "a.tar", sorted(images.glob("0?.png")))
+        (folder / "b.tar").symlink_to("nowhere")
+        (folder / "x.heic").write_bytes(b"x")
+        assert watched(folder, tmp_path / "p.csv", max_bad=0.5).skipped == 1
+        assert any("b.tar" in text for text in watched.heard)
+        assert any("x.heic" in text for text in watched.heard)
+
+    @pytest.mark.parametrize("lines", [["a.tar", "00.png"], ["00.png", "a.tar"]])
+    def test_a_list_has_images_or_tars(self, watched: Watched, images: Path, tmp_path: Path, lines: list[str]) -> None:
+        with_all(images / "a.tar", sorted(images.glob("0?.png")))
+        (images / "list.txt").write_text("\n".join(lines))
+        with error_says("both images and tars", "line 2", "two lists"):
+            watched(images / "list.txt", tmp_path / "p.csv")
 
     def test_a_tar_is_not_replaced(self, watched: Watched, images: Path, tmp_path: Path) -> None:
         tar = with_all(tmp_path / "t" / "a.tar", sorted(images.iterdir()))
@@ -388,6 +452,15 @@ class TestParquet:
                     assert ours[name] == value.replace("\udcff", r"\xff")
                 else:
                     assert (ours[name] or "") == value
+
+    def test_names_that_are_not_utf_8(self) -> None:
+        pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        from pyarrow import parquet
+
+        odd = Prediction(Path("caf\udce9.png"), "caf\udce9", 0.5, (("caf\udce9", 0.5), ("b", 0.25)))
+        content = ParquetTable(["path", "label", "probability", "label_1", "probability_1", "label_2", "probability_2"])
+        (row,) = parquet.read_table(pyarrow.BufferReader(content.rows([odd]))).to_pylist()
+        assert (row["path"], row["label"], row["label_1"]) == ("caf\\xe9.png", "caf\\xe9", "caf\\xe9")
 
     def test_without_pyarrow(self, finished, images: Path, tmp_path: Path) -> None:
         command = ["predict", finished.run, images, "--parquet", tmp_path / "p.parquet"]

@@ -226,11 +226,23 @@ def find_tars(where: Path, root: Path | None = None) -> list[Path]:
             if is_tar_name(path):
                 tars.append(where / path)
         return tars
-    base, lines = list_base(where, root), list_lines(where)
+    lines = list_lines(where)
     first = next(lines)
-    if not any(map(is_tar_name, readings(first[1]))):
+    if not _is_tar(first[1]):
         return []
-    return [base / path for path in existing(where, base, [(n, *readings(line)) for n, line in (first, *lines)])]
+    listed = [first, *lines]
+    if mixed := next((number for number, line in listed if not _is_tar(line)), None):
+        raise _mixed(where, mixed)
+    base = list_base(where, root)
+    return [base / path for path in existing(where, base, [(n, *readings(line)) for n, line in listed])]
+
+
+def _is_tar(line: str) -> bool:
+    return any(map(is_tar_name, readings(line)))
+
+
+def _mixed(where: Path, line: int) -> CdtransError:
+    return CdtransError(f"The list '{where}' has both images and tars (line {line}); give them in two lists.")
 
 
 def stream_images(where: Path, root: Path | None = None) -> Iterator[Path | TarMember]:
@@ -266,6 +278,8 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
         base = str(list_base(where, root))
         for number, line in list_lines(where):
             possible = readings(line)
+            if any(map(is_tar_name, possible)):
+                raise _mixed(where, number)
             found = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
             if found is None:
                 existing(where, Path(base), [(number, *possible)])

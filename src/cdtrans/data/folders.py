@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from cdtrans.data.images import ARCHIVE_LEFTOVERS, IMAGE_SUFFIXES, is_image_name
+from cdtrans.data.tars import is_tar_name
 from cdtrans.errors import CdtransError
 
 _Kind = Literal["folder", "image", "ignored"]
@@ -63,7 +64,7 @@ def walk(top: Path) -> Iterator[tuple[str, bool]]:
 
     Hidden files, text files and files of the operating system are left out. Links to folders outside `top` are
     followed, but no folder is entered twice; links to folders inside `top` are skipped, because those are visited
-    anyway. A broken link with an image suffix counts as an image, so that it is reported as unreadable.
+    anyway. A broken link with the suffix of an image or tar counts as one, so that it is reported as unreadable.
     """
     real_top = os.path.realpath(top) + os.sep
     entered: set[tuple[int, int]] = set()
@@ -114,7 +115,7 @@ def _may_be_image(entry: os.DirEntry) -> bool:
     name = entry.name.lower()
     if is_image_name(name) or name in _PLAIN_NAMES or os.path.splitext(name)[1] in _TEXT_SUFFIXES:
         return False
-    return _is_file(entry)
+    return _is_file(entry) or (is_tar_name(name) and entry.is_symlink() and not os.path.exists(entry.path))
 
 
 def _is_file(entry: os.DirEntry) -> bool:

@@ -50,8 +50,11 @@ def members(tar: Path) -> Iterator[TarMember]:
                     problem = "" if plain else "a link or another special file in the tar"
                     yield TarMember(Path(f"{tar}/{member.name}"), tar, member.offset_data, member.size, problem)
             file.seek(archive.offset)
-            if any(file.read(tarfile.BLOCKSIZE) or b"1"):  # a tar ends with blocks of zeros
+            end = file.read(tarfile.RECORDSIZE)
+            if any(end[: tarfile.BLOCKSIZE] or b"1"):  # a tar ends with blocks of zeros
                 raise tarfile.ReadError("it has no end mark")
+            if any(end):
+                raise tarfile.ReadError("another tar follows after its end; separate them")
     except Exception as error:  # on damaged headers, tarfile raises almost anything
         yield TarMember(tar, tar, problem=_why(tar, error))
 

@@ -5,19 +5,23 @@ import os
 
 def rank() -> int:
     """The number of this process. Rank 0 prints, and writes what there is only one of."""
-    return int(os.environ.get("RANK", "0"))
+    return _number("RANK", 0) if world() > 1 else 0
 
 
 def world() -> int:
     """How many processes there are on all machines."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _number("WORLD_SIZE", 1)
 
 
 def local_rank() -> int:
     """The number of this process on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return _number("LOCAL_RANK", 0)
 
 
 def local_world() -> int:
     """How many processes there are on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return _number("LOCAL_WORLD_SIZE", 1)
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name) or default)

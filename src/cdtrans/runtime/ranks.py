@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from cdtrans.errors import CdtransError, Interrupted, PeerLost
 from cdtrans.runtime import launcher
@@ -67,6 +68,19 @@ def joined() -> Iterator[None]:
         ) from error
     finally:
         dist.destroy_process_group()
+
+
+class Finish:
+    """Lets rank 0 wait until the work of all ranks is done, however long it takes. Needs no process group."""
+
+    def __init__(self) -> None:
+        self.store = next(rendezvous("env://"))[0]
+
+    def arrive(self) -> None:
+        self.store.add("done", 1)
+
+    def reached(self) -> bool:
+        return int(self.store.add("done", 0)) >= launcher.world()
 
 
 @contextmanager

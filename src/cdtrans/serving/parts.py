@@ -2,7 +2,7 @@
 killed command can resume, and several processes can share the work without communicating."""
 
 import json
-import time
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,12 +16,11 @@ from cdtrans.data.stream import cut
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.runtime import launcher
 from cdtrans.runtime.locks import Lock, try_lock
-from cdtrans.runtime.screen import Task
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
 from cdtrans.storage.files import atomic
 
 LOCK = ".lock"
-POLL_SECONDS = 0.2  # between checks for the parts of other processes
+DELETES_OPEN_FILES = os.name != "nt"  # Windows refuses to
 
 Results = Iterator[Prediction | Unreadable]
 
@@ -127,17 +126,22 @@ class PartFolder:
         """Rank 0 removes the folder, unless there is a part in it or another process is at work there."""
         if self.lock is None and launcher.rank() == 0 and self.folder.is_dir():
             self.lock = try_lock(self.folder / LOCK)  # an interruption can come just before it is known to be taken
-        if self.lock is not None:
-            self.lock.close()
-            if not any(self.stored()):
-                self.remove()
+        if self.lock is None:
+            return
+        empty, file = not any(self.stored()), self.folder / LOCK
+        if empty and DELETES_OPEN_FILES:
+            file.unlink(missing_ok=True)  # before another process can take it
+        self.lock.close()
+        if empty:
+            with suppress(OSError):
+                if not DELETES_OPEN_FILES:
+                    file.unlink(missing_ok=True)
+                self.folder.rmdir()
 
     def remove(self) -> None:
-        """Delete the parts, and the folder if nothing else is in it."""
-        for file in (*self.folder.glob("*.part"), *self.folder.glob(".*.part.draft"), self.folder / LOCK):
+        """Delete the parts."""
+        for file in (*self.folder.glob("*.part"), *self.folder.glob(".*.part.draft")):
             file.unlink(missing_ok=True)
-        with suppress(OSError):
-            self.folder.rmdir()
 
     def stored(self) -> Iterator[StoredPart]:
         """Every finished part in the folder."""
@@ -178,25 +182,21 @@ class PartFolder:
         return part if part is not None and part.digest == digest else None
 
     def parts_of(self, place: int) -> Iterator[StoredPart | None]:
-        """The parts of a shard, in order. Yields None, again and again, while the next part is missing."""
+        """The parts of a shard in order, and None for the first that is missing or of other images."""
         for number in count():
-            while (part := self.find(place, number)) is None:
-                yield None
+            part = self.find(place, number)
             yield part
-            if part.last:
+            if part is None or part.last:
                 return
 
-    def wait(self, task: Task) -> Iterator[StoredPart]:
-        """All parts in order; waits for those of other processes."""
-        for place in range(len(self.shards)):
-            for part in self.parts_of(place):
-                if part is not None:
-                    task.advance(1)
-                    yield part
-                elif launcher.world() == 1:
-                    raise CdtransError(f"A part has disappeared from '{self.folder}'; run the same command again.")
-                else:
-                    time.sleep(POLL_SECONDS)
+    def collect(self) -> list[StoredPart]:
+        """All parts in order, when every process is done."""
+        parts = []
+        for part in chain.from_iterable(self.parts_of(place) for place in range(len(self.shards))):
+            if part is None:
+                raise CdtransError("Images have changed while they were predicted; run the same command again.")
+            parts.append(part)
+        return parts
 
     def store(self, chunk: Chunk, part: Part) -> None:
         head = {"settings": self.settings, "digest": chunk.digest, "last": chunk.last, "counts": asdict(part.counts)}

@@ -1,6 +1,7 @@
 """Labels for any number of images. The table of predictions is written in one step, when it is complete."""
 
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cdtrans.data.domains import stream_images, stream_names
-from cdtrans.data.folders import no_image
+from cdtrans.data.folders import no_image, walk
 from cdtrans.data.images import is_image_name, judge_unreadable
 from cdtrans.data.shards import Files, Shard, chunks, find_shards, share
 from cdtrans.data.stream import cut
@@ -28,6 +29,7 @@ from cdtrans.storage.run_folder import find_model, require_output
 from cdtrans.trust.preflight import ignored
 
 NAMED_SKIPS = 10  # how many unreadable files are named on the screen; all are in a list
+POLL_SECONDS = 0.2  # between checks whether the other processes are done
 COUNTED_AT_ONCE = 1000  # names between two updates of the progress bar
 
 
@@ -159,10 +161,10 @@ def classify(
         check_places(images, root, file, kind)
         table: Table = ParquetTable(columns) if kind == "parquet" else CsvTable(columns)
         job = TableJob(classifier, file, table, top, threshold, max_bad, screen)
-        counts = job.write(find_shards(images, root))
+        counts = job.write(images, find_shards(images, root))
     else:
         counts = Counts(threshold)
-        total = count_images(find_shards(images, root), screen)
+        total = count_images(images, find_shards(images, root), screen)
         with screen.track("predicting", total) as task:
             results = classifier.stream_batches(cut(stream_images(images, root), classifier.batch), top=top)
             found = labelled(results, counts, task, lambda skipped: _warn(skipped, screen))
@@ -225,10 +227,11 @@ class TableJob:
     screen: Screen
     named: int = 0  # unreadable files so far; the first are named on the screen
 
-    def write(self, shards: list[Shard]) -> Counts:
+    def write(self, images: Path, shards: list[Shard]) -> Counts:
         """Images that fit into one part are predicted and written directly, without a folder of parts."""
-        total = count_images(shards, self.screen) if launcher.rank() == 0 else None
-        if launcher.world() == 1 and len(shards) == 1 and (first := next(chunks(shards, 0))).last:
+        total = count_images(images, shards, self.screen) if launcher.rank() == 0 else None
+        plain = launcher.world() == 1 and len(shards) == 1 and not folder_of(self.file).exists()
+        if plain and (first := next(chunks(shards, 0))).last:
             with self.screen.track("predicting", len(first.images)) as task:
                 batches = cut(first.images, self.classifier.batch)
                 part = self.part(self.classifier.stream_batches(batches, top=self.top), task)
@@ -248,16 +251,23 @@ class TableJob:
 
     def in_parts(self, folder: PartFolder, total: int | None) -> Counts:
         """Predict and join the parts. Rank 0 returns the counts of all images, the others those of their own images."""
+        from cdtrans.runtime.ranks import Finish
+
         if done := folder.done():
             self.screen.say(f"Resuming from '{folder.folder}'; parts whose images have changed are predicted again.")
         mine = None if total is None else share(total, launcher.world())  # the work of rank 0, which shows its progress
+        finish = Finish() if launcher.world() > 1 else None
         with self.screen.track("predicting", mine, done) as task:
             counts = predict_parts(self.classifier, folder, self.top, lambda results: self.part(results, task))
+        if finish is not None:
+            finish.arrive()
         if launcher.rank() != 0:
             return Counts(self.threshold).of_all(counts)
-        with self.screen.track("collecting parts", None) as task:
-            parts = list(folder.wait(task))
-        return self.join(parts)
+        if finish is not None:
+            with self.screen.track("waiting for the other processes", None):
+                while not finish.reached():
+                    time.sleep(POLL_SECONDS)
+        return self.join(folder.collect())
 
     def part(self, results: Results, task: Task) -> Part:
         """A part from its results. Warns about the first unreadable files."""
@@ -292,17 +302,19 @@ def _loaded(part: Part | StoredPart, task: Task) -> bytes:
     return part.load().rows
 
 
-def count_images(shards: list[Shard], screen: Screen) -> int | None:
+def count_images(images: Path, shards: list[Shard], screen: Screen) -> int | None:
     """The number of images, for the progress bar; None for tars, which would have to be read to count them. Also warns
     about ignored files that may be images."""
-    if not isinstance(shards[0], Files):
-        return None
     others: list[str] = []
-    total = 0
-    with screen.track("counting images", None) as task:
-        for names in cut(stream_names(shards[0].where, shards[0].root, others), COUNTED_AT_ONCE):
-            total += len(names)
-            task.advance(len(names))
+    total: int | None = None
+    if isinstance(shards[0], Files):
+        total = 0
+        with screen.track("counting images", None) as task:
+            for names in cut(stream_names(shards[0].where, shards[0].root, others), COUNTED_AT_ONCE):
+                total += len(names)
+                task.advance(len(names))
+    elif images.is_dir():
+        others = [path for path, _ in walk(images) if not is_tar_name(path)]
     if others:
         finding = ignored("", others)
         screen.warn(f"{finding.statement}. {finding.advice}")

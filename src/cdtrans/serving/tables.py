@@ -81,8 +81,9 @@ class ParquetTable:
         columns: list[Sequence[Any]] = list(zip(*map(fields, predictions), strict=True))
         if not columns:
             return b""
-        columns[0] = [_text(path) for path in columns[0]]
-        columns[1] = [label or None for label in columns[1]]
+        for n, name in enumerate(self.schema.names):
+            if name == "path" or name.startswith("label"):
+                columns[n] = [_text(x) or None for x in columns[n]]
         arrays = [pyarrow.array(x, kind) for x, kind in zip(columns, self.schema.types, strict=True)]
         file = io.BytesIO()
         parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=self.schema), file)
