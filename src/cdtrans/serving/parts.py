@@ -1,5 +1,5 @@
-"""Predictions for millions of images, part by part. A finished part is a file in a folder beside the output. So a
-killed command can resume, and several processes can share the work without communicating."""
+"""Predictions for millions of images, part by part. A finished part is a file in a folder beside the output, so that a
+killed command resumes, and several processes share the work; they only tell rank 0 when they are done."""
 
 import json
 import os
