@@ -35,4 +35,7 @@ def try_lock(file: Path) -> Lock | None:
         held.acquire(blocking=False)
     except Timeout:
         return None
+    except BaseException:  # an interruption may come when it has been taken
+        held.release(force=True)
+        raise
     return Lock(held)
