@@ -276,6 +276,7 @@ def _import_all() -> None:
         if module.name not in (
             "cdtrans.__main__",
             "cdtrans.model.fast.kernels",
+            "cdtrans.serving.modeling_cdtrans",  # needs transformers
         ):
             importlib.import_module(module.name)
     torch.set_num_threads(1)

@@ -27,9 +27,11 @@ from huggingface_hub.errors import (
 )
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 
 import cdtrans
 from cdtrans.data import shards
+from cdtrans.model.card import build_model, load_model, save_model
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import export as module
 from cdtrans.serving import exported as exported_module
@@ -62,6 +64,23 @@ def flowers(finished, tmp_path_factory: pytest.TempPathFactory) -> cdtrans.Expor
     if not all(map(find_spec, module.ONNX_PACKAGES)):
         pytest.skip("onnx, onnxscript and onnxruntime are not all installed")
     return cdtrans.export(finished.run, tmp_path_factory.mktemp("onnx") / "flowers.onnx")
+
+
+@pytest.fixture(scope="module")
+def tapped(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run with another model: its head reads two blocks, and it has a temperature."""
+    run = tmp_path_factory.mktemp("tapped") / "run"
+    shutil.copytree(finished.run, run)
+    network, card = load_model(run / "adapted")
+    card = dataclasses.replace(card, taps=2, temperature=1.7)
+    torch.manual_seed(0)
+    model = build_model(card)
+    model.backbone.load_state_dict(network.backbone.state_dict())
+    nn.init.normal_(model.head.classifier.weight, std=0.5)
+    model.head.neck.running_mean.normal_()
+    model.head.neck.running_var.uniform_(0.5, 2)
+    save_model(run / "adapted", model, card)
+    return run
 
 
 def test_the_guides_example_says_what_predict_says(finished, flowers, tmp_path: Path) -> None:
@@ -147,7 +166,9 @@ def test_by_default_another_model_does_not_replace_the_chosen_one(
     ]
 
 
-def test_a_file_that_differs_is_not_handed_over(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_differs_is_not_handed_over(
+    finished, tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = portable.folded
 
     def wrong(head):
@@ -159,6 +180,8 @@ def test_a_file_that_differs_is_not_handed_over(finished, tmp_path: Path, monkey
     file.write_text("of before")
     with error_says("differs from the model", "not written"):
         cdtrans.export(finished.run, file)
+    with error_says("differs from the model", "not written"):
+        cdtrans.export(tapped, tmp_path / "hub", to="hub-folder")
     assert file.read_text() == "of before"
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
@@ -292,21 +315,56 @@ def test_timm_loads_a_hub_folder_with_its_transform(finished, quick_onnx, tmp_pa
     np.testing.assert_allclose(cdtrans.load(folder).predict_proba(images), expected, atol=1e-5)
 
 
-def test_transformers_loads_a_hub_folder(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_folder_of_several_taps_has_weights_and_the_code_to_run_them(
+    finished, tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
+    folder, target = tmp_path / "hub", finished.task.target
+    for _ in range(2):  # also in the place of an earlier one
+        assert cdtrans.export(tapped, folder, to="hub-folder").difference < 1e-5
+    code = ("modeling_cdtrans.py", "tapped_vit.py")
+    assert {*os.listdir(folder)} == {"README.md", "config.json", "model.safetensors", *code}
+    loaded, classifier = cdtrans.load(folder), cdtrans.load(tapped)
+    np.testing.assert_allclose(loaded.predict_proba(target), classifier.predict_proba(target), atol=1e-5)
+    np.testing.assert_allclose(loaded.embed(target), classifier.embed(target), atol=1e-5)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["taps"], config["label_names"]) == (2, ["blue", "green", "red"])
+    for place in config["auto_map"].values():
+        file, _, name = place.partition(".")
+        assert f"class {name}(" in (folder / f"{file}.py").read_text()
+    with pytest.raises(RuntimeError, match=re.escape("size mismatch for head.weight")):
+        timm.create_model(f"local-dir:{folder}", pretrained=True)
+    with error_says("last 2 blocks", "--to hub-folder", "--taps 1"):
+        cdtrans.export(tapped, tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("taps", [1, 2])
+def test_transformers_loads_a_hub_folder(
+    finished, tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taps: int
+) -> None:
     """The same labels and probabilities, also with a temperature and for a picture that is not square."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
     run, folder = tmp_path / "run", tmp_path / "hub"
-    shutil.copytree(finished.run, run)
+    shutil.copytree(finished.run if taps == 1 else tapped, run)
     write_card(run / "adapted", read_card(run / "adapted") | {"temperature": 1.7})
     cdtrans.export(run, folder, to="hub-folder")
-    pipeline = transformers.pipeline("image-classification", model=str(folder), device="cpu")
     images = [Image.open(file).convert("RGB") for file in sorted(finished.task.target.iterdir())[:6]]
     images.append(images[0].resize((50, 23)))
     ours = cdtrans.load(run)
-    for image, expected in zip(images, ours.predict_proba(images), strict=True):
-        scores = {answer["label"]: answer["score"] for answer in pipeline(image, top_k=3)}
-        assert [scores[name] for name in ours.classes_] == pytest.approx(expected.tolist(), abs=1e-4)
+    expected = ours.predict_proba(images)
+    trust = {"trust_remote_code": True} if taps > 1 else {}
+    pipeline = transformers.pipeline("image-classification", model=str(folder), device="cpu", **trust)
+    for answers, row in zip(pipeline(images, top_k=3, batch_size=4), expected, strict=True):
+        scores = {answer["label"]: answer["score"] for answer in answers}
+        assert [scores[name] for name in ours.classes_] == pytest.approx(row.tolist(), abs=1e-5)
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder, **trust).eval()
+    inputs = transformers.AutoImageProcessor.from_pretrained(folder, **trust)(images, return_tensors="pt")
+    with torch.inference_mode():
+        output = model(**inputs, labels=torch.zeros(7, dtype=torch.long))
+    np.testing.assert_allclose(output.logits.softmax(dim=1).numpy(), expected, atol=1e-5)
+    assert output.loss.item() == pytest.approx(-np.log(expected[:, 0]).mean(), abs=1e-4)
 
 
 def test_timm_resizes_to_the_size_of_the_run() -> None:
@@ -341,10 +399,27 @@ def test_the_model_card_says_what_matters_and_no_path(
     assert "license:" not in card, "it was trained from scratch"
 
 
+def test_the_model_card_offers_only_what_can_load_the_model(
+    finished, tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
+    pipeline = 'transformers.pipeline("image-classification", model="FOLDER"'
+    for run, library, words, absent in (
+        (finished.run, "timm", ("timm.create_model(", f"{pipeline})"), ("trust_remote_code", "custom_code")),
+        (tapped, "transformers", (f"{pipeline}, trust_remote_code=True)", "read them first"), ("timm.create_model(",)),
+    ):
+        cdtrans.export(run, tmp_path / library, to="hub-folder")
+        card = (tmp_path / library / "README.md").read_text()
+        assert f"library_name: {library}\n" in card
+        assert f"cdtrans, {library}" in next(line for line in card.splitlines() if line.startswith("tags: "))
+        assert all(word in card for word in ('cdtrans.load("FOLDER")', *words))
+        assert not any(word in card for word in (*absent, "model.onnx"))
+
+
 def test_a_model_that_timm_cannot_hold_has_a_graph_and_a_card(
     finished, quick_onnx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(portable, "why_not_timm", lambda model, card: "It is odd")
+    monkeypatch.setattr(portable, "why_no_weights", lambda model, card: "It is odd")
     cdtrans.export(finished.run, tmp_path / "hub", to="hub-folder", screen=Screen(quiet=True))
     assert sorted(os.listdir(tmp_path / "hub")) == ["README.md", "model.onnx"]
     assert "does not include config.json and model.safetensors: It is odd." in capsys.readouterr().err
@@ -403,6 +478,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
     return hub
+
+
+def test_a_model_of_several_taps_that_is_pushed_can_be_loaded(
+    finished, tapped: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
+    cdtrans.push(tapped, "ada/flowers")
+    readme = (hub.place / "ada" / "flowers" / "README.md").read_text()
+    assert 'pipeline("image-classification", model="ada/flowers", trust_remote_code=True)' in readme
+    predicted = cdtrans.predict("hf://ada/flowers", finished.task.target).predictions
+    expected = cdtrans.load(tapped).predict(finished.task.target)
+    assert [(p.path, p.label) for p in predicted] == [(p.path, p.label) for p in expected]
 
 
 def test_what_is_pushed_can_be_loaded(finished, quick_onnx, hub: Hub) -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from cdtrans.model.network import Network
 from cdtrans.serving import portable
 from cdtrans.serving.classifier import Classifier
 from cdtrans.serving.export import check
+from cdtrans.serving.hub_folder import read_folder, write_folder
 
 KINDS = {
     "distilled DeiT": ("deit_tiny_distilled_patch16_224", {"depth": 1, "embed_dim": 48}, 32, "batchnorm"),
@@ -24,15 +27,22 @@ KINDS = {
     "ResNet": ("test_resnet", {}, 64, "batchnorm"),
     "ConvNeXt": ("test_convnext", {}, 64, "none"),
 }
+TAPPED = {  # those that can have several taps, and more of them
+    **{kind: KINDS[kind] for kind in ("distilled DeiT", "no class token", "registers", "rotary positions")},
+    "EVA-02": ("eva02_tiny_patch14_224", {"embed_dim": 48}, 28, "none"),
+    "average of the patches": ("vit_tiny_patch16_224", {"embed_dim": 48, "global_pool": "avg"}, 32, "batchnorm"),
+    "any image size": ("vit_tiny_patch16_224", {"embed_dim": 48, "dynamic_img_size": True}, 48, "none"),
+}
 NOT_ONE_LAYER = {  # heads that are no linear layer on the feature, which ONNX does not mind
     "LeViT": ("levit_128s", {"depth": (1, 1, 1), "embed_dim": (32, 64, 96)}, 224, "batchnorm"),
 }
 
 
-def model_of(kind: str) -> tuple[Network, Card]:
+def model_of(kind: str, *, taps: int = 1, **more: int) -> tuple[Network, Card]:
     """With weights and statistics that all matter."""
-    backbone, args, crop, neck = {**KINDS, **NOT_ONE_LAYER}[kind]
-    config = Config(backbone=backbone, backbone_args=args, crop=crop, resize=crop + 5, neck=neck, pretrained=False)
+    backbone, args, crop, neck = {**KINDS, **TAPPED, **NOT_ONE_LAYER}[kind]
+    sizes: dict[str, Any] = {"backbone_args": args | more, "crop": crop, "resize": crop + 5}
+    config = Config(backbone=backbone, neck=neck, pretrained=False, taps=taps, **sizes)
     card = make_card(dataclasses.replace(config, precision="fp32"), ("a", "b", "c", "é d"), stage="source", epoch=3)
     card = dataclasses.replace(card, temperature=2.5)
     torch.manual_seed(0)
@@ -98,3 +108,16 @@ def test_timm_with_the_weights_says_the_same(kind: str) -> None:
     told = portable.metadata(content)
     assert "distilled" not in told["architecture"]
     assert (told["model"], told["crop"], told["resize"]) == ("source-only", str(card.crop), str(card.resize))
+
+
+@pytest.mark.parametrize("kind", TAPPED)
+def test_the_code_of_a_hub_folder_says_the_same_with_several_taps(kind: str, tmp_path: Path) -> None:
+    model, card = model_of(kind, taps=3, depth=4)
+    assert model.taps == 3
+    write_folder(tmp_path, model, card)
+    pictures = pictures_for(card, 4)
+    expected = logits_of(model, card, pictures)
+    np.testing.assert_allclose(read_folder(tmp_path)(pictures), expected, atol=1e-5 * np.abs(expected).max())
+    network, read = portable.open_timm(tmp_path / "model.safetensors")
+    again = Classifier(network, read, torch.device("cpu")).logits(pictures)
+    np.testing.assert_allclose(again, expected, atol=1e-5 * np.abs(expected).max())

@@ -261,9 +261,7 @@ def export(
         Path | None,
         typer.Option(help="FILE.onnx (default: RUN/model.onnx), FILE.safetensors for timm, or a hub folder (RUN/hub)."),
     ] = None,
-    to: Annotated[
-        str, typer.Option(help="file, or hub-folder: a folder of weights for timm, ONNX and a model card.")
-    ] = "file",
+    to: Annotated[str, typer.Option(help="file, or hub-folder: a folder of weights, ONNX and a model card.")] = "file",
     model: Model = "chosen",
     json: Json = False,
     quiet: Quiet = False,

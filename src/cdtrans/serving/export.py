@@ -14,6 +14,7 @@ import numpy as np
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving.exported import CODE
 from cdtrans.serving.hub_card import MADE_BY, hub_card
 from cdtrans.storage.card_file import read_card
 from cdtrans.storage.files import atomic, replace_folder
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cdtrans.serving.classifier import Classifier
 
 TARGETS = ("file", "hub-folder")
-HUB_FILES = ("config.json", "model.safetensors", "model.onnx", "README.md")
+HUB_FILES = ("config.json", "model.safetensors", "model.onnx", "README.md", *CODE)
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CHECKED = 8  # images of random noise, which exercise every part of a model
 LARGEST_ONNX = 2**31 - 2**24  # bytes of weights: protobuf cannot write a file over 2 GiB
@@ -57,7 +58,8 @@ def export(
     """Write a finished run's classifier to `out`: `.onnx`, images in and probabilities out, or `.safetensors`, the
     weights of a plain timm model with its head. The default is RUN/model.onnx, or RUN/source.onnx and the like.
 
-    With `to="hub-folder"`, `out` is a folder (default: RUN/hub) for the Hugging Face hub, which timm can load."""
+    With `to="hub-folder"`, `out` is a folder (default: RUN/hub) for the Hugging Face hub. transformers loads it, and
+    timm unless the model has several taps."""
     screen = screen or Screen(quiet=True)
     if to not in TARGETS:
         raise CdtransError(f"Unknown kind of export '{to}': {nearest(to, list(TARGETS))}")
@@ -89,14 +91,14 @@ def export(
 
 
 def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: str | None = None) -> Exported:
-    """config.json and model.safetensors for timm, model.onnx, and README.md, the model card; `name` is what the folder
-    will be called on the hub. What cannot be made is left out with a warning."""
+    """config.json and model.safetensors for timm or transformers, model.onnx, and README.md, the model card; `name` is
+    what the folder will be called on the hub. What cannot be made is left out with a warning."""
     require_hub_folder(folder, run)
     with importing():
         from cdtrans.model.backbone import licence
         from cdtrans.serving.classifier import key_warning, load
-        from cdtrans.serving.hub_folder import hub_config, read_folder, write_folder
-        from cdtrans.serving.portable import facts, onnx_file, read_onnx, timm_file, why_not_timm
+        from cdtrans.serving.hub_folder import read_folder, write_folder
+        from cdtrans.serving.portable import facts, onnx_file, read_onnx, why_no_weights
 
     final = Path(os.path.realpath(folder))
     draft = final.with_name(f".{final.name}.draft")
@@ -109,15 +111,15 @@ def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: 
             if warning := key_warning(run, classifier):
                 screen.warn(warning)
             task.advance(1)
-            no_timm, no_onnx = why_not_timm(network, card), why_not_onnx(classifier)
-            for left_out, why in {"config.json and model.safetensors": no_timm, "model.onnx": no_onnx}.items():
+            no_weights, no_onnx = why_no_weights(network, card), why_not_onnx(classifier)
+            for left_out, why in {"config.json and model.safetensors": no_weights, "model.onnx": no_onnx}.items():
                 if why:
                     screen.warn(f"The folder does not include {left_out}: {why}.")
-            if no_timm and no_onnx:
-                raise CdtransError(f"There is nothing to export: {no_timm}, and {no_onnx}.")
+            if no_weights and no_onnx:
+                raise CdtransError(f"There is nothing to export: {no_weights}, and {no_onnx}.")
             differences = []
-            if not no_timm:
-                write_folder(draft, timm_file(network, card), hub_config(network, card))
+            if not no_weights:
+                write_folder(draft, network, card)
                 differences.append(check(classifier, read_folder(draft)))
             task.advance(1)
             if not no_onnx:

@@ -11,6 +11,7 @@ from cdtrans.storage.run_folder import CARD, CONFIG
 
 SUFFIXES = (".onnx", ".safetensors")
 FILES = ("model.safetensors", "model.onnx")  # of a hub folder; the first that it has is loaded
+CODE = ("modeling_cdtrans.py", "tapped_vit.py")  # of a hub folder that timm cannot read; transformers runs them
 ON_HUB = re.compile(r"hf:/*(.*)")  # as a path, 'hf://' has lost a slash
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cdtrans.config import read_yaml
 from cdtrans.errors import ended, printable
 from cdtrans.runtime.environment import package_version
+from cdtrans.serving.exported import CODE
 from cdtrans.storage.files import intact
 from cdtrans.storage.run_folder import AGAIN, CONFIG, find_model, read_result
 
@@ -28,10 +29,10 @@ def hub_card(
     estimates = result.get("estimates", {result["chosen_model"]: result.get("estimate", {})})
     estimate = estimates.get(chosen, {}).get("sentence", "The accuracy of this model on the target was not estimated.")
     labels = f"{card.target_labels} target images were trained with their labels." if card.target_labels else ""
-    weights = "model.safetensors" in files
+    library = "transformers" if CODE[0] in files else "timm" if "model.safetensors" in files else "onnx"
     kind = "source-only (not adapted)" if card.stage == "source" else f"adapted by the method {last(card.method)}"
     parts = [
-        *_front_matter(licence, timm=weights),
+        *_front_matter(licence, library),
         f"# {name.partition('/')[2] if name else 'Image classifier'}",
         "",
         f"An image classifier with {len(card.classes)} classes, {MADE_BY} {package_version('cdtrans')}: trained on "
@@ -62,7 +63,7 @@ def hub_card(
         "",
         "## How to load it",
         "",
-        *_loading(name, files),
+        *_loading(name, library, onnx="model.onnx" in files),
         "## Classes",
         "",
         *_classes(card.classes, source.get("classes") or {}),
@@ -84,9 +85,10 @@ def _data(run: Path) -> dict[str, Any]:
         return {name: dict(values) for name, values in data.items() if values}
 
 
-def _front_matter(licence: str | None, *, timm: bool) -> list[str]:
-    lines = ["---", "pipeline_tag: image-classification", f"library_name: {'timm' if timm else 'onnx'}"]
-    tags = ["image-classification", "domain-adaptation", "cdtrans", *(["timm"] if timm else [])]
+def _front_matter(licence: str | None, library: str) -> list[str]:
+    lines = ["---", "pipeline_tag: image-classification", f"library_name: {library}"]
+    tags = ["image-classification", "domain-adaptation", "cdtrans", library]
+    tags += ["custom_code"] if library == "transformers" else []
     return [*lines, f"tags: [{', '.join(tags)}]", *([f"license: {licence}"] if licence else []), "---", ""]
 
 
@@ -112,19 +114,36 @@ def _start(card: "Card", licence: str | None) -> str:
     return "It started from weights whose licence cdtrans does not know."
 
 
-def _loading(name: str | None, files: list[str]) -> list[str]:
+def _loading(name: str | None, library: str, *, onnx: bool) -> list[str]:
     ours = f"hf://{name}" if name else "FOLDER"
     theirs = f"hf-hub:{name}" if name else "local-dir:FOLDER"
-    lines = ["```python", "import cdtrans", "", f'cdtrans.load("{ours}").predict("images/")', "```", ""]
-    if "model.safetensors" in files:
-        lines += ["or without cdtrans:", "", "```python", "import timm", ""]
-        lines += [f'model = timm.create_model("{theirs}", pretrained=True).eval()']
-        lines += ["transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))", "```", ""]
-        lines += ["or with transformers:", "", "```python", "import transformers", ""]
-        lines += [f'transformers.pipeline("image-classification", model="{name or "FOLDER"}")', "```", ""]
-    if "model.onnx" in files:
+    lines = _python("import cdtrans", "", f'cdtrans.load("{ours}").predict("images/")')
+    if library == "timm":
+        lines += ["or without cdtrans:", ""]
+        lines += _python(
+            "import timm",
+            "",
+            f'model = timm.create_model("{theirs}", pretrained=True).eval()',
+            "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))",
+        )
+    if library != "onnx":
+        trust = ", trust_remote_code=True" if library == "transformers" else ""
+        pipeline = f'transformers.pipeline("image-classification", model="{name or "FOLDER"}"{trust})'
+        lines += ["or with transformers:", "", *_python("import transformers", "", pipeline)]
+    if library == "transformers":
+        lines += [
+            f"`trust_remote_code=True` lets transformers run {' and '.join(f'`{file}`' for file in CODE)}, which lie "
+            "beside this card, on your computer: read them first. They need timm, which alone cannot load this model: "
+            "its classifier reads several of the last blocks.",
+            "",
+        ]
+    if onnx:
         lines += ["`model.onnx` takes uint8 RGB images, resized to the square that its metadata names.", ""]
     return lines
+
+
+def _python(*lines: str) -> list[str]:
+    return ["```python", *lines, "```", ""]
 
 
 def _classes(classes: tuple[str, ...], counts: dict[str, int]) -> list[str]:

@@ -1,22 +1,31 @@
-"""A model as timm and the Hugging Face hub keep it: config.json beside model.safetensors."""
+"""A model as the Hugging Face hub keeps it: config.json beside model.safetensors. timm and transformers read both. A
+model with several taps is none of timm's: its folder also has the code with which transformers runs it."""
 
 import json
 import math
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import timm
+from safetensors.torch import load_file
+from torch import Tensor
 
 from cdtrans.model.backbone import FOLDER
 from cdtrans.model.card import WEIGHTS, Card
 from cdtrans.model.network import Network, feature_dim
-from cdtrans.serving.portable import Read, facts, logits_by_timm
+from cdtrans.serving.exported import CODE
+from cdtrans.serving.portable import Read, facts, logits_by_timm, weights_file
+from cdtrans.serving.tapped_vit import tapped_logits, widen_head
 
 HUB_CONFIG = "config.json"
 
 
 def hub_config(model: Network, card: Card) -> dict[str, Any]:
-    """What timm needs to build and feed the model. `squash` is how images are resized here: to a square."""
+    """What timm and transformers need to build and feed the model. `squash` is how images are resized here: to a
+    square."""
     told, backbone = facts(card), model.backbone.default_cfg
     arguments = json.loads(told["arguments"])
     kept = {name: backbone[name] for name in ("fixed_input_size", "first_conv", "classifier") if backbone.get(name)}
@@ -38,6 +47,18 @@ def hub_config(model: Network, card: Card) -> dict[str, Any]:
             "num_classes": len(card.classes),
             **kept,
         },
+        **(remote_code(model.taps) if model.taps > 1 else {}),
+    }
+
+
+def remote_code(taps: int) -> dict[str, Any]:
+    """What transformers needs to run the code of the folder."""
+    names = {"AutoConfig": "CdtransConfig", "AutoModelForImageClassification": "CdtransForImageClassification"}
+    return {
+        "model_type": "cdtrans",
+        "architectures": [names["AutoModelForImageClassification"]],
+        "auto_map": {auto: f"modeling_cdtrans.{name}" for auto, name in names.items()},
+        "taps": taps,
     }
 
 
@@ -48,12 +69,22 @@ def crop_share(crop: int, resize: int) -> float:
 
 
 def read_folder(folder: Path) -> Read:
-    """Read the folder with timm alone, without cdtrans."""
-    config = json.loads((folder / HUB_CONFIG).read_text(encoding="utf-8"))["pretrained_cfg"]
-    model = timm.create_model(f"{FOLDER}{folder}", pretrained=True).eval()
-    return logits_by_timm(model, config["input_size"][-1], config["mean"], config["std"])
+    """Read the folder with timm and its own code alone, without the rest of cdtrans."""
+    config = json.loads((folder / HUB_CONFIG).read_text(encoding="utf-8"))
+    data, taps = config["pretrained_cfg"], config.get("taps", 1)
+    run: Callable[[Tensor], Tensor]
+    if taps == 1:
+        run = timm.create_model(f"{FOLDER}{folder}", pretrained=True).eval()
+    else:  # as transformers does
+        vit = timm.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
+        widen_head(vit, taps)
+        vit.load_state_dict(load_file(folder / WEIGHTS))
+        run = partial(tapped_logits, vit.eval(), taps=taps)
+    return logits_by_timm(run, data["input_size"][-1], data["mean"], data["std"])
 
 
-def write_folder(folder: Path, weights: bytes, config: dict[str, Any]) -> None:
-    (folder / WEIGHTS).write_bytes(weights)
-    (folder / HUB_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def write_folder(folder: Path, model: Network, card: Card) -> None:
+    (folder / WEIGHTS).write_bytes(weights_file(model, card))
+    (folder / HUB_CONFIG).write_text(json.dumps(hub_config(model, card), indent=2) + "\n", encoding="utf-8")
+    for name in CODE if model.taps > 1 else ():
+        shutil.copyfile(Path(__file__).with_name(name), folder / name)

@@ -98,28 +98,35 @@ def _logits_of(session: Any) -> Read:
 
 
 def timm_file(model: Network, card: Card) -> bytes:
-    """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata: the backbone as it is,
-    and as its head the classifier with the bottleneck norm and the temperature folded into it."""
-    if why := why_not_timm(model, card):
-        raise CdtransError(f"{why}; export .onnx instead{', or train with --taps 1' if model.taps > 1 else ''}.")
-    assert isinstance(model.head, Head), "why_not_timm says so of others"
+    """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata."""
+    if why := why_no_weights(model, card):
+        raise CdtransError(f"{why}; export .onnx instead.")
+    if model.taps > 1:
+        raise CdtransError(
+            f"This model classifies the features of its last {model.taps} blocks together, which timm's models cannot; "
+            "export .onnx or a hub folder (--to hub-folder) instead, or train with --taps 1."
+        )
+    return weights_file(model, card)
+
+
+def weights_file(model: Network, card: Card) -> bytes:
+    """The backbone as it is, and as timm's head the classifier with the bottleneck norm and the temperature folded into
+    it. With several taps it reads more features than timm's own."""
+    assert isinstance(model.head, Head), "why_no_weights says so of others"
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
     layer, (weight, bias) = model.backbone.default_cfg["classifier"], folded(model.head)
-    shapes = _timm_state(card)
-    weight, bias = weight / card.temperature, bias / card.temperature
-    weights[f"{layer}.weight"] = weight.view(shapes[f"{layer}.weight"].shape)  # a convolution in some models
-    weights[f"{layer}.bias"] = bias
-    return save(weights, metadata=facts(card))
+    in_timm = _timm_state(card)[f"{layer}.weight"]  # [K, D], or [K, D, 1, 1]: a convolution in some models
+    weights[f"{layer}.weight"] = (weight / card.temperature).view(*weight.shape, *in_timm.shape[2:])
+    weights[f"{layer}.bias"] = bias / card.temperature
+    return save(weights, metadata={"format": "pt", **facts(card)})  # transformers 4 asks for the format
 
 
-def why_not_timm(model: Network, card: Card) -> str:
-    """Why timm's models cannot hold this one; empty if they can."""
+def why_no_weights(model: Network, card: Card) -> str:
+    """Why this model is not one of timm's with one linear layer as its head; empty if it is."""
     if not isinstance(model.head, Head):
         return f"The head that '{card.method}' trains is not linear, so timm's models cannot hold it"
     if model.transferability is not None:
         return f"The critic of patches that '{card.method}' trains is part of this model, and timm's cannot hold it"
-    if model.taps > 1:
-        return f"This model classifies the features of its last {model.taps} blocks together, which timm's cannot"
     layer = model.backbone.default_cfg["classifier"]
     expected = {*model.backbone.state_dict(), f"{layer}.weight", f"{layer}.bias"}
     if not isinstance(layer, str) or _timm_state(card).keys() != expected:
@@ -158,7 +165,7 @@ def read_timm(content: bytes) -> Read:
     return logits_by_timm(vit, int(facts["crop"]), json.loads(facts["mean"]), json.loads(facts["std"]))
 
 
-def logits_by_timm(vit: nn.Module, crop: int, mean: list[float], std: list[float]) -> Read:
+def logits_by_timm(vit: Callable[[Tensor], Tensor], crop: int, mean: list[float], std: list[float]) -> Read:
     centre, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
 
     @torch.inference_mode()
@@ -172,7 +179,7 @@ def logits_by_timm(vit: nn.Module, crop: int, mean: list[float], std: list[float
 
 
 def open_timm(file: Path) -> tuple[Network, Card]:
-    """A file of `timm_file` as a network with a plain head, and what its metadata says of the model."""
+    """A file of `weights_file` as a network with a plain head, and what its metadata says of the model."""
     with intact(file, EXPORT_AGAIN):
         card = read_facts(metadata(file.read_bytes()), file)
         network = build_model(card)
@@ -195,6 +202,7 @@ def facts(card: Card) -> dict[str, str]:
         "classes": json.dumps(card.classes),
         "architecture": architecture,
         "arguments": json.dumps({"num_classes": len(card.classes), **arguments}),
+        "taps": str(card.taps),
         "resize": str(card.resize),
         "crop": str(card.crop),
         "mean": json.dumps(card.mean),
@@ -209,13 +217,14 @@ def facts(card: Card) -> dict[str, str]:
 
 def read_facts(facts: dict[str, str], file: Path) -> Card:
     """The card of an exported model from `facts`. Neck and temperature are in the weights."""
-    names = ("classes", "architecture", "arguments", "resize", "crop", "mean", "std", "stage", "epoch", "method")
+    in_json = ("classes", "taps", "resize", "crop", "mean", "std", "epoch")
+    names = (*in_json, "architecture", "arguments", "stage", "method")
     if missing := [name for name in names if name not in facts]:
         raise CdtransError(
             f"'{file}' was not written by 'cdtrans export', or by an older version: its metadata has no '{missing[0]}'."
         )
     text = {"backbone": facts["architecture"], "stage": facts["stage"], "method": facts["method"]}
-    parsed = {name: json.loads(facts[name]) for name in ("classes", "resize", "crop", "mean", "std", "epoch")}
+    parsed = {name: json.loads(facts[name]) for name in in_json}
     arguments = json.loads(facts["arguments"])
     others = {name: value for name, value in arguments.items() if name not in ("num_classes", "img_size")}
     plain = {"weights": str(file), "neck": "none", "precision": "fp32", "versions": {}}

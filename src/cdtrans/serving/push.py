@@ -27,7 +27,7 @@ class Pushed:
 def push(
     run: str | Path, name: str, *, private: bool = False, model: str = "chosen", screen: Screen | None = None
 ) -> Pushed:
-    """Upload a finished run's classifier to USER/NAME: weights for timm, ONNX and a model card; no image. With
+    """Upload a finished run's classifier to USER/NAME: weights, ONNX and a model card; no image. With
     `private`, a new repository can be seen only by its owner. `cdtrans.load("hf://USER/NAME")` loads it."""
     screen = screen or Screen(quiet=True)
     require_name(name)
