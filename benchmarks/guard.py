@@ -7,7 +7,7 @@
 
 Each DIR holds one folder of class folders for each domain (or DOMAIN/images); every ordered pair of domains is a task.
 A second call runs what is missing and prints the tables of everything that is there; --rows prints those of recorded
-runs. Limits and estimate are also fitted anew without each data set, and tested on it. --compared takes the runs of
+runs. The limits are also fitted anew without each data set, and tested on it. --compared takes the runs of
 `cdtrans bench` with several methods in DIR."""
 
 import argparse
@@ -26,15 +26,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
 from recipe import call, place
 
 from cdtrans.config import BEST, make_config, read_preset, read_yaml
 from cdtrans.data.domains import scan_labelled
 from cdtrans.errors import HARM
-from cdtrans.trust import estimate, guard
-from cdtrans.trust.support import Evidence, Support
+from cdtrans.trust import guard
 
 RECIPES = {
     "instant": ["--effort", "instant"],
@@ -158,14 +156,13 @@ def run(task: Task, flags: list[str], out: Path) -> None:
         return
     result = json.loads((place / "result.json").read_text())
     found: dict[str, Any] = task._asdict() | {"verdict": result["guard"]["verdict"]}
-    found |= {"source": str(task.source), "target": str(task.target), "estimate": result["estimate"]}
+    found |= {"source": str(task.source), "target": str(task.target)}
     if "adapted" in result["support"]:
         measured = {m["name"]: m["found"] for m in result["guard"]["measures"]}
         found |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         found |= {"kept": measured["source forgotten"], "learnable": measured["labels not learnable"]}
         found |= {"features": result["evidence_features"]}
-        found |= {"measurable": measurable(source, target)}
-    found |= {"before": 0.0, "after": 0.0, "calibration": None}
+    found |= {"before": 0.0, "after": 0.0}
     if scored:
         said = io.StringIO()
         with open(os.devnull, "w") as silence, redirect_stderr(silence), redirect_stdout(said):
@@ -173,7 +170,6 @@ def run(task: Task, flags: list[str], out: Path) -> None:
         scores = json.loads(said.getvalue())
         history = scores["accuracy_by_epoch"]
         found |= {"before": history[0], "after": history[result["judged_epoch"]]}
-        found |= {"calibration": scores["calibration"]["error"]}
     line.write_text(json.dumps(found))
     told = f"{100 * found['before']:.0f} > {100 * found['after']:.0f}, {found['verdict']}"
     print(f"{task.name}: {told} ({time.monotonic() - started:.0f} s)", flush=True)
@@ -192,23 +188,13 @@ def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
         measured = {m["name"]: m["found"] for m in result["guard"]["measures"]}
         row: dict[str, Any] = {"data": data, "condition": COMPARED}
         row |= {"recipe": f"{method}, {start} start", "task": f"{task}-{seed}"}
-        row |= {"before": history[0], "after": history[result["judged_epoch"]], "calibration": None}
+        row |= {"before": history[0], "after": history[result["judged_epoch"]]}
         row |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         row |= {"kept": measured["source forgotten"], "features": "pretrained"}
-        row |= {"learnable": measured["labels not learnable"], "measurable": True}
+        row |= {"learnable": measured["labels not learnable"]}
         verdict = "unknown" if not passes(row) else "better"
         broken = row["mean"] < guard.CHANCE or row["start"] - row["mean"] > guard.FELL_FAR
-        row["verdict"] = "harm" if broken else verdict
-        support = Support(row["first"], row["mean"], row["shift"])
-        at_start = Support(**result["support"]["source"])
-        said = estimate.estimate(support, at_start, known=row["verdict"] == "better", labels=0).summary()
-        yield row | {"estimate": {"low": said["low"], "high": said["high"]}}
-
-
-def measurable(source: Images, target: Images) -> bool:
-    """Whether there are enough images for a range."""
-    labels = torch.from_numpy(np.unique(source.labels, return_inverse=True)[1])
-    return estimate.measurable(Evidence(labels[:, None], labels, torch.tensor(1.0)), len(target.paths))
+        yield row | {"verdict": "harm" if broken else verdict}
 
 
 def passes(row: dict[str, Any], limit: float = guard.SUPPORTED, fell: float = guard.FELL) -> bool:
@@ -264,20 +250,16 @@ def small_data(rows: list[dict[str, Any]]) -> None:
 
 
 def compared_table(title: str, rows: list[dict[str, Any]]) -> None:
-    """By the change of accuracy, with the guard's own limits and the estimate's own numbers."""
+    """By the change of accuracy, with the guard's own limits."""
     print(f"\n{title}:")
-    print("| accuracy | runs | better | cannot tell | harm | range given | truth inside | width |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| accuracy | runs | better | cannot tell | harm |")
+    print("|---|---|---|---|---|")
     bounds = {"rose": (0.0, 1.0), "fell by less than 3 points": (-0.03, 0.0), "fell by 3 to 10": (-0.1, -0.03)}
     bounds |= {"fell by 10 to 20": (-0.2, -0.1), "fell by more": (-1.0, -0.2), "all": (-1.0, 1.0)}
     for name, (low, high) in bounds.items():
         some = [row for row in rows if low < row["after"] - row["before"] <= high]
         verdicts = [row["verdict"] for row in some]
-        ranges = [(row["estimate"], row["after"]) for row in some if row["estimate"]["low"] is not None]
-        inside = sum(said["low"] <= true <= said["high"] for said, true in ranges)
-        width = np.mean([said["high"] - said["low"] for said, _ in ranges]) if ranges else float("nan")
-        counts = [verdicts.count(verdict) for verdict in ("better", "unknown", "harm")]
-        cells = [len(some), *counts, len(ranges), inside, f"{width:.3f}" if ranges else ""]
+        cells = [len(some), *(verdicts.count(verdict) for verdict in ("better", "unknown", "harm"))]
         print(f"| {name} | {' | '.join(map(str, cells))} |")
 
 
@@ -305,14 +287,12 @@ def fitted_tables(rows: list[dict[str, Any]]) -> None:
         asked += [("rose", "harm"), ("spoilt", "better"), ("certain", "harm")]
         cells = [f"{verdicts[kind].count(verdict)} of {len(verdicts[kind])}" for kind, verdict in asked]
         print(f"| {name[0]} | {name[1]} | {len(some)} | {' | '.join(cells)} |")
-    print("\nEach data set by a limit and an estimate that were fitted without it:")
-    print("| left out | limit | fell | healthy: better | spoilt: better | mean error | width | held |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("\nEach data set by limits that were fitted without it:")
+    print("| left out | limit | fell | healthy: better | spoilt: better |")
+    print("|---|---|---|---|---|")
     judged = [row for row in rows if "first" in row]
     for data in sorted({row["data"] for row in judged}):
         print(f"| {data} | {' | '.join(left_out(judged, data))} |")
-    sure = [row["calibration"] for row in rows if row["condition"] in HEALTHY and row["calibration"] is not None]
-    print(f"\nCalibration error of {len(sure)} healthy runs: {np.mean(sure):.3f}")
     small_data(rows)
     print("\nSupport that fell far, in pretrained features, by a limit that was fitted without the data set:")
     print("| left out | limit | rose: harm | lost 20 points: harm |")
@@ -334,16 +314,6 @@ def left_out(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
     for kind in ("healthy", "spoilt"):
         some = [passes(row, limit, fell) for row in these if row[kind]]
         yield f"{sum(some)} of {len(some)}"
-    train = [row for row in others if row["condition"] in HEALTHY]
-    test = [row for row in these if row["condition"] in HEALTHY and row["measurable"] and passes(row, limit, fell)]
-    if not train or not test:
-        return
-    fitted, *_ = np.linalg.lstsq(design(train), logit([row["after"] for row in train]), rcond=None)
-    middle, true = 1 / (1 + np.exp(-design(test) @ fitted)), np.array([row["after"] for row in test])
-    low, high = (middle - estimate.HALF_WIDTH).clip(0), (middle + estimate.HALF_WIDTH).clip(max=1)
-    yield f"{np.abs(middle - true).mean():.3f}"
-    yield f"{(high - low).mean():.3f}"
-    yield f"{((low <= true) & (true <= high)).sum()} of {len(test)}"
 
 
 def lost_support(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
@@ -361,18 +331,6 @@ def lost_support(rows: list[dict[str, Any]], data: str) -> Iterator[str]:
     yield f"{limit:.2f}"
     for some in losses([row for row in rows if row["data"] == data]):
         yield f"{sum(loss > limit for loss in some)} of {len(some)}"
-
-
-def design(rows: list[dict[str, Any]]) -> np.ndarray:
-    """What trust.estimate is made of."""
-    start, shift = (logit([row[name] for row in rows]) for name in ("start", "shift"))
-    gain = np.array([row["mean"] - row["start"] for row in rows])
-    return np.stack([np.ones(len(rows)), start, gain, shift], axis=1)
-
-
-def logit(shares: list[float]) -> np.ndarray:
-    clipped = np.clip(np.array(shares, dtype=float), 0.02, 0.985)
-    return np.asarray(np.log(clipped / (1 - clipped)))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from cdtrans.config import BEST, Config, make_config
 from cdtrans.data.batches import Images
 from cdtrans.data.domains import scan_labelled
 from cdtrans.methods.base import Round, Sizes
-from cdtrans.methods.instant import Instant, leading_features
+from cdtrans.methods.instant import Instant
 from cdtrans.model.card import make_card
 from cdtrans.model.encoding import Encoded, Encoder, Frozen
 from cdtrans.pairing import graphs
@@ -98,7 +98,7 @@ def features_of(folder: Path, config: Config, screen: Screen, store: Path | None
     network = initial_network(config, make_card(config, domain.classes, stage="source", epoch=0))
     kept = store and store / f"{folder.name}.npy"
     if kept and kept.exists():
-        return torch.from_numpy(np.load(kept)), torch.tensor(domain.labels), leading_features(network)
+        return torch.from_numpy(np.load(kept)), torch.tensor(domain.labels), network.leading
     domain, pixels, _ = decode_domain(domain, config, screen, folder.name)
     card = make_card(config, domain.classes, stage="source", epoch=0)
     device = torch.device(config.device)
@@ -107,7 +107,7 @@ def features_of(folder: Path, config: Config, screen: Screen, store: Path | None
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, found.numpy())
-    return found, torch.tensor(domain.labels), leading_features(network)
+    return found, torch.tensor(domain.labels), network.leading
 
 
 def adapted(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> list[Tensor]:
@@ -126,7 +126,7 @@ class Stand(torch.nn.Module):
 
     def __init__(self, dim: int, leading: int) -> None:
         super().__init__()
-        self.dim, self.taps = dim, max(1, 2 * dim // leading) if leading < dim else 1
+        self.dim, self.leading = dim, leading
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import cdtrans
-from cdtrans.methods.instant import leading_features
 from cdtrans.serving.export import export
 from cdtrans.sklearn import InstantClassifier
 from support import says
@@ -79,7 +78,7 @@ def test_instant_trains_nothing_and_hands_over_an_ordinary_model(settings: dict[
     assert len(predictions) == 21
     source, target = (classifier.embed(settings[domain]) for domain in ("source", "target"))
     marked = [p.parent.name for p in sorted(settings["source"].rglob("*.png"))] + [None] * len(target)
-    alone = InstantClassifier(leading=leading_features(classifier.model)).fit(np.concatenate([source, target]), marked)
+    alone = InstantClassifier(leading=classifier.model.leading).fit(np.concatenate([source, target]), marked)
     assert alone.predict(target).tolist() == [p.label for p in predictions], "the same for scikit-learn"
     assert export(run, tmp_path / "model.onnx").difference < 1e-4
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Round, Sizes
 from cdtrans.methods.cotraining import PAIRS, CoTraining, CoTrainingOptions, follow
-from cdtrans.methods.instant import Instant, leading_features
+from cdtrans.methods.instant import Instant
 from cdtrans.model.cross_attention import branch_features
 from cdtrans.model.encoding import Encoded
 from cdtrans.model.head import Head
@@ -147,7 +147,7 @@ def test_follow_moves_weights_and_statistics_and_leaves_counters() -> None:
 
 @pytest.mark.parametrize(("taps", "leading"), [(1, 16), (2, 32), (3, 32)])
 def test_the_first_view_is_the_last_two_blocks(taps: int, leading: int) -> None:
-    assert leading_features(network(taps)) == leading
+    assert network(taps).leading == leading
 
 
 def test_the_source_target_branch_is_taught_and_teaches(domains: Domains) -> None:

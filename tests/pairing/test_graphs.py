@@ -62,6 +62,13 @@ class TestGraph:
         q = torch.tensor([[0.3, 0.7]])
         assert Graph.search(torch.ones(1, 2), torch.ones(1, 2), itself=0).spread(q, 0.8, None).tolist() == q.tolist()
 
+    def test_steady_is_the_share_of_neighbours_with_the_same_label(self) -> None:
+        graph = Graph(torch.tensor([[1, 2], [0, 2], [0, 1]]), torch.full((3, 2), 0.5))
+        assert float(graph.steady(torch.tensor([7, 7, 3]))) == pytest.approx(2 / 6)
+        assert float(graph.steady(torch.tensor([7, 7, 7]))) == 1
+        alone = Graph(torch.zeros((1, 0), dtype=torch.long), torch.zeros((1, 0)))
+        assert float(alone.steady(torch.tensor([3]))) == 1
+
 
 class TestProbe:
     def test_it_is_ridge_regression_up_to_a_scale(self) -> None:

@@ -27,7 +27,7 @@ def test_it_is_that_of_the_pretrained_backbone(tmp_path: Path, monkeypatch: pyte
     adapt(**places, **settings, out=tmp_path / "run")
     adapt(**places, **settings, out=tmp_path / "short", source_epochs=1)
     a, b = (dict(np.load(tmp_path / name / "evidence.npz")) for name in ("run", "short"))
-    assert a.keys() == {"nearest", "source_labels", "learnable"}
+    assert a.keys() == {"nearest", "source_labels", "learnable", "reference", "agreement", "steady"}
     assert all(np.array_equal(a[name], b[name]) for name in a), "whatever stage 1 does to the backbone"
     assert a["nearest"].shape == (21, 10)
 

@@ -57,7 +57,7 @@ class Net(nn.Module):
     def __init__(self, shift: int = 0) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
-        self.shift = shift
+        self.shift, self.leading = shift, 3
         self.backbone = nn.Identity()
         self.head = SimpleNamespace(of_another_domain=lambda out: out)
 

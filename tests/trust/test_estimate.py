@@ -5,38 +5,43 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdtrans.trust.estimate import HALF_WIDTH, estimate, measurable
-from cdtrans.trust.support import Evidence, Support
+from cdtrans.trust.estimate import HALF_WIDTH, Estimate, estimate, measurable
+from cdtrans.trust.support import Support
+from impressions import evidence_of
 from support import says
 
-shares = st.floats(-1, 1.5)
+shares = st.floats(0, 1)
+EVIDENCE = evidence_of(torch.arange(60) % 3)
 
 
-@given(mean=shares, more=st.floats(0.01, 1), shift=st.floats(0, 1))
-def test_it_is_a_range_of_shares_that_rises_with_support_and_falls_with_shift(
-    mean: float, more: float, shift: float
+def of(agreement: float = 0.5, steady: float = 0.5, shift: float = 0.5, apart: float = 0.0) -> Estimate:
+    evidence = EVIDENCE._replace(agreement=torch.tensor(agreement), steady=torch.tensor(steady))
+    return estimate(Support(0.5, 0.5, shift, apart), evidence, known=True, labels=50)
+
+
+@given(agreement=shares, steady=shares, shift=shares, apart=shares, more=st.floats(0.01, 1))
+def test_it_is_a_range_of_shares_that_rises_with_agreement_and_falls_with_shift_and_distance(
+    agreement: float, steady: float, shift: float, apart: float, more: float
 ) -> None:
-    start = Support(0.5, 0.5, 0.2)
-    found = estimate(Support(mean, mean, shift), start, known=True, labels=50)
+    found = of(agreement, steady, shift, apart)
     assert 0 <= found.low <= found.accuracy <= found.high <= 1
     assert found.high - found.low <= 2 * HALF_WIDTH + 1e-9
-    assert estimate(Support(mean, mean + more, shift), start, known=True, labels=50).accuracy >= found.accuracy
-    assert estimate(Support(mean, mean, shift + more), start, known=True, labels=50).accuracy <= found.accuracy
-    better_start = Support(0.5, 0.5 + more, 0.2)
-    unchanged = [estimate(x, x, known=True, labels=50).accuracy for x in (start, better_start)]
-    assert unchanged[0] <= unchanged[1]
+    assert of(agreement + more, steady, shift, apart).accuracy >= found.accuracy
+    assert of(agreement, steady + more, shift, apart).accuracy >= found.accuracy
+    assert of(agreement, steady, shift + more, apart).accuracy <= found.accuracy
+    assert of(agreement, steady, shift, apart + more).accuracy < found.accuracy
 
 
 def test_a_case_worked_by_hand() -> None:
-    found = estimate(Support(0.0, 0.6, 0.5), Support(0.0, 0.5, 0.3), known=True, labels=50)
-    assert found.accuracy == pytest.approx(1 / (1 + 2.718281828 ** -(0.01 + 4.35 * 0.1)))
+    found = of(agreement=1 / (1 + 2.718281828**-2), shift=0.5, apart=0.5)  # whose logits are 2, 0 (steady too) and 0
+    assert found.accuracy == pytest.approx(1 / (1 + 2.718281828 ** -(-0.55 + 0.86 * 2 - 1.38 / 2)), abs=1e-6)
     told = found.summary()
-    assert (told["low"], told["high"]) == (pytest.approx(0.4734, abs=1e-3), pytest.approx(0.7454, abs=1e-3))
-    assert says(told["sentence"], "47% to 75%", "without labels")
+    assert (told["low"], told["high"]) == (pytest.approx(0.4858, abs=1e-4), pytest.approx(0.7498, abs=1e-4))
+    assert says(told["sentence"], "49% to 75%", "without labels")
 
 
 def test_where_it_cannot_be_relied_on_there_is_no_range_but_a_number_of_labels() -> None:
-    told = estimate(Support(0.9, 0.9, 0.1), Support(0.8, 0.8, 0.1), known=False, labels=47).summary()
+    told = of()._replace(known=False, labels=47).summary()
     assert (told["low"], told["high"]) == (None, None)
     assert says(told["sentence"], "unknown", "about 47")
     assert "%" not in told["sentence"]
@@ -49,4 +54,4 @@ def test_where_it_cannot_be_relied_on_there_is_no_range_but_a_number_of_labels()
 def test_few_images_give_no_range(classes: list[int], images: int, enough: bool) -> None:
     """The middle class counts, without those that have no image."""
     labels = torch.arange(len(classes)).repeat_interleave(torch.tensor(classes))
-    assert measurable(Evidence(labels[:, None], labels, torch.tensor(1.0)), images) is enough
+    assert measurable(labels, images) is enough

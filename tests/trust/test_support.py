@@ -1,14 +1,16 @@
 """The support that the source's labels give to predictions."""
 
+import dataclasses
+
 import pytest
 import torch
 from sklearn.metrics import cohen_kappa_score
 from torch.nn import functional as F
 
 from cdtrans.model.encoding import Encoded
-from cdtrans.pairing.pairs import Domains
+from cdtrans.pairing.pairs import Domains, TargetLabels
 from cdtrans.trust import support as module
-from cdtrans.trust.support import cross_validated, kappa, nearest_labels, shifted, support
+from cdtrans.trust.support import Evidence, cross_validated, kappa, nearest_labels, shifted
 
 
 def test_kappa_is_cohens() -> None:
@@ -39,27 +41,60 @@ def domains(source_labels: torch.Tensor, target_labels: torch.Tensor) -> Domains
     return Domains(Encoded(source, blank[0]), source_labels, Encoded(target, blank[1]))
 
 
+def evidence_of(source: torch.Tensor, target: torch.Tensor) -> Evidence:
+    return Evidence.of(domains(source, target), 8, 16, pretrained=True)._replace(learnable=torch.tensor(1.0))
+
+
 def test_right_predictions_are_supported_wrong_ones_and_other_classes_are_not() -> None:
     source, target = torch.arange(120) % 4, torch.arange(80) % 4
-    nearest = nearest_labels(domains(source, target))
-    assert nearest.shape == (80, 10)
-    right = support(target, nearest, source, learnable=1.0)
+    evidence = evidence_of(source, target)
+    assert evidence.nearest.shape == (80, 10)
+    right = evidence.support(target)
     assert right.first > 0.95
     assert right.mean > 0.95
     assert right.shift == 0
-    wrong = support((target + 1) % 4, nearest, source, learnable=1.0)
-    assert wrong.first < 0
-    few = support(target[target < 2], nearest[target < 2], source, learnable=1.0)
-    assert few.shift == 0.5
-    assert support(target, nearest, source, learnable=0.5).first == pytest.approx(2 * right.first)
+    assert evidence.support((target + 1) % 4).first < 0
+    some = evidence._replace(nearest=evidence.nearest[target < 2], reference=evidence.reference[target < 2])
+    assert some.support(target[target < 2]).shift == 0.5
+    weak = evidence._replace(learnable=torch.tensor(0.5))
+    assert weak.support(target).first == pytest.approx(2 * right.first)
 
 
 def test_a_large_target_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = torch.arange(120) % 4, torch.arange(80) % 4
     monkeypatch.setattr(module, "IMAGES", 27)
-    nearest = nearest_labels(domains(source, target))
-    assert nearest.shape == (27, 10)
-    assert support(target, nearest, source, learnable=1.0).first > 0.95, "the same images are asked about"
+    evidence = evidence_of(source, target)
+    assert evidence.nearest.shape == (27, 10)
+    assert evidence.reference.shape == (27,)
+    found = evidence.support(target)
+    assert found.first > 0.95, "the same images are asked about"
+    assert found.apart < 0.05, "and have a reference"
+
+
+def test_apart_counts_the_predictions_that_differ_from_the_reference() -> None:
+    source, target = torch.arange(120) % 4, torch.arange(80) % 4
+    evidence = evidence_of(source, target)
+    assert evidence.reference.equal(target), "these clusters are easy"
+    assert (float(evidence.agreement), float(evidence.steady)) == (1.0, 1.0)
+    predicted = torch.where(torch.arange(80) < 20, (target + 1) % 4, target)
+    assert evidence.support(predicted).apart == 0.25
+
+
+def test_a_target_without_classes_has_a_reference_that_is_neither_agreed_upon_nor_steady() -> None:
+    source, noise = torch.arange(120) % 4, torch.randn(80, 16, generator=torch.Generator().manual_seed(0))
+    easy = domains(source, torch.arange(80) % 4)
+    hard = dataclasses.replace(easy, target=Encoded(noise, torch.zeros(80, 8)))
+    evidence = Evidence.of(hard, 8, 16, pretrained=True)
+    assert evidence.agreement < 0.9
+    assert evidence.steady < 0.9
+
+
+def test_labels_that_the_user_gave_are_no_part_of_the_reference() -> None:
+    """Else the estimate would count them as evidence about the other images."""
+    source, target = torch.arange(120) % 4, torch.arange(80) % 4
+    wrong = TargetLabels(torch.arange(40), (target[:40] + 1) % 4)
+    evidence = Evidence.of(dataclasses.replace(domains(source, target), given=wrong), 8, 16, pretrained=True)
+    assert evidence.reference.equal(target)
 
 
 def test_fewer_source_images_than_neighbours() -> None:

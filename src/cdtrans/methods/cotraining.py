@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from cdtrans.config import option
 from cdtrans.data.augmentation import masked, strong
 from cdtrans.methods.base import Batch, Method, Round, Sizes
-from cdtrans.methods.instant import leading_features, probe_on_both, set_probe, set_statistics
+from cdtrans.methods.instant import probe_on_both, set_probe, set_statistics
 from cdtrans.model.cross_attention import branch_features, require_cross_attention
 from cdtrans.model.head import Head
 from cdtrans.model.network import Network
@@ -106,7 +106,7 @@ class CoTraining(Method):
         return {"head": self.options.head_rate}
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
-        leading = leading_features(self.network)
+        leading = self.network.leading
         if round.number == 1:
             found = label_target(domains, classes=self.sizes.classes, leading=leading)
             self.first.copy_(found.first)

@@ -30,15 +30,10 @@ class Instant(Method):
         return Network(self.network.backbone, self.probe, self.network.taps)
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
-        labels = label_target(domains, classes=self.sizes.classes, leading=leading_features(self.network))
+        labels = label_target(domains, classes=self.sizes.classes, leading=self.network.leading)
         probe, _, of_target = probe_on_both(domains, labels.probabilities)
         set_probe(self.probe, probe, of_target)
         return Proposals.within_class(domains, labels.probabilities.argmax(dim=1))
-
-
-def leading_features(network: Network) -> int:
-    """How many features belong to the last two blocks."""
-    return network.dim * min(2, network.taps) // network.taps
 
 
 def probe_on_both(domains: Domains, labels: Tensor) -> tuple[Probe, Statistics, Statistics]:

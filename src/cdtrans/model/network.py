@@ -132,6 +132,11 @@ class Network(nn.Module):
         """D, the length of a feature."""
         return feature_dim(self.backbone, self.taps)
 
+    @property
+    def leading(self) -> int:
+        """How many of a feature's numbers belong to the last two blocks."""
+        return self.dim * min(2, self.taps) // self.taps
+
     def drop_path_scales(self, x: Tensor, sizes: list[int] | None = None) -> Tensor | None:
         """Stochastic depth for a whole pass: the factor of each block's attention and MLP in each image, 0 or the
         inverse of its chance to be kept, [depth, 2, B]. One draw instead of two in every block.

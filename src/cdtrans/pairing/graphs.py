@@ -73,6 +73,7 @@ class Labels(NamedTuple):
 
     probabilities: Tensor  # [Nt, K] by the graphs
     first: Tensor  # [Nt] the class by a probe on the source, before any graph
+    steady: Tensor  # [] share of an image's neighbours in the target that the graphs give the same class
 
 
 class View:
@@ -116,6 +117,12 @@ class Graph(NamedTuple):
         found = (torch.cat(parts) for parts in zip(*tiles, strict=True))
         similarity, index = (gather(x) for x in found)
         return cls(index, (HEAT * similarity).softmax(dim=1))
+
+    def steady(self, labels: Tensor) -> Tensor:
+        """[] share of neighbours with the same label [Nt], on a graph of the target alone."""
+        if not self.neighbours.shape[1]:
+            return torch.ones(())
+        return (labels[self.neighbours] == labels[:, None]).double().mean().cpu()
 
     def spread(self, q: Tensor, a: float, given: TargetLabels | None, known: Tensor | None = None) -> Tensor:
         p = q
@@ -194,7 +201,7 @@ def label_target(domains: Domains, *, classes: int, leading: int) -> Labels:
             decay = LOOSE * (CLOSE / LOOSE) ** ((round + 1) / ROUNDS)
             chosen = surest(p, FIRST_PORTION + (1 - FIRST_PORTION) * round / (ROUNDS - 1))
             q = [view.fit(known, p.argmax(dim=1), chosen, decay) for view in views]
-    return Labels(p, first)
+    return Labels(p, first, views[0].own.steady(p.argmax(dim=1)))
 
 
 def relabel_target(domains: Domains, first: Tensor, *, leading: int) -> Tensor:

@@ -82,9 +82,9 @@ def pretrained_evidence(
     encode = Encoder(network, config, screen, Frozen())
     with run.timed("evidence"):
         domains = Domains(encode(source, "source"), labels, encode(target, "target"))
-        evidence = Evidence.of(domains, classes, pretrained=True)
-    arrays = {"nearest": evidence.nearest, "source_labels": evidence.source_labels, "learnable": evidence.learnable}
-    run.write_arrays(FILE, {name: x.numpy() for name, x in arrays.items()})
+        evidence = Evidence.of(domains, classes, network.leading, pretrained=True)
+    arrays = {name: x.numpy() for name, x in evidence._asdict().items() if name != "pretrained"}
+    run.write_arrays(FILE, arrays)
     return evidence
 
 

@@ -41,12 +41,13 @@ def finish(
         adaptation.measures, guard=config.guard, adapted=after is not None, warning=adaptation.warning, labels=labels
     )._replace(start=crowded_start(before, card.classes))
     chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
+    evidence = adaptation.evidence
     with run.timed("verdict"):
-        support = {n: adaptation.evidence.support(m.predicted) for n, m in models.items() if before.has_source}
+        support = {n: evidence.support(m.predicted) for n, m in models.items() if before.has_source}
         judged = {"source": verdict.verdict in ("better", "unknown"), "adapted": verdict.verdict == "better"}
-        enough = before.has_source and measurable(adaptation.evidence, len(target))
+        enough = before.has_source and measurable(evidence.source_labels, len(target))
         estimates = dict.fromkeys(models, unknown(labels)) | {
-            name: estimate(found, support["source"], known=enough and judged[name] and supported(found), labels=labels)
+            name: estimate(found, evidence, known=enough and judged[name] and supported(found), labels=labels)
             for name, found in support.items()
         }
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
@@ -72,8 +73,9 @@ def finish(
         "judged_epoch": 0 if after is None else adaptation.chosen_epoch,  # compared with the source-only model
         "selection": config.select,
         "guard": verdict.summary(),
-        "evidence_features": adaptation.evidence.features if before.has_source else None,
+        "evidence_features": evidence.features if before.has_source else None,
         "support": {name: found._asdict() for name, found in support.items()},
+        "reference": {"agreement": float(evidence.agreement), "steady": float(evidence.steady)} if support else None,
         "trained_with_key": trained_with_labels,
         "target_labels": target_labels,  # images that the user's --target-labels trained
         "estimate": estimates[chosen].summary(),

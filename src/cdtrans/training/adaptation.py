@@ -131,7 +131,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
             domains = both_domains(encode, data, encoded)
             proposals = planner.plan(epoch, domains)
             if epoch == 1:
-                start_from(watch, domains, method.sizes.classes, config, pretrained=data.untouched)
+                start_from(watch, domains, method, config, pretrained=data.untouched)
             if method.trains:
                 planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
@@ -215,10 +215,11 @@ class Batches:
         return Batch(self.x_s[step], labels[0], self.x_t[step], labels[1], self.i_t[batch], self.weight[batch])
 
 
-def start_from(watch: Watch, domains: Domains, classes: int, config: Config, *, pretrained: bool) -> None:
+def start_from(watch: Watch, domains: Domains, method: Method, config: Config, *, pretrained: bool) -> None:
     """Record the source-only model's impression. If adapting it is hopeless, stop before time is spent on it."""
     watch.before = impression(domains)
-    watch.evidence = watch.evidence or Evidence.of(domains, classes, pretrained=pretrained)
+    if watch.evidence is None:
+        watch.evidence = Evidence.of(domains, method.sizes.classes, method.network.leading, pretrained=pretrained)
     against = [measure for measure in objections(judge_source(watch.before, watch.evidence)) if measure.decisive]
     if against and config.guard:
         raise Hopeless(against[0].sentence, "See the guard's findings.")

@@ -18,7 +18,7 @@ from cdtrans.storage.shapes import require
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"
-STATE_VERSION = 3  # of its layout
+STATE_VERSION = 4  # of its layout
 STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
 
 DAMAGED = "start again in another --out"

@@ -1,19 +1,26 @@
 """Estimate the accuracy on the target as a range, without labels.
 
-    logit(accuracy) = LEVEL + START logit(support of the source-only model) + GAIN (support gained) + SHIFT logit(shift)
+    logit(accuracy) = LEVEL + AGREEMENT logit(agreement) + STEADY logit(steady) + SHIFT logit(shift) + APART apart
 
-with support and shift as in `trust.support`. The four numbers and the width of the range were fitted to runs on two
-data sets; docs/results/estimate.md has the errors on the data set that was left out. There is no range unless the
-guard judges that adaptation helped, because it would be meaningless for a target with other classes. There is none for
-few images either, because support cannot be measured well on them."""
+The first two terms say how well the target can be labelled at all: how far the reference labels of `trust.support`
+agree with the probe that they began with, and with those of their neighbours. The other two say how far a model is from
+there: the shift of its class shares, and the share of its predictions that differ from the reference. No training
+touches any of these but the model's own predictions, so a method that hardly moves, or moves too far, shows in them.
+
+The five numbers and the width of the range were fitted to three data sets; docs/results/estimate.md has the errors on
+the data set that was left out. There is no range unless the guard judges that adaptation helped, because it would be
+meaningless for a target with other classes. There is none for few images either, because agreement cannot be measured
+well on them."""
 
 import math
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from cdtrans.trust.support import NEIGHBOURS, Evidence, Support
 
-LEVEL, START, GAIN, SHIFT = 0.01, 0.74, 4.35, -0.62
-HALF_WIDTH = 0.136  # contains the true accuracy in seven of eight runs
+LEVEL, AGREEMENT, STEADY, SHIFT, APART = -0.55, 0.86, 0.30, -0.32, -1.38
+HALF_WIDTH = 0.132  # contains the true accuracy in nine of ten runs
 IMAGES, PER_CLASS = 200, NEIGHBOURS  # of the target, and of the source's middle class: with fewer there is no range
 
 
@@ -40,22 +47,22 @@ class Estimate(NamedTuple):
             return {"low": None, "high": None, "sentence": sentence}
         sentence = (
             f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. In one of "
-            "eight runs the true accuracy is outside this range."
+            "ten runs the true accuracy is outside this range."
         )
         return {"low": round(self.low, 4), "high": round(self.high, 4), "sentence": sentence}
 
 
-def estimate(support: Support, source_only: Support, *, known: bool, labels: int) -> Estimate:
-    """The estimate for a model with this support; `source_only` is the support of the source-only model."""
-    gain = support.mean - source_only.mean
-    x = LEVEL + START * _logit(source_only.mean) + GAIN * gain + SHIFT * _logit(support.shift)
+def estimate(support: Support, evidence: Evidence, *, known: bool, labels: int) -> Estimate:
+    """The estimate for a model with this support."""
+    task = LEVEL + AGREEMENT * _logit(float(evidence.agreement)) + STEADY * _logit(float(evidence.steady))
+    x = task + SHIFT * _logit(support.shift) + APART * support.apart
     return Estimate(1 / (1 + math.exp(-x)), known, labels)
 
 
-def measurable(evidence: Evidence, images: int) -> bool:
-    """Whether there are enough images for a range: the nearest ten source images can be of one class, and chance moves
-    the target's support by only a few points. With fewer images, a third of the ranges miss the true accuracy."""
-    counts = evidence.source_labels.bincount()
+def measurable(source_labels: Tensor, images: int) -> bool:
+    """Whether there are enough images for a range, of the source and of the target: neighbours can be of one class, and
+    chance moves an agreement by only a few points."""
+    counts = source_labels.bincount()
     return images >= IMAGES and int(counts[counts > 0].median()) >= PER_CLASS
 
 

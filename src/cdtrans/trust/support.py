@@ -8,6 +8,8 @@ estimated 15 points too high. They are used where there are no pretrained weight
     support   agreement of the predictions with the nearest images' labels, beyond chance (Cohen's kappa), relative to
               the accuracy of a probe on source images that it has not seen: what such features can know at all
     shift     total variation between the class shares of the predictions and those of the source
+    apart     share of the predictions that differ from the reference: the labels that a probe and neighbour graphs
+              give to the target in the same features (pairing.graphs)
 
 Where a target has other classes than the source, or noise instead of images, support is low; where it has only few of
 the classes, shares are shifted. A wide gap between the domains looks the same, so low support proves no harm; only
@@ -19,21 +21,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.pairing.graphs import LOOSE, TILE, Statistics, fit_probe, nearest
+from cdtrans.model.encoding import Encoded
+from cdtrans.pairing.graphs import LOOSE, TILE, Statistics, fit_probe, label_target, nearest
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains
 
 NEIGHBOURS = 10
-IMAGES = 20_000  # of the target at most, evenly spread
+IMAGES = 20_000  # of a domain at most, evenly spread
 FOLDS, PROBED = 5, 20_000  # of the cross-validation, and images in it at most
 
 
 class Support(NamedTuple):
-    """The support for one model's predictions."""
+    """What the evidence says of one model's predictions."""
 
     first: float  # by the nearest source image alone
     mean: float  # by the nearest ten
     shift: float
+    apart: float
 
 
 class Evidence(NamedTuple):
@@ -42,15 +46,23 @@ class Evidence(NamedTuple):
     nearest: Tensor  # [n, k] labels of the source images nearest to some target images
     source_labels: Tensor  # [Ns]
     learnable: Tensor  # [] accuracy of a linear probe on the source, cross-validated
+    reference: Tensor  # [n] labels of these target images by the graphs
+    agreement: Tensor  # [] of the reference with the probe that the graphs begin with
+    steady: Tensor  # [] share of an image's neighbours in the target with the same reference label
     pretrained: bool = False  # whether nothing of the run has trained these features
 
     @classmethod
-    def of(cls, domains: Domains, classes: int, *, pretrained: bool) -> "Evidence":
-        labels = domains.source_labels
+    def of(cls, domains: Domains, classes: int, leading: int, *, pretrained: bool) -> "Evidence":
+        """The first `leading` features belong to the last two blocks."""
+        labels, none = domains.source_labels, torch.tensor(0.0)
         if not len(labels):  # a run without source images
-            return cls(labels[:, None].cpu(), labels.cpu(), torch.tensor(0.0))
+            return cls(labels[:, None].cpu(), labels.cpu(), none, labels.cpu(), none, none)
         learnable = torch.tensor(cross_validated(domains.source.features, labels, classes))
-        return cls(nearest_labels(domains).cpu(), labels.cpu(), learnable, pretrained)
+        found = label_target(some_of(domains), classes=classes, leading=leading)
+        reference = found.probabilities.argmax(dim=1)
+        agreement = (reference == found.first).double().mean().cpu()
+        nearest = nearest_labels(domains).cpu()
+        return cls(nearest, labels.cpu(), learnable, reference.cpu(), agreement, found.steady, pretrained)
 
     @property
     def features(self) -> str:
@@ -59,7 +71,10 @@ class Evidence(NamedTuple):
 
     def support(self, predicted: Tensor) -> Support:
         """For a model's predictions [Nt]."""
-        return support(predicted, self.nearest, self.source_labels, float(self.learnable))
+        some = predicted[asked(len(predicted))]
+        each = torch.tensor([kappa(some, labels) for labels in self.nearest.T]) / max(float(self.learnable), 0.1)
+        apart = float((some != self.reference).double().mean())
+        return Support(float(each[0]), float(each.mean()), shifted(predicted, self.source_labels), apart)
 
 
 def nearest_labels(domains: Domains) -> Tensor:
@@ -78,11 +93,11 @@ def asked(count: int) -> Tensor:
     return torch.linspace(0, count - 1, min(count, IMAGES)).round().long()
 
 
-def support(predicted: Tensor, nearest: Tensor, source_labels: Tensor, learnable: float) -> Support:
-    """`predicted` [Nt] are a model's classes, `nearest` is from `nearest_labels`, `learnable` the probe's accuracy."""
-    some = predicted[asked(len(predicted))]
-    each = torch.tensor([kappa(some, labels) for labels in nearest.T]) / max(learnable, 0.1)
-    return Support(float(each[0]), float(each.mean()), shifted(predicted, source_labels))
+def some_of(domains: Domains) -> Domains:
+    """Both domains, reduced to images that are evenly spread, and without labels of target images."""
+    x, y = (asked(len(side.features)).to(side.features.device) for side in (domains.source, domains.target))
+    source, target = (Encoded(*(z[rows] for z in side)) for side, rows in ((domains.source, x), (domains.target, y)))
+    return Domains(source, domains.source_labels[x], target)
 
 
 def kappa(a: Tensor, b: Tensor) -> float:

@@ -1,0 +1,212 @@
+"""The estimated accuracy against the true one, each data set by numbers that are fitted to the others. docs/results/
+estimate.md.
+
+    python benchmarks/estimate.py DATA ... --weights FILE --features DIR --runs NAME=DIR ... --out rows.json
+    python benchmarks/estimate.py --rows rows.json
+
+DATA holds one folder of class folders for each domain (or DOMAIN/images): the instant effort on every ordered pair, on
+whole domains, on imbalanced targets, and with one domain reduced to some images of each class. --runs takes finished
+run folders anywhere below DIR whose backbone stage 1 leaves as it is and whose target images lie in class folders;
+nothing is fitted to these."""
+
+import argparse
+import csv
+import itertools
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from instant import features_of, thinned
+from torch import Tensor
+from torch.nn import functional as F
+
+from cdtrans.config import BEST, make_config
+from cdtrans.evaluation.metrics import calibration, calibration_error
+from cdtrans.methods.instant import probe_on_both
+from cdtrans.model.encoding import Encoded
+from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
+from cdtrans.pairing.pairs import Domains
+from cdtrans.run.session import decided
+from cdtrans.runtime.screen import Screen
+from cdtrans.serving.probabilities import calibrated, probabilities, temperature
+from cdtrans.trust import estimate, guard
+from cdtrans.trust.support import Evidence, Support
+
+Row = dict[str, Any]
+REDUCED = [f"{each} {side} images a class" for side in ("source", "target") for each in (5, 10, 20, 40)]
+CONDITIONS = ["whole", "imbalanced", *REDUCED]
+RUN = "run"  # the condition of a finished run
+FORMULAS = {
+    "trust.estimate": ("agreement", "steady", "shift", "apart"),
+    "agreement, steady, apart": ("agreement", "steady", "apart"),
+    "agreement, apart": ("agreement", "apart"),
+    "support of the source-only model, gain, shift": ("start", "gain", "shift"),
+}
+
+
+def instant_rows(data: Path, settings: dict[str, Any], store: Path | None) -> Iterator[Row]:
+    config, screen = decided(make_config(BEST | settings)), Screen(quiet=True)
+    folders = sorted(path for path in data.iterdir() if path.is_dir())
+    domains = {f.name: features_of(f, config, screen, store and store / data.name) for f in folders}
+    classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())
+    for (source, target), condition in itertools.product(itertools.permutations(domains, 2), CONDITIONS):
+        (x, y, leading), (z, truth, _) = domains[source], domains[target]
+        if condition == "imbalanced":
+            rows = thinned(truth, 10, 0)
+            z, truth = z[rows], truth[rows]
+        elif condition != "whole":
+            rng = np.random.default_rng(zlib.crc32(f"{source} {target} {condition}".encode()))
+            each, side = condition.split()[:2]
+            rows = some_of_each(y if side == "source" else truth, int(each), rng)
+            x, y, z, truth = (x[rows], y[rows], z, truth) if side == "source" else (x, y, z[rows], truth[rows])
+        both, of_source = encoded(x, y, z, classes), Statistics.of(x)
+        start = fit_probe(of_source.standardised(x), F.one_hot(y, classes).to(x), LOOSE)
+        labels = label_target(both, classes=classes, leading=leading).probabilities
+        probe, _, of_target = probe_on_both(both, labels)
+        logits = {
+            "source": of_source.standardised(z) @ start.weight + start.bias,
+            "adapted": of_target.standardised(z) @ probe.weight + probe.bias,
+        }
+        task = {"data": data.name, "task": f"{source}>{target}", "condition": condition}
+        yield from (task | row for row in measured(both, classes, leading, logits, truth))
+        print(data.name, source, target, condition, flush=True)
+
+
+def some_of_each(labels: Tensor, each: int, rng: np.random.Generator) -> Tensor:
+    rows = [rng.permutation((labels == k).nonzero().squeeze(1).numpy())[:each] for k in labels.unique()]
+    return torch.from_numpy(np.sort(np.concatenate(rows)))
+
+
+def run_rows(name: str, folder: Path) -> Iterator[Row]:
+    """Of runs that keep the features of all images in views.npz."""
+    for file in sorted(folder.rglob("result.json")):
+        run = file.parent
+        classes = json.loads((run / "source" / "model.json").read_text())["classes"]
+        with open(run / "images.csv", newline="") as lines:
+            images = [Path(line["path"]).parent.name for line in csv.DictReader(lines) if line["domain"] == "target"]
+        if not set(images) <= set(classes):
+            continue  # a target with other classes
+        with np.load(run / "views.npz") as arrays:
+            x, z = (torch.from_numpy(arrays[f"before_{side}"]).float() for side in ("source", "target"))
+            y = torch.from_numpy(arrays["source_labels"]).long()
+        with np.load(run / "logits.npz") as arrays:
+            logits = {model: torch.from_numpy(arrays[model]) for model in ("source", "adapted")}
+        truth = torch.tensor([classes.index(label) for label in images])
+        both = encoded(x, y, z, len(classes))
+        task = {"data": name, "task": str(run.relative_to(folder)), "condition": RUN}
+        yield from (task | row for row in measured(both, len(classes), x.shape[1] // 2, logits, truth))
+
+
+def encoded(x: Tensor, y: Tensor, z: Tensor, classes: int) -> Domains:
+    return Domains(Encoded(x, torch.zeros(len(x), classes)), y, Encoded(z, torch.zeros(len(z), classes)))
+
+
+def measured(both: Domains, classes: int, leading: int, logits: dict[str, Tensor], truth: Tensor) -> Iterator[Row]:
+    """A row for each model."""
+    evidence = Evidence.of(both, classes, leading, pretrained=True)
+    predicted = {model: x.argmax(dim=1) for model, x in logits.items()}
+    found = {model: evidence.support(labels) for model, labels in predicted.items()}
+    task = {"agreement": float(evidence.agreement), "steady": float(evidence.steady), "start": found["source"].mean}
+    task["measurable"] = estimate.measurable(both.source_labels, len(truth))
+    for model, support in found.items():
+        right = predicted[model] == truth
+        middle = estimate.estimate(support, evidence, known=True, labels=0).accuracy
+        scaled = calibrated(logits[model].numpy(), temperature(logits[model].numpy(), middle))
+        error = calibration_error(calibration(probabilities(scaled).max(axis=1), right.numpy()))
+        row = {"model": model, "accuracy": float(right.double().mean()), "calibration": error}
+        yield row | task | support._asdict()
+
+
+def better(row: Row) -> bool:
+    """Whether the support allows a range: for the adapted model, if it has not fallen either."""
+    fell = row["start"] - row["mean"] if row["model"] == "adapted" else 0.0
+    support = Support(*(row[name] for name in Support._fields))
+    return guard.supported(support) and fell <= guard.FELL
+
+
+def design(rows: list[Row], names: tuple[str, ...]) -> np.ndarray:
+    columns = {
+        "gain": np.array([row["mean"] - row["start"] for row in rows]),
+        "apart": np.array([row["apart"] for row in rows]),
+    }
+    chosen = [columns[name] if name in columns else logit([row[name] for row in rows]) for name in names]
+    return np.stack([np.ones(len(rows)), *chosen], axis=1)
+
+
+def logit(shares: list[float]) -> np.ndarray:
+    clipped = np.clip(np.array(shares, dtype=float), 0.02, 0.985)
+    return np.asarray(np.log(clipped / (1 - clipped)))
+
+
+def fitted(rows: list[Row], names: tuple[str, ...]) -> np.ndarray:
+    """To both models of every task; what is gained by adaptation is that of the adapted ones alone."""
+    some = [row for row in rows if row["measurable"] and ("gain" not in names or row["model"] == "adapted")]
+    numbers, *_ = np.linalg.lstsq(design(some, names), logit([row["accuracy"] for row in some]), rcond=None)
+    return np.asarray(numbers)
+
+
+def told(rows: list[Row], names: tuple[str, ...], numbers: np.ndarray) -> list[str]:
+    """Cells: runs, mean error, bias and width in points, and how many ranges hold the truth."""
+    middle = 1 / (1 + np.exp(-design(rows, names) @ numbers))
+    error = middle - np.array([row["accuracy"] for row in rows])
+    width = (middle + estimate.HALF_WIDTH).clip(max=1) - (middle - estimate.HALF_WIDTH).clip(0)
+    points = [f"{100 * np.abs(error).mean():.1f}", f"{100 * error.mean():+.1f}", f"{100 * width.mean():.1f}"]
+    return [str(len(rows)), *points, f"{(np.abs(error) <= estimate.HALF_WIDTH).sum()} of {len(rows)}"]
+
+
+def tables(rows: list[Row]) -> None:
+    lab, data = [row for row in rows if row["condition"] != RUN], sorted({row["data"] for row in rows})
+    print("Numbers of trust.estimate, fitted to all:", fitted(lab, FORMULAS["trust.estimate"]).round(2))
+    print("\n| formula | left out | model | ranges | mean error | too high by | width | held |\n|" + "---|" * 8)
+    for (formula, names), left_out, model in itertools.product(FORMULAS.items(), data, ("adapted", "source")):
+        of_data = [row for row in rows if (row["data"], row["model"]) == (left_out, model)]
+        test = [row for row in of_data if row["measurable"] and better(row)]
+        if test:
+            numbers = fitted([row for row in lab if row["data"] != left_out], names)
+            print(f"| {formula} | {left_out} | {model} | {' | '.join(told(test, names, numbers))} |")
+    print("\nThe adapted model, few images a class, a range wherever the support allows one:")
+    print("| left out | images | ranges | mean error | too high by | width | held |\n|" + "---|" * 7)
+    for left_out, condition in itertools.product(data, REDUCED):
+        wanted = (left_out, condition, "adapted")
+        of_data = [row for row in lab if (row["data"], row["condition"], row["model"]) == wanted]
+        if test := [row for row in of_data if better(row)]:
+            names = FORMULAS["trust.estimate"]
+            numbers = fitted([row for row in lab if row["data"] != left_out], names)
+            print(f"| {left_out} | {condition} | {' | '.join(told(test, names, numbers))} |")
+    print("\nCalibration error of the adapted models, with the numbers of trust.estimate:")
+    for name in data:
+        of_data = [row for row in rows if (row["data"], row["model"], row["measurable"]) == (name, "adapted", True)]
+        some = {"all": of_data, "better": [row for row in of_data if better(row)]}
+        means = (f"{kind} {np.mean([row['calibration'] for row in r]):.3f} ({len(r)} runs)" for kind, r in some.items())
+        print(f"{name}: {', '.join(means)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="*")
+    parser.add_argument("--rows", type=Path, help="print the tables of these rows and do nothing else")
+    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
+    parser.add_argument("--runs", nargs="*", default=[], help="NAME=DIR")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.rows:
+        tables(json.loads(arguments.rows.read_text()))
+        return
+    settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
+    rows = [row for data in arguments.data for row in instant_rows(data, settings, arguments.features)]
+    for name, folder in (pair.split("=", 1) for pair in arguments.runs):
+        rows += run_rows(name, Path(folder))
+    if arguments.out:
+        short = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+        arguments.out.write_text("[\n" + ",\n".join(map(json.dumps, short)) + "\n]\n")
+    tables(rows)
+
+
+if __name__ == "__main__":
+    main()
