@@ -86,12 +86,12 @@ def require_own_gpu(store: dist.Store, number: int, count: int, mine: torch.devi
         return
     if device not in ("auto", "cuda"):
         raise CdtransError(
-            f"--device {device} is the same GPU for all {count} processes; use --device cuda, so that each takes its own."
+            f"--device {device} is one GPU for all {count} processes, and each needs its own; use --device cuda."
         )
     gpus = torch.cuda.device_count()
     raise CdtransError(
-        f"{count} processes cannot train on {gpus} GPU{'s'[: gpus != 1]}, because each needs its own; start one process "
-        "per GPU, or use --device cpu."
+        f"{count} processes cannot train on {gpus} GPU{'s'[: gpus != 1]}, because each needs its own; start one "
+        "process per GPU, or use --device cpu."
     )
 
 
