@@ -449,7 +449,7 @@ def require_weights(file: str | Path | None) -> None:
 
 def require_device(name: str) -> None:
     """Refuse an invalid device name. Whether this machine has the device is known once torch is imported."""
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", name):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9][0-9]?))?", name):
         raise CdtransError(f"Unknown device '{name}'; use cpu, cuda, cuda:N or mps.")
 
 
