@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import cdtrans.benchmarking.bench
 import cdtrans.evaluation.evaluate
@@ -32,6 +33,7 @@ from cdtrans.cli import entry
 from cdtrans.cli.bench import TEXTS
 from cdtrans.cli.options import COMMON as COMMON_SETTINGS
 from cdtrans.cli.options import NOT_FLAGS
+from cdtrans.cli.tables import class_table, confusion_table
 from cdtrans.config import SETTINGS
 from cdtrans.data.pixels import open_pixels
 from cdtrans.errors import CdtransError, Interrupted
@@ -537,6 +539,16 @@ class TestEval:
         assert f"({100 * low:.1f} to {100 * high:.1f})" in by_class
         assert [int(cell) for cell in confused.strip("│ ").split("│")[1:]] == confusion
 
+    def test_a_long_name_is_not_cut(self) -> None:
+        """Two that begin alike would look the same."""
+        names = tuple(f"{'an_endless_name_of_a_class_' * 3}{k}" for k in range(12))
+        scores = score(np.arange(12), np.roll(np.arange(12), 1), 12)
+        for table in (class_table, confusion_table):
+            console = Console(width=80)
+            with console.capture() as shown:
+                console.print(table(Evaluation(scores, names, (), None)))
+            assert "…" not in shown.get(), table.__name__
+
     def test_a_class_is_one_line_whatever_it_is_called(self, run: Run, monkeypatch) -> None:
         names = ("a\nerror: fake", "b\x1b[2J")
         result = Evaluation(score(np.array([0, 1]), np.array([0, 0]), 2), names, (), None, model="adapted")
@@ -814,6 +826,15 @@ class TestCache:
         cleared = json.loads(run("cache", "--cache", str(place), "--clear", "--json").out)
         assert cleared["freed"] == store["bytes"]
         assert "Nothing is cached" in run("cache", "--cache", str(place)).out
+
+    def test_a_long_path_is_not_cut(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        images = draw(tmp_path / ("images" * 20) / "a.png", kind=0, seed=1).parent
+        open_pixels(
+            sorted(images.iterdir()), root=images, size=8, cache=tmp_path / "own", screen=Screen(quiet=True), name="x"
+        )
+        shown = run("cache", "--cache", str(tmp_path / "own")).out
+        assert str(images) in "".join(line[1:].split("│")[0].strip() for line in shown.splitlines() if "│" in line)
 
     def test_stores_below_a_folder_are_named_and_not_cleared(self, run: Run, tmp_path: Path) -> None:
         place, top = tmp_path / "own", tmp_path / "office"
