@@ -58,6 +58,6 @@ def answer(
     if json:
         print_json(result.summary())
         return
-    for sentence in result.sentences():
+    for sentence in result.sentences(run):
         screen.result(sentence)
     screen.say(f"Stored in {run / 'answers.json'}.")

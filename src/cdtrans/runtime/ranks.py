@@ -78,7 +78,7 @@ def joined(device: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def require_own_gpu(store: dist.Store, number: int, count: int, mine: torch.device, device: str) -> None:
+def require_own_gpu(store: Any, number: int, count: int, mine: torch.device, device: str) -> None:
     """Refuse ranks that share a GPU: NCCL would fail, but only in the middle of the run. GPUs are compared by their
     identity, because a launcher may show each process only its own."""
     store.set(f"gpu/{number}", str(torch.cuda.get_device_properties(mine).uuid))
