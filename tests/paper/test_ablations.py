@@ -302,7 +302,7 @@ class TestLosses:
             ({"source_model": "nowhere"}, ["nowhere", "has no finished stage 1"]),
             ({"pairing": "ground_truth"}, ["'ground_truth'", "'pairing'", "two_way"]),
             ({"resize": "9"}, ["resized to 9", "cropped to 16"]),
-            ({"method": "rpll"}, ["'losses'", "'loss_source'", "'rpll'", "--method"]),
+            ({"method": "rpll"}, ["'losses'", "'loss_source'", "'rpll'", "'method'"]),
             ({"method": "ground_truth"}, ["'ground_truth'", "target labels"]),
             ({"method": "cdtrnas"}, ["'cdtrnas'", "did you mean 'cdtrans'?"]),
             ({"mutual_pairs": "thrice"}, ["'thrice'", "'mutual_pairs'"]),
