@@ -474,6 +474,20 @@ def setting_rows() -> list[str]:
     return rows
 
 
+def test_the_method_instant_is_the_effort_instant() -> None:
+    config = config_of({}, {"method": "instant"})
+    assert (config.recipe, config.effort, config.epochs) == ("best", "instant", 1)
+    assert config == config_of({}, {"effort": "instant"})
+
+
+@pytest.mark.parametrize(
+    ("effort", "method"), [("instant", "cotraining"), ("instant", "dann"), ("quick", "instant"), ("full", "instant")]
+)
+def test_an_effort_and_a_method_that_contradict_each_other(effort: str, method: str) -> None:
+    with error_says(f"'--effort {effort}'", f"'--method {method}'", "leave one"):
+        config_of({}, {"recipe": "best", "effort": effort, "method": method})
+
+
 @pytest.mark.parametrize(("effort", "method", "options"), [("instant", "instant", {}), ("quick", "cotraining", 0.25)])
 def test_an_effort_wins_over_the_options_of_a_preset(effort: str, method: str, options: object) -> None:
     """The demo's preset trains twice as long as usual, which is an option of its method."""

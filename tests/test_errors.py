@@ -14,6 +14,7 @@ from cdtrans.errors import LONGEST, CdtransError, Interrupted, named, nearest, p
         ("epoch", ["epochs"]),
         ("sourceepochs", ["source_epochs"]),
         ("lr", ["lr"]),
+        ("LR", ["lr"]),
         ("quite something else", ["epochs", "source_epochs", "lr"]),
     ],
 )

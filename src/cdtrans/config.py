@@ -406,7 +406,8 @@ def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
         if effort not in (None, "full"):
             raise CdtransError(
                 f"'--effort {effort}' belongs to the best recipe, but this run uses the recipe 'authors'"
-                f"{'' if 'recipe' in given else ', which --method and the options of CDTrans imply'}; leave one out."
+                f"{'' if 'recipe' in given else ', which --method and the options of CDTrans imply'}; leave it out, or "
+                "use the recipe 'best'."
             )
         return {}
     if effort is not None and effort not in list(EFFORTS):  # a list, because it may be anything
@@ -416,10 +417,19 @@ def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def effort_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What a shorter effort changes in the best recipe, even if a preset sets other options."""
-    given = together(layers)
-    layer = dict(EFFORTS[given.get("effort") or "full"])
-    if given.get("method") not in (None, layer.get("method", BEST["method"])):
+    """What a shorter effort changes in the best recipe, even if a preset sets other options. The method 'instant' is
+    the effort of that name."""
+    given, instant = together(layers), EFFORTS["instant"]["method"]
+    effort, method = given.get("effort"), given.get("method")
+    if method == instant and effort is None:
+        return EFFORTS["instant"] | {"effort": "instant"}
+    if method is not None and (method == instant) != (effort == "instant"):
+        raise CdtransError(
+            f"'--effort {effort}' does not go with '--method {method}', because only the method '{instant}' "
+            "does not train; leave one of the two out."
+        )
+    layer = dict(EFFORTS[effort or "full"])
+    if method not in (None, layer.get("method", BEST["method"])):
         layer.pop("method_args", None)
     return layer
 
@@ -439,7 +449,7 @@ def require_weights(file: str | Path | None) -> None:
 
 def require_device(name: str) -> None:
     """Refuse an invalid device name. Whether this machine has the device is known once torch is imported."""
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", name):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9][0-9]?))?", name):
         raise CdtransError(f"Unknown device '{name}'; use cpu, cuda, cuda:N or mps.")
 
 

@@ -67,7 +67,8 @@ def shortened(sentence: str) -> str:
 
 def closest(word: str, known: list[str]) -> str | None:
     """The known word that a misspelt one probably means."""
-    return next(iter(get_close_matches(word, known, n=1, cutoff=0.5)), None)
+    by_case = {name.casefold(): name for name in known}
+    return next((by_case[name] for name in get_close_matches(word.casefold(), by_case, n=1, cutoff=0.5)), None)
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -507,6 +507,8 @@ class TestBadInput:
             ({"method": "cdtrans,mcd", "pairing": "two_way"}, ["'pairing'", "one method", "several"]),
             ({"method": "dann,mcd", "recipe": "best"}, ["--start", "not", "--recipe"]),
             ({"method": "dann,mcd", "start": "bets"}, ["'bets'", "--start", "did you mean 'best'?"]),
+            ({"effort": "quick"}, ["--effort quick", "recipe 'best'"]),
+            ({"method": "dann,mcd", "start": "best", "effort": "instant"}, ["--effort instant", "--method dann"]),
             ({"method": "dann", "start": "best"}, ["--start", "several methods", "--recipe"]),
             ({"method": "cdan_tn,dcan", "pretrained": False}, ["none of these methods", "deit_small"]),
             ({"method": "dann", "method_args": {"ramp": -1}}, ["'ramp'", "at least 0"]),
@@ -586,6 +588,14 @@ class TestSettings:
         assert schedule(plan.recipes[1].config) == [40, 10, 5]
         plan = self.plan(mini, monkeypatch, out=tmp_path / "c", method="dann")
         assert schedule(plan.recipes[0].config) == [40, 10, 10], "one method is as its authors' scripts"
+
+    @pytest.mark.parametrize(("method", "epochs"), [("cotraining", 10), ("instant", 1)])
+    def test_a_method_of_the_best_recipe_has_it_also_by_itself(
+        self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, epochs: int
+    ) -> None:
+        (recipe,) = self.plan(mini, monkeypatch, method=method, out=tmp_path / "out").recipes
+        assert [recipe.config.recipe, recipe.config.source_fit, recipe.config.epochs] == ["best", "probe", epochs]
+        assert not any(flag.startswith("--preset") for flag in recipe.flags)
 
     def test_the_best_start_is_the_best_recipe_with_another_method(
         self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,18 @@
 from pathlib import Path
 
-from cdtrans.benchmarking.folder import with_table_defaults
+import pytest
+
+from cdtrans.benchmarking.folder import owned, with_table_defaults
+from support import error_says
+
+
+@pytest.mark.parametrize("kind", ["a benchmark", "an ablation"])
+def test_one_process_starts_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The ranks of torchrun would each start all of them, as ranks."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with error_says(kind, "one process", "--jobs"), owned(tmp_path / "out", "record.json", {}, kind):
+        pass
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_row_shows_what_its_method_did_and_has_no_report_unless_somebody_says_otherwise(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import cdtrans.benchmarking.bench
 import cdtrans.evaluation.evaluate
@@ -26,10 +27,13 @@ import cdtrans.run.pipeline
 import cdtrans.runtime.screen
 import cdtrans.serving.classifier
 from cdtrans.benchmarking.bench import BenchResult
+from cdtrans.benchmarking.folder import TABLE_DEFAULTS
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
+from cdtrans.cli.bench import TEXTS
 from cdtrans.cli.options import COMMON as COMMON_SETTINGS
 from cdtrans.cli.options import NOT_FLAGS
+from cdtrans.cli.tables import class_table, confusion_table
 from cdtrans.config import SETTINGS
 from cdtrans.data.pixels import open_pixels
 from cdtrans.errors import CdtransError, Interrupted
@@ -138,21 +142,39 @@ class TestHelp:
         assert "error" not in ended.err
 
     @pytest.mark.parametrize(
-        ("verb", "own"),
-        [("adapt", ()), ("demo", ("seed",)), ("bench", OF_EACH_RUN)],
+        ("verb", "own", "texts"),
+        [("adapt", (), {}), ("demo", ("seed",), {}), ("bench", OF_EACH_RUN, TEXTS)],
     )
-    def test_every_setting_is_a_flag_with_its_help(self, run: Run, verb: str, own: tuple[str, ...]) -> None:
-        text = " ".join(run(verb, "--help-all").out.split())
+    def test_every_setting_is_a_flag_with_its_help(
+        self, run: Run, verb: str, own: tuple[str, ...], texts: dict[str, str]
+    ) -> None:
+        text = " ".join(run(verb, "--help-all").out.replace("│", " ").split())
         for name, spec in SETTINGS.items():
             if name not in NOT_FLAGS and name not in own:
                 dashed = name.replace("_", "-")
                 assert f"--{dashed}" in text or f"--[no-]{dashed}" in text
-                assert " ".join(spec.metadata["help"].split()) in text, name
-        for words in ("cls, none; default: cls", "default: cotraining; authors: cdtrans", "center, pair; default"):
+                assert " ".join(texts.get(name, spec.metadata["help"]).split()) in text, name
+        for words in ("cls, none; default: cls", "center, pair; default"):
             assert f"({words}" in text
         assert "(two_way, one_way_source, one_way_target; default: two_way)" in text
         assert "--set KEY=VALUE" in text
         assert "--method-args" not in text
+
+    def test_defaults_of_the_runs_of_a_table(self, run: Run) -> None:
+        """Help texts name the defaults that hold there: those of 'adapt' are others."""
+        adapt, bench, losses, noise = (
+            " ".join(run(*verb, "--help-all").out.replace("│", " ").split())
+            for verb in (["adapt"], ["bench"], ["ablate", "losses"], ["ablate", "noise"])
+        )
+        assert "default: cotraining; authors: cdtrans" in adapt
+        assert says(bench, "With one method: authors,", "(default: cdtrans; cotraining with --recipe best)")
+        assert "default: best" not in bench + noise
+        assert "(authors, best; default: authors)" in noise
+        assert TABLE_DEFAULTS == {"guard": False, "report": False}
+        for text in (bench, losses, noise):
+            assert text.count("(default: false)") - text.count("source-target branch. (default: false)") == 2
+        assert "--recipe" not in losses  # its rows are of CDTrans, so the best recipe's method cannot replace it
+        assert "--effort" not in losses + noise
 
     def test_the_first_page_of_adapt_has_what_people_use(self, run: Run) -> None:
         settings = {f"--{name.replace('_', '-')}" for name in COMMON_SETTINGS} | {"--no-guard"}
@@ -517,6 +539,16 @@ class TestEval:
         assert f"({100 * low:.1f} to {100 * high:.1f})" in by_class
         assert [int(cell) for cell in confused.strip("│ ").split("│")[1:]] == confusion
 
+    def test_a_long_name_is_not_cut(self) -> None:
+        """Two that begin alike would look the same."""
+        names = tuple(f"{'an_endless_name_of_a_class_' * 3}{k}" for k in range(12))
+        scores = score(np.arange(12), np.roll(np.arange(12), 1), 12)
+        for table in (class_table, confusion_table):
+            console = Console(width=80)
+            with console.capture() as shown:
+                console.print(table(Evaluation(scores, names, (), None)))
+            assert "…" not in shown.get(), table.__name__
+
     def test_a_class_is_one_line_whatever_it_is_called(self, run: Run, monkeypatch) -> None:
         names = ("a\nerror: fake", "b\x1b[2J")
         result = Evaluation(score(np.array([0, 1]), np.array([0, 0]), 2), names, (), None, model="adapted")
@@ -740,13 +772,23 @@ class TestMethods:
         lines = {line.split()[0]: line for line in ended.out.splitlines() if line.split()}
         for name in METHODS:
             summary = (method_class(name).__doc__ or "").splitlines()[0].rstrip(".")
-            assert says(lines[name], summary, method_class(name).paper, method_class(name).backbones)
+            paper = method_class(name).paper or "(this project)"
+            assert says(lines[name], summary, paper, method_class(name).backbones)
 
     def test_the_options_of_one(self, run: Run) -> None:
         ended = run("methods", "mrkld_lrent")
         assert ended.code == 0, ended.err
         assert says(ended.out, "Zou et al. 2019", "label_entropy", "0.25", "divergence", "--set")
         assert says(run("methods", "rpll").out, "no options")
+
+    def test_where_one_comes_from(self, run: Run, tmp_path: Path) -> None:
+        assert says(run("methods", "dann").out, ". Reference: Ganin et al. 2016, Domain-Adversarial Training")
+        own = "best recipe, described in docs/results/recipe.md. Backbones: any."
+        assert says(run("methods", "instant").out, f"frozen backbone. The start of this project's {own}")
+        file = tmp_path / "mine.py"
+        head = "from cdtrans.methods.base import Method\nclass Mine(Method):\n    'My idea.'\n"
+        file.write_text(f"{head}    def losses(self, batch, progress): return {{}}\n")
+        assert says(run("methods", f"{file}:Mine").out, "My idea. Backbones: any.")
 
     def test_the_promised_json(self, run: Run) -> None:
         ended = run("methods", "--json")
@@ -784,6 +826,15 @@ class TestCache:
         cleared = json.loads(run("cache", "--cache", str(place), "--clear", "--json").out)
         assert cleared["freed"] == store["bytes"]
         assert "Nothing is cached" in run("cache", "--cache", str(place)).out
+
+    def test_a_long_path_is_not_cut(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        images = draw(tmp_path / ("images" * 20) / "a.png", kind=0, seed=1).parent
+        open_pixels(
+            sorted(images.iterdir()), root=images, size=8, cache=tmp_path / "own", screen=Screen(quiet=True), name="x"
+        )
+        shown = run("cache", "--cache", str(tmp_path / "own")).out
+        assert str(images) in "".join(line[1:].split("│")[0].strip() for line in shown.splitlines() if "│" in line)
 
     def test_stores_below_a_folder_are_named_and_not_cleared(self, run: Run, tmp_path: Path) -> None:
         place, top = tmp_path / "own", tmp_path / "office"

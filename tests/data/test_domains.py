@@ -542,7 +542,7 @@ def test_images_of_a_list_are_streamed_and_not_gathered(tmp_path):
     folder(tmp_path, "a.png", "b c.png")
     found = stream_images(text(tmp_path / "list.txt", "a.png", "b c.png 3", "gone.png", "a.png"))
     assert [next(found), next(found)] == [tmp_path / "a.png", tmp_path / "b c.png"]
-    with error_says("'gone.png'", "line 3"):
+    with error_says("'gone.png' in line 3 of", "cannot be found", "--root"):
         next(found)
 
 

@@ -73,6 +73,19 @@ def test_the_scores_are_those_of_the_classifier_s_own_labels(finished) -> None:
     assert result.scores.confusion[k, j] == sum((t, p) == ("blue", "red") for t, p in zip(true, labels, strict=True))
 
 
+def test_images_that_the_run_was_trained_on_are_said(finished, tmp_path: Path) -> None:
+    """Their accuracy says nothing about the target."""
+    heard = Heard()
+    result = scored(finished.run, finished.task.source, screen=heard)
+    assert result.history is None
+    (warning,) = heard.warnings_heard
+    assert says(warning, "24 of the 24 labelled images", "source images", "labelled target images")
+    heard = Heard()
+    scored(finished.run, write_key(tmp_path / "key", kinds=(0, 1, 2)), screen=heard)
+    scored(finished.run, finished.answers, screen=heard)
+    assert heard.warnings_heard == []
+
+
 def test_every_epoch_is_scored_from_what_it_left_behind(finished) -> None:
     by_hand = accuracy_by_epoch(finished, finished.answers.read_text().splitlines())
     result = scored(finished.run, finished.answers)

@@ -70,19 +70,34 @@ def test_labels_for_all_images_give_the_exact_accuracy(asked: Path) -> None:
     assert result.accuracy.low == result.accuracy.high == pytest.approx(sum(right) / IMAGES)
     assert result.comparison is not None
     assert result.comparison.better == "adapted"
-    assert says(" ".join(result.sentences()), "all 60 images (exact)", "the guard was right")
+    assert says(" ".join(result.sentences()), "all 60 images (exact)", "the run uses it")
 
 
-def test_the_verdict_about_the_guard(asked: Path, run: Path) -> None:
+def test_a_better_model_that_the_run_does_not_use(asked: Path, run: Path) -> None:
     target = read_target(asked)
     labels = asked / "all.csv"
     labels.write_text("path,label\n" + "".join(f"{p},{truth(p)}\n" for p in target.paths))
     (run / "result.json").write_text(json.dumps({"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 1}))
     result = answer(run, labels)
     assert result.accuracy == result.source != result.adapted
-    assert says(" ".join(result.sentences()), "the guard was wrong", "cdtrans choose RUN adapted")
+    assert says(" ".join(result.sentences()), "the run uses the other one", "cdtrans choose RUN adapted")
+    assert f"'cdtrans choose {run} adapted'" in result.sentences(run)[-1]
+    for verdict, words in (("harm", "guard was wrong"), ("better", "guard was right")):
+        assert says(replace(result, verdict=verdict).sentences()[-1], words), "whichever model the run uses"
+    for verdict in ("unknown", "off", ""):
+        assert "guard" not in replace(result, verdict=verdict).sentences()[-1], "it has not judged"
     (run / "result.json").write_text(json.dumps({"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 0}))
     assert answer(run, labels).comparison is None
+
+
+@pytest.mark.parametrize("header", ["path,label,probability", "path,label,probability,no_class"])
+def test_predictions_are_not_labels(asked: Path, header: str) -> None:
+    """They would measure the model by its own opinion."""
+    file = asked / "predicted.csv"
+    file.write_text(f"{header}\n" + "".join(f"{p},{truth(p)},0.9,0.1\n" for p in read_target(asked).paths))
+    with error_says("'probability'", "predictions", "cdtrans ask"):
+        answer(asked, file)
+    assert not (asked / "answers.json").exists()
 
 
 def test_the_adapted_model_is_calibrated_by_the_labels(run: Path) -> None:
@@ -170,7 +185,7 @@ def test_an_open_comparison_says_what_would_decide_it(asked: Path) -> None:
     assert result.comparison is not None
     assert result.comparison.better == "open"
     open_ = replace(result.comparison, more_labels=17)
-    assert says(" ".join(replace(result, comparison=open_).sentences()), "remains open", "About 17 more random labels")
+    assert says(" ".join(replace(result, comparison=open_).sentences()), "do not decide", "About 17 more random labels")
     close = replace(result.comparison, more_labels=None)
     assert says(" ".join(replace(result, comparison=close).sentences()), "too close", f"{close.disagree} of 60 images")
     same = replace(result.comparison, better="neither", disagree=0)

@@ -18,7 +18,9 @@ def verb(run: Path, *arguments: str) -> Ended:
 def test_ask_and_answer(run: Path) -> None:
     ended = verb(run, "ask", "run", "--budget", "10")
     assert (ended.code, ended.err) == (0, "")
-    assert says(ended.out, "10 images", "6 chosen at random", "4", "run/ask/ask.html", "cdtrans answer run labels.csv")
+    assert says(
+        ended.out, "10 images", "6 chosen at random", "4", "run/ask/ask.html", "cdtrans answer run run/ask/labels.csv"
+    )
     fill(run / "ask" / "labels.csv", run.parent / "labels.csv")
     ended = verb(run, "answer", "run", "labels.csv")
     assert (ended.code, ended.err) == (0, "")

@@ -215,6 +215,15 @@ class TestLosses:
         (out / "ablation.json").write_text(json.dumps(older))
         assert run(task, "losses", out).code == 0, "before it was recorded it was off unless told otherwise"
 
+    @pytest.mark.parametrize("text", ["recipe: best\n", "", "recipe: authors\n"])
+    def test_the_recipe_of_a_file_is_that_of_the_plan(self, task: Task, tmp_path: Path, text: str) -> None:
+        """The runs get the file, so the plan must not name another recipe."""
+        file = tmp_path / "settings.yaml"
+        file.write_text(f"{text}pretrained: false\ndevice: cpu\n")
+        how = {"key": task.folder / "key.txt", "out": tmp_path / "out", "preset": None, "config": file, "force": False}
+        plan = make_plan(PSEUDO_LABELS, task.source, task.target, {}, screen=Screen(quiet=True), **how)
+        assert plan.config.recipe == ("best" if "best" in text else "authors")
+
     @pytest.mark.parametrize("text", ["", '{"lr": 0.0', "3"])
     def test_a_damaged_record_is_one_sentence(self, task: Task, tmp_path: Path, text: str) -> None:
         (tmp_path / "out").mkdir()
@@ -293,7 +302,7 @@ class TestLosses:
             ({"source_model": "nowhere"}, ["nowhere", "has no finished stage 1"]),
             ({"pairing": "ground_truth"}, ["'ground_truth'", "'pairing'", "two_way"]),
             ({"resize": "9"}, ["resized to 9", "cropped to 16"]),
-            ({"method": "rpll"}, ["'losses'", "'loss_source'", "'rpll'", "--method"]),
+            ({"method": "rpll"}, ["'losses'", "'loss_source'", "'rpll'", "'method'"]),
             ({"method": "ground_truth"}, ["'ground_truth'", "target labels"]),
             ({"method": "cdtrnas"}, ["'cdtrnas'", "did you mean 'cdtrans'?"]),
             ({"mutual_pairs": "thrice"}, ["'thrice'", "'mutual_pairs'"]),

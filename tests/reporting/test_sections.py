@@ -40,7 +40,7 @@ class TestVerdict:
             ({"verdict": "kept", "paragraph": "But.", "warning": "Oh."}, "adapted", "warned", "an earlier one"),
             (GUARD | {"verdict": "harm"}, "source", "bad", "the source-only model"),
             (GUARD | {"verdict": "off"}, "adapted", "bad", "the guard was off"),
-            (GUARD | {"verdict": "unknown"}, "adapted", "warned", "cannot be told"),
+            (GUARD | {"verdict": "unknown"}, "adapted", "warned", "without labels it could not tell"),
             (GUARD | {"verdict": "a later version's"}, "adapted", "unknown", "did not check"),
             (None, "adapted", "unknown", "did not check"),
         ],

@@ -168,7 +168,7 @@ class TestFile:
     @pytest.mark.parametrize(
         ("lines", "words"),
         [
-            (("a.png,unsure", "b.png,none of these classes"), "can be used for training"),
+            (("a.png,unsure", "b.png,none of these classes"), "can be used for training.*; label more images"),
             (("a.png,", "b.png,"), "no label yet"),
             (("x.png,red",), "not in the target"),
             (("a.png,purple",), "'purple'"),

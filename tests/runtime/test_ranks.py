@@ -1,11 +1,18 @@
 """How work is shared out among ranks; end_to_end/test_ranks.py starts real ones."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cdtrans
 from cdtrans.runtime import ranks
+from support import error_says
+from tiny_task import make_task
 
 
 def parts_of(count: int, world: int, start: int | None = None) -> list[slice]:
@@ -35,7 +42,7 @@ def test_the_parts_of_a_batch_cover_it_once_and_in_order(count: int, world: int,
 
 def test_one_rank_alone_is_the_plain_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with ranks.joined():
+    with ranks.joined("auto"):
         assert (ranks.rank(), ranks.world(), ranks.is_main()) == (0, 1, True)
         ranks.barrier()
     assert ranks.share(5) == slice(0, 5)
@@ -50,3 +57,69 @@ def test_on_one_rank_nothing_is_gathered_or_averaged() -> None:
     ranks.average_gradients(weights)
     assert weights[0].grad.tolist() == [1.0, 2.0]
     assert weights[1].grad is None
+
+
+class Group:
+    """The stand-in for a launcher's processes, of which this is rank 0, and for this machine's GPUs."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, processes: int, gpus: int) -> None:
+        self.store, self.backends = dist.HashStore(), []
+        for name, value in {"RANK": 0, "WORLD_SIZE": processes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": processes}.items():
+            patch.setenv(name, str(value))
+        patch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        patch.setattr(torch.cuda, "device_count", lambda: gpus)
+        patch.setattr(torch.cuda, "set_device", lambda number: None)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+        patch.setattr(ranks, "rendezvous", lambda url: iter([(self.store, 0, processes)]))
+        patch.setattr(dist, "init_process_group", lambda backend, **how: self.backends.append(backend))
+        patch.setattr(dist, "destroy_process_group", lambda: None)
+
+    def others_take(self, *gpus: int) -> None:
+        for number, gpu in enumerate(gpus, start=1):
+            self.store.set(f"gpu/{number}", f"GPU-{gpu}")
+
+
+def test_a_run_with_more_processes_than_gpus_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NCCL cannot do it, and says so only in the middle of the run."""
+    task = make_task(tmp_path)
+    Group(monkeypatch, processes=4, gpus=1).others_take(0, 0, 0)
+    with error_says("4 processes", "1 GPU", "--device cpu"):
+        cdtrans.adapt(task.source, task.target, out=tmp_path / "run", config=task.config, device="auto", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_a_gpu_each_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(monkeypatch, processes=2, gpus=2)
+    group.others_take(1)
+    with ranks.joined("auto"):
+        assert group.backends == ["nccl"]
+
+
+def test_processes_that_each_see_only_their_own_gpu_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Slurm's --gpus-per-task and torchrun's --virtual-local-rank do it: GPU 0 is another one for each of them."""
+    group = Group(monkeypatch, processes=2, gpus=1)
+    group.others_take(5)
+    with ranks.joined("auto"):
+        assert group.backends == ["nccl"]
+
+
+def test_a_gpu_named_by_its_number_is_one_for_all_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Group(monkeypatch, processes=2, gpus=2).others_take(1)
+    with error_says("--device cuda:1", "all 2 processes"), ranks.joined("cuda:1"):
+        pass
+
+
+def test_processes_on_the_cpu_of_a_machine_with_gpus_do_not_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(monkeypatch, processes=4, gpus=1)
+    with ranks.joined("cpu"):
+        assert group.backends == ["gloo"]
+
+
+def test_several_processes_on_mps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Group(monkeypatch, processes=2, gpus=0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    with error_says("'mps'", "--device cpu"), ranks.joined("mps"):
+        pass

@@ -92,6 +92,8 @@ REFUSED: list[tuple[Any, list[str]]] = [
     ([RGB, RGB.astype(float)], ["image 2", "divide by 255"]),
     ([RGB, RGB.tolist()], ["image 2", "'list'", "numpy array"]),
     ([RGB, None], ["image 2", "'NoneType'"]),
+    (Image.new("RGB", (0, 7)), ["0 x 7", "no pixels"]),
+    ([RGB, Image.new("RGB", (7, 0))], ["image 2", "no pixels"]),
     (b"\x89PNG", ["'bytes'", "path"]),
     ({"a": RGB}, ["'dict'"]),
     (7, ["'int'", "PIL image"]),

@@ -10,6 +10,7 @@ from typing import Any
 from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, read_yaml, upgraded, with_method_args
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import method_class
+from cdtrans.runtime import launcher
 from cdtrans.runtime.locks import try_lock
 from cdtrans.storage.files import atomic
 
@@ -22,6 +23,11 @@ TABLE_DEFAULTS = {"guard": False, "report": False}
 def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator[None]:
     """Lock the folder for this process and this recipe, which is saved as `record`. `kind` is what the folder belongs
     to, with its article."""
+    if launcher.world() > 1:
+        raise CdtransError(
+            f"The runs of {kind} are processes of their own; start the command in one process, with --jobs N for "
+            "several runs in parallel."
+        )
     _check_folder(out, record, recipe, kind)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,9 @@ def make_recipe(benchmark: Benchmark, backbone: str, config: Path | None, settin
     from_file = _from_file(config)
     file = (f"--config={config}",) if config is not None else ()
     settings = with_table_defaults(settings, config)
-    if (from_file | settings).get("recipe") == "best":  # the preset is the authors' recipe: only its backbone is taken
+    given = from_file | settings
+    if given.get("recipe", start_of(str(given.get("method")), "authors")) == "best":
+        # the preset is the authors' recipe: only its backbone is taken
         settings = ({} if "backbone" in from_file else {"backbone": read_preset(preset)["backbone"]}) | settings
         layers, begin = [{}, from_file, settings], []
     else:

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from cdtrans.cli.options import (
+    TABLE_TEXTS,
     Debug,
     Device,
     Force,
@@ -27,11 +28,16 @@ from cdtrans.runtime.screen import Screen
 
 ablate = typer.Typer(no_args_is_help=True, help="Rerun the paper's ablations and theory.")
 
-LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6 differ in
+LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6, all of CDTrans, differ in
 PAIRING_FLAGS = {"method", "pairing", "center_aware", "target_class"}  # and those of Table 5
 PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # sampled pairs have none of these
 NOISE_FLAGS = LOSS_FLAGS | PAIR_OPTIONS | {"method", "rebuild_every", "seed"}  # and the runs of Fig. 2b
-NOT_HERE = {"target_labels", "source_classes"}  # a row trains without target labels, and with a source
+NOT_HERE = {"target_labels", "source_classes", "effort"}  # a row trains without target labels, and with a source
+TEXTS = {
+    "recipe": "Defaults for the other settings: the CDTrans authors' recipe, or this project's best one. (authors, "
+    "best; default: authors)",
+    **TABLE_TEXTS,
+}
 
 
 @ablate.command()
@@ -60,7 +66,7 @@ def theory(
 
 
 @ablate.command()
-@partial(with_settings, names=SETTINGS.keys() - LOSS_FLAGS - {"method"} - NOT_HERE)  # each row has its own
+@partial(with_settings, names=SETTINGS.keys() - LOSS_FLAGS - {"method", "recipe"} - NOT_HERE, texts=TEXTS)
 def losses(
     source: Source,
     target: Target,
@@ -83,7 +89,7 @@ def losses(
 
 
 @ablate.command(name="pseudo-labels")
-@partial(with_settings, names=SETTINGS.keys() - PAIRING_FLAGS - NOT_HERE)  # each row has its own
+@partial(with_settings, names=SETTINGS.keys() - PAIRING_FLAGS - NOT_HERE, texts=TEXTS)  # each row has its own
 def pseudo_labels(
     source: Source,
     target: Target,
@@ -106,7 +112,7 @@ def pseudo_labels(
 
 
 @ablate.command()
-@partial(with_settings, names=SETTINGS.keys() - NOISE_FLAGS - NOT_HERE)  # each run has its own
+@partial(with_settings, names=SETTINGS.keys() - NOISE_FLAGS - NOT_HERE, texts=TEXTS)  # each run has its own
 def noise(
     source: Source,
     target: Target,

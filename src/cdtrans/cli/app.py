@@ -27,7 +27,7 @@ from cdtrans.cli.options import (
     print_json,
     with_settings,
 )
-from cdtrans.cli.tables import before_and_after, cell, class_table, confusion_table, finding_table, score_table
+from cdtrans.cli.tables import before_and_after, cell, class_table, confusion_table, finding_table, score_table, whole
 from cdtrans.config import preset_names
 from cdtrans.errors import HARM, CdtransError, named
 from cdtrans.runtime.environment import package_version
@@ -401,7 +401,7 @@ def cache(
         ]
         print_json({"cache": str(place), "stores": listed, "below": below, "freed": freed})
         return
-    table = Table("images of", "size", "images", "MB", "last used", title=str(place))
+    table = Table(whole("images of"), "size", "images", "MB", "last used", title=str(place))
     for s in stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
         place_of = f"{s.root}{' (of an older version, rebuilt when used)' if s.outdated else ''}"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cdtrans.cli.options import Debug, Force, Jobs, Json, Quiet, print_json, with_settings
+from cdtrans.cli.options import TABLE_TEXTS, Debug, Force, Jobs, Json, Quiet, print_json, with_settings
 from cdtrans.config import SETTINGS
 from cdtrans.runtime.screen import Screen
 
@@ -18,8 +18,18 @@ OF_EACH_RUN = {
     "target_labels",
 }  # set for each run by bench
 
+TEXTS = {
+    "recipe": "With one method: authors, the benchmark's preset, or best. With several methods, use --start. "
+    "(default: authors; best for cotraining and instant)",
+    "effort": "With --recipe best or --start best: quick trains a quarter as much as full. Without --method also "
+    "instant, which does not train the backbone. (default: full)",
+    "method": "A name from 'cdtrans methods', or FILE.py:CLASS for your own method; all, or several names with commas, "
+    "to compare them. (default: cdtrans; cotraining with --recipe best)",
+    **TABLE_TEXTS,
+}
 
-@partial(with_settings, names=SETTINGS.keys() - OF_EACH_RUN)
+
+@partial(with_settings, names=SETTINGS.keys() - OF_EACH_RUN, texts=TEXTS)
 def bench(
     benchmark: Annotated[
         str, typer.Argument(metavar="NAME", help="office31, office-home, visda2017, domainnet or pacs.")

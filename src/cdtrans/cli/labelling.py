@@ -35,7 +35,7 @@ def ask(
         f" {summary['informative']} that the model is least sure of, to train on."
     )
     screen.result(f"Open {summary['page']} in a browser, or fill in {summary['labels']}.")
-    screen.say(f"Then: cdtrans answer {run} labels.csv")
+    screen.say(f"Then: cdtrans answer {run} {summary['labels']} (or the labels.csv that the page saved)")
 
 
 def answer(
@@ -58,6 +58,6 @@ def answer(
     if json:
         print_json(result.summary())
         return
-    for sentence in result.sentences():
+    for sentence in result.sentences(run):
         screen.result(sentence)
     screen.say(f"Stored in {run / 'answers.json'}.")

@@ -35,7 +35,7 @@ def methods(
     if name is None:
         table = Table("method", "step", "needs", "what it does", box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for row in rows:
-            cells = (row["name"], row["cost"], row["backbones"], f"{row['summary']} ({row['paper']})")
+            cells = (row["name"], row["cost"], row["backbones"], f"{row['summary']} ({row['paper'] or 'this project'})")
             table.add_row(*map(escape, cells))
         screen.result(table)
         screen.say("step: time of a training step, CDTrans = 1.")
@@ -43,9 +43,10 @@ def methods(
         screen.say("Options of a method: 'cdtrans methods NAME'.")
         return
     (row,) = rows
-    screen.result(
-        f"{row['name']}: {row['summary']}. Reference: {row['paper']}, {row['title']}. Backbones: {row['backbones']}."
-    )
+    paper = f"Reference: {row['paper']}" if row["paper"] else ""
+    reference = ", ".join(filter(None, (paper, row["title"])))
+    sentences = (f"{row['name']}: {row['summary']}", reference, f"Backbones: {row['backbones']}")
+    screen.result(" ".join(f"{sentence}." for sentence in sentences if sentence))
     table = Table("option", "default", "meaning", title="options, given as --set OPTION=VALUE")
     for option in row["options"]:
         table.add_row(escape(option["name"]), escape(str(option["default"])), escape(option["help"]))

@@ -3,7 +3,7 @@
 import inspect
 import json as json_format
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,10 @@ COMMON = (  # settings that --help shows; --help-all shows all
 )
 COMMON_PANEL = "Settings"
 NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
+TABLE_TEXTS = {  # settings that have another default in the runs of a table
+    "guard": "Keep the source-only model if adaptation seems to have done harm. (default: false)",
+    "report": "Write report.html at the end of each run. (default: false)",
+}
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, everything else to stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
@@ -45,9 +49,12 @@ Root = Annotated[
 ]
 
 
-def with_settings(verb: Callable[..., None], names: Collection[str] = SETTINGS.keys()) -> Callable[..., None]:
+def with_settings(
+    verb: Callable[..., None], names: Collection[str] = SETTINGS.keys(), texts: Mapping[str, str] | None = None
+) -> Callable[..., None]:
     """Give a verb a flag for every setting and every option of CDTrans, or for those named, in place of its
-    **settings. Where `method` is among them, `--set` gives the options of any method."""
+    **settings. Where `method` is among them, `--set` gives the options of any method. `texts` are the help lines of
+    settings that mean something else here than for 'adapt', or have another default."""
     signature = inspect.signature(verb)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, spec in SETTINGS.items():
@@ -57,7 +64,8 @@ def with_settings(verb: Callable[..., None], names: Collection[str] = SETTINGS.k
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
             panel = COMMON_PANEL if name in COMMON else spec.metadata["group"]
-            option = typer.Option(flag, help=help_line(name), rich_help_panel=panel, hidden=name not in COMMON)
+            text = (texts or {}).get(name) or help_line(name)
+            option = typer.Option(flag, help=text, rich_help_panel=panel, hidden=name not in COMMON)
             parameters.append(_parameter(name, kind, option))
             if name == "method":
                 text = "An option of the method; may be repeated. 'cdtrans methods NAME' lists them."

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cdtrans.errors import printable
 
@@ -40,7 +40,7 @@ def score_table(result: Any, model: str) -> Table:
 
 def class_table(result: Any) -> Table:
     """Per class: images, share right, and the most frequent wrong prediction."""
-    table = Table("class", "images", "right (95% interval)", "most often mistaken for")
+    table = Table(whole("class"), "images", "right (95% interval)", whole("most often mistaken for"))
     for k, (name, interval) in enumerate(zip(result.classes, result.scores.per_class_interval, strict=True)):
         row = result.scores.confusion[k].copy()
         total, right = int(row.sum()), int(row[k])
@@ -53,10 +53,16 @@ def class_table(result: Any) -> Table:
 
 def confusion_table(result: Any) -> Table:
     """Rows are true classes, columns predicted ones."""
-    table = Table("true \\ predicted", *map(cell, result.classes), title="confusion matrix")
+    names = [whole(cell(name)) for name in result.classes]
+    table = Table(whole("true \\ predicted"), *names, title="confusion matrix")
     for name, row in zip(result.classes, result.scores.confusion.tolist(), strict=True):
         table.add_row(cell(name), *map(str, row))
     return table
+
+
+def whole(header: str) -> Column:
+    """A column whose cells and header continue on the next line where rich would cut them."""
+    return Column(header, overflow="fold")
 
 
 def cell(name: str) -> str:

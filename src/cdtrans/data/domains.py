@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from cdtrans.data.folders import files_below, is_folder, is_subfolder, listing, no_image, quoted, walk
 from cdtrans.data.images import is_image_name
-from cdtrans.data.lists import existing, labelled_lines, list_base, list_lines, readings
+from cdtrans.data.lists import existing, labelled_lines, list_base, list_lines, not_found, readings
 from cdtrans.data.tars import TarMember, is_tar_name, members
 from cdtrans.errors import CdtransError, named
 
@@ -282,6 +282,5 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
                 raise _mixed(where, number)
             found = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
             if found is None:
-                existing(where, Path(base), [(number, *possible)])
-            else:
-                yield found
+                raise not_found(where, Path(base), number, possible[0])
+            yield found

@@ -73,10 +73,22 @@ def existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ...
             paths.append(path)
     if missing:
         number, path = missing[0]
-        ends = (i for i, character in enumerate(path) if character == " ")
-        tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
         raise CdtransError(
             f"{len(missing)} of the {len(listed)} files in {quoted(where)} cannot be found below {quoted(base)},"
-            f" the first is {path!r} in line {number}: {tab}correct the list, or set --root to the folder of its paths."
+            f" the first is {path!r} in line {number}: {_correct(path)}."
         )
     return tuple(paths)
+
+
+def not_found(where: Path, base: Path, number: int, path: str) -> CdtransError:
+    """The error for a line of a list that is read line by line."""
+    return CdtransError(
+        f"{path!r} in line {number} of {quoted(where)} cannot be found below {quoted(base)}: {_correct(path)}."
+    )
+
+
+def _correct(path: str) -> str:
+    """What to do if a listed path does not exist."""
+    ends = (i for i, character in enumerate(path) if character == " ")
+    tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
+    return f"{tab}correct the list, or set --root to the folder of its paths"

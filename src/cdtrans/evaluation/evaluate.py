@@ -218,6 +218,11 @@ def evaluate(
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
     history = read_history(run, digests, true[kept], classes)
+    if history is None and (of_source := len(source_digests(run).intersection(digests))):
+        screen.warn(
+            f"{of_source} of the {len(kept)} labelled images are source images that the run was trained on; for the "
+            "accuracy on the target, give labelled target images only."
+        )
     evaluation = Evaluation(
         scores, classifier.classes, tuple(skipped), history, bins, classifier.name, folder, left_out
     )
@@ -310,8 +315,18 @@ def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) 
 
 def target_positions(run: Path) -> dict[str, int]:
     """The digest of each target image of the run -> its index in the predictions."""
+    return positions_of(run, "target")
+
+
+def source_digests(run: Path) -> set[str]:
+    """The digests of the source images that the run was trained on."""
+    return set(positions_of(run, "source"))
+
+
+def positions_of(run: Path, domain: str) -> dict[str, int]:
+    """The digest of each image of a domain of the run -> its index."""
     file = run / "images.csv"
     if not file.is_file():  # deleted by the user
         return {}
     with intact(file, WITHOUT), open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
-        return {row["digest"]: int(row["index"]) for row in DictReader(lines) if row["domain"] == "target"}
+        return {row["digest"]: int(row["index"]) for row in DictReader(lines) if row["domain"] == domain}

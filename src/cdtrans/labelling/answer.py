@@ -17,7 +17,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.serving.probabilities import temperature
 from cdtrans.serving.recorded import LOGITS, recalibrate, target_logits
 from cdtrans.storage.card_file import read_card
-from cdtrans.storage.run_folder import MODEL_NAMES
+from cdtrans.storage.run_folder import MODEL_NAMES, choose_command
 
 ENOUGH = 20  # labels of the random part that calibrate better than no label
 Better = Literal["adapted", "source", "neither", "open"]
@@ -44,7 +44,8 @@ class Answered:
     random: int  # of these, in the random part
     unsure: int  # in the random part
     no_class: int  # in the random part: they count as wrong
-    chosen: str  # the model that the run chose
+    chosen: str  # the model that the run uses
+    verdict: str  # of the guard
     adapted: Interval | None  # accuracy; None without a label of the random part, or without an adapted model
     source: Interval | None  # accuracy of the source-only model; None without a label of the random part
     comparison: Comparison | None  # None if one of the two is None
@@ -64,8 +65,8 @@ class Answered:
         """Whether every image has a label: accuracies are exact then."""
         return self.labelled == self.images
 
-    def sentences(self) -> list[str]:
-        """The result in sentences."""
+    def sentences(self, run: str | Path = "RUN") -> list[str]:
+        """The result in sentences. `run` is the run folder, for a command to copy."""
         if not self.labelled:
             return [
                 f"There is no label to measure or calibrate with: give classes, not '{UNSURE}', for images that the"
@@ -79,7 +80,7 @@ class Answered:
         basis = f"{self.random} random images of {self.images}"
         if self.complete:
             basis = f"all {self.images} images (exact)"
-        chosen = f"{MODEL_NAMES[self.chosen]} model, which this run chose"
+        chosen = f"{MODEL_NAMES[self.chosen]} model, which this run uses"
         said = [f"Accuracy of the {chosen}, from {basis}: {self._measured(self.accuracy)}."]
         if self.adapted is not None:
             name, other = ("source-only", self.source) if self.chosen == "adapted" else ("adapted", self.adapted)
@@ -93,14 +94,14 @@ class Answered:
             )
         if self.recalibrated:
             said.append("The adapted model's probabilities are now calibrated with these labels.")
-        return [*said, *self._compared()]
+        return [*said, *self._compared(run)]
 
     def _measured(self, interval: Interval) -> str:
         if self.complete:
             return f"{interval.estimate:.1%}"
         return f"{interval.estimate:.1%}, 95% interval {interval.low:.1%} to {interval.high:.1%}"
 
-    def _compared(self) -> list[str]:
+    def _compared(self, run: str | Path) -> list[str]:
         found = self.comparison
         if found is None:
             return ["There is no adapted model to compare with."]
@@ -114,17 +115,21 @@ class Answered:
             return [f"{counted}: neither is better."]
         test = "" if self.complete else f" (sign test, p = {found.p:.2g})"
         if found.better == "open":
-            return [
-                f"{counted}{test}: these labels do not decide which model is better, so whether the guard was right"
-                f" remains open. {self._outlook(found)}"
-            ]
+            return [f"{counted}{test}: these labels do not decide which model is better. {self._outlook(found)}"]
         better = MODEL_NAMES[found.better]
         if found.better == self.chosen:
-            return [f"{counted}{test}: the {better} model is better, and the guard was right to keep it."]
+            return [f"{counted}{test}: the {better} model is better, and the run uses it.{self._guard(found)}"]
         return [
-            f"{counted}{test}: the {better} model is better, and the guard was wrong to keep the other one. "
-            f"'cdtrans choose RUN {found.better}' changes that."
+            f"{counted}{test}: the {better} model is better, but the run uses the other one; "
+            f"'{choose_command(Path(run), found.better)}' changes that.{self._guard(found)}"
         ]
+
+    def _guard(self, found: Comparison) -> str:
+        """Whether the guard was right, if it has judged."""
+        if self.verdict not in ("better", "harm"):
+            return ""
+        right = found.better == ("adapted" if self.verdict == "better" else "source")
+        return f" The guard was {'right' if right else 'wrong'}."
 
     def _outlook(self, found: Comparison) -> str:
         if found.more_labels is None:
@@ -194,6 +199,7 @@ def measure(target: FinishedTarget, answers: Answers) -> Answered:
         unsure=sum(a.label == UNSURE and a.part == "random" for a in answers.values()),
         no_class=sum(sure[i].label == NO_CLASS for i in used),
         chosen=target.chosen,
+        verdict=target.verdict,
         adapted=adapted,
         source=source,
         comparison=comparison,

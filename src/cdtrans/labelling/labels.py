@@ -75,6 +75,8 @@ def _csv_rows(file: Path, text: str) -> list[Row]:
                 f"'{file}' needs a first line with the columns 'path' and 'label', but has"
                 f" {', '.join(map(repr, filter(None, names)))[:200]}; {HOW_TO}."
             )
+        if "probability" in names:
+            raise CdtransError(f"'{file}' has a column 'probability', so it holds predictions and no labels; {HOW_TO}.")
         return [
             Row(f"line {reader.line_num}", *((line.get(names.get(n, n)) or "").strip() for n in (*COLUMNS, "digest")))
             for line in reader

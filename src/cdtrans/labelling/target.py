@@ -25,6 +25,7 @@ class FinishedTarget(TargetImages):
     run: Path
     rows: np.ndarray  # [N] the images' places in what the run has recorded of its whole target
     chosen: str  # 'adapted' or 'source'
+    verdict: str  # of the guard; empty in runs of the first version
     adapted: bool  # whether there is an adapted model; it need not be the chosen one
     source_predicted: np.ndarray  # [N] classes, by the source-only model
     adapted_predicted: np.ndarray  # [N]
@@ -79,6 +80,7 @@ def _target(run: Path, record: Record) -> FinishedTarget:
         resize=int(record.config.get("resize", 256)),
         classes=record.classes,
         chosen="source" if record.used_source else "adapted",
+        verdict=str(record.result.get("guard", {}).get("verdict", "")),
         adapted=record.adapted,
         trained=trained | {path: trained[d] for path, d in zip(record.target, digests, strict=True) if d in trained},
         rows=rows,

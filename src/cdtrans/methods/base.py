@@ -75,8 +75,8 @@ class Method(nn.Module):
     resumed and kept equal on all ranks like the network itself."""
 
     Options: ClassVar[type[Any]] = NoOptions  # a frozen dataclass of `cdtrans.config.option` fields
-    paper: ClassVar[str] = ""  # authors and year
-    title: ClassVar[str] = ""  # of the paper, and its venue
+    paper: ClassVar[str] = ""  # authors and year; empty if there is no paper
+    title: ClassVar[str] = ""  # of the paper, and its venue; without a paper: where the method is described
     backbones: ClassVar[str] = "any"  # which backbones it works with
     cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
     passes: ClassVar[float] = 6.0  # cost of a pair in a step, in forward passes of an image; for the run time forecast

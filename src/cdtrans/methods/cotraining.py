@@ -64,8 +64,7 @@ class CoTraining(Method):
 
     Options = CoTrainingOptions
     options: CoTrainingOptions
-    paper = "this project"
-    title = "The best recipe of this project (docs/results/recipe.md)"
+    title = "The best recipe of this project, described in docs/results/recipe.md"
     cost = "0.96"
     passes = 7.0  # source and target forward and backward, and the target through the teacher
     takes_target_labels = True

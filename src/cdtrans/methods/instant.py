@@ -15,8 +15,7 @@ from cdtrans.pairing.pairs import Domains, Proposals
 class Instant(Method):
     """Probe and neighbour graphs on the frozen backbone."""
 
-    paper = "this project"
-    title = "The start of the best recipe (docs/results/recipe.md)"
+    title = "The start of this project's best recipe, described in docs/results/recipe.md"
     cost = "0"
     trains = False
     takes_target_labels = True

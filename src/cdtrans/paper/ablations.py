@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from cdtrans.benchmarking.folder import flags, owned, recipe_of, with_table_defaults
 from cdtrans.benchmarking.jobs import Job, PlannedRun, run_jobs
 from cdtrans.benchmarking.results import KINDS, SCORED, read_sessions, trained_in
-from cdtrans.config import FIELDS, Config, layered_config, make_config
+from cdtrans.config import FIELDS, Config, layered_config, make_config, read_yaml
 from cdtrans.data.domains import check_distinct
 from cdtrans.errors import CdtransError
 from cdtrans.methods import method_class, require_method
@@ -135,13 +135,19 @@ def make_plan(
     screen: Screen,
 ) -> Plan:
     settings = with_table_defaults(settings, config)
-    chosen, _ = layered_config(source, target, preset, config, {"recipe": "authors"} | settings)
+    chosen, _ = layered_config(source, target, preset, config, with_recipe(settings, config))
     check_rows(ablation, chosen)
     answers = check_input(chosen, key, screen)
     named = {name: value for name, value in (("preset", preset), ("config", config)) if value is not None}
     shared = {name: value for name, value in settings.items() if name in FIELDS and name != "method_args"}
     words = (*flags(named), *flags(shared), *(("--force",) if force else ()))
     return Plan(ablation, out, key, answers, chosen, words)
+
+
+def with_recipe(settings: dict[str, Any], config: Path | None) -> dict[str, Any]:
+    """These settings, and the authors' recipe if neither they nor the file `config` name another."""
+    from_file = read_yaml(config) if config is not None else {}
+    return ({} if "recipe" in from_file else {"recipe": "authors"}) | settings
 
 
 def carry_out(plan: Plan, jobs: int, screen: Screen, write: Callable[[Plan], Written]) -> Outcome:
@@ -182,7 +188,7 @@ def row_settings(ablation: Ablation, variant: Variant, config: Config) -> dict[s
     if missing := [name for name in own_options if name not in names]:
         raise CdtransError(
             f"The rows of '{ablation.name}' differ in '{missing[0]}', which the method '{method}' does not have; leave "
-            "--method out."
+            "'method' out, and use the recipe 'authors'."
         )
     options = {name: value for name, value in config.method_args.items() if name in names} | own_options
     rest = {name: value for name, value in own.items() if name in FIELDS}

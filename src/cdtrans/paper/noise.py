@@ -16,7 +16,7 @@ from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError
 from cdtrans.paper.ablation_rows import LEFT_OUT, MOST_PAIRS, Ablation, Variant
 from cdtrans.paper.ablation_tables import NOTHING, Scored, scored_images
-from cdtrans.paper.ablations import Outcome, Plan, carry_out, make_plan, read_scored, write_files
+from cdtrans.paper.ablations import Outcome, Plan, carry_out, make_plan, read_scored, with_recipe, write_files
 from cdtrans.paper.noise_figure import write_figure
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run_folder import CONFIG
@@ -178,7 +178,7 @@ def ablate_noise(
 ) -> Outcome:
     """Run the points that are not yet done, `jobs` at a time, and leave noise.json, noise.md and noise.png in `out`."""
     shares, numbers = parse_levels(levels), parse_seeds(seeds)
-    chosen, _ = layered_config(source, target, preset, config, {"recipe": "authors"} | settings)
+    chosen, _ = layered_config(source, target, preset, config, with_recipe(settings, config))
     images = len(scan_unlabelled(target, Path(chosen.root) if chosen.root else None))
     if pairs is not None and pairs > MOST_PAIRS:
         raise CdtransError(f"--pairs must be at most {MOST_PAIRS}, not {pairs}.")

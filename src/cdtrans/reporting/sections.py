@@ -203,7 +203,7 @@ VERDICTS = {  # the guard's verdict, that of older runs too -> tone, badge, sent
     "unknown": (
         "warned",
         "cannot tell",
-        "This run selected {model}; whether it is better than the source-only model cannot be told without labels.",
+        "This run selected {model}; without labels it could not tell if that is better than the source-only model.",
     ),
     "harm": ("bad", "harm found", "Adaptation was judged to do harm, so this run selected {model}."),
     "off": ("bad", "harm found", "This run selected {model} against the evidence, because the guard was off."),

@@ -28,7 +28,7 @@ def look(
 ) -> tuple[list[Finding], str]:
     """Findings with the weights as they are before any training; or the reason why there are none."""
     if not config.weights and not config.pretrained:
-        return [], "a backbone without pretrained weights sees nothing"
+        return [], "that needs pretrained weights"
     card = make_card(config, source.classes, stage="source", epoch=0)
     try:
         network = initial_network(config, card)

@@ -105,7 +105,7 @@ def run_pipeline(
         from cdtrans.run.session import run_session
         from cdtrans.runtime.ranks import joined
 
-    with joined():
+    with joined(config.device):
         run_session(config, source, target, out, screen, force=force, method=method, started=started)
     return finished_result(out)
 

@@ -216,7 +216,7 @@ def resolve(config: Config, method: type[Method] | None = None) -> Config:
     options = check_options(kind.Options, config.method_args, config.method)
     if not kind.trains and config.epochs > 1:
         raise CdtransError(
-            f"The method '{config.method}' does not train, so --epochs {config.epochs} has no effect; leave it out."
+            f"The method '{config.method}' does not train, so --epochs {config.epochs} has no effect; use --epochs 1."
         )
     if config.batch_size < kind.least_batch:
         raise CdtransError(

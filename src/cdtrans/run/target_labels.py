@@ -59,7 +59,7 @@ def read_target_labels(
     if not given:
         raise CdtransError(
             f"No label in '{file}' can be used for training: they belong to the random part, or are '{UNSURE}' or "
-            f"'{NO_CLASS}'."
+            f"'{NO_CLASS}'; label more images, or remove the column 'part' to train with the random part too."
         )
     screen.say(f"The run trains with the labels of {len(given)} of {len(target)} target images.")
     if len(set(given.values())) == 1 and len(given) > 1:

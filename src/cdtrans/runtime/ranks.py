@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from cdtrans.errors import CdtransError, Interrupted, PeerLost
 from cdtrans.runtime import launcher
+from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.signals import StopSignals
 
 
@@ -49,14 +50,21 @@ def take_gpu() -> None:
 
 
 @contextmanager
-def joined() -> Iterator[None]:
-    """Join the other ranks, if a launcher started several, and leave them at the end."""
+def joined(device: str) -> Iterator[None]:
+    """Join the other ranks, if a launcher started several, and leave them at the end. They train on the device with
+    this name, and each needs a GPU of its own, unlike those of `predict`."""
     several = launcher.world() > 1 and not dist.is_initialized()
     if not several:
         yield
         return
     take_gpu()
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    mine = pick_device(device)
+    if mine.type == "mps":
+        raise CdtransError("Several processes cannot train on the device 'mps'; start one, or use --device cpu.")
+    store, number, count = next(rendezvous("env://"))
+    if mine.type == "cuda":
+        require_own_gpu(store, number, count, mine, device)
+    dist.init_process_group("nccl" if mine.type == "cuda" else "gloo", store=store, rank=number, world_size=count)
     try:
         yield
     except PeerLost as error:
@@ -68,6 +76,23 @@ def joined() -> Iterator[None]:
         ) from error
     finally:
         dist.destroy_process_group()
+
+
+def require_own_gpu(store: Any, number: int, count: int, mine: torch.device, device: str) -> None:
+    """Refuse ranks that share a GPU: NCCL would fail, but only in the middle of the run. GPUs are compared by their
+    identity, because a launcher may show each process only its own."""
+    store.set(f"gpu/{number}", str(torch.cuda.get_device_properties(mine).uuid))
+    if len({store.get(f"gpu/{other}") for other in range(count)}) == count:
+        return
+    if device not in ("auto", "cuda"):
+        raise CdtransError(
+            f"--device {device} is one GPU for all {count} processes, and each needs its own; use --device cuda."
+        )
+    gpus = torch.cuda.device_count()
+    raise CdtransError(
+        f"{count} processes cannot train on {gpus} GPU{'s'[: gpus != 1]}, because each needs its own; start one "
+        "process per GPU, or use --device cpu."
+    )
 
 
 class Finish:

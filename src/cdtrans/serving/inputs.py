@@ -29,7 +29,7 @@ def each_image(images: One | Iterable[One]) -> Iterator[Source]:
     if isinstance(images, str | Path):
         yield from stream_images(Path(images))
     elif isinstance(images, Image.Image):
-        yield images
+        yield with_pixels(images, "The image")
     elif (array := as_array(images)) is not None and array.dtype.kind not in "OU":  # not an array of paths
         yield from pictures(array, "The images" if array.ndim == 4 else "The image")
     elif not isinstance(images, Iterable) or isinstance(images, bytes | dict):
@@ -42,7 +42,7 @@ def each_image(images: One | Iterable[One]) -> Iterator[Source]:
 def _one(image: object, number: int) -> Iterator[Source]:
     """The image at this place of several."""
     if isinstance(image, str | Path | Image.Image):
-        yield image
+        yield with_pixels(image, f"Image {number}") if isinstance(image, Image.Image) else image
         return
     array = as_array(image)
     if array is None:
@@ -50,6 +50,13 @@ def _one(image: object, number: int) -> Iterator[Source]:
     if array.ndim == 4:
         raise CdtransError(f"Image {number} is a batch, of shape {array.shape}; give one batch, or images one by one.")
     yield from pictures(array, f"Image {number}")
+
+
+def with_pixels(image: Image.Image, name: str) -> Image.Image:
+    """Refuse an image without pixels, of which PIL would make a black one."""
+    if 0 in image.size:
+        raise CdtransError(f"{name} has no pixels: its size is {image.width} x {image.height}; leave it out.")
+    return image
 
 
 def as_array(image: object) -> np.ndarray | None:
