@@ -2,12 +2,14 @@
 estimate.md.
 
     python benchmarks/estimate.py DATA ... --weights FILE --features DIR --runs NAME=DIR ... --out rows.json
-    python benchmarks/estimate.py --rows rows.json
+    python benchmarks/estimate.py --rows rows.json [--guard guard.json]
 
 DATA holds one folder of class folders for each domain (or DOMAIN/images): the instant effort on every ordered pair, on
 whole domains, on imbalanced targets, and with one domain reduced to some images of each class. --runs takes finished
 run folders anywhere below DIR whose backbone stage 1 leaves as it is and whose target images lie in class folders;
-nothing is fitted to these."""
+nothing is fitted to these. --guard takes the rows of benchmarks/guard.py: its runs on whole data sets that are judged
+better, of which only the class shares are known, and not how many predictions stayed with the source-only model; that
+is taken as none."""
 
 import argparse
 import csv
@@ -41,9 +43,9 @@ REDUCED = [f"{each} {side} images a class" for side in ("source", "target") for 
 CONDITIONS = ["whole", "imbalanced", *REDUCED]
 RUN = "run"  # the condition of a finished run
 FORMULAS = {
-    "trust.estimate": ("agreement", "steady", "shift", "apart"),
-    "agreement, steady, apart": ("agreement", "steady", "apart"),
-    "agreement, apart": ("agreement", "apart"),
+    "trust.estimate": ("agreement", "steady", "shift", "stayed"),
+    "agreement, steady, stayed": ("agreement", "steady", "stayed"),
+    "agreement, stayed": ("agreement", "stayed"),
     "support of the source-only model, gain, shift": ("start", "gain", "shift"),
 }
 
@@ -114,10 +116,11 @@ def measured(both: Domains, classes: int, leading: int, logits: dict[str, Tensor
     task["measurable"] = estimate.measurable(both.source_labels, len(truth))
     for model, support in found.items():
         right = predicted[model] == truth
-        middle = estimate.estimate(support, evidence, known=True, labels=0).accuracy
+        stayed = evidence.stayed(predicted[model], predicted["source"])
+        middle = estimate.estimate(support, stayed, evidence, known=True, labels=0).accuracy
         scaled = calibrated(logits[model].numpy(), temperature(logits[model].numpy(), middle))
         error = calibration_error(calibration(probabilities(scaled).max(axis=1), right.numpy()))
-        row = {"model": model, "accuracy": float(right.double().mean()), "calibration": error}
+        row = {"model": model, "accuracy": float(right.double().mean()), "calibration": error, "stayed": stayed}
         yield row | task | support._asdict()
 
 
@@ -131,7 +134,7 @@ def better(row: Row) -> bool:
 def design(rows: list[Row], names: tuple[str, ...]) -> np.ndarray:
     columns = {
         "gain": np.array([row["mean"] - row["start"] for row in rows]),
-        "apart": np.array([row["apart"] for row in rows]),
+        "stayed": np.array([row["stayed"] for row in rows]),
     }
     chosen = [columns[name] if name in columns else logit([row[name] for row in rows]) for name in names]
     return np.stack([np.ones(len(rows)), *chosen], axis=1)
@@ -185,10 +188,32 @@ def tables(rows: list[Row]) -> None:
         print(f"{name}: {', '.join(means)}")
 
 
+def recorded(rows: list[Row], runs: list[Row]) -> None:
+    """The runs of benchmarks/guard.py, by the numbers of the other data sets, and the agreement of each task."""
+    names, lab = FORMULAS["trust.estimate"], [row for row in rows if row["condition"] != RUN]
+    whole = {
+        (row["data"], row["task"]): row for row in lab if row["condition"] == "whole" and row["model"] == "adapted"
+    }
+    short = {(data, "-".join(part[0].upper() for part in task.split(">"))): (data, task) for data, task in whole}
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for run in runs:
+        task = (run["data"], run["task"].partition("-seed-")[0])
+        task = short.get(task, (task[0], task[1].replace("-", ">")))
+        if run["condition"] in ("healthy", "compared") and run["verdict"] == "better" and task in whole:
+            row = whole[task] | {"shift": run["shift"], "stayed": 0.0, "accuracy": run["after"]}
+            groups.setdefault((run["data"], run["recipe"]), []).append(row)
+    print("\n| left out | recipe | ranges | mean error | too high by | width | held |\n|" + "---|" * 7)
+    every = {data: [r for (d, _), some in groups.items() if d == data for r in some] for data, _ in groups}
+    for (data, recipe), some in [*sorted(groups.items()), *(((data, "all"), some) for data, some in every.items())]:
+        numbers = fitted([row for row in lab if row["data"] != data], names)
+        print(f"| {data} | {recipe} | {' | '.join(told(some, names, numbers))} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="*")
     parser.add_argument("--rows", type=Path, help="print the tables of these rows and do nothing else")
+    parser.add_argument("--guard", type=Path, help="with --rows: rows of benchmarks/guard.py")
     parser.add_argument("--backbone", default="deit_tiny_patch16_224")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
@@ -196,7 +221,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.rows:
-        tables(json.loads(arguments.rows.read_text()))
+        rows = json.loads(arguments.rows.read_text())
+        tables(rows)
+        if arguments.guard:
+            recorded(rows, json.loads(arguments.guard.read_text()))
         return
     settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
     rows = [row for data in arguments.data for row in instant_rows(data, settings, arguments.features)]

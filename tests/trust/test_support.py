@@ -66,18 +66,21 @@ def test_a_large_target_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> No
     evidence = evidence_of(source, target)
     assert evidence.nearest.shape == (27, 10)
     assert evidence.reference.shape == (27,)
-    found = evidence.support(target)
-    assert found.first > 0.95, "the same images are asked about"
-    assert found.apart < 0.05, "and have a reference"
+    assert evidence.support(target).first > 0.95, "the same images are asked about"
+    assert evidence.stayed(target, target) < 0.05, "and have a reference"
 
 
-def test_apart_counts_the_predictions_that_differ_from_the_reference() -> None:
+def test_stayed_counts_predictions_of_the_source_only_model_that_the_reference_changed() -> None:
     source, target = torch.arange(120) % 4, torch.arange(80) % 4
     evidence = evidence_of(source, target)
     assert evidence.reference.equal(target), "these clusters are easy"
     assert (float(evidence.agreement), float(evidence.steady)) == (1.0, 1.0)
-    predicted = torch.where(torch.arange(80) < 20, (target + 1) % 4, target)
-    assert evidence.support(predicted).apart == 0.25
+    start = torch.where(torch.arange(80) < 20, (target + 1) % 4, target)
+    assert evidence.stayed(start, start) == 0.25, "the source-only model itself"
+    assert evidence.stayed(target, start) == 0, "a model that agrees with the reference"
+    half = torch.where(torch.arange(80) < 10, start, target)
+    assert evidence.stayed(half, start) == 0.125
+    assert evidence.stayed((target + 2) % 4, start) == 0, "one that moved elsewhere"
 
 
 def test_a_target_without_classes_has_a_reference_that_is_neither_agreed_upon_nor_steady() -> None:

@@ -44,11 +44,13 @@ def finish(
     evidence = adaptation.evidence
     with run.timed("verdict"):
         support = {n: evidence.support(m.predicted) for n, m in models.items() if before.has_source}
+        stayed = {name: evidence.stayed(models[name].predicted, before.predicted) for name in support}
+        reference = {"agreement": float(evidence.agreement), "steady": float(evidence.steady), "stayed": stayed}
         judged = {"source": verdict.verdict in ("better", "unknown"), "adapted": verdict.verdict == "better"}
         enough = before.has_source and measurable(evidence.source_labels, len(target))
         estimates = dict.fromkeys(models, unknown(labels)) | {
-            name: estimate(found, evidence, known=enough and judged[name] and supported(found), labels=labels)
-            for name, found in support.items()
+            name: estimate(x, stayed[name], evidence, known=enough and judged[name] and supported(x), labels=labels)
+            for name, x in support.items()
         }
         logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
         hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in support else 1.0
@@ -75,7 +77,7 @@ def finish(
         "guard": verdict.summary(),
         "evidence_features": evidence.features if before.has_source else None,
         "support": {name: found._asdict() for name, found in support.items()},
-        "reference": {"agreement": float(evidence.agreement), "steady": float(evidence.steady)} if support else None,
+        "reference": reference if support else None,
         "trained_with_key": trained_with_labels,
         "target_labels": target_labels,  # images that the user's --target-labels trained
         "estimate": estimates[chosen].summary(),

@@ -8,8 +8,9 @@ estimated 15 points too high. They are used where there are no pretrained weight
     support   agreement of the predictions with the nearest images' labels, beyond chance (Cohen's kappa), relative to
               the accuracy of a probe on source images that it has not seen: what such features can know at all
     shift     total variation between the class shares of the predictions and those of the source
-    apart     share of the predictions that differ from the reference: the labels that a probe and neighbour graphs
-              give to the target in the same features (pairing.graphs)
+
+The reference are the labels that a probe and neighbour graphs give to the target in the same features
+(pairing.graphs), whatever method is trained. The estimate compares a model with them.
 
 Where a target has other classes than the source, or noise instead of images, support is low; where it has only few of
 the classes, shares are shifted. A wide gap between the domains looks the same, so low support proves no harm; only
@@ -37,7 +38,6 @@ class Support(NamedTuple):
     first: float  # by the nearest source image alone
     mean: float  # by the nearest ten
     shift: float
-    apart: float
 
 
 class Evidence(NamedTuple):
@@ -73,8 +73,13 @@ class Evidence(NamedTuple):
         """For a model's predictions [Nt]."""
         some = predicted[asked(len(predicted))]
         each = torch.tensor([kappa(some, labels) for labels in self.nearest.T]) / max(float(self.learnable), 0.1)
-        apart = float((some != self.reference).double().mean())
-        return Support(float(each[0]), float(each.mean()), shifted(predicted, self.source_labels), apart)
+        return Support(float(each[0]), float(each.mean()), shifted(predicted, self.source_labels))
+
+    def stayed(self, predicted: Tensor, source_only: Tensor) -> float:
+        """Share of a model's predictions [Nt] that are still the source-only model's, and not the reference's."""
+        rows = asked(len(predicted))
+        still = (predicted == source_only)[rows] & (predicted[rows] != self.reference)
+        return float(still.double().mean())
 
 
 def nearest_labels(domains: Domains) -> Tensor:
