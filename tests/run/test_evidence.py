@@ -1,6 +1,8 @@
 """The guard's evidence is from the backbone before stage 1 trains it, and finding it changes nothing else."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ from safetensors.torch import save_file
 
 from cdtrans.config import read_yaml
 from cdtrans.model.backbone import create_backbone
-from cdtrans.run import session
+from cdtrans.run import finish, session
+from cdtrans.run.evidence import pretrained_evidence
 from cdtrans.run.pipeline import adapt
 from cdtrans.storage.run_folder import read_result
+from support import error_says
 from tiny_task import TINY, make_task, tree, warm
 
 pytestmark = pytest.mark.slow
@@ -67,3 +71,23 @@ def test_without_pretrained_weights_there_is_none(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "run" / "config.yaml")["pretrained"] is False
     assert not (tmp_path / "run" / "evidence.npz").exists()
     assert read_result(tmp_path / "run")["evidence_features"] == "source-only"
+
+
+def test_its_own_features_give_a_source_only_model_no_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They flatter it: the demo's would be at least five points too high with each of four seeds."""
+    task = make_task(tmp_path)
+    monkeypatch.setattr(finish, "measurable", lambda *_: True)
+    monkeypatch.setattr(finish, "supported", lambda _: True)
+    adapt(source=task.source, target=task.target, out=tmp_path / "run", config=task.config, quiet=True)
+    result = read_result(tmp_path / "run")
+    assert result["evidence_features"] == "source-only"
+    assert result["guard"]["verdict"] == "better"
+    assert result["estimates"]["adapted"]["low"] is not None
+    assert result["estimates"]["source"]["low"] is None
+
+
+def test_that_of_another_version_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "evidence.npz", nearest=np.zeros((3, 10)), source_labels=np.zeros(3), learnable=np.ones(()))
+    anything: Any = None
+    with error_says("evidence.npz", "another version", "another --out"):
+        pretrained_evidence(SimpleNamespace(folder=tmp_path), None, 3, *[anything] * 5)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from cdtrans.storage.run import Run
 from cdtrans.trust.support import Evidence
 
 FILE = "evidence.npz"  # in the run folder, for a resumed run
+AGAIN = "start again in another --out"
 
 
 def trains_backbone(network: Network | None, card: Card, config: Config) -> bool:
@@ -77,7 +78,9 @@ def pretrained_evidence(
     if network is None:
         if not file.exists():
             return None
-        with intact(file, "start again in another --out"), np.load(file) as arrays:
+        with intact(file, AGAIN), np.load(file) as arrays:
+            if {*arrays.files} != {*Evidence._fields} - {"pretrained"}:
+                raise CdtransError(f"'{file}' was written by another version of cdtrans; {AGAIN}.")
             return Evidence(**{name: torch.from_numpy(arrays[name]) for name in arrays.files}, pretrained=True)
     encode = Encoder(network, config, screen, Frozen())
     with run.timed("evidence"):

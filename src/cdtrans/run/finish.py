@@ -47,6 +47,7 @@ def finish(
         stayed = {name: evidence.stayed(models[name].predicted, before.predicted) for name in support}
         reference = {"agreement": float(evidence.agreement), "steady": float(evidence.steady), "stayed": stayed}
         judged = {"source": verdict.verdict in ("better", "unknown"), "adapted": verdict.verdict == "better"}
+        judged["source"] &= evidence.pretrained  # its own features flatter it
         enough = before.has_source and measurable(evidence.source_labels, len(target))
         estimates = dict.fromkeys(models, unknown(labels)) | {
             name: estimate(x, stayed[name], evidence, known=enough and judged[name] and supported(x), labels=labels)

@@ -9,7 +9,7 @@ estimated 15 points too high. They are used where there are no pretrained weight
               the accuracy of a probe on source images that it has not seen: what such features can know at all
     shift     total variation between the class shares of the predictions and those of the source
 
-The reference are the labels that a probe and neighbour graphs give to the target in the same features
+The reference labels are those that a probe and neighbour graphs give to the target in the same features
 (pairing.graphs), whatever method is trained. The estimate compares a model with them.
 
 Where a target has other classes than the source, or noise instead of images, support is low; where it has only few of
