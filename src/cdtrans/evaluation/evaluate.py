@@ -218,7 +218,7 @@ def evaluate(
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
     history = read_history(run, digests, true[kept], classes)
-    if history is None and (of_source := len(source_digests(run).intersection(digests))):
+    if history is None and (of_source := len(positions_of(run, "source").keys() & set(digests))):
         screen.warn(
             f"{of_source} of the {len(kept)} labelled images are source images that the run was trained on; for the "
             "accuracy on the target, give labelled target images only."
@@ -292,7 +292,7 @@ def match_classes(labelled: LabelledDomain, classes: tuple[str, ...], where: Pat
 def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) -> History | None:
     """Score the saved predictions of every epoch, if the labelled images all belong to the run's own target. Images are
     matched by their pixels, so their files may have moved."""
-    position = target_positions(run)
+    position = positions_of(run, "target")
     positions = [position.get(digest) for digest in digests]
     if not positions or None in positions:
         return None
@@ -313,18 +313,8 @@ def read_history(run: Path, digests: list[str], true: np.ndarray, classes: int) 
     return History(scores, selected, compared, whole_target=len(set(positions)) == len(position))
 
 
-def target_positions(run: Path) -> dict[str, int]:
-    """The digest of each target image of the run -> its index in the predictions."""
-    return positions_of(run, "target")
-
-
-def source_digests(run: Path) -> set[str]:
-    """The digests of the source images that the run was trained on."""
-    return set(positions_of(run, "source"))
-
-
 def positions_of(run: Path, domain: str) -> dict[str, int]:
-    """The digest of each image of a domain of the run -> its index."""
+    """The digest of each image of a domain of the run -> its index; of the target also its index in the predictions."""
     file = run / "images.csv"
     if not file.is_file():  # deleted by the user
         return {}
