@@ -32,7 +32,7 @@ LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the ro
 PAIRING_FLAGS = {"method", "pairing", "center_aware", "target_class"}  # and those of Table 5
 PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # sampled pairs have none of these
 NOISE_FLAGS = LOSS_FLAGS | PAIR_OPTIONS | {"method", "rebuild_every", "seed"}  # and the runs of Fig. 2b
-NOT_HERE = {"target_labels", "source_classes", "effort"}  # a row has a source and no target labels; efforts are of cotraining
+NOT_HERE = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
 TEXTS = {
     "recipe": "Defaults for the other settings: the CDTrans authors' recipe, or this project's best one. (authors, "
     "best; default: authors)",
