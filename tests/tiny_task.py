@@ -304,7 +304,7 @@ def _start(order: dict[str, Any]) -> int:
     if order["fork_jobs"]:
         import cdtrans.benchmarking.jobs
 
-        cdtrans.benchmarking.jobs.start_process = _ForkedJob  # type: ignore[assignment,misc]
+        cdtrans.benchmarking.jobs.Children = _ForkedJobs  # type: ignore[assignment,misc]
     _run_and_exit(order["start"], out, err, order["look_for"])
     raise AssertionError("it has exited")
 
@@ -330,8 +330,20 @@ def _run_and_exit(arguments: Sequence[str], out: int, err: int, look_for: Sequen
         os._exit(code)
 
 
+class _ForkedJobs:
+    """In place of `cdtrans.runtime.children.Children`: this process has imported everything, so it forks by itself."""
+
+    def __enter__(self) -> "_ForkedJobs":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def start(self, *how: Any) -> "_ForkedJob":
+        return _ForkedJob(*how)
+
+
 class _ForkedJob:
-    """What `cdtrans.benchmarking.jobs.start_process` gives, but forked: a process of its own in every other respect."""
+    """What `Children.start` gives."""
 
     def __init__(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
         from cdtrans.runtime.signals import die_with_parent

@@ -12,6 +12,7 @@ import pytest
 from cdtrans.benchmarking import jobs
 from cdtrans.benchmarking.jobs import PlannedRun, run_jobs
 from cdtrans.benchmarking.results import read_sessions, shared_stage_1, trained_in
+from cdtrans.runtime.children import Children
 from cdtrans.runtime.screen import Screen
 from support import says
 
@@ -85,7 +86,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
         def terminate(self) -> None: ...
         def wait(self) -> None: ...
 
-    monkeypatch.setattr(jobs, "start_process", Pretended)
+    monkeypatch.setattr(Children, "start", lambda self, *how: Pretended(*how))
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.001)
     return stage
 

@@ -6,27 +6,24 @@ resumes as it began and never waits, so there is always a run that can proceed.
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from cdtrans.benchmarking.results import SCORED, read_sessions, sessions_file
 from cdtrans.config import read_yaml
 from cdtrans.errors import HARM, Interrupted
 from cdtrans.run.stage_1 import SOURCE
+from cdtrans.runtime.children import Children
 from cdtrans.runtime.locks import try_lock
 from cdtrans.runtime.screen import Screen
-from cdtrans.runtime.signals import StopSignals, own_session
+from cdtrans.runtime.signals import StopSignals
 from cdtrans.storage.files import atomic
 from cdtrans.storage.run_folder import CONFIG, RESULT
 
-COMMAND = (sys.executable, "-m", "cdtrans")
 POLL_SECONDS = 0.05  # between checks of the processes
 
 
@@ -83,8 +80,8 @@ class Job:
     """A run in progress. Call `advance` regularly; it returns True once the run has ended. `failure` then says what
     went wrong, or is empty."""
 
-    def __init__(self, run: PlannedRun) -> None:
-        self.run, self.failure = run, ""
+    def __init__(self, run: PlannedRun, children: Children) -> None:
+        self.run, self.children, self.failure = run, children, ""
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         self._begin(scoring=(run.folder / RESULT).exists())
 
@@ -92,7 +89,8 @@ class Job:
         self.scoring, self.started, self.share = scoring, time.monotonic(), 0.0  # of the device's seconds
         self.answer = tempfile.TemporaryFile() if scoring else None  # noqa: SIM115 (open until the process ends)
         with open(self.run.log, "ab") as log:
-            self.process = start_process(self.run.score if scoring else self.run.command(), self.answer or log, log)
+            arguments = self.run.score if scoring else self.run.command()
+            self.process = self.children.start(arguments, self.answer or log, log)
 
     def advance(self) -> bool:
         code = self.process.poll()
@@ -136,16 +134,17 @@ def run_jobs(
     pending = [run for run in runs if not run.finished]
     active: list[Job] = []
     failed: list[str] = []
-    screen.say(f"{len(runs)} runs, {len(runs) - len(pending)} of them finished already")
+    finished = len(runs) - len(pending)
+    screen.say(f"{len(runs)} runs, {finished} of them finished already")
     checked_at = time.monotonic()
-    with StopSignals.caught(), screen.track(title, len(runs), len(runs) - len(pending)) as bar, stop(active):
+    with StopSignals.caught(), screen.track(title, len(runs), finished) as bar, Children() as children, stop(active):
         while pending or active:
             if StopSignals.received is not None:
                 raise Interrupted(StopSignals.received)
             since, checked_at = checked_at, time.monotonic()
             for job in active:
                 job.share += (checked_at - since) / len(active)
-            started = start_ready(pending, active, jobs)
+            started = start_ready(pending, active, jobs, children)
             ended = [job for job in active if job.advance()]
             for job in ended:
                 active.remove(job)
@@ -163,7 +162,7 @@ def run_jobs(
     return failed
 
 
-def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int) -> bool:
+def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int, children: Children) -> bool:
     """Start runs that need not wait, up to `jobs` at a time, and remove them from `pending`."""
     under_way = {job.run.folder for job in active} | {run.folder for run in pending if run.begun}
     before = len(active)
@@ -172,21 +171,9 @@ def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int) -> bool
             break
         if not run.busy() and not run.waits(under_way):
             pending.remove(run)
-            active.append(Job(run))
+            active.append(Job(run, children))
             under_way.add(run.folder)
     return len(active) > before
-
-
-def start_process(arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> subprocess.Popen:
-    """Start `cdtrans` with these arguments in a session of its own, so that Ctrl-C reaches only this process. It ends
-    when this process ends."""
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=err,
-        **own_session(),
-    )
 
 
 @contextmanager
