@@ -183,15 +183,16 @@ def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
         method, task, seed = file.parts[-4:-1]
         if read_yaml(file.parent / "config.yaml")["recipe"] != start:
             continue
-        result = json.loads(file.read_text())
-        history = json.loads(scores.read_text())["accuracy_by_epoch"]
+        result, evaluation = json.loads(file.read_text()), json.loads(scores.read_text())
+        history = evaluation["accuracy_by_epoch"]
         measured = {m["name"]: m["found"] for m in result["guard"]["measures"]}
         row: dict[str, Any] = {"data": data, "condition": COMPARED}
         row |= {"recipe": f"{method}, {start} start", "task": f"{task}-{seed}"}
         row |= {"before": history[0], "after": history[result["judged_epoch"]]}
         row |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         row |= {"kept": measured["source forgotten"], "features": "pretrained"}
-        row |= {"learnable": measured["labels not learnable"]}
+        row |= {"learnable": measured["labels not learnable"], "stayed": result["reference"]["stayed"]["adapted"]}
+        row |= {"calibration": evaluation["calibration"]["error"]}
         verdict = "unknown" if not passes(row) else "better"
         broken = row["mean"] < guard.CHANCE or row["start"] - row["mean"] > guard.FELL_FAR
         yield row | {"verdict": "harm" if broken else verdict}

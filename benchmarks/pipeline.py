@@ -70,7 +70,7 @@ def read_timings(run: Path) -> list[dict[str, Any]]:
 
 
 def trust_seconds(timings: list[dict[str, Any]]) -> dict[str, float]:
-    stages = ("check", "scores", "verdict", "report")
+    stages = ("check", "evidence", "scores", "verdict", "report")
     return {f"{stage} s": seconds_of(timings, stage) for stage in stages}
 
 

@@ -1,8 +1,9 @@
 """`predict` at scale: files and tars, CSV and Parquet, one process and several; what it costs beside the model, its
 peak memory, and how busy a GPU is.
 
-usage: python benchmarks/predict.py [--model NAME] [--images N] [--processes N] [--free N] [--json FILE]
+usage: python benchmarks/predict.py [--model NAME] [--images N] [--processes N] [--free N] [--busy NAME ...] [--json F]
 The images are made up: 400 JPEGs, linked or copied. Every row is measured in processes of its own, without their start.
+--busy measures nothing but these models on files, in one process: the larger the model, the less it waits for decoding.
 """
 
 import argparse
@@ -44,39 +45,42 @@ def main() -> None:
     parser = measure.parser(__doc__ or "")
     gpu = torch.cuda.is_available()
     parser.add_argument("--model", default="deit_small_patch16_224" if gpu else "test_vit.r160_in1k")
+    parser.add_argument("--busy", nargs="+", metavar="NAME")
     parser.add_argument("--images", type=int, default=262_144 if gpu else 32_768)
     parser.add_argument("--processes", type=int, default=max(2, torch.cuda.device_count()))
     parser.add_argument("--free", type=int, default=1_000_000, help="images for a model that costs nothing")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as place:
-        here = Path(place)
-        write_model(here, arguments)
+        here, several = Path(place), arguments.processes
         few, many, tars, listed = write_images(here, arguments.images, arguments.free)
-        several = arguments.processes
-        for what, images, kind, processes, free in (
-            ("files, CSV", few, "csv", 1, False),
-            ("files, CSV", many, "csv", 1, False),
-            ("files, Parquet", many, "parquet", 1, False),
-            ("tars, CSV", tars, "csv", 1, False),
-            ("tars, Parquet", tars, "parquet", 1, False),
-            ("files, CSV", many, "csv", several, False),
-            ("tars, CSV", tars, "csv", several, False),
-            ("list, CSV, no model", listed, "csv", 1, True),
-            ("list, Parquet, no model", listed, "parquet", 1, True),
-        ):
-            rows.append(
-                {"what": what, "processes": processes, **measured(here, images, kind, processes, free, arguments)}
+        plan = [("files, CSV", name, many, "csv", 1, False) for name in arguments.busy or ()] or [
+            (what, arguments.model, images, kind, processes, free)
+            for what, images, kind, processes, free in (
+                ("files, CSV", few, "csv", 1, False),
+                ("files, CSV", many, "csv", 1, False),
+                ("files, Parquet", many, "parquet", 1, False),
+                ("tars, CSV", tars, "csv", 1, False),
+                ("tars, Parquet", tars, "parquet", 1, False),
+                ("files, CSV", many, "csv", several, False),
+                ("tars, CSV", tars, "csv", several, False),
+                ("list, CSV, no model", listed, "csv", 1, True),
+                ("list, Parquet, no model", listed, "parquet", 1, True),
             )
+        ]
+        for what, name, images, kind, processes, free in plan:
+            write_model(here, name, arguments.device)
+            numbers = measured(here, images, kind, processes, free, arguments)
+            rows.append({"what": what, "model": name, "processes": processes, **numbers})
             print(rows[-1], flush=True)
     measure.report("predict", rows, arguments)
 
 
-def write_model(here: Path, arguments: argparse.Namespace) -> None:
+def write_model(here: Path, name: str, device: str) -> None:
     """An exported model with random weights."""
-    crop = 224 if arguments.device == "cuda" else 160
-    precision = pick_precision("auto", torch.device(arguments.device))
-    config = make_config({"backbone": arguments.model, "precision": precision, "crop": crop, "resize": crop * 8 // 7})
+    crop = 224 if device == "cuda" else 160
+    precision = pick_precision("auto", torch.device(device))
+    config = make_config({"backbone": name, "precision": precision, "crop": crop, "resize": crop * 8 // 7})
     card = make_card(config, tuple("abcde"), stage="adaptation", epoch=1)
     (here / "model.safetensors").write_bytes(timm_file(build_model(card), card))
 

@@ -1,6 +1,6 @@
 """What trust adds to `cdtrans adapt`: whole processes with it and without it (without_trust.py), in turn, after one
-that fills the caches; or with `--cold`, each with caches of its own. The verdict cannot be left out, so its time is
-taken off afterwards.
+that fills the caches; or with `--cold`, each with caches of its own. Evidence and verdict cannot be left out, so their
+time is taken off afterwards.
 
 usage: python benchmarks/trust_cost.py [--source DIR --target DIR] [--repeats 3] [--cold] [--json FILE] [-- flags]
 Without folders: two epochs of the built-in task."""
@@ -40,7 +40,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The mean of each kind, and the difference as a share of the time without."""
     times = {
         "with": [row["s"] for row in rows if row["trust"] == "with"],
-        "without": [row["s"] - row["verdict s"] for row in rows if row["trust"] == "without"],
+        "without": [row["s"] - row["evidence s"] - row["verdict s"] for row in rows if row["trust"] == "without"],
     }
     added = mean(times["with"]) - mean(times["without"])
     spread = {kind: stdev(found) if len(found) > 1 else float("nan") for kind, found in times.items()}

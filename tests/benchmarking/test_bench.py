@@ -256,6 +256,15 @@ class TestSharedStage1:
         assert mini_bench.run(*SHARED, settings=QUICK).code == 0
         assert [line["stage_1"] for line in lines(mini_bench.out)][:2] == ["A-W/seed-1234"] * 2
 
+    def test_seeds_of_earlier_calls_stay_in_the_table(self, mini_bench: Bench) -> None:
+        for seeds in ("7,", "5,"):
+            assert mini_bench.run("--tasks", "D>W", "--seeds", seeds, settings=QUICK).code == 0
+            shutil.copytree(
+                mini_bench.out / "D-W" / "seed-7", mini_bench.out / "D-W" / "seed-seven", dirs_exist_ok=True
+            )
+        assert [line["seed"] for line in lines(mini_bench.out)] == [5, 7]
+        assert "over seeds 5, 7" in (mini_bench.out / "table.md").read_text(encoding="utf-8")
+
     def test_a_benchmark_is_not_given_one(self, mini: Path, tmp_path: Path) -> None:
         file = tmp_path / "a.yaml"
         file.write_text("source_model: runs/first\n")

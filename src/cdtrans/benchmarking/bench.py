@@ -19,7 +19,17 @@ from cdtrans.benchmarking.comparison_tables import markdown as compared_markdown
 from cdtrans.benchmarking.folder import owned, recipe_of
 from cdtrans.benchmarking.jobs import Job, PlannedRun, run_jobs
 from cdtrans.benchmarking.recipes import Recipe, label, make_recipes, misfits, shared_recipe, start_of, with_flags
-from cdtrans.benchmarking.results import KINDS, RunResult, columns, read_run, result_lines, run_folder, spread, values
+from cdtrans.benchmarking.results import (
+    KINDS,
+    RunResult,
+    columns,
+    read_run,
+    result_lines,
+    run_folder,
+    seeds_in,
+    spread,
+    values,
+)
 from cdtrans.benchmarking.tables import BenchTable, latex, markdown
 from cdtrans.config import LARGEST_SEED, Config
 from cdtrans.data.benchmarks import FoundBenchmark, Task, benchmark_named, find_benchmark
@@ -68,6 +78,11 @@ class Plan:
         asked = [*(label(recipe.method) for recipe in self.recipes), *self.misfits]
         known = [name for name in METHODS if name in asked or (self.out / name).is_dir()]
         return (*known, *(name for name in asked if name not in METHODS))
+
+    def all_seeds(self) -> tuple[int, ...]:
+        """Those of this call, then those of earlier ones that have finished runs."""
+        places = [self.out / method / task.folder for method in self.folders() for task in self.data.benchmark.tasks]
+        return tuple(dict.fromkeys([*self.seeds, *sorted({seed for place in places for seed in seeds_in(place)})]))
 
     def _run(self, recipe: Recipe, task: Task, seed: int) -> PlannedRun:
         method = label(recipe.method) if self.start else ""
@@ -243,7 +258,7 @@ def write_tables(plan: Plan, failed: Collection[str] = ()) -> dict[str, Any]:
     this call. Returns the numbers for `bench --json`."""
     results = tuple(read_results(plan))
     if plan.start is None:
-        table = BenchTable(plan.data, plan.seeds, results, plan.shared.method)
+        table = BenchTable(plan.data, plan.all_seeds(), results, plan.shared.method)
         numbers = {"mean": _means(table)}
         contents = {"table.md": markdown(table), "table.tex": latex(table)}
     else:
@@ -270,7 +285,7 @@ def compare(plan: Plan, start: str, failed: Collection[str]) -> Comparison:
     tasks = [task for task in plan.data.benchmark.tasks if task in plan.tasks or task.name in seen]
     return Comparison(
         data=plan.data,
-        seeds=plan.seeds,
+        seeds=plan.all_seeds(),
         tasks=tuple(task.name for task in tasks),
         start=start,
         backbone=plan.shared.backbone,
@@ -283,9 +298,10 @@ def compare(plan: Plan, start: str, failed: Collection[str]) -> Comparison:
 
 def read_results(plan: Plan, *methods: str) -> Iterator[RunResult]:
     """The finished runs of these methods, or of all."""
+    seeds = plan.all_seeds()
     for method in methods or plan.folders():
         for task in plan.data.benchmark.tasks:
-            for seed in plan.seeds:
+            for seed in seeds:
                 result = read_run(plan.data.benchmark, task, seed, plan.out, method)
                 if result is not None:
                     yield result

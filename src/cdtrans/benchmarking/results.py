@@ -3,7 +3,7 @@
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -100,6 +100,13 @@ def _peak_memory(folder: Path) -> int | None:
 
 def run_folder(out: Path, task: Task, seed: int) -> Path:
     return out / task.folder / f"seed-{seed}"
+
+
+def seeds_in(folder: Path) -> Iterator[int]:
+    """The seeds of the finished runs of a task."""
+    for file in folder.glob(f"seed-*/{SCORED}"):
+        if (seed := file.parent.name.removeprefix("seed-")).isdecimal():
+            yield int(seed)
 
 
 def trained_in(folder: Path, out: Path) -> str:

@@ -11,8 +11,11 @@ MINUTE = 60  # seconds
 STAGES = {  # stages of timings.jsonl -> their names on the page
     "source": "Stage 1, source",
     "adaptation": "Stage 2, adaptation",
+    "probe": "Stage 1, probe on frozen features",
     "check": "Check of the data",
+    "evidence": "Evidence for the guard",
     "scores": "Label-free scores",
+    "verdict": "Verdict",
     "report": "This page",
 }
 

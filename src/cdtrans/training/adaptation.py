@@ -219,7 +219,8 @@ def start_from(watch: Watch, domains: Domains, method: Method, config: Config, *
     """Record the source-only model's impression. If adapting it is hopeless, stop before time is spent on it."""
     watch.before = impression(domains)
     if watch.evidence is None:
-        watch.evidence = Evidence.of(domains, method.sizes.classes, method.network.leading, pretrained=pretrained)
+        with watch.run.timed("evidence"):
+            watch.evidence = Evidence.of(domains, method.sizes.classes, method.network.leading, pretrained=pretrained)
     against = [measure for measure in objections(judge_source(watch.before, watch.evidence)) if measure.decisive]
     if against and config.guard:
         raise Hopeless(against[0].sentence, "See the guard's findings.")
