@@ -11,8 +11,8 @@ import importlib
 import json
 import os
 import pkgutil
+import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -240,10 +240,8 @@ def _started(temperature: str) -> Server:
 
 def start_ranks(count: int, arguments: list[str], logs: Path, **how: Any) -> list[Process]:
     """The command in so many ranks, as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    port = random.SystemRandom().randrange(20_000, 32_000)  # the system gives these to no other connection meanwhile
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count))
     return [warm().start(arguments, logs, env=shared | rank, **how) for rank in own]
 
