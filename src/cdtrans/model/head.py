@@ -67,7 +67,8 @@ class Head(AnyHead):
             return out
         mean, variance = out.feature.mean(dim=0), out.feature.var(dim=0, correction=0)
         feature = (out.feature - mean) / (variance + 1e-5).sqrt()
-        return Output(feature, self.classifier(feature))
+        logits = self.classifier(feature.to(self.classifier.weight.device))  # encoded images of a Mac are on the CPU
+        return Output(feature, logits.to(feature.device))
 
 
 class MeanHead(AnyHead):
