@@ -331,6 +331,8 @@ def _run_and_exit(arguments: Sequence[str], out: int, err: int, look_for: Sequen
 class _ForkedJobs:
     """In place of `cdtrans.runtime.children.Children`: this process has imported everything, so it forks by itself."""
 
+    def __init__(self, side_by_side: int) -> None: ...
+
     def __enter__(self) -> "_ForkedJobs":
         return self
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch import nn
 
 from cdtrans.model.head import CLASSIFIER_STD, AnyHead, BottleneckHead, Head, MeanHead, Output, build_head
@@ -80,3 +81,13 @@ def test_another_domain_is_standardised_by_its_own_statistics() -> None:
     other = Head(4, 3, "batchnorm").eval()
     out = Output(*other(x))
     assert other.of_another_domain(out) is out
+
+
+def test_another_domain_may_be_kept_elsewhere_than_the_classifier() -> None:
+    """Encoded images are on the CPU while a Mac's GPU has the network. Fake tensors have devices that are not here."""
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            head = Head(4, 3, "standardise")
+        out = head.of_another_domain(Output(torch.randn(5, 4), torch.zeros(5, 3)))
+        assert head.classifier.weight.device.type == "cuda"
+        assert out.feature.device.type == out.logits.device.type == "cpu"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cdtrans.errors import CdtransError
-from cdtrans.runtime.children import Child, Children, Forked
+from cdtrans.runtime.children import Child, Children, Forked, environment
 
 pytestmark = pytest.mark.slow  # torch is imported
 
@@ -21,7 +21,7 @@ LONG = ("demo", "--json", "--quiet")  # an hour from now it would still write in
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[Children]:
-    with Children() as children:
+    with Children(1) as children:
         yield children
 
 
@@ -86,6 +86,29 @@ def test_the_server_has_no_threads_and_no_gpu(children: Children) -> None:
     assert "Threads:\t1\n" in place.joinpath("status").read_text()
 
 
+@pytest.mark.parametrize(("set_by_user", "threads"), [(None, b"5"), ("3", b"3")])
+def test_runs_side_by_side_share_the_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_by_user: str | None, threads: bytes
+) -> None:
+    monkeypatch.setattr("cdtrans.runtime.children.processor_count", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if set_by_user:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
+    with Children(3) as children:
+        started = Started.by(children, tmp_path, *LONG)
+        variables = Path(f"/proc/{started.child.pid}/environ").read_bytes().split(b"\0")
+        started.child.kill()
+        started.child.wait()
+    assert [v for v in variables if v.startswith(b"OMP_NUM_THREADS=")] == [b"OMP_NUM_THREADS=" + threads]
+
+
+def test_more_runs_than_processors_have_a_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdtrans.runtime.children.processor_count", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert environment(16)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in environment(1)
+
+
 def test_it_is_out_of_reach_of_ctrl_c_and_can_be_ended(children: Children, tmp_path: Path) -> None:
     started = Started.by(children, tmp_path, *LONG)
     wait_for = time.monotonic() + 10
@@ -100,7 +123,7 @@ def test_it_is_out_of_reach_of_ctrl_c_and_can_be_ended(children: Children, tmp_p
 def test_no_child_outlives_a_killed_benchmark(tmp_path: Path) -> None:
     code = (
         "import sys, time; from cdtrans.runtime.children import Children;"
-        f"child = Children().start({LONG!r}, sys.stderr.buffer, sys.stderr.buffer);"
+        f"child = Children(1).start({LONG!r}, sys.stderr.buffer, sys.stderr.buffer);"
         "print(child.pid, child.server.process.pid, flush=True); time.sleep(600)"
     )
     how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True, "cwd": tmp_path}
@@ -114,7 +137,7 @@ def test_no_child_outlives_a_killed_benchmark(tmp_path: Path) -> None:
 
 
 def test_if_the_server_is_killed_the_benchmark_says_so(tmp_path: Path) -> None:
-    with Children() as children:
+    with Children(1) as children:
         started = Started.by(children, tmp_path, *LONG)
         assert isinstance(started.child, Forked)
         started.child.server.process.kill()
@@ -128,7 +151,7 @@ def test_where_a_fork_is_not_safe_every_process_starts_from_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with Children() as children:
+    with Children(1) as children:
         started = Started.by(children, tmp_path, "methods", "--json")
         assert isinstance(started.child, subprocess.Popen)
         assert started.code() == 0

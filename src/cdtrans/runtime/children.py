@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol
 
 from cdtrans.errors import CdtransError
+from cdtrans.runtime.processors import processor_count
 from cdtrans.runtime.signals import die_with_parent, own_session
 
 COMMAND = (sys.executable, "-m", "cdtrans")
@@ -39,16 +40,18 @@ class Child(Protocol):
 
 class Children:
     """Starts `cdtrans` with arguments, in sessions of their own, so that Ctrl-C reaches only this process. The children
-    end when this process ends."""
+    end when this process ends. `side_by_side`: how many of them run at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, side_by_side: int) -> None:
         self._server: Server | None = None
+        self.environment = environment(side_by_side)
 
     def start(self, arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> Child:
         if sys.platform != "linux":
             command, nothing = [*COMMAND, *arguments], subprocess.DEVNULL
-            return subprocess.Popen(command, stdin=nothing, stdout=out, stderr=err, **own_session())
-        self._server = self._server or Server()
+            files: dict[str, Any] = {"stdin": nothing, "stdout": out, "stderr": err}
+            return subprocess.Popen(command, env=self.environment, **files, **own_session())
+        self._server = self._server or Server(self.environment)
         return self._server.fork(arguments, out, err)
 
     def __enter__(self) -> "Children":
@@ -59,10 +62,18 @@ class Children:
             self._server.close()
 
 
+def environment(side_by_side: int) -> dict[str, str]:
+    """Of the children. Each computes with its share of the processors, unless the user has set the number of threads:
+    by default torch takes all of them in each process, and they spend their time on switching."""
+    if side_by_side == 1:
+        return dict(os.environ)
+    return {"OMP_NUM_THREADS": str(max(1, processor_count() // side_by_side)), **os.environ}
+
+
 class Server:
     """The process that forks, seen from the benchmark."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
@@ -70,6 +81,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                env=environment,
                 **own_session(),
             )
 
