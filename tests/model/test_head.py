@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cdtrans.model.head import CLASSIFIER_STD, AnyHead, BottleneckHead, Head, MeanHead, Output, build_head
 

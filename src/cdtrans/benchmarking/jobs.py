@@ -137,7 +137,8 @@ def run_jobs(
     finished = len(runs) - len(pending)
     screen.say(f"{len(runs)} runs, {finished} of them finished already")
     checked_at = time.monotonic()
-    with StopSignals.caught(), screen.track(title, len(runs), finished) as bar, Children(jobs) as children, stop(active):
+    bar_of = screen.track(title, len(runs), finished)
+    with StopSignals.caught(), bar_of as bar, Children(jobs) as children, stop(active):
         while pending or active:
             if StopSignals.received is not None:
                 raise Interrupted(StopSignals.received)
