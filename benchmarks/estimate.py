@@ -8,8 +8,8 @@ DATA holds one folder of class folders for each domain (or DOMAIN/images): the i
 whole domains, on imbalanced targets, and with one domain reduced to some images of each class. --runs takes finished
 run folders anywhere below DIR whose backbone stage 1 leaves as it is and whose target images lie in class folders;
 nothing is fitted to these. --guard takes the rows of benchmarks/guard.py: its runs on whole data sets that are judged
-better, of which only the class shares are known, and not how many predictions stayed with the source-only model; that
-is taken as none."""
+better. The first of them do not say how many predictions stayed with the source-only model; that is taken as none, and
+the others have a table of their own."""
 
 import argparse
 import csv
@@ -200,7 +200,8 @@ def recorded(rows: list[Row], runs: list[Row]) -> None:
         task = (run["data"], run["task"].partition("-seed-")[0])
         task = short.get(task, (task[0], task[1].replace("-", ">")))
         if run["condition"] in ("healthy", "compared") and run["verdict"] == "better" and task in whole:
-            row = whole[task] | {"shift": run["shift"], "stayed": 0.0, "accuracy": run["after"]}
+            row = whole[task] | {"shift": run["shift"], "accuracy": run["after"]}
+            row["stayed"] = run.get("stayed", 0.0)
             groups.setdefault((run["data"], run["recipe"]), []).append(row)
     print("\n| left out | recipe | ranges | mean error | too high by | width | held |\n|" + "---|" * 7)
     every = {data: [r for (d, _), some in groups.items() if d == data for r in some] for data, _ in groups}
@@ -224,7 +225,9 @@ def main() -> None:
         rows = json.loads(arguments.rows.read_text())
         tables(rows)
         if arguments.guard:
-            recorded(rows, json.loads(arguments.guard.read_text()))
+            runs = json.loads(arguments.guard.read_text())
+            for later in (False, True):
+                recorded(rows, [run for run in runs if ("stayed" in run) is later])
         return
     settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
     rows = [row for data in arguments.data for row in instant_rows(data, settings, arguments.features)]
