@@ -110,6 +110,16 @@ def test_timm_with_the_weights_says_the_same(kind: str) -> None:
     assert (told["model"], told["crop"], told["resize"]) == ("source-only", str(card.crop), str(card.resize))
 
 
+def test_a_file_is_computed_in_the_precision_of_its_run(tmp_path: Path) -> None:
+    """On a GPU float32 takes several times as long."""
+    model, card = model_of("ResNet")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(portable.timm_file(model, dataclasses.replace(card, precision="bf16")))
+    assert portable.open_timm(file)[1].precision == "bf16"
+    told = portable.metadata(file.read_bytes())
+    assert portable.read_facts({k: v for k, v in told.items() if k != "precision"}, file).precision == "fp32"
+
+
 @pytest.mark.parametrize("kind", TAPPED)
 def test_the_code_of_a_hub_folder_says_the_same_with_several_taps(kind: str, tmp_path: Path) -> None:
     model, card = model_of(kind, taps=3, depth=4)

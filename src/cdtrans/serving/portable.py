@@ -207,6 +207,7 @@ def facts(card: Card) -> dict[str, str]:
         "crop": str(card.crop),
         "mean": json.dumps(card.mean),
         "std": json.dumps(card.std),
+        "precision": card.precision,
         "model": card.name,
         "stage": card.stage,
         "epoch": str(card.epoch),
@@ -227,7 +228,8 @@ def read_facts(facts: dict[str, str], file: Path) -> Card:
     parsed = {name: json.loads(facts[name]) for name in in_json}
     arguments = json.loads(facts["arguments"])
     others = {name: value for name, value in arguments.items() if name not in ("num_classes", "img_size")}
-    plain = {"weights": str(file), "neck": "none", "precision": "fp32", "versions": {}}
+    plain: dict[str, Any] = {"weights": str(file), "neck": "none", "versions": {}}
+    plain["precision"] = facts.get("precision", "fp32")  # older files have none
     values: dict[str, Any] = {**text, **parsed, **plain, "backbone_args": others}
     check_card(values)
     if not values["classes"]:
