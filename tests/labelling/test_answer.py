@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cdtrans.evaluation.intervals import EXACT, wilson
 from cdtrans.labelling.answer import Answered, answer
 from cdtrans.labelling.ask import ask
 from cdtrans.labelling.target import read_target
@@ -70,7 +71,10 @@ def test_labels_for_all_images_give_the_exact_accuracy(asked: Path) -> None:
     assert result.accuracy.low == result.accuracy.high == pytest.approx(sum(right) / IMAGES)
     assert result.comparison is not None
     assert result.comparison.better == "adapted"
-    assert says(" ".join(result.sentences()), "all 60 images (exact)", "the run uses it")
+    text = " ".join(result.sentences())
+    assert says(text, "all 60 images:", EXACT, "better on this target, and the run uses it")
+    low, high = wilson(sum(right), IMAGES)
+    assert says(text, f"{sum(right) / IMAGES:.1%}, 95% interval {low:.1%} to {high:.1%}"), "as eval prints it"
 
 
 def test_a_better_model_that_the_run_does_not_use(asked: Path, run: Path) -> None:

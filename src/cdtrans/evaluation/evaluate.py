@@ -229,7 +229,9 @@ def evaluate(
     if history is not None and model == "chosen":
         keep_for_report(run, evaluation, screen)
     compared = evaluation.comparison
-    return evaluation if compared is None else replace(evaluation, choice=choice_sentence(run, compared))
+    if compared is None:
+        return evaluation
+    return replace(evaluation, choice=choice_sentence(run, compared, whole_target=evaluation.whole_target))
 
 
 def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
@@ -258,16 +260,19 @@ def kept_images(run: Path) -> int:
         return 0
 
 
-def choice_sentence(run: Path, comparison: Comparison) -> str:
-    """What these labels say about the chosen model."""
+def choice_sentence(run: Path, comparison: Comparison, *, whole_target: bool = False) -> str:
+    """What these labels say about the chosen model. If every target image is labelled, chance plays no part."""
     result = read_result(run)
-    chosen, better = result["chosen_model"], comparison.better
+    chosen, better = result["chosen_model"], comparison.better_here if whole_target else comparison.better
+    here = " for this target" if whole_target else ""
+    if not better and whole_target:
+        return "Both models are right equally often, so neither is better on this target."
     if not better:
         return "These labels cannot tell whether the right model was chosen; more labels may."
     if better == chosen:
-        return f"The right model was chosen: the {MODEL_NAMES[chosen]} one."
+        return f"The right model was chosen{here}: the {MODEL_NAMES[chosen]} one."
     who = "Your choice" if chosen_by_person(result) else "The guard's choice"
-    return f"{who} was wrong: to use the {MODEL_NAMES[better]} model, run '{choose_command(run, better)}'."
+    return f"{who} was wrong{here}: to use the {MODEL_NAMES[better]} model, run '{choose_command(run, better)}'."
 
 
 def scan_key(where: Path, root: Path | None) -> LabelledDomain:

@@ -8,6 +8,10 @@ import numpy as np
 
 Z = 1.959964  # quantile of the normal distribution: 95% lie between -Z and Z
 SIGNIFICANT = 0.05  # the same level, for the test
+EXACT = (
+    "Every target image is labelled, so accuracies are exact for this target; the 95% intervals are for new images like"
+    " these."
+)
 
 
 class Interval(NamedTuple):
@@ -82,6 +86,13 @@ class Comparison:
             f"On the same {self.images} labelled images the adapted model is right {self.adapted_right} times and the "
             f"source-only model {self.source_right} times, {beyond} (paired test, {p})."
         )
+
+    @property
+    def better_here(self) -> str:
+        """The model that is better on these images, whether or not by chance: source, adapted or neither."""
+        if self.adapted_right == self.source_right:
+            return ""
+        return "adapted" if self.adapted_right > self.source_right else "source"
 
     def summary(self) -> dict[str, float | int | str]:
         return {

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cdtrans.errors import named
-from cdtrans.evaluation.intervals import SIGNIFICANT, sign_test
+from cdtrans.evaluation.intervals import EXACT, SIGNIFICANT, sign_test, wilson
 from cdtrans.labelling.answers import read_answers, read_parts, write_answers
 from cdtrans.labelling.intervals import Interval, accuracy_interval, labels_to_decide
 from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, settled_part
@@ -79,7 +79,7 @@ class Answered:
             ]
         basis = f"{self.random} random images of {self.images}"
         if self.complete:
-            basis = f"all {self.images} images (exact)"
+            basis = f"all {self.images} images"
         chosen = f"{MODEL_NAMES[self.chosen]} model, which this run uses"
         said = [f"Accuracy of the {chosen}, from {basis}: {self._measured(self.accuracy)}."]
         if self.adapted is not None:
@@ -94,12 +94,15 @@ class Answered:
             )
         if self.recalibrated:
             said.append("The adapted model's probabilities are now calibrated with these labels.")
+        if self.complete:
+            said.append(EXACT)
         return [*said, *self._compared(run)]
 
     def _measured(self, interval: Interval) -> str:
-        if self.complete:
-            return f"{interval.estimate:.1%}"
-        return f"{interval.estimate:.1%}, 95% interval {interval.low:.1%} to {interval.high:.1%}"
+        """With its interval, as `eval` prints it if every image has a label."""
+        right = round(interval.estimate * self.images)
+        low, high = wilson(right, self.images) if self.complete else (interval.low, interval.high)
+        return f"{interval.estimate:.1%}, 95% interval {low:.1%} to {high:.1%}"
 
     def _compared(self, run: str | Path) -> list[str]:
         found = self.comparison
@@ -111,16 +114,17 @@ class Answered:
             f"Only the adapted model is right on {found.adapted_only} of these images, only the source-only model on"
             f" {found.source_only}"
         )
+        here = " on this target" if self.complete else ""
         if found.better == "neither":
-            return [f"{counted}: neither is better."]
-        test = "" if self.complete else f" (sign test, p = {found.p:.2g})"
+            return [f"{counted}: neither is better{here}."]
+        test = f" (sign test, p = {found.p:.2g})"
         if found.better == "open":
             return [f"{counted}{test}: these labels do not decide which model is better. {self._outlook(found)}"]
         better = MODEL_NAMES[found.better]
         if found.better == self.chosen:
-            return [f"{counted}{test}: the {better} model is better, and the run uses it.{self._guard(found)}"]
+            return [f"{counted}{test}: the {better} model is better{here}, and the run uses it.{self._guard(found)}"]
         return [
-            f"{counted}{test}: the {better} model is better, but the run uses the other one; "
+            f"{counted}{test}: the {better} model is better{here}, but the run uses the other one; "
             f"'{choose_command(Path(run), found.better)}' changes that.{self._guard(found)}"
         ]
 
