@@ -338,7 +338,7 @@ def report(
 
 
 @app.command()
-@with_settings
+@partial(with_settings, preset="demo")
 def demo(
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the task and of the run.")] = 0,
