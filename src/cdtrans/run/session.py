@@ -49,6 +49,8 @@ from cdtrans.training.workload import Workload, start_clock
 from cdtrans.trust.findings import Finding
 from cdtrans.trust.holdout import holdout_share, split, why_none
 
+STOPPING = "Stopping after the current step, to save the state; press Ctrl-C again to stop at once."
+
 
 def run_session(
     config: Config,
@@ -117,7 +119,7 @@ def run_session(
         show_finished(out, found, config, screen)
         return
     try:
-        with StopSignals.caught():
+        with StopSignals.caught("" if screen.quiet else STOPPING):
             device = torch.device(config.device)
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # streams and graphs are made on the current one
