@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import nn
 
 from cdtrans.config import Config
@@ -108,6 +109,18 @@ def test_timm_with_the_weights_says_the_same(kind: str) -> None:
     told = portable.metadata(content)
     assert "distilled" not in told["architecture"]
     assert (told["model"], told["crop"], told["resize"]) == ("source-only", str(card.crop), str(card.resize))
+
+
+def test_a_file_of_an_older_version_has_one_tap(tmp_path: Path) -> None:
+    model, card = model_of("distilled DeiT")
+    content = portable.timm_file(model, card)
+    older = {key: value for key, value in portable.metadata(content).items() if key != "taps"}
+    (tmp_path / "old.safetensors").write_bytes(save(load(content), metadata=older))
+    network, read = portable.open_timm(tmp_path / "old.safetensors")
+    assert network.taps == read.taps == 1
+    pictures = pictures_for(card, 2)
+    again = Classifier(network, read, torch.device("cpu")).logits(pictures)
+    np.testing.assert_allclose(again, logits_of(model, card, pictures), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", TAPPED)

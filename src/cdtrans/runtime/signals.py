@@ -17,8 +17,8 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class StopSignals:
-    """`with StopSignals.caught()` notes a first signal in `received`, where it stays until the next `caught`, and writes
-    the `notice` to standard error; a second one ends the process at once."""
+    """`with StopSignals.caught()` notes a first signal in `received`, where it stays until the next `caught`, and
+    writes the `notice` to standard error; a second one ends the process at once."""
 
     received: int | None = None
 

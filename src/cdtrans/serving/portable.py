@@ -216,7 +216,9 @@ def facts(card: Card) -> dict[str, str]:
 
 
 def read_facts(facts: dict[str, str], file: Path) -> Card:
-    """The card of an exported model from `facts`. Neck and temperature are in the weights."""
+    """The card of an exported model from `facts`. Neck and temperature are in the weights. Older files have no taps:
+    their weights were of one, and an ONNX graph holds its own."""
+    facts = {"taps": "1", **facts}
     in_json = ("classes", "taps", "resize", "crop", "mean", "std", "epoch")
     names = (*in_json, "architecture", "arguments", "stage", "method")
     if missing := [name for name in names if name not in facts]:
