@@ -500,6 +500,15 @@ def test_list_line_without_a_label(tmp_path, line):
     assert "Line 4 " in sentence(scan_labelled, text(tmp_path / "list.txt", "a.png 0", "# comment", "", line))
 
 
+def test_a_list_with_the_line_ends_of_an_old_mac(tmp_path):
+    folder(tmp_path, "a.png", "b.png")
+    (tmp_path / "list.txt").write_bytes(b"# all\ra.png 0\rb.png 1\r")
+    assert scan_labelled(tmp_path / "list.txt").paths == scan_unlabelled(tmp_path / "list.txt").paths
+    assert scan_labelled(tmp_path / "list.txt").labels == (0, 1)
+    (tmp_path / "list.txt").write_bytes(b"a.png 0\rb.png")
+    assert "Line 2 " in sentence(scan_labelled, tmp_path / "list.txt")
+
+
 @SCANS
 def test_listed_files_that_do_not_exist(tmp_path, scan):
     folder(tmp_path, "a.png")

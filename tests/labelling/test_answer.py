@@ -300,7 +300,7 @@ def test_a_file_that_is_none(asked: Path) -> None:
         answer(asked, asked / "ask")
 
 
-@pytest.mark.parametrize("shape", ["full", "min", "semicolons"])
+@pytest.mark.parametrize("shape", ["full", "min", "semicolons", "old Mac"])
 def test_exports_of_other_tools(asked: Path, shape: str) -> None:
     """Label Studio's JSON and JSON-MIN, and what a spreadsheet saves."""
     tasks = json.loads((asked / "ask" / "label-studio.json").read_text())
@@ -314,8 +314,10 @@ def test_exports_of_other_tools(asked: Path, shape: str) -> None:
         text = json.dumps(tasks)
     elif shape == "min":
         text = json.dumps([task["data"] | {"label": truth(p)} for task, p in zip(tasks, paths, strict=True)][1:])
+    elif shape == "old Mac":
+        text = "path,label\r" + "".join(f"{p},{truth(p)}\r" for p in paths[1:])
     else:
         text = "\ufeffLabel;Path\r\n" + "".join(f"{truth(p)};{p}\r\n" for p in paths[1:])
-    (asked / "export").write_text(text, encoding="utf-8")
+    (asked / "export").write_text(text, encoding="utf-8", newline="")
     assert answer(asked, asked / "export").labelled == 29
     assert {entry["label"] for entry in json.loads((asked / "answers.json").read_text())["labels"]} == set(CLASSES)
