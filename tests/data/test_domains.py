@@ -549,10 +549,20 @@ def test_neither_of_source_and_target_may_lie_in_the_other(tmp_path):
 def test_images_of_a_list_are_streamed_and_not_gathered(tmp_path):
     """A line that is wrong is met when it is reached."""
     folder(tmp_path, "a.png", "b c.png")
-    found = stream_images(text(tmp_path / "list.txt", "a.png", "b c.png 3", "gone.png", "a.png"))
+    found = stream_images(text(tmp_path / "list.txt", "a.png", "b c.png 3", "shard.tar", "a.png"))
     assert [next(found), next(found)] == [tmp_path / "a.png", tmp_path / "b c.png"]
-    with error_says("'gone.png' in line 3 of", "cannot be found", "--root"):
+    with error_says("both images and tars (line 3)"):
         next(found)
+
+
+def test_missing_files_of_a_list_are_streamed_unless_all_are_missing(tmp_path):
+    folder(tmp_path, "a.png")
+    names = [
+        path.name for path in stream_images(text(tmp_path / "list.txt", "x.png 1", "y z.png", "a.png", "gone.png 3"))
+    ]
+    assert names == ["x.png", "y z.png", "a.png", "gone.png"]
+    with error_says("'x.png' in line 2 of", "cannot be found", "--root"):
+        list(stream_images(text(tmp_path / "list.txt", "#", "x.png 1", "gone.png")))
 
 
 def test_images_of_a_folder_a_file_and_an_empty_list_are_streamed(tmp_path):

@@ -260,8 +260,8 @@ def stream_files(where: Path, root: Path | None = None) -> Iterator[Path]:
 
 
 def stream_names(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[str]:
-    """The same as plain text, which is faster. Files that may be images but have another suffix are added to
-    `ignored`."""
+    """The same as plain text, which is faster. Files that may be images but have another suffix are added to `ignored`.
+    A listed file that is missing is given too, and counts as unreadable, unless all are missing."""
     if where.is_file() and is_image_name(where.name):
         yield str(where)
     elif is_folder(where):
@@ -275,12 +275,19 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
         if empty:
             raise no_image(where, next(iter(ignored), ""))
     else:
-        base = str(list_base(where, root))
+        base, exists = str(list_base(where, root)), False
+        missing: list[tuple[int, str]] = []  # before the first that exists
         for number, line in list_lines(where):
             possible = readings(line)
             if any(map(is_tar_name, possible)):
                 raise _mixed(where, number)
             found = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
-            if found is None:
-                raise not_found(where, Path(base), number, possible[0])
-            yield found
+            if found is not None and not exists:
+                exists = True
+                yield from (os.path.join(base, path) for _, path in missing)
+            if found is not None or exists:
+                yield found or os.path.join(base, possible[0])
+            else:
+                missing.append((number, possible[0]))
+        if not exists:
+            raise not_found(where, Path(base), *missing[0])
