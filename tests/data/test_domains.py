@@ -18,6 +18,7 @@ from cdtrans.data.domains import (
     LabelledDomain,
     UnlabelledDomain,
     check_distinct,
+    require_outside,
     scan_labelled,
     scan_unlabelled,
     stream_images,
@@ -541,6 +542,16 @@ def test_neither_of_source_and_target_may_lie_in_the_other(tmp_path):
         assert says(sentence(check_distinct, inner, top), str(top), str(inner), "inside the other")
     check_distinct(top, folder(tmp_path / "s2", "1.png"))  # a longer name is not a place inside
     check_distinct(text(tmp_path / "s.txt", "s/a/1.png 0"), text(tmp_path / "t.txt", "s2/1.png"))
+
+
+def test_a_run_folder_may_not_lie_in_the_images(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png")
+    (tmp_path / "link").symlink_to(top)
+    for out in (top, top / "runs" / "new", tmp_path / "link" / "new", tmp_path / "x" / ".." / "s" / "a"):
+        assert says(sentence(require_outside, out, tmp_path, top), "inside the images", "--out")
+        assert says(sentence(require_outside, out, tmp_path / "link"), str(out), "link")
+    require_outside(tmp_path / "s2", top, text(tmp_path / "s.txt", "s/a/1.png"))
+    require_outside(tmp_path / "runs", top)
 
 
 # One image after the other

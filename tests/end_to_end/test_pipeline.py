@@ -127,6 +127,19 @@ def test_places_that_are_wrong_are_one_sentence_and_nothing_is_written(
     assert tree(task.folder) == before  # not even the cache
 
 
+@pytest.mark.parametrize("place", ["source", "target"])
+def test_a_run_folder_in_the_images_is_refused_and_nothing_is_written(task: Task, tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(task.folder / place)
+    before = tree(task.folder)
+    for out in (task.folder / place / "runs" / "a", tmp_path / "link" / "a"):
+        ended = adapt(task, out)
+        shutil.rmtree(task.folder / "logs", ignore_errors=True)
+        assert (ended.code, ended.out) == (2, "")
+        assert says(ended.err, "inside the images", "choose another --out")
+        assert ended.err.count("\n") == 1
+        assert tree(task.folder) == before
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -125,6 +125,16 @@ def check_distinct(source: Path, target: Path) -> None:
         )
 
 
+def require_outside(out: Path, *places: Path) -> None:
+    """Refuse a run folder inside a folder of images: later runs would read the run's pictures as images."""
+    real = Path(os.path.realpath(out))
+    for place in filter(os.path.isdir, places):
+        if Path(os.path.realpath(place)) in (real, *real.parents):
+            raise CdtransError(
+                f"The run folder {quoted(out)} would be inside the images in {quoted(place)}: choose another --out."
+            )
+
+
 def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
     """Problems with the layout of a source that do not stop a run: (problem, advice)."""
     warnings = []

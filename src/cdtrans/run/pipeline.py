@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config, layered_config, settle
 from cdtrans.data.ahead import decoding_ahead
-from cdtrans.data.domains import warnings_for
+from cdtrans.data.domains import require_outside, warnings_for
 from cdtrans.methods import require_method
 from cdtrans.run.choose import explanation
 from cdtrans.run.prepare import scan_domains
@@ -90,6 +90,7 @@ def run_pipeline(
     classes: tuple[str, ...] = ()
     if not config.source:
         config, classes = Stage1(out, settle(config)).without_source()
+    require_outside(out, *(Path(place) for place in (config.source, config.target) if place))
     source, target = scan_domains(config, screen, classes)
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
