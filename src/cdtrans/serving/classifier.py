@@ -81,7 +81,8 @@ class Classifier:
 
     Its methods take a folder, a list file, an image file, a PIL image, a numpy array or a torch tensor, or several
     images: an iterable of them or a batch. Arrays are uint8 from 0 to 255 or float from 0 to 1, of shape [H, W], [H, W,
-    C] or [C, H, W], RGB; anything that would need a guess is an error."""
+    C] or [C, H, W], RGB, or a batch with one more axis. Three axes are always one image; a batch of grey images is [N,
+    H, W, 1] or [N, 1, H, W]. Anything that would need a guess is an error."""
 
     def __init__(
         self, model: "Network", card: "Card", device: "torch.device", *, trained_with_key: bool = False
