@@ -135,7 +135,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 def help_line(name: str, preset: Mapping[str, Any] | None = None) -> str:
     """A setting's help text with its choices and its default; where the recipes differ, both defaults. A preset's value
     is the default of both."""
-    spec, changed = SETTINGS[name], preset or {}
+    spec, changed = SETTINGS[name], dict(preset or {})
     value, best = changed.get(name, spec.default), recipe_layer((changed,))
     in_text = value in (None, "auto")
     default = str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,6 +14,7 @@ from cdtrans.data.images import judge_unreadable
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.evaluation.intervals import Comparison
 from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Unreadable, key_warning, load
@@ -166,6 +167,7 @@ def _without_nan(values: Sequence[float]) -> list[float | None]:
     return [None if np.isnan(value) else value for value in values]
 
 
+@checked()
 def evaluate(
     run: str | Path,
     images: str | Path,

@@ -13,6 +13,7 @@ from cdtrans.labelling.intervals import Interval, accuracy_interval, labels_to_d
 from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, settled_part
 from cdtrans.labelling.matching import match
 from cdtrans.labelling.target import FinishedTarget, read_target
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.probabilities import temperature
 from cdtrans.serving.recorded import LOGITS, recalibrate, target_logits
@@ -145,6 +146,7 @@ class Answered:
         return f"{more} would probably decide it."
 
 
+@checked()
 def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None) -> Answered:
     """Read a file of labels, measure the run's models with all labels so far, and store both in RUN/answers.json."""
     screen = screen or Screen(quiet=True)

@@ -19,6 +19,7 @@ from cdtrans.labelling.matching import find
 from cdtrans.labelling.page import render
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.reporting.pictures import jpeg
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic, csv_line
 from cdtrans.storage.run_folder import require_output
@@ -53,6 +54,7 @@ class Asked:
         }
 
 
+@checked()
 def ask(
     run: str | Path,
     *,

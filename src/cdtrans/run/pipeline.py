@@ -14,6 +14,7 @@ from cdtrans.run.choose import explanation
 from cdtrans.run.prepare import scan_domains
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import require_target_labels
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
@@ -57,6 +58,7 @@ class Result:
         return html_table("Adaptation did harm" if self.harm else "Adapted", (), rows, self.explanation)
 
 
+@checked()
 def adapt(
     source: str | Path | None = None,
     target: str | Path | None = None,

@@ -13,6 +13,7 @@ from cdtrans.config import require_device
 from cdtrans.data.images import pixel_digest
 from cdtrans.data.stream import DecodedBatch, Source, cut, decode_batches
 from cdtrans.errors import CdtransError
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.serving.exported import exported_file, is_exported, require_run
@@ -290,6 +291,7 @@ def _unreadable(path: Path | None, cause: str) -> CdtransError:
     return CdtransError(f"{what} cannot be read: {cause}; leave it out.")
 
 
+@checked()
 def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknown: bool = False) -> Classifier:
     """Load the classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected
     epoch) or the 'last' (last epoch) one. With `unknown`, its predictions have a score for images of no class, for

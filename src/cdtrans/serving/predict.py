@@ -16,6 +16,7 @@ from cdtrans.data.stream import cut
 from cdtrans.data.tars import TarMember, is_tar_name
 from cdtrans.errors import CdtransError, Interrupted, printable
 from cdtrans.runtime import launcher
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen, Task
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
@@ -63,6 +64,7 @@ class Predicted:
         return self.predictions.html(share, f"The predictions are in {file}." if file else "")
 
 
+@checked("images")
 def predict(
     run: str | Path,
     images: str | Path,
