@@ -92,8 +92,8 @@ def run_pipeline(
     classes: tuple[str, ...] = ()
     if not config.source:
         config, classes = Stage1(out, settle(config)).without_source()
-    require_outside(out, *(Path(place) for place in (config.source, config.target) if place))
     source, target = scan_domains(config, screen, classes)
+    require_outside(out, *(Path(place) for place in (config.source, config.target) if place))
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     config = settle(config)
