@@ -229,14 +229,14 @@ def test_unsure_is_left_out_and_mentioned(asked: Path, capsys: pytest.CaptureFix
     labels.write_text("\n".join(lines))
     result, text = said(capsys, asked, labels)
     assert (result.random, result.unsure, result.labelled) == (17, 1, 29)
-    assert says(text, "1 random images marked 'unsure' are left out")
+    assert says(text, "1 random image is marked 'unsure' and left out")
 
 
 def test_only_informative_labels_give_no_accuracy(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result, text = said(capsys, asked, fill(questions(asked), asked / "l.csv", random=""))
     assert result.accuracy is None
     assert result.comparison is None
-    assert says(text, "none is of the random part", "12 labels are stored")
+    assert says(text, "12 labels are stored, but none of the random part")
     assert len(json.loads((asked / "answers.json").read_text())["labels"]) == 12
 
 

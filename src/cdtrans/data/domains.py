@@ -16,7 +16,7 @@ from cdtrans.data.folders import files_below, is_folder, is_subfolder, listing, 
 from cdtrans.data.images import is_image_name
 from cdtrans.data.lists import existing, labelled_lines, list_base, list_lines, not_found, readings
 from cdtrans.data.tars import TarMember, is_tar_name, members
-from cdtrans.errors import CdtransError, named
+from cdtrans.errors import CdtransError, counted, named
 
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
 _INTEGER = re.compile(r"-?[0-9]{1,18}")  # more digits are a name, as of a barcode
@@ -146,7 +146,7 @@ def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
         problem = f"Folders of the source without an image are not classes: {named(source.empty)}"
         warnings.append((problem, "Put images into these folders, or move them away."))
     if source.loose:
-        images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
+        images = counted(source.loose, "image lies", "images lie")
         problem = f"{images} in {quoted(source.root)} beside the class folders and will not be used"
         warnings.append((problem, "Move them into class folders."))
     return warnings

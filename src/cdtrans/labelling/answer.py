@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cdtrans.errors import named
+from cdtrans.errors import counted, named
 from cdtrans.evaluation.intervals import EXACT, SIGNIFICANT, sign_test, wilson
 from cdtrans.labelling.answers import read_answers, read_parts, write_answers
 from cdtrans.labelling.intervals import Interval, accuracy_interval, labels_to_decide
@@ -75,10 +75,11 @@ class Answered:
             ]
         if self.accuracy is None or self.source is None:
             return [
-                f"{self.labelled} labels are stored, but none is of the random part. The others were chosen because the"
-                " model is unsure of them, so they cannot measure its accuracy: label some of the random part too."
+                f"{counted(self.labelled, 'label is', 'labels are')} stored, but none of the random part. They were"
+                " chosen because the model is unsure of them, so they cannot measure its accuracy: label some of the"
+                " random part too."
             ]
-        basis = f"{self.random} random images of {self.images}"
+        basis = f"{counted(self.random, 'random image')} of {self.images}"
         if self.complete:
             basis = f"all {self.images} images"
         chosen = f"{MODEL_NAMES[self.chosen]} model, which this run uses"
@@ -87,10 +88,13 @@ class Answered:
             name, other = ("source-only", self.source) if self.chosen == "adapted" else ("adapted", self.adapted)
             said.append(f"Accuracy of the {name} model on the same images: {self._measured(other)}.")
         if self.no_class:
-            said.append(f"{self.no_class} of these images belong to none of the classes; they count as wrong.")
-        if self.unsure:
             said.append(
-                f"{self.unsure} random images marked '{UNSURE}' are left out; if they are harder than the others, these"
+                f"Counted as wrong, because they belong to none of the classes: {counted(self.no_class, 'image')}."
+            )
+        if self.unsure:
+            left_out = counted(self.unsure, "random image is", "random images are")
+            said.append(
+                f"{left_out} marked '{UNSURE}' and left out; if such images are harder than the others, these"
                 " accuracies are too high."
             )
         if self.recalibrated:
@@ -142,7 +146,7 @@ class Answered:
                 "They are too close to say how many more labels would decide it; they disagree on"
                 f" {found.disagree} of {self.images} images."
             )
-        more = "1 more random label" if found.more_labels == 1 else f"About {found.more_labels} more random labels"
+        more = f"About {counted(found.more_labels, 'more random label')}"
         return f"{more} would probably decide it."
 
 
@@ -169,10 +173,10 @@ def merge(before: Answers, given: Answers, target: FinishedTarget, screen: Scree
     """Earlier answers and new ones; a new one replaces an earlier one."""
     changed = [target.paths[i] for i, new in given.items() if i in before and before[i].label != new.label]
     if changed:
-        screen.warn(f"{len(changed)} images had another label before, which is replaced: {named(changed)}.")
+        screen.warn(f"{counted(len(changed), 'image')} had another label before, which is replaced: {named(changed)}.")
     kept = len(before.keys() - given.keys())
     if kept:
-        screen.say(f"{kept} labels of earlier answers are used too.")
+        screen.say(f"{counted(kept, 'label of earlier answers is', 'labels of earlier answers are')} used too.")
     again = {i: Answer(new.label, settled_part(before[i].part, new.part)) for i, new in given.items() if i in before}
     return before | given | again
 

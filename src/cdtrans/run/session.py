@@ -13,7 +13,7 @@ from cdtrans.config import Config, check_options, is_method_file, make_config, s
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.data.pixels import resize_for
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import CdtransError, Interrupted, counted
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
 from cdtrans.model.backbone import native_crop, resolve_name
@@ -312,7 +312,7 @@ def opening(config: Config, out: Path, *, trains: bool) -> list[str]:
     """What a run is about to do, in a few lines."""
 
     def epochs(count: int) -> str:
-        return f"{count} epoch{'s' * (count > 1)}"
+        return counted(count, "epoch")
 
     recipe = f"recipe {config.recipe}, effort {config.effort}" if config.recipe == "best" else f"recipe {config.recipe}"
     stage_1 = (

@@ -12,7 +12,7 @@ import numpy as np
 from cdtrans.config import require_device
 from cdtrans.data.images import pixel_digest
 from cdtrans.data.stream import DecodedBatch, Source, cut, decode_batches
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, counted
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
@@ -66,7 +66,7 @@ class Predictions(list[Prediction]):
         return html_table(title, columns[:shown], [row[:shown] for row in rows], *after)
 
     def _repr_html_(self) -> str:
-        return self.html(f"{len(self)} image{'' if len(self) == 1 else 's'}")
+        return self.html(counted(len(self), "image"))
 
 
 @dataclass(frozen=True)

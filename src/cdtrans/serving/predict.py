@@ -14,7 +14,7 @@ from cdtrans.data.images import is_image_name, judge_unreadable
 from cdtrans.data.shards import Files, Shard, chunks, find_shards, share
 from cdtrans.data.stream import cut
 from cdtrans.data.tars import TarMember, is_tar_name
-from cdtrans.errors import CdtransError, Interrupted, printable
+from cdtrans.errors import CdtransError, Interrupted, counted, printable
 from cdtrans.runtime import launcher
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
@@ -58,7 +58,7 @@ class Predicted:
 
     def _repr_html_(self) -> str:
         if self.expected_accuracy is None:
-            return self.predictions.html(f"{self.images} images, no label kept")
+            return self.predictions.html(f"{counted(self.images, 'image')}, no label kept")
         share = f"{self.kept} of {self.images} labels kept, expected to be right: {self.expected_accuracy:.1%}"
         file = self.csv or self.parquet
         return self.predictions.html(share, f"The predictions are in {file}." if file else "")
@@ -177,7 +177,7 @@ def classify(
         check_skipped(counts, shards, max_bad, screen)
     if isinstance(file, Path) and launcher.rank() == 0:
         unsure = f", {counts.abstained} of them left without a label (probability below {threshold:.3g})"
-        screen.result(f"Wrote {file}: {counts.images} images{unsure if threshold else ''}.")
+        screen.result(f"Wrote {file}: {counted(counts.images, 'image')}{unsure if threshold else ''}.")
     files = {name: file if isinstance(file, Path) and name == kind else None for name in ("csv", "parquet")}
     kept = counts.images - counts.abstained
     expected = counts.right / kept if kept else None
