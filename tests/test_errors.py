@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from cdtrans.errors import LONGEST, CdtransError, Interrupted, named, nearest, printable
+from cdtrans.errors import LONGEST, CdtransError, Interrupted, counted, named, nearest, printable
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,8 @@ def test_an_endless_sentence_keeps_its_begin_and_its_advice() -> None:
     assert len(sentence) == LONGEST
     assert sentence.startswith("The label 'xxx")
     assert sentence.endswith("xxx' is too long; give a shorter one.")
+
+
+def test_one_is_singular() -> None:
+    assert [counted(n, "image") for n in (0, 1, 2, 1200)] == ["0 images", "1 image", "2 images", "1,200 images"]
+    assert [counted(n, "class is", "classes are") for n in (1, 2)] == ["1 class is", "2 classes are"]

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -265,3 +266,29 @@ def test_the_guides_examples_run(finished, tmp_path: Path, monkeypatch, capsys) 
         "(1, 32)",
         "['blue' 'green' 'red']",
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: cdtrans.adapt(source=5, target="t"), ["'source' must be a path, not 5"]),
+        (lambda: cdtrans.adapt("s", "t", out=5), ["'out' must be a path"]),
+        (lambda: cdtrans.adapt("s", "t", preset=5), ["'preset' must be text"]),
+        (lambda: cdtrans.adapt("s", "t", epochs="ten"), ["'epochs' must be a whole number, not 'ten'"]),
+        (lambda: cdtrans.check("s", None), ["'target' must be a path, not None"]),
+        (lambda: cdtrans.load(None), ["'run' must be a path, not None"]),
+        (lambda: cdtrans.load("r", model=1), ["'model' must be text, not 1"]),
+        (lambda: cdtrans.predict("r", "i", abstain="a"), ["'abstain' must be a number, not 'a'"]),
+        (lambda: cdtrans.predict("r", "i", top=1.5), ["'top' must be a whole number, not 1.5"]),
+        (lambda: cdtrans.predict("r", [1]), ["images to predict must be a path", "load(run)"]),
+        (lambda: cdtrans.evaluate("r", None), ["'images' must be a path"]),
+        (lambda: cdtrans.export(None), ["'run' must be a path"]),
+        (lambda: cdtrans.report(5), ["'run' must be a path"]),
+        (lambda: cdtrans.ask("r", budget="x"), ["'budget' must be a whole number"]),
+        (lambda: cdtrans.answer("r", 5), ["'labels' must be a path"]),
+        (lambda: cdtrans.push("r", 5), ["'name' must be text"]),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_one_sentence(call: Callable[[], object], words: list[str]) -> None:
+    with error_says(*words):
+        call()

@@ -88,6 +88,11 @@ def first_of(parts: Sequence[str]) -> str:
     return ", ".join(parts[:NAMED]) + more
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """'1 image', '2 images'; or with both forms '1 image is', '2 images are'. Thousands have commas."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def ended(text: str) -> str:
     """The text with a full stop, unless it ends with a question mark."""
     return text if text.endswith("?") else f"{text}."

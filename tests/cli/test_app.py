@@ -190,6 +190,14 @@ class TestHelp:
         assert "…" not in text
         assert max(map(len, text.splitlines())) == 80, "and the width is used"
 
+    def test_demo_shows_its_own_defaults(self, run: Run) -> None:
+        text = run("demo", "--help-all").out
+        lines = {flag: line for line in text.splitlines() for flag in re.findall(r"^│ (--\S+)", line)}
+        own = {"--backbone": "vit_tiny_patch16_224", "--[no-]pretrained": "false", "--crop": "28", "--lr": "0.003"}
+        own |= {"--source-fit": "train", "--neck": "batchnorm", "--epochs": "10; authors: 40"}
+        for flag, default in own.items():
+            assert f"default: {default})" in lines[flag]
+
     @pytest.mark.parametrize(
         ("words", "completed"), [("cdtrans pre", "predict"), ("cdtrans adapt --layer", "--layer-decay")]
     )

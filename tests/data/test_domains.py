@@ -18,6 +18,7 @@ from cdtrans.data.domains import (
     LabelledDomain,
     UnlabelledDomain,
     check_distinct,
+    require_outside,
     scan_labelled,
     scan_unlabelled,
     stream_images,
@@ -500,6 +501,15 @@ def test_list_line_without_a_label(tmp_path, line):
     assert "Line 4 " in sentence(scan_labelled, text(tmp_path / "list.txt", "a.png 0", "# comment", "", line))
 
 
+def test_a_list_with_the_line_ends_of_an_old_mac(tmp_path):
+    folder(tmp_path, "a.png", "b.png")
+    (tmp_path / "list.txt").write_bytes(b"# all\ra.png 0\rb.png 1\r")
+    assert scan_labelled(tmp_path / "list.txt").paths == scan_unlabelled(tmp_path / "list.txt").paths
+    assert scan_labelled(tmp_path / "list.txt").labels == (0, 1)
+    (tmp_path / "list.txt").write_bytes(b"a.png 0\rb.png")
+    assert "Line 2 " in sentence(scan_labelled, tmp_path / "list.txt")
+
+
 @SCANS
 def test_listed_files_that_do_not_exist(tmp_path, scan):
     folder(tmp_path, "a.png")
@@ -534,16 +544,36 @@ def test_neither_of_source_and_target_may_lie_in_the_other(tmp_path):
     check_distinct(text(tmp_path / "s.txt", "s/a/1.png 0"), text(tmp_path / "t.txt", "s2/1.png"))
 
 
+def test_a_run_folder_may_not_lie_in_the_images(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png")
+    (tmp_path / "link").symlink_to(top)
+    for out in (top, top / "runs" / "new", tmp_path / "link" / "new", tmp_path / "x" / ".." / "s" / "a"):
+        assert says(sentence(require_outside, out, tmp_path, top), "inside the images", "--out")
+        assert says(sentence(require_outside, out, tmp_path / "link"), str(out), "link")
+    require_outside(tmp_path / "s2", top, text(tmp_path / "s.txt", "s/a/1.png"))
+    require_outside(tmp_path / "runs", top)
+
+
 # One image after the other
 
 
 def test_images_of_a_list_are_streamed_and_not_gathered(tmp_path):
     """A line that is wrong is met when it is reached."""
     folder(tmp_path, "a.png", "b c.png")
-    found = stream_images(text(tmp_path / "list.txt", "a.png", "b c.png 3", "gone.png", "a.png"))
+    found = stream_images(text(tmp_path / "list.txt", "a.png", "b c.png 3", "shard.tar", "a.png"))
     assert [next(found), next(found)] == [tmp_path / "a.png", tmp_path / "b c.png"]
-    with error_says("'gone.png' in line 3 of", "cannot be found", "--root"):
+    with error_says("both images and tars (line 3)"):
         next(found)
+
+
+def test_missing_files_of_a_list_are_streamed_unless_all_are_missing(tmp_path):
+    folder(tmp_path, "a.png")
+    names = [
+        path.name for path in stream_images(text(tmp_path / "list.txt", "x.png 1", "y z.png", "a.png", "gone.png 3"))
+    ]
+    assert names == ["x.png", "y z.png", "a.png", "gone.png"]
+    with error_says("'x.png' in line 2 of", "cannot be found", "--root"):
+        list(stream_images(text(tmp_path / "list.txt", "#", "x.png 1", "gone.png")))
 
 
 def test_images_of_a_folder_a_file_and_an_empty_list_are_streamed(tmp_path):

@@ -127,6 +127,19 @@ def test_places_that_are_wrong_are_one_sentence_and_nothing_is_written(
     assert tree(task.folder) == before  # not even the cache
 
 
+@pytest.mark.parametrize("place", ["source", "target"])
+def test_a_run_folder_in_the_images_is_refused_and_nothing_is_written(task: Task, tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(task.folder / place)
+    before = tree(task.folder)
+    for out in (task.folder / place / "runs" / "a", tmp_path / "link" / "a"):
+        ended = adapt(task, out)
+        shutil.rmtree(task.folder / "logs", ignore_errors=True)
+        assert ended.code == 2
+        assert says(ended.err, "inside the images", "choose another --out")
+        assert ended.err.count("\n") == 1
+        assert tree(task.folder) == before
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -183,8 +196,7 @@ def test_unreadable_files_are_skipped_named_and_counted_and_change_nothing_else(
     warnings = ended.err.splitlines()
     assert warnings[0].startswith("warning: 1 of 25 source files cannot be read (the first: 'red/99.png', ")
     assert (
-        warnings[1]
-        == "warning: 1 of 22 target files cannot be read (the first: '99.jpg', empty file); they are skipped."
+        warnings[1] == "warning: 1 of 22 target files cannot be read (the first: '99.jpg', empty file); it is skipped."
     )
     assert [line for line in warnings if "The guard" not in line] == warnings[:2]
     skipped = [line for line in log_lines(out) if line["event"] == "skipped"]

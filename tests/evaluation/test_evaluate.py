@@ -222,6 +222,24 @@ def test_labels_say_whether_the_right_model_was_chosen(
     assert says(sentence, *words)
 
 
+@pytest.mark.parametrize(
+    ("alone", "words"),
+    [
+        ((5, 1), ["guard's choice was wrong for this target", "choose runs/a adapted"]),
+        ((1, 5), ["right model was chosen for this target"]),
+        ((3, 3), ["neither is better on this target"]),
+    ],
+)
+def test_labels_for_the_whole_target_leave_nothing_to_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: tuple[int, int], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/result.json").write_text(json.dumps({"chosen_model": "source", "chosen_epoch": 0}))
+    compared = Comparison(25, 10, 10 + alone[0] - alone[1], *alone)
+    assert says(choice_sentence(Path("runs/a"), compared, whole_target=True), *words)
+
+
 @pytest.mark.parametrize("case", ["other images", "the target and one more"])
 def test_no_history_from_a_key_with_images_that_are_not_of_the_target(finished, tmp_path: Path, case: str) -> None:
     if case == "other images":

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cdtrans.evaluation.intervals import EXACT, wilson
 from cdtrans.labelling.answer import Answered, answer
 from cdtrans.labelling.ask import ask
 from cdtrans.labelling.target import read_target
@@ -70,7 +71,10 @@ def test_labels_for_all_images_give_the_exact_accuracy(asked: Path) -> None:
     assert result.accuracy.low == result.accuracy.high == pytest.approx(sum(right) / IMAGES)
     assert result.comparison is not None
     assert result.comparison.better == "adapted"
-    assert says(" ".join(result.sentences()), "all 60 images (exact)", "the run uses it")
+    text = " ".join(result.sentences())
+    assert says(text, "all 60 images:", EXACT, "better on this target, and the run uses it")
+    low, high = wilson(sum(right), IMAGES)
+    assert says(text, f"{sum(right) / IMAGES:.1%}, 95% interval {low:.1%} to {high:.1%}"), "as eval prints it"
 
 
 def test_a_better_model_that_the_run_does_not_use(asked: Path, run: Path) -> None:
@@ -225,14 +229,14 @@ def test_unsure_is_left_out_and_mentioned(asked: Path, capsys: pytest.CaptureFix
     labels.write_text("\n".join(lines))
     result, text = said(capsys, asked, labels)
     assert (result.random, result.unsure, result.labelled) == (17, 1, 29)
-    assert says(text, "1 random images marked 'unsure' are left out")
+    assert says(text, "1 random image is marked 'unsure' and left out")
 
 
 def test_only_informative_labels_give_no_accuracy(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result, text = said(capsys, asked, fill(questions(asked), asked / "l.csv", random=""))
     assert result.accuracy is None
     assert result.comparison is None
-    assert says(text, "none is of the random part", "12 labels are stored")
+    assert says(text, "12 labels are stored, but none of the random part")
     assert len(json.loads((asked / "answers.json").read_text())["labels"]) == 12
 
 
@@ -296,7 +300,7 @@ def test_a_file_that_is_none(asked: Path) -> None:
         answer(asked, asked / "ask")
 
 
-@pytest.mark.parametrize("shape", ["full", "min", "semicolons"])
+@pytest.mark.parametrize("shape", ["full", "min", "semicolons", "old Mac"])
 def test_exports_of_other_tools(asked: Path, shape: str) -> None:
     """Label Studio's JSON and JSON-MIN, and what a spreadsheet saves."""
     tasks = json.loads((asked / "ask" / "label-studio.json").read_text())
@@ -310,8 +314,10 @@ def test_exports_of_other_tools(asked: Path, shape: str) -> None:
         text = json.dumps(tasks)
     elif shape == "min":
         text = json.dumps([task["data"] | {"label": truth(p)} for task, p in zip(tasks, paths, strict=True)][1:])
+    elif shape == "old Mac":
+        text = "path,label\r" + "".join(f"{p},{truth(p)}\r" for p in paths[1:])
     else:
         text = "\ufeffLabel;Path\r\n" + "".join(f"{truth(p)};{p}\r\n" for p in paths[1:])
-    (asked / "export").write_text(text, encoding="utf-8")
+    (asked / "export").write_text(text, encoding="utf-8", newline="")
     assert answer(asked, asked / "export").labelled == 29
     assert {entry["label"] for entry in json.loads((asked / "answers.json").read_text())["labels"]} == set(CLASSES)

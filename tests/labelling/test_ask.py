@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cdtrans
+from cdtrans.errors import counted
 from cdtrans.labelling.ask import ask, choose
 from cdtrans.labelling.intervals import accuracy_interval
 from cdtrans.labelling.labels import Answer
@@ -135,7 +136,7 @@ def test_labels_that_the_run_was_trained_with_are_not_lost(run: Path) -> None:
         path = next(path for path, row in listed.items() if row["part"] == part)
         label = listed[path]["label"]
         file.write_text(kept.replace(f"{path},{label}", f"{path},{'red' if label != 'red' else 'blue'}") + more)
-        with error_says("labels.csv", f"{count} labels that would be lost", advice, "--force"):
+        with error_says("labels.csv", f"{counted(count, 'label')} that would be lost", advice, "--force"):
             ask(run, budget=10)
     file.write_text(kept)
     assert len(ask(run, budget=10).questions) == 10
@@ -144,7 +145,7 @@ def test_labels_that_the_run_was_trained_with_are_not_lost(run: Path) -> None:
 def test_labels_of_images_elsewhere_are_not_lost(run: Path) -> None:
     ask(run, budget=10)
     (run / "ask" / "labels.csv").write_text("path,label,part\nstrange.png,red,random\n")
-    with error_says("1 labels that would be lost", "another --out", "--force"):
+    with error_says("1 label that would be lost", "another --out", "--force"):
         ask(run, budget=10)
 
 

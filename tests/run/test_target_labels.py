@@ -159,7 +159,7 @@ class TestFile:
         lines = ("a.png,red,random", "b.png,green,informative", "c.png,blue,")
         file = write(tmp_path / "l.csv", *lines, header="path,label,part")
         assert self.given(file, target) == {1: 1, 2: 0}
-        assert says("".join(capsys.readouterr()), "1 labels of the random part are kept for measuring")
+        assert says("".join(capsys.readouterr()), "1 label of the random part is kept for measuring")
 
     def test_by_digest(self, tmp_path: Path, target: Any) -> None:
         file = write(tmp_path / "l.csv", "moved/elsewhere.png,red,dc", header="path,label,digest")

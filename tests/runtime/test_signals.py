@@ -23,6 +23,15 @@ def test_a_second_signal_ends_it_at_once() -> None:
         twice()
 
 
+def test_the_first_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignals.caught("Stopping."):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr() == ("", "Stopping.\n")
+    with StopSignals.caught():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_handlers_from_before_come_back() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

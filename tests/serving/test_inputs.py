@@ -50,6 +50,9 @@ def test_grey_images_and_batches_of_them() -> None:
         assert np.array_equal(np.asarray(found), GREY)
     assert len(arrays(np.stack([GREY, GREY])[:, None])) == 2
     assert arrays(np.zeros((0, 9, 7, 3), np.uint8)) == []
+    three = np.stack([GREY, GREY, GREY])
+    assert len(arrays(three)) == 1, "three axes are one image"
+    assert len(arrays(three[..., None])) == len(arrays(three[:, None])) == 3
 
 
 def test_several_of_different_sizes_and_kinds(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ REFUSED: list[tuple[Any, list[str]]] = [
     (NAN, ["NaN"]),
     (np.full((9, 7), np.inf), ["infinite"]),
     (RGB[:, :, :2], ["(9, 7, 2)", "neither last nor first", "RGB"]),
-    (np.zeros((5, 9, 7), np.uint8), ["(5, 9, 7)", "neither last nor first"]),
+    (np.zeros((5, 9, 7), np.uint8), ["(5, 9, 7)", "neither last nor first", "[N, H, W, 1]"]),
     (np.zeros((3, 9, 3), np.uint8), ["(3, 9, 3)", "first or last"]),
     (np.zeros((8, 4, 9, 3), np.uint8), ["(8, 4, 9, 3)", "first or last"]),
     (np.zeros((0, 7, 3), np.uint8), ["(0, 7, 3)", "shape"]),

@@ -353,9 +353,13 @@ class TestTars:
         with_all(tmp_path / "t" / "a.tar", good[:10])
         cut = with_all(tmp_path / "t" / "b.tar", good[10:])
         os.truncate(cut, cut.stat().st_size // 2)
-        with error_says("1 of 2", "b.tar'", "damaged or truncated", "--max-bad"):
-            watched(tmp_path / "t", tmp_path / "p.csv", max_bad=0.0)
-        result = watched(tmp_path / "t", tmp_path / "p.csv", max_bad=0.1)
+        with error_says("1 of 2 tars", "p.csv.skipped.csv'", "--max-bad above 0.1"):
+            watched(tmp_path / "t", tmp_path / "p.csv", max_bad=0.1)  # although it is one file of many
+        assert any(says(text, "b.tar'", "damaged or truncated") for text in watched.heard)
+        assert not (tmp_path / "p.csv").exists()
+        with error_says("1 of 2 tars", "--max-bad"):
+            watched(tmp_path / "t", None, max_bad=0.1)
+        result = watched(tmp_path / "t", tmp_path / "p.csv", max_bad=0.5)
         assert 12 < result.images < 29
         assert rows(tmp_path / "p.csv.skipped.csv")[0]["path"] == str(cut)
 

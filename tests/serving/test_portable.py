@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import nn
 
 from cdtrans.config import Config
@@ -118,6 +119,18 @@ def test_a_file_is_computed_in_the_precision_of_its_run(tmp_path: Path) -> None:
     assert portable.open_timm(file)[1].precision == "bf16"
     told = portable.metadata(file.read_bytes())
     assert portable.read_facts({k: v for k, v in told.items() if k != "precision"}, file).precision == "fp32"
+
+
+def test_a_file_of_an_older_version_has_one_tap(tmp_path: Path) -> None:
+    model, card = model_of("distilled DeiT")
+    content = portable.timm_file(model, card)
+    older = {key: value for key, value in portable.metadata(content).items() if key != "taps"}
+    (tmp_path / "old.safetensors").write_bytes(save(load(content), metadata=older))
+    network, read = portable.open_timm(tmp_path / "old.safetensors")
+    assert network.taps == read.taps == 1
+    pictures = pictures_for(card, 2)
+    again = Classifier(network, read, torch.device("cpu")).logits(pictures)
+    np.testing.assert_allclose(again, logits_of(model, card, pictures), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", TAPPED)

@@ -201,6 +201,15 @@ class TestBadFiles:
         assert len(set(named)) == 9
         assert write(classifier, folder, tmp_path / "p.csv", screen, max_bad=0.5).skipped == 9
 
+    def test_missing_files_of_a_list_count(self, classifier, screen, folder: Path, tmp_path: Path) -> None:
+        (folder / "list.txt").write_text("gone.png 1\n" + "".join(f"{n:02}.png\n" for n in range(20)))
+        result = write(classifier, folder / "list.txt", tmp_path / "p.csv", screen)
+        assert (result.images, result.skipped) == (20, 1)
+        missing = {"path": str(folder / "gone.png"), "cause": "missing, or a broken link"}
+        assert rows(tmp_path / "p.csv.skipped.csv") == [missing]
+        with error_says("1 of 21 files", "gone.png'", "--max-bad"):
+            write(classifier, folder / "list.txt", tmp_path / "p.csv", screen, max_bad=0.01)
+
     def test_an_older_table_is_kept_when_the_new_one_fails(self, classifier, screen, folder, tmp_path: Path) -> None:
         (tmp_path / "p.csv").write_text("older")
         with pytest.raises(CdtransError):

@@ -23,7 +23,7 @@ from cdtrans.cli.options import (
     with_settings,
 )
 from cdtrans.config import SETTINGS
-from cdtrans.errors import HARM
+from cdtrans.errors import HARM, counted
 from cdtrans.runtime.screen import Screen
 
 ablate = typer.Typer(no_args_is_help=True, help="Rerun the paper's ablations and theory.")
@@ -169,7 +169,7 @@ def attention(
         print_json({"out": str(out), "pairs": shown.record()})
     else:
         kind = "chosen" if pair else "false-positive"
-        Screen(quiet=quiet).result(f"{len(shown.pairs)} {kind} pair{'s' * (len(shown.pairs) != 1)}: {out}")
+        Screen(quiet=quiet).result(f"{counted(len(shown.pairs), f'{kind} pair')}: {out}")
 
 
 @ablate.command(name="with-key", hidden=True)  # a row of pseudo-labels or a run of noise, as a process of its own

@@ -173,6 +173,7 @@ def evaluate(
     """Measure the accuracy of a run on LABELLED target images."""
     from cdtrans.evaluation.evaluate import evaluate as evaluate_run
     from cdtrans.evaluation.evaluate import kept_images
+    from cdtrans.evaluation.intervals import EXACT
 
     screen = Screen(quiet=quiet, machine=json)
     result = evaluate_run(run, labelled, root=root, model=model, device=device, max_bad=max_bad, screen=screen)
@@ -186,10 +187,7 @@ def evaluate(
     else:
         screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
     if result.whole_target:
-        screen.result(
-            "Every target image of the run is labelled, so the accuracies are exact for this target; the intervals are "
-            "for new images like these."
-        )
+        screen.result(EXACT)
     if result.comparison is not None:
         screen.result(f"{result.comparison.sentence} {result.choice}")
     saved = result.history is not None and model == "chosen" and kept_images(run) <= result.scores.images
@@ -340,7 +338,7 @@ def report(
 
 
 @app.command()
-@with_settings
+@partial(with_settings, preset="demo")
 def demo(
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the task and of the run.")] = 0,

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cdtrans.cli.options import Debug, Json, Quiet, print_json
+from cdtrans.errors import counted
 from cdtrans.runtime.screen import Screen
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")]
@@ -31,8 +32,8 @@ def ask(
         print_json(summary)
         return
     screen.result(
-        f"{summary['images']} images to label: {summary['random']} chosen at random, to measure accuracy, and"
-        f" {summary['informative']} that the model is least sure of, to train on."
+        f"{counted(summary['images'], 'image')} to label: {summary['random']} chosen at random, to measure accuracy,"
+        f" and {summary['informative']} that the model is least sure of, to train on."
     )
     screen.result(f"Open {summary['page']} in a browser, or fill in {summary['labels']}.")
     screen.say(f"Then: cdtrans answer {run} {summary['labels']} (or the labels.csv that the page saved)")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cdtrans.backbone_names import SHORT_NAMES
-from cdtrans.config import BEST, HINTS, METHOD_HINTS, SETTINGS, choices, parse_yaml
+from cdtrans.config import HINTS, METHOD_HINTS, SETTINGS, choices, parse_yaml, read_preset, recipe_layer
 from cdtrans.errors import CdtransError
 from cdtrans.runtime import launcher
 
@@ -50,11 +50,16 @@ Root = Annotated[
 
 
 def with_settings(
-    verb: Callable[..., None], names: Collection[str] = SETTINGS.keys(), texts: Mapping[str, str] | None = None
+    verb: Callable[..., None],
+    names: Collection[str] = SETTINGS.keys(),
+    texts: Mapping[str, str] | None = None,
+    preset: str = "auto",
 ) -> Callable[..., None]:
     """Give a verb a flag for every setting and every option of CDTrans, or for those named, in place of its
     **settings. Where `method` is among them, `--set` gives the options of any method. `texts` are the help lines of
-    settings that mean something else here than for 'adapt', or have another default."""
+    settings that mean something else here than for 'adapt', or have another default; `preset` is the one whose defaults
+    the verb has."""
+    changed = read_preset(preset)
     signature = inspect.signature(verb)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, spec in SETTINGS.items():
@@ -64,7 +69,7 @@ def with_settings(
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
             panel = COMMON_PANEL if name in COMMON else spec.metadata["group"]
-            text = (texts or {}).get(name) or help_line(name)
+            text = (texts or {}).get(name) or help_line(name, changed)
             option = typer.Option(flag, help=text, rich_help_panel=panel, hidden=name not in COMMON)
             parameters.append(_parameter(name, kind, option))
             if name == "method":
@@ -127,14 +132,16 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def help_line(name: str) -> str:
-    """A setting's help text with its choices and its default; where the recipes differ, both defaults."""
-    spec = SETTINGS[name]
-    in_text = spec.default in (None, "auto")
-    default = str(spec.default).lower() if isinstance(spec.default, bool) else str(spec.default)
+def help_line(name: str, preset: Mapping[str, Any] | None = None) -> str:
+    """A setting's help text with its choices and its default; where the recipes differ, both defaults. A preset's value
+    is the default of both."""
+    spec, changed = SETTINGS[name], dict(preset or {})
+    value, best = changed.get(name, spec.default), recipe_layer((changed,))
+    in_text = value in (None, "auto")
+    default = str(value).lower() if isinstance(value, bool) else str(value)
     default = next((short for short, full in SHORT_NAMES.items() if full == default), default)
-    if BEST.get(name, spec.default) != spec.default:
-        default = str(BEST[name]) if name == "recipe" else f"{BEST[name]}; authors: {default}"
+    if name not in changed and best.get(name, spec.default) != spec.default:
+        default = str(best[name]) if name == "recipe" else f"{best[name]}; authors: {default}"
     notes = [", ".join(choices(name)), "" if in_text else f"default: {default}"]
     note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     text: str = spec.metadata["help"]

@@ -5,7 +5,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cdtrans.errors import printable
+from cdtrans.errors import counted, printable
 
 STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
 
@@ -29,7 +29,7 @@ def finding_table(result: Any) -> Table:
 
 def score_table(result: Any, model: str) -> Table:
     """The requested model, and below it the source-only model, the last epoch and the best."""
-    title = f"{result.scores.images} labelled images; in brackets: 95% interval"
+    title = f"{counted(result.scores.images, 'labelled image')}; in brackets: 95% interval"
     table = Table("model", "accuracy", "class-mean accuracy", title=title)
     table.add_row(f"{model}: {result.model}", *result.scores.with_intervals())
     table.add_section()

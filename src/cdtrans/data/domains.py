@@ -16,7 +16,7 @@ from cdtrans.data.folders import files_below, is_folder, is_subfolder, listing, 
 from cdtrans.data.images import is_image_name
 from cdtrans.data.lists import existing, labelled_lines, list_base, list_lines, not_found, readings
 from cdtrans.data.tars import TarMember, is_tar_name, members
-from cdtrans.errors import CdtransError, named
+from cdtrans.errors import CdtransError, counted, named
 
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
 _INTEGER = re.compile(r"-?[0-9]{1,18}")  # more digits are a name, as of a barcode
@@ -125,6 +125,16 @@ def check_distinct(source: Path, target: Path) -> None:
         )
 
 
+def require_outside(out: Path, *places: Path) -> None:
+    """Refuse a run folder inside a folder of images: later runs would read the run's pictures as images."""
+    real = Path(os.path.realpath(out))
+    for place in filter(os.path.isdir, places):
+        if Path(os.path.realpath(place)) in (real, *real.parents):
+            raise CdtransError(
+                f"The run folder {quoted(out)} would be inside the images in {quoted(place)}: choose another --out."
+            )
+
+
 def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
     """Problems with the layout of a source that do not stop a run: (problem, advice)."""
     warnings = []
@@ -136,7 +146,7 @@ def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
         problem = f"Folders of the source without an image are not classes: {named(source.empty)}"
         warnings.append((problem, "Put images into these folders, or move them away."))
     if source.loose:
-        images = "1 image lies" if source.loose == 1 else f"{source.loose} images lie"
+        images = counted(source.loose, "image lies", "images lie")
         problem = f"{images} in {quoted(source.root)} beside the class folders and will not be used"
         warnings.append((problem, "Move them into class folders."))
     return warnings
@@ -260,8 +270,8 @@ def stream_files(where: Path, root: Path | None = None) -> Iterator[Path]:
 
 
 def stream_names(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[str]:
-    """The same as plain text, which is faster. Files that may be images but have another suffix are added to
-    `ignored`."""
+    """The same as plain text, which is faster. Files that may be images but have another suffix are added to `ignored`.
+    A listed file that is missing is given too, and counts as unreadable, unless all are missing."""
     if where.is_file() and is_image_name(where.name):
         yield str(where)
     elif is_folder(where):
@@ -275,12 +285,19 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
         if empty:
             raise no_image(where, next(iter(ignored), ""))
     else:
-        base = str(list_base(where, root))
+        base, exists = str(list_base(where, root)), False
+        missing: list[tuple[int, str]] = []  # before the first that exists
         for number, line in list_lines(where):
             possible = readings(line)
             if any(map(is_tar_name, possible)):
                 raise _mixed(where, number)
             found = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
-            if found is None:
-                raise not_found(where, Path(base), number, possible[0])
-            yield found
+            if found is not None and not exists:
+                exists = True
+                yield from (os.path.join(base, path) for _, path in missing)
+            if found is not None or exists:
+                yield found or os.path.join(base, possible[0])
+            else:
+                missing.append((number, possible[0]))
+        if not exists:
+            raise not_found(where, Path(base), *missing[0])

@@ -98,7 +98,7 @@ def judge_unreadable(name: str, bad: int, total: int, first: str, cause: str, ma
     problem = f"{bad} of {total} {name}files cannot be read (the first: {first!r}, {cause})"
     if bad > max_bad * total:
         raise CdtransError(f"{problem}; repair or remove them, or raise --max-bad above {max_bad:g}.")
-    return f"{problem}; they are skipped."
+    return f"{problem}; {'it is' if bad == 1 else 'they are'} skipped."
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from cdtrans.data.folders import cannot_read, quoted
 from cdtrans.data.images import is_image_name
@@ -42,7 +43,7 @@ def list_lines(where: Path) -> Iterator[tuple[int, str]]:
     empty = True
     try:
         with where.open("rb") as file:
-            for number, raw in enumerate(file, 1):  # split at b"\n" only: file names may contain other line ends
+            for number, raw in enumerate(_raw_lines(file), 1):
                 if b"\0" in raw or (number == 1 and b"\0" in file.peek()):  # an image's first line may look like text
                     raise CdtransError(f"{quoted(where)} is not a text file: give a folder, or a list of images.")
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
@@ -53,6 +54,14 @@ def list_lines(where: Path) -> Iterator[tuple[int, str]]:
         raise cannot_read(where, error) from error
     if empty:
         raise CdtransError(f"The list {quoted(where)} is empty: write one line per image.")
+
+
+def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Split at b"\n" only, because file names may contain other line ends; or at b"\r", as old Macs write lines, if
+    there is no b"\n"."""
+    first = next(file, b"")
+    yield from [first] if first.endswith(b"\n") else first.split(b"\r")
+    yield from file
 
 
 def list_base(where: Path, root: Path | None) -> Path:

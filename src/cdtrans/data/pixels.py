@@ -25,6 +25,7 @@ from cdtrans.data.store import (
 )
 from cdtrans.data.stream import make_in_order
 from cdtrans.data.thumbnails import trace
+from cdtrans.errors import counted
 from cdtrans.runtime.processors import processor_count
 from cdtrans.runtime.screen import Screen
 
@@ -78,7 +79,8 @@ def open_pixels(
         found = _verify(store, old, screen, name, workers) if verify else set()
         if not found:
             break
-        screen.warn(f"{len(found)} {name} images are damaged in the cache {cache}; they are decoded again.")
+        are = counted(len(found), f"{name} image is", f"{name} images are")
+        screen.warn(f"{are} damaged in the cache {cache}, and decoded again.")
         damaged |= found
     with explained(cache):
         array, thumbnails = store.pixels(), store.thumbnails()

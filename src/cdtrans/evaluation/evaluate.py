@@ -11,9 +11,10 @@ import numpy as np
 
 from cdtrans.data.domains import LabelledDomain, scan_labelled
 from cdtrans.data.images import judge_unreadable
-from cdtrans.errors import CdtransError, nearest
+from cdtrans.errors import CdtransError, counted, nearest
 from cdtrans.evaluation.intervals import Comparison
 from cdtrans.evaluation.metrics import CalibrationBin, Scores, calibration, calibration_error, score
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Unreadable, key_warning, load
@@ -136,7 +137,9 @@ class Evaluation:
         columns = ("model", "accuracy (95% interval)", "class-mean accuracy")
         shown = [(name, *scores.with_intervals()) for name, scores in rows]
         compared = "" if self.comparison is None else self.comparison.sentence
-        return html_table(f"{self.scores.images} labelled images", columns, shown, f"{compared} {self.choice}".strip())
+        return html_table(
+            counted(self.scores.images, "labelled image"), columns, shown, f"{compared} {self.choice}".strip()
+        )
 
     def by_model(self) -> dict[str, dict[str, Any]]:
         """Source-only and adapted model, for a report that shows whichever is chosen."""
@@ -166,6 +169,7 @@ def _without_nan(values: Sequence[float]) -> list[float | None]:
     return [None if np.isnan(value) else value for value in values]
 
 
+@checked()
 def evaluate(
     run: str | Path,
     images: str | Path,
@@ -207,20 +211,22 @@ def evaluate(
         first = skipped[0]
         screen.warn(judge_unreadable("labelled ", len(skipped), len(labelled), str(first.path), first.cause, max_bad))
     if left_out:
-        screen.say(f"{left_out} images are left out: the run was trained with their labels (--target-labels).")
+        said = counted(left_out, "image is left out", "images are left out")
+        screen.say(f"{said}: the run was trained with their labels (--target-labels).")
     if left_out and not kept:
         raise CdtransError(
             f"The run was trained with the labels of all images of '{where}'; label others to measure it."
         )
     if not kept:
-        raise CdtransError(f"None of the {len(labelled)} labelled images of '{where}' can be read.")
+        raise CdtransError(f"None of the {counted(len(labelled), 'labelled image')} of '{where}' can be read.")
     classes = len(classifier.classes)
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
     history = read_history(run, digests, true[kept], classes)
     if history is None and (of_source := len(positions_of(run, "source").keys() & set(digests))):
+        are = "is a source image" if of_source == 1 else "are source images"
         screen.warn(
-            f"{of_source} of the {len(kept)} labelled images are source images that the run was trained on; for the "
+            f"{of_source} of the {counted(len(kept), 'labelled image')} {are} that the run was trained on; for the "
             "accuracy on the target, give labelled target images only."
         )
     evaluation = Evaluation(
@@ -229,7 +235,9 @@ def evaluate(
     if history is not None and model == "chosen":
         keep_for_report(run, evaluation, screen)
     compared = evaluation.comparison
-    return evaluation if compared is None else replace(evaluation, choice=choice_sentence(run, compared))
+    if compared is None:
+        return evaluation
+    return replace(evaluation, choice=choice_sentence(run, compared, whole_target=evaluation.whole_target))
 
 
 def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
@@ -238,8 +246,8 @@ def keep_for_report(run: Path, evaluation: Evaluation, screen: Screen) -> None:
     before, now = kept_images(run), evaluation.scores.images
     if before > now:
         screen.say(
-            f"'{run / EVALUATION}' keeps the earlier evaluation of {before} images for the report; this one, of {now}, "
-            "is only printed. Delete the file to replace it."
+            f"'{run / EVALUATION}' keeps the earlier evaluation of {counted(before, 'image')} for the report; "
+            f"this one, of {now:,}, is only printed. Delete the file to replace it."
         )
         return
     try:
@@ -258,16 +266,19 @@ def kept_images(run: Path) -> int:
         return 0
 
 
-def choice_sentence(run: Path, comparison: Comparison) -> str:
-    """What these labels say about the chosen model."""
+def choice_sentence(run: Path, comparison: Comparison, *, whole_target: bool = False) -> str:
+    """What these labels say about the chosen model. If every target image is labelled, chance plays no part."""
     result = read_result(run)
-    chosen, better = result["chosen_model"], comparison.better
+    chosen, better = result["chosen_model"], comparison.better_here if whole_target else comparison.better
+    here = " for this target" if whole_target else ""
+    if not better and whole_target:
+        return "Both models are right equally often, so neither is better on this target."
     if not better:
         return "These labels cannot tell whether the right model was chosen; more labels may."
     if better == chosen:
-        return f"The right model was chosen: the {MODEL_NAMES[chosen]} one."
+        return f"The right model was chosen{here}: the {MODEL_NAMES[chosen]} one."
     who = "Your choice" if chosen_by_person(result) else "The guard's choice"
-    return f"{who} was wrong: to use the {MODEL_NAMES[better]} model, run '{choose_command(run, better)}'."
+    return f"{who} was wrong{here}: to use the {MODEL_NAMES[better]} model, run '{choose_command(run, better)}'."
 
 
 def scan_key(where: Path, root: Path | None) -> LabelledDomain:

@@ -6,8 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cdtrans.errors import counted
+
 Z = 1.959964  # quantile of the normal distribution: 95% lie between -Z and Z
 SIGNIFICANT = 0.05  # the same level, for the test
+EXACT = (
+    "Every target image is labelled, so accuracies are exact for this target; the 95% intervals are for new images like"
+    " these."
+)
 
 
 class Interval(NamedTuple):
@@ -79,9 +85,17 @@ class Comparison:
         p = "p < 0.001" if self.p_value < 0.001 else f"p = {self.p_value:.2g}"
         beyond = "more than chance explains" if self.better else "which chance may explain"
         return (
-            f"On the same {self.images} labelled images the adapted model is right {self.adapted_right} times and the "
-            f"source-only model {self.source_right} times, {beyond} (paired test, {p})."
+            f"On the same {counted(self.images, 'labelled image')} the adapted model is right "
+            f"{counted(self.adapted_right, 'time')} and the source-only model {counted(self.source_right, 'time')}, "
+            f"{beyond} (paired test, {p})."
         )
+
+    @property
+    def better_here(self) -> str:
+        """The model that is better on these images, whether or not by chance: source, adapted or neither."""
+        if self.adapted_right == self.source_right:
+            return ""
+        return "adapted" if self.adapted_right > self.source_right else "source"
 
     def summary(self) -> dict[str, float | int | str]:
         return {

@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cdtrans.errors import named
-from cdtrans.evaluation.intervals import SIGNIFICANT, sign_test
+from cdtrans.errors import counted, named
+from cdtrans.evaluation.intervals import EXACT, SIGNIFICANT, sign_test, wilson
 from cdtrans.labelling.answers import read_answers, read_parts, write_answers
 from cdtrans.labelling.intervals import Interval, accuracy_interval, labels_to_decide
 from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, settled_part
 from cdtrans.labelling.matching import match
 from cdtrans.labelling.target import FinishedTarget, read_target
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.probabilities import temperature
 from cdtrans.serving.recorded import LOGITS, recalibrate, target_logits
@@ -74,32 +75,39 @@ class Answered:
             ]
         if self.accuracy is None or self.source is None:
             return [
-                f"{self.labelled} labels are stored, but none is of the random part. The others were chosen because the"
-                " model is unsure of them, so they cannot measure its accuracy: label some of the random part too."
+                f"{counted(self.labelled, 'label is', 'labels are')} stored, but none of the random part. They were"
+                " chosen because the model is unsure of them, so they cannot measure its accuracy: label some of the"
+                " random part too."
             ]
-        basis = f"{self.random} random images of {self.images}"
+        basis = f"{counted(self.random, 'random image')} of {self.images}"
         if self.complete:
-            basis = f"all {self.images} images (exact)"
+            basis = f"all {self.images} images"
         chosen = f"{MODEL_NAMES[self.chosen]} model, which this run uses"
         said = [f"Accuracy of the {chosen}, from {basis}: {self._measured(self.accuracy)}."]
         if self.adapted is not None:
             name, other = ("source-only", self.source) if self.chosen == "adapted" else ("adapted", self.adapted)
             said.append(f"Accuracy of the {name} model on the same images: {self._measured(other)}.")
         if self.no_class:
-            said.append(f"{self.no_class} of these images belong to none of the classes; they count as wrong.")
-        if self.unsure:
             said.append(
-                f"{self.unsure} random images marked '{UNSURE}' are left out; if they are harder than the others, these"
+                f"Counted as wrong, because they belong to none of the classes: {counted(self.no_class, 'image')}."
+            )
+        if self.unsure:
+            left_out = counted(self.unsure, "random image is", "random images are")
+            said.append(
+                f"{left_out} marked '{UNSURE}' and left out; if such images are harder than the others, these"
                 " accuracies are too high."
             )
         if self.recalibrated:
             said.append("The adapted model's probabilities are now calibrated with these labels.")
+        if self.complete:
+            said.append(EXACT)
         return [*said, *self._compared(run)]
 
     def _measured(self, interval: Interval) -> str:
-        if self.complete:
-            return f"{interval.estimate:.1%}"
-        return f"{interval.estimate:.1%}, 95% interval {interval.low:.1%} to {interval.high:.1%}"
+        """With its interval, as `eval` prints it if every image has a label."""
+        right = round(interval.estimate * self.images)
+        low, high = wilson(right, self.images) if self.complete else (interval.low, interval.high)
+        return f"{interval.estimate:.1%}, 95% interval {low:.1%} to {high:.1%}"
 
     def _compared(self, run: str | Path) -> list[str]:
         found = self.comparison
@@ -111,16 +119,17 @@ class Answered:
             f"Only the adapted model is right on {found.adapted_only} of these images, only the source-only model on"
             f" {found.source_only}"
         )
+        here = " on this target" if self.complete else ""
         if found.better == "neither":
-            return [f"{counted}: neither is better."]
-        test = "" if self.complete else f" (sign test, p = {found.p:.2g})"
+            return [f"{counted}: neither is better{here}."]
+        test = f" (sign test, p = {found.p:.2g})"
         if found.better == "open":
             return [f"{counted}{test}: these labels do not decide which model is better. {self._outlook(found)}"]
         better = MODEL_NAMES[found.better]
         if found.better == self.chosen:
-            return [f"{counted}{test}: the {better} model is better, and the run uses it.{self._guard(found)}"]
+            return [f"{counted}{test}: the {better} model is better{here}, and the run uses it.{self._guard(found)}"]
         return [
-            f"{counted}{test}: the {better} model is better, but the run uses the other one; "
+            f"{counted}{test}: the {better} model is better{here}, but the run uses the other one; "
             f"'{choose_command(Path(run), found.better)}' changes that.{self._guard(found)}"
         ]
 
@@ -137,10 +146,11 @@ class Answered:
                 "They are too close to say how many more labels would decide it; they disagree on"
                 f" {found.disagree} of {self.images} images."
             )
-        more = "1 more random label" if found.more_labels == 1 else f"About {found.more_labels} more random labels"
+        more = f"About {counted(found.more_labels, 'more random label')}"
         return f"{more} would probably decide it."
 
 
+@checked()
 def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None) -> Answered:
     """Read a file of labels, measure the run's models with all labels so far, and store both in RUN/answers.json."""
     screen = screen or Screen(quiet=True)
@@ -163,10 +173,10 @@ def merge(before: Answers, given: Answers, target: FinishedTarget, screen: Scree
     """Earlier answers and new ones; a new one replaces an earlier one."""
     changed = [target.paths[i] for i, new in given.items() if i in before and before[i].label != new.label]
     if changed:
-        screen.warn(f"{len(changed)} images had another label before, which is replaced: {named(changed)}.")
+        screen.warn(f"{counted(len(changed), 'image')} had another label before, which is replaced: {named(changed)}.")
     kept = len(before.keys() - given.keys())
     if kept:
-        screen.say(f"{kept} labels of earlier answers are used too.")
+        screen.say(f"{counted(kept, 'label of earlier answers is', 'labels of earlier answers are')} used too.")
     again = {i: Answer(new.label, settled_part(before[i].part, new.part)) for i, new in given.items() if i in before}
     return before | given | again
 

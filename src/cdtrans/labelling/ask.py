@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from cdtrans.data.images import UnreadableImage, decode
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, counted
 from cdtrans.labelling.answers import QUESTIONS, Question, read_answers, read_parts, write_questions
 from cdtrans.labelling.intervals import strata, strata_for
 from cdtrans.labelling.labels import COLUMNS, NO_CLASS, UNSURE, Answers, read_rows
@@ -19,6 +19,7 @@ from cdtrans.labelling.matching import find
 from cdtrans.labelling.page import render
 from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.reporting.pictures import jpeg
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic, csv_line
 from cdtrans.storage.run_folder import require_output
@@ -53,6 +54,7 @@ class Asked:
         }
 
 
+@checked()
 def ask(
     run: str | Path,
     *,
@@ -100,9 +102,10 @@ def refuse_to_lose(file: Path, target: FinishedTarget, answers: Answers) -> None
     if unread:
         advice = f"read them with 'cdtrans answer {target.run} {file}', or use --force to replace them"
     if unread and strange:
-        advice += f" ({strange} are of images that 'answer' cannot use: copy the file to keep them)"
+        are = counted(strange, "is of an image", "are of images")
+        advice += f" ({are} that 'answer' cannot use: copy the file to keep them)"
     if unread + strange:
-        raise CdtransError(f"'{file}' holds {unread + strange} labels that would be lost: {advice}.")
+        raise CdtransError(f"'{file}' holds {counted(unread + strange, 'label')} that would be lost: {advice}.")
 
 
 def choose(target: FinishedTarget, answers: Answers, budget: int, seed: int) -> list[Question]:

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized
-from cdtrans.errors import CdtransError, named, nearest
+from cdtrans.errors import CdtransError, counted, named, nearest
 from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, Part, Row, read_rows, settled_part
 from cdtrans.runtime.screen import Screen
 
@@ -47,7 +47,7 @@ def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[Row], int]:
     rows = read_rows(file)
     filled = [row for row in rows if row.label]
     if not filled:
-        raise CdtransError(f"'{file}' holds {len(rows)} rows and no label yet: fill in the column 'label'.")
+        raise CdtransError(f"'{file}' holds {counted(len(rows), 'row')} and no label yet: fill in the column 'label'.")
     known = [*classes, UNSURE, NO_CLASS]
     unknown = [row for row in filled if row.label not in known]
     if unknown:
@@ -62,7 +62,8 @@ def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Scre
     """The labels of a file as answers for images of the target; `parts` are those of images that were asked for."""
     filled, rows = filled_rows(file, target.classes)
     if len(filled) < rows:
-        screen.say(f"{len(filled)} of {rows} rows have a label; the others are left for later.")
+        have = "has" if len(filled) == 1 else "have"
+        screen.say(f"{len(filled)} of {rows} rows {have} a label; the others are left for later.")
     found: dict[int, list[Row]] = {}
     strange, trained = [], 0
     for row in filled:
@@ -74,7 +75,12 @@ def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Scre
         else:
             strange.append(row.path)
     if trained:
-        screen.say(f"{trained} labels are of images that the model was trained with; they are not used to measure it.")
+        they = counted(
+            trained,
+            "label is of an image that the model was trained with; it is",
+            "labels are of images that the model was trained with; they are",
+        )
+        screen.say(f"{they} not used to measure it.")
     if strange:
         problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
         if not found and not trained:
@@ -111,14 +117,14 @@ def settle(found: dict[int, list[Row]], parts: dict[int, Part], target: TargetIm
         else:
             answers[index] = Answer(labels[0], settled_part(parts.get(index, ""), *(row.part for row in rows)))
     if contradicting:
-        advice = "they are left out; keep one label of each"
-        screen.warn(f"{len(contradicting)} images have contradicting labels ({named(contradicting)}): {advice}.")
+        have = counted(len(contradicting), "image has", "images have")
+        advice = f"{'it is' if len(contradicting) == 1 else 'they are'} left out; keep one label of each"
+        screen.warn(f"{have} contradicting labels ({named(contradicting)}): {advice}.")
     elsewhere = sum(answers[i].part == "random" != parts.get(i) for i in answers)
     if parts and elsewhere:
-        screen.say(
-            f"{elsewhere} labels are of a random part that was drawn for another run; they measure this one too."
-        )
+        are = counted(elsewhere, "label is", "labels are")
+        screen.say(f"{are} of a random part that was drawn for another run, and used to measure this one too.")
     repeated = sum(len(rows) - 1 for rows in found.values()) - sum(len(found[i]) - 1 for i in found if i not in answers)
     if repeated:
-        screen.say(f"{repeated} repeated labels were counted once.")
+        screen.say(f"{counted(repeated, 'repeated label was', 'repeated labels were')} not counted again.")
     return answers

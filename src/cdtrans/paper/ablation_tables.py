@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cdtrans.benchmarking.results import KINDS, shared_stage_1
+from cdtrans.errors import counted
 from cdtrans.paper.pair_quality import PairQuality
 from cdtrans.paper.printed_tables import AVERAGE, PaperRow
 
@@ -136,5 +137,5 @@ def _cost(table: AblationTable) -> list[str]:
         return []
     devices = " and ".join(sorted({run.device for run in scored}))
     minutes = sum(run.seconds for run in scored) / 60
-    cost = f"Cost: {len(scored)} runs, {minutes:.1f} minutes in all, on {devices}."
+    cost = f"Cost: {counted(len(scored), 'run')}, {minutes:.1f} minutes in all, on {devices}."
     return [cost, shared_stage_1({row.run: row.scored.stage_1 for row in table.rows if row.scored})]

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from cdtrans.config import make_config, upgraded
 from cdtrans.data.domains import UnlabelledDomain
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, counted
 from cdtrans.evaluation.evaluate import match_classes, scan_key
 from cdtrans.model.card import load_model
 from cdtrans.paper.known_pairs import METHODS
@@ -166,9 +166,8 @@ def attention(
     source.fetch(pair.source for pair in pairs)
     target.fetch(pair.target for pair in pairs)
     if source.missing or target.missing:
-        raise CdtransError(
-            f"{source.missing + target.missing} images of the pairs can no longer be read; put them back."
-        )
+        images = counted(source.missing + target.missing, "image")
+        raise CdtransError(f"{images} of the pairs can no longer be read; put them back.")
     pixels = [(source[pair.source], target[pair.target]) for pair in pairs]
     for start in range(0, len(pixels), BATCH):
         sources, targets = (np.stack(side) for side in zip(*pixels[start : start + BATCH], strict=True))  # type: ignore[arg-type]

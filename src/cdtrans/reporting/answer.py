@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from shlex import quote
 
+from cdtrans.errors import counted
 from cdtrans.reporting.record import Record
 from cdtrans.reporting.sections import Estimate, Missing
 from cdtrans.reporting.target_labels import LabelledResults
@@ -26,7 +27,7 @@ def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResul
     model = f"{MODEL_NAMES[record.result['chosen_model']]} model"
     if not isinstance(labelled, Missing):
         value = shown(labelled.accuracy, labelled.images)
-        of = "the target images" if labelled.whole_target else f"{labelled.images:,} labelled target images"
+        of = "the target images" if labelled.whole_target else counted(labelled.images, "labelled target image")
         return Answer("measured", f"The {model} is right on {value} of {of}.", value, measured_note(labelled), "")
     command = f"cdtrans ask {quote(str(record.run))}"
     if isinstance(estimate, Missing) or not estimate.known:
@@ -42,8 +43,8 @@ def measured_note(labelled: LabelledResults) -> str:
     interval = "" if labelled.interval is None else span(labelled.interval, labelled.images)
     if labelled.whole_target:
         rest = f"; 95% interval for new images like these: {interval}" if interval else ""
-        return f"measured on all {labelled.images:,} target images{rest}"
-    return f"measured on {labelled.images:,} target images{f'; 95% interval: {interval}' if interval else ''}"
+        return f"measured on all {counted(labelled.images, 'target image')}{rest}"
+    return f"measured on {counted(labelled.images, 'target image')}{f'; 95% interval: {interval}' if interval else ''}"
 
 
 def shown(accuracy: float, images: int) -> str:

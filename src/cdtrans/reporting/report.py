@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.run_folder import read_result
 
 
+@checked()
 def report(run: str | Path, *, quiet: bool = False, screen: Screen | None = None) -> Path:
     """Write the one-page report of a finished run: verdict, scores, pairs, images, cost. Returns the file,
     RUN/report.html."""

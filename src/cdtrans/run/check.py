@@ -14,6 +14,7 @@ from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.data.images import Header, UnreadableImage, read_header
 from cdtrans.errors import CdtransError
 from cdtrans.run.prepare import DomainPixels, pictures, readable, scan_domains
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
@@ -61,6 +62,7 @@ class Check:
         return html_table(self.verdict, ("", "subject", "found"), rows, skipped)
 
 
+@checked()
 def check(
     source: str | Path,
     target: str | Path,

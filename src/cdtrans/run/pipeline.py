@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config, layered_config, settle
 from cdtrans.data.ahead import decoding_ahead
-from cdtrans.data.domains import warnings_for
+from cdtrans.data.domains import require_outside, warnings_for
 from cdtrans.methods import require_method
 from cdtrans.run.choose import explanation
 from cdtrans.run.prepare import scan_domains
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import require_target_labels
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
@@ -57,6 +58,7 @@ class Result:
         return html_table("Adaptation did harm" if self.harm else "Adapted", (), rows, self.explanation)
 
 
+@checked()
 def adapt(
     source: str | Path | None = None,
     target: str | Path | None = None,
@@ -91,6 +93,7 @@ def run_pipeline(
     if not config.source:
         config, classes = Stage1(out, settle(config)).without_source()
     source, target = scan_domains(config, screen, classes)
+    require_outside(out, *(Path(place) for place in (config.source, config.target) if place))
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     config = settle(config)

@@ -10,7 +10,7 @@ from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, check_distinc
 from cdtrans.data.images import judge_unreadable
 from cdtrans.data.pixels import default_cache, open_pixels
 from cdtrans.data.stream import StreamedPixels
-from cdtrans.errors import CdtransError, DiskFull
+from cdtrans.errors import CdtransError, DiskFull, counted
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
 from cdtrans.trust.preflight import Labels, Pictures, examine, examine_target, ignored
@@ -42,13 +42,14 @@ def scan_domains(
             raise CdtransError(f"No {name} was given; give both, as in 'cdtrans adapt SOURCE TARGET --out RUN'{alone}.")
     if classes:
         target = scan_unlabelled(Path(config.target), Path(config.root) if config.root else None)
-        screen.say(f"source: no images, a model of {len(classes)} classes; target: {len(target)} images")
+        screen.say(f"source: no images, a model of {len(classes)} classes; target: {counted(len(target), 'image')}")
         return LabelledDomain(target.root, (), (), classes), target
     check_distinct(Path(config.source), Path(config.target))
     root = Path(config.root) if config.root else None
     source = scan_labelled(Path(config.source), root)
     target = scan_unlabelled(Path(config.target), root)
-    screen.say(f"source: {len(source)} images of {len(source.classes)} classes; target: {len(target)} images")
+    images = counted(len(source), "image"), counted(len(target), "image")
+    screen.say(f"source: {images[0]} of {len(source.classes)} classes; target: {images[1]}")
     return source, target
 
 

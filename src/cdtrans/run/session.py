@@ -13,7 +13,7 @@ from cdtrans.config import Config, check_options, is_method_file, make_config, s
 from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.data.pixels import resize_for
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import CdtransError, Interrupted, counted
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
 from cdtrans.model.backbone import native_crop, resolve_name
@@ -48,6 +48,8 @@ from cdtrans.training.trackers import library
 from cdtrans.training.workload import Workload, start_clock
 from cdtrans.trust.findings import Finding
 from cdtrans.trust.holdout import holdout_share, split, why_none
+
+STOPPING = "Stopping after the current step, to save the state; press Ctrl-C again to stop at once."
 
 
 def run_session(
@@ -117,7 +119,7 @@ def run_session(
         show_finished(out, found, config, screen)
         return
     try:
-        with StopSignals.caught():
+        with StopSignals.caught("" if screen.quiet else STOPPING):
             device = torch.device(config.device)
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # streams and graphs are made on the current one
@@ -310,7 +312,7 @@ def opening(config: Config, out: Path, *, trains: bool) -> list[str]:
     """What a run is about to do, in a few lines."""
 
     def epochs(count: int) -> str:
-        return f"{count} epoch{'s' * (count > 1)}"
+        return counted(count, "epoch")
 
     recipe = f"recipe {config.recipe}, effort {config.effort}" if config.recipe == "best" else f"recipe {config.recipe}"
     stage_1 = (

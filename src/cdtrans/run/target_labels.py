@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config
 from cdtrans.data.domains import UnlabelledDomain
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, counted
 from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answers
 from cdtrans.labelling.matching import TargetImages, filled_rows, match
 from cdtrans.run.prepare import DomainPixels
@@ -52,10 +52,8 @@ def read_target_labels(
     answers = match(file, images, {}, screen)
     given = to_train_with(answers, classes)
     if measures := sum(answer.part == "random" for answer in answers.values()):
-        screen.say(
-            f"{measures} labels of the random part are kept for measuring ('cdtrans answer'); remove the column "
-            "'part' to train with them too."
-        )
+        kept = counted(measures, "label of the random part is", "labels of the random part are")
+        screen.say(f"{kept} kept for measuring ('cdtrans answer'); remove the column 'part' to train with all.")
     if not given:
         raise CdtransError(
             f"No label in '{file}' can be used for training: they belong to the random part, or are '{UNSURE}' or "

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from cdtrans.errors import CdtransError, Interrupted, PeerLost
+from cdtrans.errors import CdtransError, Interrupted, PeerLost, counted
 from cdtrans.runtime import launcher
 from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.signals import StopSignals
@@ -90,7 +90,7 @@ def require_own_gpu(store: Any, number: int, count: int, mine: torch.device, dev
         )
     gpus = torch.cuda.device_count()
     raise CdtransError(
-        f"{count} processes cannot train on {gpus} GPU{'s'[: gpus != 1]}, because each needs its own; start one "
+        f"{count} processes cannot train on {counted(gpus, 'GPU')}, because each needs its own; start one "
         "process per GPU, or use --device cpu."
     )
 

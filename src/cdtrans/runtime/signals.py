@@ -1,32 +1,38 @@
 """Ctrl-C and SIGTERM: a request to end at the next whole step, with the state saved."""
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+STDERR = 2  # its file descriptor
 SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class StopSignals:
-    """`with StopSignals.caught()` notes a first signal in `received`, where it stays until the next `caught`; a second
-    one ends the process at once."""
+    """`with StopSignals.caught()` notes a first signal in `received`, where it stays until the next `caught`, and
+    writes the `notice` to standard error; a second one ends the process at once."""
 
     received: int | None = None
 
     @staticmethod
     @contextmanager
-    def caught() -> Iterator[None]:
+    def caught(notice: str = "") -> Iterator[None]:
         def note(number: int, frame: FrameType | None) -> None:
             if StopSignals.received is not None:
                 raise KeyboardInterrupt
             StopSignals.received = number
+            if notice:
+                gap = "\n" if os.isatty(STDERR) else ""  # below the progress bar and ^C
+                with suppress(OSError):  # not print: its buffer may be in use at this moment
+                    os.write(STDERR, f"{gap}{notice}\n".encode())
 
         if threading.current_thread() is not threading.main_thread():  # whoever runs us there handles signals
             yield

@@ -12,7 +12,8 @@ import numpy as np
 from cdtrans.config import require_device
 from cdtrans.data.images import pixel_digest
 from cdtrans.data.stream import DecodedBatch, Source, cut, decode_batches
-from cdtrans.errors import CdtransError
+from cdtrans.errors import CdtransError, counted
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.serving.exported import exported_file, is_exported, require_run
@@ -65,7 +66,7 @@ class Predictions(list[Prediction]):
         return html_table(title, columns[:shown], [row[:shown] for row in rows], *after)
 
     def _repr_html_(self) -> str:
-        return self.html(f"{len(self)} image{'' if len(self) == 1 else 's'}")
+        return self.html(counted(len(self), "image"))
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Classifier:
 
     Its methods take a folder, a list file, an image file, a PIL image, a numpy array or a torch tensor, or several
     images: an iterable of them or a batch. Arrays are uint8 from 0 to 255 or float from 0 to 1, of shape [H, W], [H, W,
-    C] or [C, H, W], RGB; anything that would need a guess is an error."""
+    C] or [C, H, W], RGB, or a batch with one more axis. Three axes are always one image; a batch of grey images is [N,
+    H, W, 1] or [N, 1, H, W]. Anything that would need a guess is an error."""
 
     def __init__(
         self, model: "Network", card: "Card", device: "torch.device", *, trained_with_key: bool = False
@@ -289,6 +291,7 @@ def _unreadable(path: Path | None, cause: str) -> CdtransError:
     return CdtransError(f"{what} cannot be read: {cause}; leave it out.")
 
 
+@checked()
 def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknown: bool = False) -> Classifier:
     """Load the classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected
     epoch) or the 'last' (last epoch) one. With `unknown`, its predictions have a score for images of no class, for

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdtrans.errors import CdtransError, nearest
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.exported import CODE
@@ -47,6 +48,7 @@ class Exported:
         return asdict(self) | {"file": str(self.file)}
 
 
+@checked()
 def export(
     run: str | Path,
     out: str | Path | None = None,

@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import read_yaml
-from cdtrans.errors import ended, printable
+from cdtrans.errors import counted, ended, printable
 from cdtrans.runtime.environment import package_version
 from cdtrans.serving.exported import CODE
 from cdtrans.storage.files import intact
@@ -28,7 +28,11 @@ def hub_card(
     chosen, with_key = find_model(run, model)
     estimates = result.get("estimates", {result["chosen_model"]: result.get("estimate", {})})
     estimate = estimates.get(chosen, {}).get("sentence", "The accuracy of this model on the target was not estimated.")
-    labels = f"{card.target_labels} target images were trained with their labels." if card.target_labels else ""
+    labels = (
+        f"It was trained with the labels of {counted(card.target_labels, 'target image')}."
+        if card.target_labels
+        else ""
+    )
     library = "transformers" if CODE[0] in files else "timm" if "model.safetensors" in files else "onnx"
     kind = "source-only (not adapted)" if card.stage == "source" else f"adapted by the method {last(card.method)}"
     parts = [
@@ -95,7 +99,7 @@ def _front_matter(licence: str | None, library: str) -> list[str]:
 def _domain(place: str | None, values: dict[str, Any], kind: str) -> str:
     if not place:
         return "none; the model started from one that was trained before."
-    count = f"{values['images']} {kind} images" if "images" in values else f"{kind} images"
+    count = counted(values["images"], f"{kind} image") if "images" in values else f"{kind} images"
     return f"'{_line(last(place))}', {count}."
 
 

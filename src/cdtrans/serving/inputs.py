@@ -72,7 +72,8 @@ def as_array(image: object) -> np.ndarray | None:
 
 
 def pictures(array: np.ndarray, name: str) -> Iterator[Image.Image]:
-    """[H, W], [H, W, C] or [C, H, W], or a batch [N, H, W, C] or [N, C, H, W] -> PIL images. `name` is for errors."""
+    """[H, W], [H, W, C] or [C, H, W], or a batch [N, H, W, C] or [N, C, H, W] -> PIL images. Three axes are always
+    one image, so that [3, H, W] is RGB and no batch of grey images. `name` is for errors."""
     if array.ndim not in (2, 3, 4) or 0 in array.shape[-3:]:
         raise CdtransError(
             f"{name} cannot have the shape {array.shape}; give [H, W, C] or [C, H, W], or a batch of them."
@@ -92,9 +93,10 @@ def channels_last(array: np.ndarray, name: str) -> np.ndarray:
             f"{name} of shape {array.shape} may have its channels first or last; give a larger image, or a PIL image."
         )
     if not last and not first:
+        batch = "; give a batch of grey images as [N, H, W, 1]" if array.ndim == 3 else ""
         raise CdtransError(
             f"{name} of shape {array.shape} has its channels neither last nor first: there must be 1 (grey), 3 (RGB) "
-            "or 4 (RGBA) of them."
+            f"or 4 (RGBA) of them{batch}."
         )
     return array if last else np.moveaxis(array, -3, -1)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from cdtrans.data.shards import Chunk, Shard, Tar, chunks
 from cdtrans.data.stream import cut
+from cdtrans.data.tars import is_tar_name
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.runtime import launcher
 from cdtrans.runtime.locks import Lock, try_lock
@@ -35,6 +36,7 @@ class Counts:
     skipped: int = 0
     right: float = 0.0  # expected number of correct labels: the sum of the probabilities of the kept labels
     first_skipped: Sequence[str] = ()  # path and cause of the first skipped file
+    tars: int = 0  # damaged: of the skipped ones, those that are no image but the rest of a tar
 
     def add(self, prediction: Prediction) -> bool:
         """Count a prediction, and return whether its label is kept."""
@@ -46,6 +48,7 @@ class Counts:
 
     def skip(self, file: Unreadable) -> None:
         self.skipped += 1
+        self.tars += file.path is not None and is_tar_name(file.path.name)
         self.first_skipped = self.first_skipped or (str(file.path), file.cause)
 
     def of_all(self, parts: Iterable["Counts"]) -> "Counts":
@@ -55,6 +58,7 @@ class Counts:
             self.abstained += part.abstained
             self.skipped += part.skipped
             self.right += part.right
+            self.tars += part.tars
             self.first_skipped = self.first_skipped or part.first_skipped
         return self
 

@@ -217,7 +217,9 @@ def facts(card: Card) -> dict[str, str]:
 
 
 def read_facts(facts: dict[str, str], file: Path) -> Card:
-    """The card of an exported model from `facts`. Neck and temperature are in the weights."""
+    """The card of an exported model from `facts`. Neck and temperature are in the weights. Older files have no taps
+    (their weights were of one, and an ONNX graph holds its own) and were computed in float32."""
+    facts = {"taps": "1", "precision": "fp32", **facts}
     in_json = ("classes", "taps", "resize", "crop", "mean", "std", "epoch")
     names = (*in_json, "architecture", "arguments", "stage", "method")
     if missing := [name for name in names if name not in facts]:
@@ -228,8 +230,7 @@ def read_facts(facts: dict[str, str], file: Path) -> Card:
     parsed = {name: json.loads(facts[name]) for name in in_json}
     arguments = json.loads(facts["arguments"])
     others = {name: value for name, value in arguments.items() if name not in ("num_classes", "img_size")}
-    plain: dict[str, Any] = {"weights": str(file), "neck": "none", "versions": {}}
-    plain["precision"] = facts.get("precision", "fp32")  # older files have none
+    plain = {"weights": str(file), "neck": "none", "precision": facts["precision"], "versions": {}}
     values: dict[str, Any] = {**text, **parsed, **plain, "backbone_args": others}
     check_card(values)
     if not values["classes"]:

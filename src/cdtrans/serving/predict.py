@@ -14,8 +14,9 @@ from cdtrans.data.images import is_image_name, judge_unreadable
 from cdtrans.data.shards import Files, Shard, chunks, find_shards, share
 from cdtrans.data.stream import cut
 from cdtrans.data.tars import TarMember, is_tar_name
-from cdtrans.errors import CdtransError, Interrupted, printable
+from cdtrans.errors import CdtransError, Interrupted, counted, printable
 from cdtrans.runtime import launcher
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen, Task
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
@@ -57,12 +58,13 @@ class Predicted:
 
     def _repr_html_(self) -> str:
         if self.expected_accuracy is None:
-            return self.predictions.html(f"{self.images} images, no label kept")
+            return self.predictions.html(f"{counted(self.images, 'image')}, no label kept")
         share = f"{self.kept} of {self.images} labels kept, expected to be right: {self.expected_accuracy:.1%}"
         file = self.csv or self.parquet
         return self.predictions.html(share, f"The predictions are in {file}." if file else "")
 
 
+@checked("images")
 def predict(
     run: str | Path,
     images: str | Path,
@@ -156,15 +158,15 @@ def classify(
     screen: Screen,
 ) -> Predicted:
     """Write a table of the kind 'csv' or 'parquet'; without a file, return the predictions."""
-    predictions, columns = Predictions(), column_names(classifier, top)
+    predictions, columns, shards = Predictions(), column_names(classifier, top), find_shards(images, root)
     if isinstance(file, Path):
         check_places(images, root, file, kind)
         table: Table = ParquetTable(columns) if kind == "parquet" else CsvTable(columns)
         job = TableJob(classifier, file, table, top, threshold, max_bad, screen)
-        counts = job.write(images, find_shards(images, root))
+        counts = job.write(images, shards)
     else:
         counts = Counts(threshold)
-        total = count_images(images, find_shards(images, root), screen)
+        total = count_images(images, shards, screen)
         with screen.track("predicting", total) as task:
             results = classifier.stream_batches(cut(stream_images(images, root), classifier.batch), top=top)
             found = labelled(results, counts, task, lambda skipped: _warn(skipped, screen))
@@ -172,10 +174,10 @@ def classify(
                 predictions.extend(found)
             else:
                 write_lines(file, columns, found)
-        check_skipped(counts, max_bad, screen)
+        check_skipped(counts, shards, max_bad, screen)
     if isinstance(file, Path) and launcher.rank() == 0:
         unsure = f", {counts.abstained} of them left without a label (probability below {threshold:.3g})"
-        screen.result(f"Wrote {file}: {counts.images} images{unsure if threshold else ''}.")
+        screen.result(f"Wrote {file}: {counted(counts.images, 'image')}{unsure if threshold else ''}.")
     files = {name: file if isinstance(file, Path) and name == kind else None for name in ("csv", "parquet")}
     kept = counts.images - counts.abstained
     expected = counts.right / kept if kept else None
@@ -235,7 +237,7 @@ class TableJob:
             with self.screen.track("predicting", len(first.images)) as task:
                 batches = cut(first.images, self.classifier.batch)
                 part = self.part(self.classifier.stream_batches(batches, top=self.top), task)
-            return self.join([part])
+            return self.join([part], shards)
         settings = {"table": self.table.name, "top": self.top, "threshold": self.threshold}
         settings |= {"unknown": self.classifier.source_only is not None, "model": self.classifier.digest()}
         with PartFolder(self.file, settings, shards) as folder:
@@ -267,7 +269,7 @@ class TableJob:
             with self.screen.track("waiting for the other processes", None):
                 while not finish.reached():
                     time.sleep(POLL_SECONDS)
-        return self.join(folder.collect())
+        return self.join(folder.collect(), folder.shards)
 
     def part(self, results: Results, task: Task) -> Part:
         """A part from its results. Warns about the first unreadable files."""
@@ -282,7 +284,7 @@ class TableJob:
         rows = self.table.rows(labelled(results, counts, task, skip))
         return Part(counts, csv_lines(skipped), rows)
 
-    def join(self, parts: Sequence[Part | StoredPart]) -> Counts:
+    def join(self, parts: Sequence[Part | StoredPart], shards: Sequence[Shard]) -> Counts:
         """Write the list of unreadable files, if there are any, and the table, unless too many are unreadable."""
         counts, listed = Counts(self.threshold).of_all(part.counts for part in parts), skipped_list(self.file)
         if counts.skipped:
@@ -291,7 +293,7 @@ class TableJob:
                 out.writelines(part.load().skipped for part in parts if part.counts.skipped)
         else:
             listed.unlink(missing_ok=True)
-        check_skipped(counts, self.max_bad, self.screen, listed)
+        check_skipped(counts, shards, self.max_bad, self.screen, listed)
         with self.screen.track("joining parts", len(parts)) as task, atomic(self.file) as out:
             self.table.join(out, (_loaded(part, task) for part in parts))
         return counts
@@ -336,12 +338,20 @@ def skipped_list(file: Path) -> Path:
     return file.with_name(f"{file.name}.skipped.csv")
 
 
-def check_skipped(counts: Counts, max_bad: float, screen: Screen, listed: Path | None = None) -> None:
-    """As in training: a few unreadable files are a warning, many are an error."""
+def check_skipped(
+    counts: Counts, shards: Sequence[Shard], max_bad: float, screen: Screen, listed: Path | None = None
+) -> None:
+    """As in training: a few unreadable files are a warning, many are an error. Damaged tars are also compared with the
+    number of tars, because nobody knows how many images are missing."""
+    everything = f"; all are listed in '{listed}'" if listed else ""
+    if counts.tars > max_bad * len(shards):
+        raise CdtransError(
+            f"{counts.tars} of {len(shards)} tars cannot be read, or not to the end{everything}: repair or remove them,"
+            f" or raise --max-bad above {max_bad:g}."
+        )
     if counts.skipped:
         path, cause = counts.first_skipped
         total = counts.images + counts.skipped
-        everything = f"; all are listed in '{listed}'" if listed else ""
         screen.warn(judge_unreadable("", counts.skipped, total, path, f"{cause}{everything}", max_bad))
 
 

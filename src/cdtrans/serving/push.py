@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.export import export_folder
 from cdtrans.serving.hub import require_name, upload
@@ -24,6 +25,7 @@ class Pushed:
         return asdict(self)
 
 
+@checked()
 def push(
     run: str | Path, name: str, *, private: bool = False, model: str = "chosen", screen: Screen | None = None
 ) -> Pushed:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cdtrans.config import Config
 from cdtrans.data.batches import Images, LabelledImages, Plan
-from cdtrans.errors import Hopeless
+from cdtrans.errors import Hopeless, counted
 from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.model.encoding import Encoded, Encoder, Frozen
 from cdtrans.model.head import Output
@@ -146,7 +146,7 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
         step_of.ahead = len(batches) * (config.epochs - epoch + 1)
         screen.expect(workload.training(epoch, loop.step, len(pairs)))
         method.train()
-        work, note = batches.size * method.passes, f"{len(pairs)} pairs"
+        work, note = batches.size * method.passes, counted(len(pairs), "pair")
         with report.epoch(steps=len(batches), images=2 * batches.size, work=work, lr=lr, note=note) as bar:
             for step in loop.steps(len(batches)):
                 optimisation.at(epoch, step / len(batches))

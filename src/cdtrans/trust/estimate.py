@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from cdtrans.errors import counted
 from cdtrans.trust.support import NEIGHBOURS, Evidence, Support
 
 LEVEL, AGREEMENT, STEADY, SHIFT, STAYED = -0.56, 0.86, 0.30, -0.32, -1.37
@@ -42,9 +43,8 @@ class Estimate(NamedTuple):
 
     def summary(self) -> dict[str, Any]:
         if not self.known:
-            sentence = (
-                f"The accuracy on the target is unknown without labels: about {self.labels} labels would show it."
-            )
+            labels = counted(self.labels, "label")
+            sentence = f"The accuracy on the target is unknown without labels: about {labels} would show it."
             return {"low": None, "high": None, "sentence": sentence}
         sentence = (
             f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. In one of "

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cdtrans.errors import Hopeless, ended
+from cdtrans.errors import Hopeless, counted, ended
 from cdtrans.trust.impression import Impression
 from cdtrans.trust.shares import crowded_class
 from cdtrans.trust.support import Evidence, Support
@@ -206,12 +206,16 @@ class Verdict(NamedTuple):
     @property
     def advice(self) -> str:
         if self.verdict == "unknown":
-            labels = f"About {self.labels} labels of target images would settle it ('cdtrans ask' chooses them)."
+            labels = (
+                f"About {counted(self.labels, 'label')} of target images would settle it ('cdtrans ask' chooses them)."
+            )
             return f"{labels} {self.warning}".rstrip()
         if self.verdict != "harm":
             return self.warning
         if self.adapted:
-            return f"About {self.labels} labels of target images would confirm it ('cdtrans ask' chooses them)."
+            return (
+                f"About {counted(self.labels, 'label')} of target images would confirm it ('cdtrans ask' chooses them)."
+            )
         return (
             "If labels and classes are right, use a stronger --backbone, or train the source longer (--source-epochs) "
             "if it was not learnt; --no-guard continues anyway, in another --out."

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cdtrans.data.images import Header
-from cdtrans.errors import NAMED, named
+from cdtrans.errors import NAMED, counted, named
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
 from cdtrans.trust.findings import LISTED, Finding, State, graded
 
@@ -86,8 +86,8 @@ def ignored(name: str, paths: Sequence[str]) -> Finding:
     endings = Counter(os.path.splitext(path)[1].lower() for path in paths).most_common()
     listed = ", ".join(f"{count} {repr(ending) if ending else 'without'}" for ending, count in endings[:NAMED])
     more = ", ..." if len(endings) > NAMED else ""
-    files = f"{name} file{'s' if len(paths) > 1 else ''}".lstrip()
-    statement = f"Ignored because of the extension: {len(paths)} {files} ({listed}{more}), {named(paths)}"
+    files = counted(len(paths), f"{name} file".lstrip())
+    statement = f"Ignored because of the extension: {files} ({listed}{more}), {named(paths)}"
     advice = "If they are images, convert them (HEIC and AVIF too) to JPEG or PNG, or rename those that already are."
     return Finding("warning", subject, statement, advice, details)
 
@@ -99,11 +99,13 @@ def class_sizes(labels: Labels) -> Finding:
     empty = [name for name, count in counts.items() if count == 0]
     few = [name for name, count in counts.items() if count < FEW]
     if empty:
-        statement = f"No readable image is left of {_classes(len(empty))} of the source: {named(empty)}"
+        statement = (
+            f"No readable image is left of {counted(len(empty), 'class', 'classes')} of the source: {named(empty)}"
+        )
         return Finding("stop", "classes", statement, "Repair or remove the class.", details)
     if few:
         have = "has" if len(few) == 1 else "have"
-        statement = f"{_classes(len(few))} {have} fewer than {FEW} source images: {named(few)}"
+        statement = f"{counted(len(few), 'class', 'classes')} {have} fewer than {FEW} source images: {named(few)}"
         return Finding("warning", "classes", statement, "Add images, or leave such classes out.", details)
     if len(counts) <= LISTED_CLASSES:
         statement = f"{len(counts)} classes: " + ", ".join(f"{name!r} {count}" for name, count in counts.items())
@@ -128,9 +130,9 @@ def target_size(labels: Labels, target: Pictures) -> Finding:
     distinct, classes = len(set(target.digests)), len(labels.classes)
     details = {"images": len(target.digests), "distinct": distinct}
     if distinct < classes:
-        statement = f"The target has {distinct} different images for {classes} classes"
+        statement = f"The target has {counted(distinct, 'different image')} for {classes} classes"
         return Finding("warning", "target size", statement, "Add target images: some classes must be missing.", details)
-    return Finding("ok", "target size", f"The target has {distinct} different images", details=details)
+    return Finding("ok", "target size", f"The target has {counted(distinct, 'different image')}", details=details)
 
 
 def copies(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]:
@@ -272,7 +274,3 @@ def _groups(group: np.ndarray) -> list[list[int]]:
     order = np.argsort(group, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
     return [part.tolist() for part in parts if len(part) > 1]
-
-
-def _classes(count: int) -> str:
-    return "1 class" if count == 1 else f"{count} classes"
