@@ -277,6 +277,7 @@ def test_the_guides_examples_run(finished, tmp_path: Path, monkeypatch, capsys) 
         (lambda: cdtrans.adapt("s", "t", epochs="ten"), ["'epochs' must be a whole number, not 'ten'"]),
         (lambda: cdtrans.check("s", None), ["'target' must be a path, not None"]),
         (lambda: cdtrans.load(None), ["'run' must be a path, not None"]),
+        (lambda: cdtrans.bench("office31", "d", jobs="two"), ["'jobs' must be a whole number, not 'two'"]),
         (lambda: cdtrans.load("r", model=1), ["'model' must be text, not 1"]),
         (lambda: cdtrans.predict("r", "i", abstain="a"), ["'abstain' must be a number, not 'a'"]),
         (lambda: cdtrans.predict("r", "i", top=1.5), ["'top' must be a whole number, not 1.5"]),

@@ -36,6 +36,7 @@ from cdtrans.data.benchmarks import FoundBenchmark, Task, benchmark_named, find_
 from cdtrans.data.layouts import FoundDomain
 from cdtrans.errors import CdtransError
 from cdtrans.methods import METHODS, method_class
+from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
 from cdtrans.storage.files import atomic
 
@@ -147,6 +148,7 @@ class BenchResult:
         return {"out": str(self.out), **counts, **self.numbers}
 
 
+@checked()
 def bench(
     name: str,
     data: str | Path,
