@@ -289,6 +289,15 @@ def test_what_cannot_be_used_is_refused_and_nothing_is_lost(asked: Path, content
     assert tree(asked) == before
 
 
+def test_a_label_that_means_a_class_and_another_answer_is_refused(asked: Path) -> None:
+    for model in ("source", "adapted"):
+        (asked / model / "model.json").write_text(json.dumps({"classes": [*CLASSES[1:], "unsure"]}))
+    with error_says("'unsure'", "rename"):
+        answer(asked, fill(questions(asked), asked / "l.csv", all="unsure"))
+    assert not (asked / "answers.json").exists()
+    assert answer(asked, fill(questions(asked), asked / "l.csv", all=CLASSES[1])).random > 0, "other labels are clear"
+
+
 def test_a_file_that_is_none(asked: Path) -> None:
     with error_says("does not exist", "cdtrans ask"):
         answer(asked, asked / "missing.csv")
