@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, get_args
 from cdtrans.labelling.labels import Answer, Answers, Part, settled_part
 from cdtrans.labelling.target import FinishedTarget
 from cdtrans.storage.files import atomic, intact
+from cdtrans.storage.run_folder import ANSWERS
 from cdtrans.storage.shapes import require
 
 QUESTIONS = "ask/questions.json"  # in the run folder
-ANSWERS = "answers.json"
 
 
 class Question(NamedTuple):
