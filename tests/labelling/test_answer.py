@@ -10,7 +10,7 @@ from cdtrans.labelling.answer import Answered, answer
 from cdtrans.labelling.ask import ask
 from cdtrans.labelling.target import read_target
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.recorded import confidences
+from cdtrans.serving.recorded import calibrated_with, confidences
 from labelled_runs import IMAGES, fill, train_with, truth
 from support import error_says, says
 from tiny_task import CLASSES, tree
@@ -116,6 +116,9 @@ def test_the_adapted_model_is_calibrated_by_the_labels(run: Path) -> None:
     assert before - 0.1 > told.adapted.estimate == pytest.approx(confidences(run).mean(), abs=1e-3)
     assert "calibrated" in " ".join(told.sentences())
     assert answer(run, labels).adapted == told.adapted, "the same labels again"
+    (run / "result.json").write_text((run / "result.json").read_text().replace('"adapted"', '"source"'))
+    assert not answer(run, labels).recalibrated
+    assert calibrated_with(run, "adapted") == "labels", "as it was left before"
 
 
 def test_images_that_were_trained_with_do_not_calibrate(run: Path) -> None:

@@ -52,9 +52,9 @@ def calibrated_with(run: Path, model: str = "chosen") -> Literal["labels", "esti
     file = run / ANSWERS
     if name == "adapted" and file.exists():
         with intact(file, "move it away and run the command again"):
-            result = json.loads(file.read_text(encoding="utf-8"))["result"]
-            require(result, {"recalibrated": bool})
-            if result.get("recalibrated"):
+            answers = json.loads(file.read_text(encoding="utf-8"))
+            require(answers, {"calibrated": bool, "result": {"recalibrated": bool}})
+            if answers.get("calibrated", answers.get("result", {}).get("recalibrated")):  # the last in older runs
                 return "labels"
     result = read_result(run)
     estimate = result.get("estimates", {}).get("adapted") or result.get("estimate") or {}
