@@ -243,7 +243,8 @@ class TestWrongUse:
         ("arguments", "expected"),
         [
             (["adapt", "a", "b", "--epochz", "3"], ["--epochz", "--epochs", "'cdtrans adapt --help'"]),
-            (["evil"], ["'evil'", "'cdtrans --help'"]),
+            (["evil"], ["No such command 'evil' (did you mean 'eval'?); see 'cdtrans --help'."]),
+            (["frobnicate"], ["'frobnicate'", "'cdtrans --help'"]),
             (["eval"], ["RUN", "'cdtrans eval --help'"]),
             (["check", "a"], ["TARGET", "'cdtrans check --help'"]),
             (["check", "a", "b", "--epochs", "3"], ["--epochs"]),
