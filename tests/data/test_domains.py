@@ -500,6 +500,12 @@ def test_list_line_without_a_label(tmp_path, line):
     assert "Line 4 " in sentence(scan_labelled, text(tmp_path / "list.txt", "a.png 0", "# comment", "", line))
 
 
+@pytest.mark.parametrize("line", ["path,label", "a.png,seal", "a.png;seal"])
+def test_a_list_of_a_spreadsheet_is_told_what_to_write_instead(tmp_path, line):
+    folder(tmp_path, "a.png")
+    assert says(sentence(scan_labelled, text(tmp_path / "list.csv", line)), "Line 1 ", "space or a tab, not a comma")
+
+
 @SCANS
 def test_listed_files_that_do_not_exist(tmp_path, scan):
     folder(tmp_path, "a.png")
