@@ -82,5 +82,6 @@ def record(**parts: Any) -> Record:
         "rounds": [],
         "views": None,
         "evaluation": None,
+        "answers": None,
     }
     return Record(**whole | parts)

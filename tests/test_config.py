@@ -316,6 +316,7 @@ def test_a_value_of_the_wrong_type_says_what_it_must_be(key: str, value: Any, ex
         ("bias_lr_factor", 1e300, "at most 1000000.0"),
         ("epochs", 10**12, "at most 1000000000"),
         ("clip_norm", 1e300, "at most 1e+30"),
+        ("clip_norm", 0, "at least 0.001"),
     ],
 )
 def test_a_value_out_of_range_names_the_range(key: str, value: float, limits: str) -> None:

@@ -151,7 +151,7 @@ class Config:
         minimum=0.01,
         maximum=1,
     )
-    clip_norm: float = _option(1.0, "Optimisation", "Clip gradients to this norm.", minimum=0)
+    clip_norm: float = _option(1.0, "Optimisation", "Clip gradients to this norm (1e9: never).", minimum=0.001)
 
     holdout: float | Literal["auto"] = _option(
         "auto",

@@ -251,7 +251,8 @@ class TestWrongUse:
         ("arguments", "expected"),
         [
             (["adapt", "a", "b", "--epochz", "3"], ["--epochz", "--epochs", "'cdtrans adapt --help'"]),
-            (["evil"], ["'evil'", "'cdtrans --help'"]),
+            (["evil"], ["No such command 'evil' (did you mean 'eval'?); see 'cdtrans --help'."]),
+            (["frobnicate"], ["'frobnicate'", "'cdtrans --help'"]),
             (["eval"], ["RUN", "'cdtrans eval --help'"]),
             (["check", "a"], ["TARGET", "'cdtrans check --help'"]),
             (["check", "a", "b", "--epochs", "3"], ["--epochs"]),
@@ -679,6 +680,23 @@ class TestPredict:
             assert ended.code == 2
             assert "at most 1" in one_sentence(ended.err)
         assert not file.exists()
+
+    def test_what_is_expected_of_an_unknown_accuracy_comes_with_a_warning(
+        self, run: Run, finished, tmp_path: Path
+    ) -> None:
+        copy, images = shutil.copytree(finished.run, tmp_path / "run"), finished.task.target / "00.png"
+        result = json.loads((copy / "result.json").read_text())
+        result["estimates"]["adapted"] |= {"low": None, "high": None}
+        (copy / "result.json").write_text(json.dumps(result))
+        for flags in (["--keep", "0.6"], ["--accuracy", "0.1"], ["--abstain", "0.1"]):
+            ended = run("predict", copy, images, "--quiet", *flags)
+            assert ended.code == 0
+            assert says(ended.err, "warning", "not calibrated", "cdtrans ask", "cdtrans answer")
+        assert run("predict", copy, images, "--quiet").err == "", "nothing is expected"
+        (copy / "answers.json").write_text(json.dumps({"result": {"recalibrated": True}}))
+        assert run("predict", copy, images, "--quiet", "--keep", "0.6").err == "", "labels have calibrated it"
+        ended = run("predict", copy, images, "--quiet", "--abstain", "0.1", "--model", "source")
+        assert "not calibrated" in ended.err
 
     def test_a_run_without_confidences(self, run: Run, finished, tmp_path: Path) -> None:
         copy = shutil.copytree(finished.run, tmp_path / "run")

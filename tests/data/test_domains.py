@@ -510,6 +510,12 @@ def test_a_list_with_the_line_ends_of_an_old_mac(tmp_path):
     assert "Line 2 " in sentence(scan_labelled, tmp_path / "list.txt")
 
 
+@pytest.mark.parametrize("line", ["path,label", "a.png,seal", "a.png;seal"])
+def test_a_list_of_a_spreadsheet_is_told_what_to_write_instead(tmp_path, line):
+    folder(tmp_path, "a.png")
+    assert says(sentence(scan_labelled, text(tmp_path / "list.csv", line)), "Line 1 ", "space or a tab, not a comma")
+
+
 @SCANS
 def test_listed_files_that_do_not_exist(tmp_path, scan):
     folder(tmp_path, "a.png")

@@ -11,7 +11,7 @@ from cdtrans.labelling.answer import Answered, answer
 from cdtrans.labelling.ask import ask
 from cdtrans.labelling.target import read_target
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.recorded import confidences
+from cdtrans.serving.recorded import calibrated_with, confidences
 from labelled_runs import IMAGES, fill, train_with, truth
 from support import error_says, says
 from tiny_task import CLASSES, tree
@@ -120,6 +120,9 @@ def test_the_adapted_model_is_calibrated_by_the_labels(run: Path) -> None:
     assert before - 0.1 > told.adapted.estimate == pytest.approx(confidences(run).mean(), abs=1e-3)
     assert "calibrated" in " ".join(told.sentences())
     assert answer(run, labels).adapted == told.adapted, "the same labels again"
+    (run / "result.json").write_text((run / "result.json").read_text().replace('"adapted"', '"source"'))
+    assert not answer(run, labels).recalibrated
+    assert calibrated_with(run, "adapted") == "labels", "as it was left before"
 
 
 def test_images_that_were_trained_with_do_not_calibrate(run: Path) -> None:
@@ -291,6 +294,15 @@ def test_what_cannot_be_used_is_refused_and_nothing_is_lost(asked: Path, content
     with error_says("bad.csv", *words):
         answer(asked, asked / "bad.csv")
     assert tree(asked) == before
+
+
+def test_a_label_that_means_a_class_and_another_answer_is_refused(asked: Path) -> None:
+    for model in ("source", "adapted"):
+        (asked / model / "model.json").write_text(json.dumps({"classes": [*CLASSES[1:], "unsure"]}))
+    with error_says("'unsure'", "rename"):
+        answer(asked, fill(questions(asked), asked / "l.csv", all="unsure"))
+    assert not (asked / "answers.json").exists()
+    assert answer(asked, fill(questions(asked), asked / "l.csv", all=CLASSES[1])).random > 0, "other labels are clear"
 
 
 def test_a_file_that_is_none(asked: Path) -> None:

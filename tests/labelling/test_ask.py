@@ -230,6 +230,16 @@ def test_a_run_that_cannot_be_asked_about(run: Path, damage, words: list[str]) -
         ask(run)
 
 
+@pytest.mark.parametrize("name", ["unsure", "none of these classes"])
+def test_a_class_with_the_name_of_another_answer_is_refused(run: Path, name: str) -> None:
+    """Its labels would be taken for images to leave out, or for images of no class."""
+    for model in ("source", "adapted"):
+        (run / model / "model.json").write_text(json.dumps({"classes": [*CLASSES[1:], name]}))
+    with error_says(f"'{name}'", "rename", "cdtrans eval"):
+        ask(run)
+    assert not (run / "ask").exists()
+
+
 def test_a_budget_of_nothing_and_a_target_that_has_gone(run: Path, tmp_path: Path) -> None:
     with error_says("budget", "at least one"):
         ask(run, budget=0)

@@ -122,6 +122,16 @@ def test_it_fits_the_screen_in_both_schemes(page: Any, width: int, scheme: str) 
     assert last["y"] + last["height"] < 800, "every answer is reachable without scrolling"
 
 
+def test_a_tablet_has_no_help_about_keys(browser: Any, run: Path) -> None:
+    file = cdtrans.ask(run, budget=2).folder / "ask.html"
+    for touch in (False, True):
+        context = browser.new_context(viewport={"width": DESK, "height": 800}, has_touch=touch, is_mobile=touch)
+        page = context.new_page()
+        page.goto(file.as_uri())
+        assert page.locator(".keys").is_visible() == page.locator(".keys kbd").first.is_visible() == (not touch)
+        context.close()
+
+
 def test_classes_that_are_digits_are_typed_and_not_counted(browser: Any, run: Path) -> None:
     for model in ("source", "adapted"):
         (run / model / "model.json").write_text(json.dumps({"classes": ["0", "1", "10"]}))

@@ -124,7 +124,7 @@ def test_a_run_without_pairs_or_without_an_adapted_model_says_so(run: Path, key:
     shutil.copytree(run, copy)
     config = yaml.safe_load((copy / "config.yaml").read_text())
     (copy / "config.yaml").write_text(yaml.safe_dump(config | {"method": "rpll", "method_args": {}}))
-    with error_says("'rpll'", "at random", "--pair"):
+    with error_says("'rpll'", "no pairs that it trains on", "--pair"):
         draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
     shutil.rmtree(copy / "adapted")
     with error_says("before stage 2"):

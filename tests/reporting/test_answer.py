@@ -40,6 +40,22 @@ def test_an_older_evaluation_has_no_interval() -> None:
     assert "interval" not in found.note
 
 
+def test_the_labels_of_answer_measure_it_too() -> None:
+    interval = {"estimate": 0.6889, "low": 0.563, "high": 0.798}
+    result = {"images": 119, "labelled": 55, "random": 36, "adapted": interval, "source": None}
+    found = answer(record(answers={"result": result}), ESTIMATE, Missing("No labels."))
+    assert (found.kind, found.value, found.command) == ("measured", "69%", "")
+    assert says(found.headline, "adapted model", "right on about 69% of the target images")
+    assert says(found.note, "36 random target images", "95% interval: 56 to 80%")
+    whole = answer(record(answers={"result": result | {"labelled": 119}}), ESTIMATE, Missing("No labels."))
+    assert whole.headline == "The adapted model is right on 69% of the target images."
+    assert whole.note == "measured on all 119 target images"
+    of_source = record(answers={"result": result}, result={"chosen_epoch": 0, "chosen_model": "source"})
+    assert answer(of_source, ESTIMATE, Missing("No labels.")).kind == "estimated", "another model was measured"
+    for damaged in ({}, {"result": {}}, {"result": {"adapted": {"estimate": "x"}}}, {"result": 3}):
+        assert answer(record(answers=damaged), ESTIMATE, Missing("No labels.")).kind == "estimated"
+
+
 def test_without_labels_it_is_an_estimate_and_how_to_measure_it() -> None:
     found = answer(record(), ESTIMATE, Missing("No labels."))
     assert (found.kind, found.value) == ("estimated", "47 to 98%")

@@ -105,6 +105,20 @@ class TestVerdict:
         result["estimate"] = {"low": None, "high": None, "sentence": "Unknown."}
         assert sections.estimate(record(result=result)) == sections.Estimate(0, 0, "Unknown.", known=False)
 
+    def test_labels_say_what_the_probabilities_mean_where_no_estimate_does(self, tmp_path: Path) -> None:
+        (tmp_path / "adapted").mkdir()
+        (tmp_path / "adapted" / "model.json").write_text('{"classes": ["a", "b"]}')
+        estimate = {"low": None, "high": None, "sentence": "Unknown."}
+        result = {"chosen_epoch": 1, "chosen_model": "adapted", "estimate": estimate}
+        (tmp_path / "result.json").write_text(json.dumps(result))
+        np.savez(tmp_path / "logits.npz", adapted=np.eye(2))
+        made = record(run=tmp_path, result=result)
+        assert isinstance(sections.trade_off(made), Missing)
+        (tmp_path / "answers.json").write_text('{"result": {"recalibrated": true}}')
+        table = sections.trade_off(made)
+        assert not isinstance(table, Missing)
+        assert table[0].accuracy == pytest.approx(0.731, abs=0.001)
+
     def test_a_run_that_was_stopped_did_no_harm(self) -> None:
         guard = {"verdict": "harm", "opening": "Stopped.", "advice": "Go on.", "findings": []}
         result = {"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 0, "guard": guard}

@@ -15,6 +15,7 @@ from cdtrans.run import finish, session
 from cdtrans.run.evidence import pretrained_evidence
 from cdtrans.run.pipeline import adapt
 from cdtrans.storage.run_folder import read_result
+from cdtrans.trust.guard import Verdict
 from support import error_says
 from tiny_task import TINY, make_task, tree, warm
 
@@ -84,6 +85,21 @@ def test_its_own_features_give_a_source_only_model_no_range(tmp_path: Path, monk
     assert result["guard"]["verdict"] == "better"
     assert result["estimates"]["adapted"]["low"] is not None
     assert result["estimates"]["source"]["low"] is None
+
+
+def test_nor_a_method_that_serves_the_labels_it_would_be_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the demo, `instant` would be 78 to 100% right by its range, and is 74% right."""
+    task = make_task(tmp_path)
+    for name in ("measurable", "supported"):
+        monkeypatch.setattr(finish, name, lambda *_: True)
+    monkeypatch.setattr(finish, "decide", lambda *_, **__: Verdict("better", []))
+    place = {"source": task.source, "target": task.target, "out": tmp_path / "run", "config": task.config}
+    adapt(**place, method="instant", epochs=1, quiet=True)
+    result = read_result(tmp_path / "run")
+    assert (result["evidence_features"], result["guard"]["verdict"]) == ("source-only", "better")
+    assert result["estimates"]["adapted"]["low"] is None
 
 
 def test_that_of_another_version_is_refused(tmp_path: Path) -> None:

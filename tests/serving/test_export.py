@@ -387,7 +387,8 @@ def test_the_model_card_says_what_matters_and_no_path(
     for words in (
         *("license: apache-2.0\n", "'source', 24 labelled images", "'target', 21 unlabelled images", "method cdtrans"),
         *(backbone, "licensed apache-2.0", result["guard"]["opening"], result["estimates"]["adapted"]["sentence"]),
-        *("temperature 1.250", "recipe authors", 'timm.create_model("local-dir:FOLDER"', "| green | 8 |"),
+        *("temperature 1.250", "calibrated to that estimate"),
+        *("recipe authors", 'timm.create_model("local-dir:FOLDER"', "| green | 8 |"),
     ):
         assert words in card
     for file in folder.iterdir():
@@ -396,7 +397,25 @@ def test_the_model_card_says_what_matters_and_no_path(
     cdtrans.export(run, folder, to="hub-folder", model="source")
     card = (folder / "README.md").read_text()
     assert "source-only (not adapted)" in card
+    assert "The probabilities are not calibrated on the target" in card
     assert "license:" not in card, "it was trained from scratch"
+
+
+def test_the_model_card_says_what_calibrates_the_probabilities(
+    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
+    run, folder = shutil.copytree(finished.run, tmp_path / "run"), tmp_path / "hub"
+    result = json.loads((run / "result.json").read_text())
+    result["estimates"]["adapted"] |= {"low": None, "high": None, "sentence": "The accuracy is unknown."}
+    (run / "result.json").write_text(json.dumps(result))
+    cdtrans.export(run, folder, to="hub-folder")
+    card = (folder / "README.md").read_text()
+    assert "that estimate" not in card
+    assert "The probabilities are not calibrated on the target" in card
+    (run / "answers.json").write_text(json.dumps({"result": {"recalibrated": True}}))
+    cdtrans.export(run, folder, to="hub-folder")
+    assert "calibrated with the labels of some target images" in (folder / "README.md").read_text()
 
 
 def test_the_model_card_offers_only_what_can_load_the_model(

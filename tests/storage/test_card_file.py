@@ -56,5 +56,5 @@ def test_a_kill_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_card(tmp_path: Path) -> None:
-    with error_says("no finished model", f"'{tmp_path}'"):
+    with error_says("no finished model", f"'{tmp_path}'", "restore it", "another --out"):
         set_temperature(tmp_path, 2.0)

@@ -3,6 +3,7 @@
 import gc
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -106,8 +107,9 @@ def _fail_usage(error: Any, debug: bool) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
+        wrong = re.sub(r"\. Did you mean (.*\?)$", r" (did you mean \1)", error.format_message().rstrip("."))
         help_command = f"; see '{context.command_path} --help'" if context else ""
-        _fail(f"{error.format_message().rstrip('.')}{help_command}.", debug)
+        _fail(f"{wrong}{help_command}.", debug)
 
 
 def _discard_output() -> None:

@@ -61,4 +61,4 @@ def answer(
         return
     for sentence in result.sentences(run):
         screen.result(sentence)
-    screen.say(f"Stored in {run / 'answers.json'}.")
+    screen.say(f"Stored in {run / 'answers.json'}; 'cdtrans report {run}' adds the accuracy to report.html.")

@@ -15,7 +15,8 @@ def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
     for number, line in list_lines(where):
         path, label = _split_label(line)
         if not label or is_image_name(label):
-            raise CdtransError(f"Line {number} of {quoted(where)} has no label: write it as 'path label'.")
+            between = ", with a space or a tab, not a comma or semicolon, between them" if {*",;"} & {*line} else ""
+            raise CdtransError(f"Line {number} of {quoted(where)} has no label: write it as 'path label'{between}.")
         yield number, path, label
 
 

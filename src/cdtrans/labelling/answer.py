@@ -16,7 +16,7 @@ from cdtrans.labelling.target import FinishedTarget, read_target
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.probabilities import temperature
-from cdtrans.serving.recorded import LOGITS, recalibrate, target_logits
+from cdtrans.serving.recorded import LOGITS, calibrated_with, recalibrate, target_logits
 from cdtrans.storage.card_file import read_card
 from cdtrans.storage.run_folder import MODEL_NAMES, choose_command
 
@@ -165,7 +165,8 @@ def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None)
         logits = logits[target.rows]  # a model is surer of images that it was trained with, and they are not measured
         recalibrate(target.run, temperature(logits, result.adapted.estimate))
         result = replace(result, recalibrated=True)
-    write_answers(target, answers, result.summary())
+    before = result.adapted is not None and calibrated_with(target.run, "adapted") == "labels"
+    write_answers(target, answers, result.summary(), calibrated=result.recalibrated or before)
     return result
 
 

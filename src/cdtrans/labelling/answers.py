@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, get_args
 from cdtrans.labelling.labels import Answer, Answers, Part, settled_part
 from cdtrans.labelling.target import FinishedTarget
 from cdtrans.storage.files import atomic, intact
+from cdtrans.storage.run_folder import ANSWERS
 from cdtrans.storage.shapes import require
 
 QUESTIONS = "ask/questions.json"  # in the run folder
-ANSWERS = "answers.json"
 
 
 class Question(NamedTuple):
@@ -41,10 +41,11 @@ def write_questions(target: FinishedTarget, parts: dict[int, Part], *, seed: int
     _write(target, QUESTIONS, {"seed": seed, "budget": budget, "images": images})
 
 
-def write_answers(target: FinishedTarget, answers: Answers, result: dict[str, Any]) -> Path:
+def write_answers(target: FinishedTarget, answers: Answers, result: dict[str, Any], *, calibrated: bool) -> Path:
+    """`calibrated`: whether these or earlier answers have calibrated the adapted model."""
     labels = [_identity(target, i) | {"label": a.label, "part": a.part} for i, a in sorted(answers.items())]
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return _write(target, ANSWERS, {"date": date, "result": result, "labels": labels})
+    return _write(target, ANSWERS, {"date": date, "calibrated": calibrated, "result": result, "labels": labels})
 
 
 def _identity(target: FinishedTarget, index: int) -> dict[str, Any]:

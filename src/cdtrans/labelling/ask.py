@@ -14,7 +14,7 @@ from cdtrans.data.images import UnreadableImage, decode
 from cdtrans.errors import CdtransError, counted
 from cdtrans.labelling.answers import QUESTIONS, Question, read_answers, read_parts, write_questions
 from cdtrans.labelling.intervals import strata, strata_for
-from cdtrans.labelling.labels import COLUMNS, NO_CLASS, UNSURE, Answers, read_rows
+from cdtrans.labelling.labels import COLUMNS, NO_CLASS, UNSURE, Answers, read_rows, require_clear
 from cdtrans.labelling.matching import find
 from cdtrans.labelling.page import render
 from cdtrans.labelling.target import FinishedTarget, read_target
@@ -70,6 +70,7 @@ def ask(
     if budget < 1:
         raise CdtransError(f"The budget must be at least one image, not {budget}.")
     target = read_target(Path(run))
+    require_clear(target.classes)
     folder = Path(out) if out else target.run / Path(QUESTIONS).parent
     for name in (PAGE, LABELS, TASKS, LABELLING_CONFIG):
         require_output(folder / name, "questions", "--out")

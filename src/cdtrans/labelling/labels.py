@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,15 @@ class Answer(NamedTuple):
 
 
 Answers = dict[int, Answer]  # by index in the target
+
+
+def require_clear(names: Iterable[str]) -> None:
+    """Refuse a class that has the name of UNSURE or NO_CLASS: its images would be left out, or count as wrong."""
+    if found := sorted({UNSURE, NO_CLASS} & set(names)):
+        raise CdtransError(
+            f"The run has a class '{found[0]}', which files of labels use for another answer; rename its folder and run"
+            " 'cdtrans adapt' again with another --out, or measure with class folders and 'cdtrans eval'."
+        )
 
 
 def settled_part(*parts: str) -> Part:

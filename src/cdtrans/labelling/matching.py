@@ -7,7 +7,17 @@ from pathlib import Path
 
 from cdtrans.data.images import UnreadableImage, decode, pixel_digest, resized
 from cdtrans.errors import CdtransError, counted, named, nearest
-from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answer, Answers, Part, Row, read_rows, settled_part
+from cdtrans.labelling.labels import (
+    NO_CLASS,
+    UNSURE,
+    Answer,
+    Answers,
+    Part,
+    Row,
+    read_rows,
+    require_clear,
+    settled_part,
+)
 from cdtrans.runtime.screen import Screen
 
 
@@ -55,6 +65,7 @@ def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[Row], int]:
         raise CdtransError(
             f"The class {row.label!r} in {row.place} of '{file}'{more} is unknown: {nearest(row.label, known)}"
         )
+    require_clear({row.label for row in filled} & set(classes))
     return filled, len(rows)
 
 

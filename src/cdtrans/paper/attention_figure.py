@@ -110,7 +110,9 @@ def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndar
     """[Nt] by the key, which is needed to find false pairs."""
     method = upgraded(record.config).get("method", "cdtrans")
     if method not in ("cdtrans", *METHODS):
-        raise CdtransError(f"The method '{method}' of '{record.run}' pairs images at random; name some with --pair.")
+        raise CdtransError(
+            f"The method '{method}' of '{record.run}' chooses no pairs that it trains on; name some with --pair."
+        )
     if key is None:
         raise CdtransError("Finding false pairs needs target labels: give --key LABELLED, or name pairs with --pair.")
     labelled = scan_key(key, root)

@@ -21,6 +21,7 @@ class Answer:
     value: str
     note: str  # what the value rests on
     command: str  # that measures it, if it is not measured
+    accuracy: float | None = None  # if it is measured
 
 
 def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResults | Missing) -> Answer:
@@ -28,7 +29,13 @@ def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResul
     if not isinstance(labelled, Missing):
         value = shown(labelled.accuracy, labelled.images)
         of = "the target images" if labelled.whole_target else counted(labelled.images, "labelled target image")
-        return Answer("measured", f"The {model} is right on {value} of {of}.", value, measured_note(labelled), "")
+        headline = f"The {model} is right on {value} of {of}."
+        return Answer("measured", headline, value, measured_note(labelled), "", labelled.accuracy)
+    if found := answered(record):
+        accuracy, note, exact = found
+        value = shown(accuracy, 0)
+        headline = f"The {model} is right on {'' if exact else 'about '}{value} of the target images."
+        return Answer("measured", headline, value, note, "", accuracy)
     command = f"cdtrans ask {quote(str(record.run))}"
     if isinstance(estimate, Missing) or not estimate.known:
         why = estimate.why if isinstance(estimate, Missing) else estimate.sentence
@@ -36,6 +43,21 @@ def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResul
     value = f"{100 * estimate.low:.0f} to {100 * estimate.high:.0f}%"
     headline = f"The {model} is estimated to be right on {value} of the target images."
     return Answer("estimated", headline, value, "on the target, without labels", command)
+
+
+def answered(record: Record) -> tuple[float, str, bool] | None:
+    """The chosen model's accuracy by the labels of `cdtrans answer`, what it rests on, and whether it is exact."""
+    try:
+        result = (record.answers or {})["result"]
+        measured = result[record.result["chosen_model"]]
+        accuracy, low, high = (float(measured[name]) for name in ("estimate", "low", "high"))
+        random, images = int(result["random"]), int(result["images"])
+        exact = int(result["labelled"]) == images
+    except (KeyError, TypeError, ValueError):  # nothing was measured, or the file is damaged
+        return None
+    if exact:
+        return accuracy, f"measured on all {images:,} target images", True
+    return accuracy, f"measured on {random:,} random target images; 95% interval: {span((low, high), 0)}", False
 
 
 def measured_note(labelled: LabelledResults) -> str:

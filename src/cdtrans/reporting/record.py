@@ -13,7 +13,7 @@ import numpy as np
 
 from cdtrans.config import read_yaml
 from cdtrans.errors import CdtransError
-from cdtrans.storage.run_folder import CARD, CONFIG, EVALUATION, TIMINGS, read_result
+from cdtrans.storage.run_folder import ANSWERS, CARD, CONFIG, EVALUATION, TIMINGS, read_result
 
 Arrays = dict[str, np.ndarray]
 
@@ -49,6 +49,7 @@ class Record:
     rounds: list[Round]
     views: Arrays | None
     evaluation: dict[str, Any] | None
+    answers: dict[str, Any] | None  # of `cdtrans answer`
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.log if line.get("event") == name]
@@ -132,6 +133,7 @@ def read_record(run: Path) -> Record:
         rounds=read_rounds(run / "pairs", facts),
         views=read_arrays(run / "views.npz"),
         evaluation=read_json(run / EVALUATION),
+        answers=read_json(run / ANSWERS),
     )
 
 

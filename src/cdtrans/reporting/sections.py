@@ -11,7 +11,7 @@ import numpy as np
 from cdtrans.errors import CdtransError
 from cdtrans.methods import WITHOUT_SOURCE
 from cdtrans.reporting.record import Record, Round
-from cdtrans.serving.recorded import confidences
+from cdtrans.serving.recorded import calibrated_with, confidences
 from cdtrans.serving.trade_off import Kept
 from cdtrans.serving.trade_off import trade_off as trade_off_of
 from cdtrans.storage.run_folder import MODEL_NAMES, choose_command, chosen_by_person
@@ -289,7 +289,7 @@ def estimate(record: Record) -> Estimate | Missing:
 def trade_off(record: Record) -> tuple[Kept, ...] | Missing:
     """The expected accuracy of the most confident part of the labels."""
     found = estimate(record)
-    if isinstance(found, Estimate) and not found.known:
+    if isinstance(found, Estimate) and not found.known and calibrated_with(record.run) != "labels":
         return Missing("The accuracy is unknown without labels, and so is what the probabilities mean.")
     try:
         return trade_off_of(confidences(record.run))

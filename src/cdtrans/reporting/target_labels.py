@@ -42,6 +42,10 @@ class LabelledResults:
 def labelled_results(record: Record) -> LabelledResults | Missing:
     evaluation = record.evaluation
     if evaluation is None or not {"accuracy", "confusion", "classes"} <= evaluation.keys():
+        if record.answers is not None:
+            return Missing(
+                f"No labels were given to 'cdtrans eval', which measures every class: {eval_command(record)}"
+            )
         return Missing(f"No target labels were given. To measure the accuracy: {eval_command(record)}")
     chosen = record.result["chosen_model"]
     model = evaluation.get("models", {}).get(chosen, evaluation)  # older evaluations have one model, the chosen one

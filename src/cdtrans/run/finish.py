@@ -8,6 +8,7 @@ from typing import Any
 from cdtrans.config import Config
 from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError
+from cdtrans.methods.base import Method
 from cdtrans.model.card import Card, save_model
 from cdtrans.run.choose import explanation
 from cdtrans.runtime.screen import Screen
@@ -28,8 +29,7 @@ def finish(
     target: UnlabelledDomain,
     adaptation: Adaptation,
     config: Config,
-    *,
-    trained_with_labels: bool,
+    kind: type[Method],
     target_labels: int,
 ) -> dict[str, Any]:
     """Judge, then save the models, the predictions of the chosen one and, last, result.json, which is returned. The
@@ -47,7 +47,10 @@ def finish(
         stayed = {name: evidence.stayed(models[name].predicted, before.predicted) for name in support}
         reference = {"agreement": float(evidence.agreement), "steady": float(evidence.steady), "stayed": stayed}
         judged = {"source": verdict.verdict in ("better", "unknown"), "adapted": verdict.verdict == "better"}
-        judged["source"] &= evidence.pretrained  # its own features flatter it
+        judged["source"] &= evidence.pretrained  # its own features flatter it,
+        judged["adapted"] &= (
+            evidence.pretrained or kind.trains
+        )  # and the graphs' labels those that are served as they are
         enough = before.has_source and measurable(evidence.source_labels, len(target))
         estimates = dict.fromkeys(models, unknown(labels)) | {
             name: estimate(x, stayed[name], evidence, known=enough and judged[name] and supported(x), labels=labels)
@@ -79,7 +82,7 @@ def finish(
         "evidence_features": evidence.features if before.has_source else None,
         "support": {name: found._asdict() for name, found in support.items()},
         "reference": reference if support else None,
-        "trained_with_key": trained_with_labels,
+        "trained_with_key": kind.uses_target_labels,
         "target_labels": target_labels,  # images that the user's --target-labels trained
         "estimate": estimates[chosen].summary(),
         "estimates": {name: found.summary() for name, found in estimates.items()},  # of all that could be chosen

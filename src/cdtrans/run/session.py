@@ -171,8 +171,7 @@ def run_session(
             adapting = make_method(kind, network, config, sizes).to(device)
             training = Data(source_images, labels, target_images, holdout, as_tensors(given, beside), untouched)
             adaptation = adapt_to_target(run, adapting, training, config, screen, frozen, evidence)
-        uses = kind.uses_target_labels
-        result = finish(run, card, target, adaptation, config, trained_with_labels=uses, target_labels=len(given))
+        result = finish(run, card, target, adaptation, config, kind, len(given))
         log_session(run, started)  # before the report, which shows it
         if config.report and run.writes:
             with run.timed("report"):

@@ -9,6 +9,7 @@ from cdtrans.config import read_yaml
 from cdtrans.errors import counted, ended, printable
 from cdtrans.runtime.environment import package_version
 from cdtrans.serving.exported import CODE
+from cdtrans.serving.recorded import calibrated_with
 from cdtrans.storage.files import intact
 from cdtrans.storage.run_folder import AGAIN, CONFIG, find_model, read_result
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from cdtrans.model.card import Card
 
 MADE_BY = "made by unsupervised domain adaptation with cdtrans"  # every card says so
+CALIBRATED = {
+    "estimate": "With it, the probabilities are calibrated to that estimate.",
+    "labels": "With it, the probabilities are calibrated with the labels of some target images.",
+    "nothing": "The probabilities are not calibrated on the target: fewer of the labels may be right than they say.",
+}
 LISTED = 100  # classes in the table; config.json names all
 
 
@@ -55,8 +61,8 @@ def hub_card(
         "",
         f"- {_line(_guard(result.get('guard', {})))}",
         f"- {_line(estimate)}",
-        f"- Logits are divided by the temperature {card.temperature:.3f}, so that the probabilities are calibrated to "
-        "that estimate; it is part of the weights.",
+        f"- Logits are divided by the temperature {card.temperature:.3f}, which is part of the weights. "
+        f"{CALIBRATED[calibrated_with(run, model)]}",
         *(["- **It was trained with target labels for an ablation, and says nothing about adaptation.**"] * with_key),
         "",
         "## Limits",

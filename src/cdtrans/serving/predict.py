@@ -22,7 +22,7 @@ from cdtrans.runtime.screen import Screen, Task
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
 from cdtrans.serving.exported import exported_file, is_exported, require_run
 from cdtrans.serving.parts import Counts, Part, PartFolder, Results, StoredPart, folder_of, predict_parts
-from cdtrans.serving.recorded import confidences
+from cdtrans.serving.recorded import calibrated_with, confidences
 from cdtrans.serving.tables import CsvTable, ParquetTable, Table, column_names, require_parquet
 from cdtrans.serving.trade_off import threshold_for_accuracy, threshold_for_share
 from cdtrans.storage.files import atomic, csv_line, csv_lines
@@ -118,6 +118,11 @@ def predict(
     classifier = load(run, model=model, device=device, unknown=unknown)
     if warning := key_warning(run, classifier):
         screen.warn(warning)
+    if not exported and {abstain, keep, accuracy} != {None} and calibrated_with(run, model) == "nothing":
+        screen.warn(
+            "The probabilities of this model are not calibrated on the target, so fewer of the labels may be right "
+            "than they say; 'cdtrans ask' chooses images to label, and 'cdtrans answer' measures with them."
+        )
     screen.say(f"model: {classifier.name}")
     return classify(
         classifier, images, file, kind, root=root, top=top, threshold=threshold, max_bad=max_bad, screen=screen

@@ -3,8 +3,10 @@ predictions.csv are made from them and the model's temperature, and made anew wh
 torch."""
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -12,8 +14,8 @@ from cdtrans.errors import CdtransError
 from cdtrans.serving.probabilities import calibrated, no_class, probabilities
 from cdtrans.storage.card_file import RESTORE, read_card, set_temperature
 from cdtrans.storage.files import atomic, csv_line, intact
-from cdtrans.storage.run_folder import PREDICTIONS, find_model
-from cdtrans.storage.shapes import Misfit
+from cdtrans.storage.run_folder import ANSWERS, PREDICTIONS, find_model, read_result
+from cdtrans.storage.shapes import Misfit, require
 
 LOGITS = "logits.npz"  # "source" and "adapted": [Nt, K], before the temperature, in the order of images.csv
 VIEWS = "views.npz"
@@ -39,6 +41,25 @@ def target_logits(run: Path, model: str = "chosen") -> np.ndarray:
         if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():
             raise Misfit("its numbers are not logits")
     return logits
+
+
+def calibrated_with(run: Path, model: str = "chosen") -> Literal["labels", "estimate", "nothing"]:
+    """What the temperature of a finished run's model comes from: labels that `answer` has read, or the estimate, if
+    there is one. The source-only model keeps its own, which does not depend on a target."""
+    name, _ = find_model(run, model)
+    if name == "source":
+        return "nothing"
+    file = run / ANSWERS
+    if name == "adapted" and file.exists():
+        with intact(file, "move it away and run the command again"):
+            answers = json.loads(file.read_text(encoding="utf-8"))
+            require(answers, {"calibrated": bool, "result": {"recalibrated": bool}})
+            if answers.get("calibrated", answers.get("result", {}).get("recalibrated")):  # the last in older runs
+                return "labels"
+    result = read_result(run)
+    estimate = result.get("estimates", {}).get("adapted") or result.get("estimate") or {}
+    known = estimate.get("low") is not None and not estimate.get("harm")  # the last in older runs
+    return "estimate" if known else "nothing"
 
 
 def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.ndarray, source_only: np.ndarray) -> bytes:

@@ -25,7 +25,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     """The card of a saved model as it is in the file. Older ones have no temperature, which means 1."""
     file = folder / CARD
     if not file.exists():
-        raise CdtransError(f"'{folder}' holds no finished model; run 'cdtrans adapt' to its end first.")
+        raise CdtransError(f"'{folder}' holds no finished model; {RESTORE}.")
     with intact(file, RESTORE):
         values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         check_card(values)

@@ -19,12 +19,13 @@ CONFIG = "config.yaml"  # the resolved settings; written when a run begins
 RESULT = "result.json"  # of a finished run
 CARD = "model.json"  # beside a model's weights
 EVALUATION = "evaluation.json"  # of the `eval` with most images of the run's own target
+ANSWERS = "answers.json"  # the labels that `answer` has read, with the results
 TIMINGS = "timings.jsonl"  # a line for every stage: how long it took, and when it ended
 PREDICTIONS = "predictions.csv"  # of the target, by the chosen model
 TARGET_LABELS = "target_labels.csv"  # of the target images that the run was trained with (--target-labels)
 OWN = {  # what a run consists of: files and folders that no verb may write to at a user's wish
     *(CONFIG, RESULT, EVALUATION, PREDICTIONS, TARGET_LABELS, "data.json", "environment.json", "images.csv", ".lock"),
-    *("log.jsonl", "timings.jsonl", "logits.npz", "views.npz", "evidence.npz", "answers.json", "report.html"),
+    *("log.jsonl", "timings.jsonl", "logits.npz", "views.npz", "evidence.npz", ANSWERS, "report.html"),
     *("tensorboard", "wandb", "mlflow-run.txt"),
     *("source", "adapted", "last", "pairs", "predictions", "state"),
 }

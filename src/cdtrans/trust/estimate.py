@@ -10,8 +10,9 @@ moves shows in them.
 
 The five numbers and the width of the range were fitted to three data sets; docs/results/estimate.md has the errors on
 the data set that was left out. There is no range unless the guard judges that adaptation helped, because it would be
-meaningless for a target with other classes; none for a source-only model in its own features, which flatter it; and
-none for few images, because agreement cannot be measured well on them."""
+meaningless for a target with other classes. There is none for few images, because agreement cannot be measured well on
+them. In features that are not pretrained, there is none for the source-only model, which they flatter, nor for a method
+that serves the reference's own labels."""
 
 import math
 from typing import Any, NamedTuple
