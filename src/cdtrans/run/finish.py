@@ -47,10 +47,9 @@ def finish(
         stayed = {name: evidence.stayed(models[name].predicted, before.predicted) for name in support}
         reference = {"agreement": float(evidence.agreement), "steady": float(evidence.steady), "stayed": stayed}
         judged = {"source": verdict.verdict in ("better", "unknown"), "adapted": verdict.verdict == "better"}
-        judged["source"] &= evidence.pretrained  # its own features flatter it,
-        judged["adapted"] &= (
-            evidence.pretrained or kind.trains
-        )  # and the graphs' labels those that are served as they are
+        # its own features flatter a source-only model, and the graphs' labels a method that serves them as they are
+        judged["source"] &= evidence.pretrained
+        judged["adapted"] &= evidence.pretrained or kind.trains
         enough = before.has_source and measurable(evidence.source_labels, len(target))
         estimates = dict.fromkeys(models, unknown(labels)) | {
             name: estimate(x, stayed[name], evidence, known=enough and judged[name] and supported(x), labels=labels)
