@@ -596,6 +596,17 @@ def test_nothing_to_warn_about(tmp_path):
     assert warnings_for(scan_labelled(folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png"))) == []
 
 
+def test_classes_whose_names_differ_only_in_case(tmp_path):
+    lines = ["a.png Sea lion", "a.png sea lion", "a.png seal"]
+    folder(tmp_path, "a.png")
+    ((found, advice),) = warnings_for(
+        scan_labelled(text(tmp_path / "list.txt", *(x.replace(" ", "\t", 1) for x in lines)))
+    )
+    assert says(found, "upper and lower case", "'Sea lion'", "'sea lion'")
+    assert "seal" not in found.replace("sea lion", "").lower()
+    assert "one name" in advice
+
+
 def test_warning_about_class_folders_without_an_image(tmp_path):
     top = folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
     (top / "zebra" / "deep").mkdir(parents=True)

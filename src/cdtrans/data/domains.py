@@ -149,6 +149,12 @@ def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
         images = counted(source.loose, "image lies", "images lie")
         problem = f"{images} in {quoted(source.root)} beside the class folders and will not be used"
         warnings.append((problem, "Move them into class folders."))
+    by_name: dict[str, list[str]] = {}
+    for name in source.classes:
+        by_name.setdefault(name.casefold(), []).append(name)
+    if alike := [name for names in by_name.values() if len(names) > 1 for name in names]:
+        problem = f"Classes whose names differ only in upper and lower case: {named(alike)}"
+        warnings.append((problem, "If they are one class, give their images one name."))
     return warnings
 
 
