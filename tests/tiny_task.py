@@ -108,8 +108,13 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def computed(folder: Path) -> dict[str, str]:
-    """The same of all that a run came to, but not of where it says what it was told and where its stage 1 is from."""
-    return {name: digest for name, digest in tree(folder).items() if name not in ("config.yaml", "log.jsonl")}
+    """The same of all that a run came to, but not of where it says what it was told and where its stage 1 is from. The
+    advice of `eval` names its folder."""
+    found = {name: digest for name, digest in tree(folder).items() if name not in ("config.yaml", "log.jsonl")}
+    if (folder / "eval.json").exists():
+        scores = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
+        found["eval.json"] = json.dumps({key: value for key, value in scores.items() if key != "choice"})
+    return found
 
 
 def after_stage_1(run: Path) -> list[dict[str, Any]]:

@@ -77,7 +77,7 @@ def test_as_a_new_user_starts_it(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result.keys() == {"source_only_accuracy", "adapted_accuracy", "run", "harm"}
     assert (result["run"], result["harm"]) == ("runs/demo", False)
-    assert says(done.stderr, "source: 2000 images", "10 classes", "target: 1797 images", "adaptation 1/1")
+    assert says(done.stderr, "source: 2,000 images", "10 classes", "target: 1,797 images", "adaptation 1/1")
     assert (tmp_path / "runs" / "demo-data-0").is_dir()
 
 

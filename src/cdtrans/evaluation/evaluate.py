@@ -218,7 +218,7 @@ def evaluate(
             f"The run was trained with the labels of all images of '{where}'; label others to measure it."
         )
     if not kept:
-        raise CdtransError(f"None of the {counted(len(labelled), 'labelled image')} of '{where}' can be read.")
+        raise CdtransError(f"No labelled image of '{where}' can be read: restore the files, or choose others.")
     classes = len(classifier.classes)
     labels = np.array(predicted, dtype=np.int64)
     scores, bins = score(true[kept], labels, classes), calibration(np.array(sure), labels == true[kept])
