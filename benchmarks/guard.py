@@ -226,7 +226,9 @@ def tables(every: list[dict[str, Any]]) -> None:
             change_of_support(pretrained, first)
         if later:
             for data in sorted({row["data"] for row in later}):
-                compared_table(f"Later runs, {data}", [row for row in later if row["data"] == data])
+                of_data = [row for row in later if row["data"] == data]
+                compared_table(f"Later runs, {data}", of_data)
+                calibration_of(of_data)
             compared_table("Later runs", later)
             change_of_support(pretrained, later)
             calibration_of(later)

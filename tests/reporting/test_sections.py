@@ -118,6 +118,8 @@ class TestVerdict:
         table = sections.trade_off(made)
         assert not isinstance(table, Missing)
         assert table[0].accuracy == pytest.approx(0.731, abs=0.001)
+        (tmp_path / "answers.json").write_text("[")
+        assert isinstance(sections.trade_off(made), Missing)
 
     def test_a_run_that_was_stopped_did_no_harm(self) -> None:
         guard = {"verdict": "harm", "opening": "Stopped.", "advice": "Go on.", "findings": []}

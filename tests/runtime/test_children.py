@@ -18,10 +18,12 @@ pytestmark = pytest.mark.slow  # torch is imported
 
 LONG = ("demo", "--json", "--quiet")  # an hour from now it would still write into this folder
 
+SIDE_BY_SIDE = 2
+
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[Children]:
-    with Children(1) as children:
+    with Children(SIDE_BY_SIDE) as children:
         yield children
 
 
@@ -86,20 +88,23 @@ def test_the_server_has_no_threads_and_no_gpu(children: Children) -> None:
     assert "Threads:\t1\n" in place.joinpath("status").read_text()
 
 
-@pytest.mark.parametrize(("set_by_user", "threads"), [(None, b"5"), ("3", b"3")])
-def test_runs_side_by_side_share_the_processors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_by_user: str | None, threads: bytes
+def test_runs_side_by_side_share_the_processors(children: Children, tmp_path: Path) -> None:
+    started = Started.by(children, tmp_path, *LONG)
+    variables = Path(f"/proc/{started.child.pid}/environ").read_bytes().split(b"\0")
+    started.child.kill()
+    started.child.wait()
+    assert f"OMP_NUM_THREADS={environment(SIDE_BY_SIDE)['OMP_NUM_THREADS']}".encode() in variables
+
+
+@pytest.mark.parametrize(("set_by_user", "threads"), [(None, "5"), ("3", "3")])
+def test_the_number_of_threads_that_a_user_has_set_stays(
+    monkeypatch: pytest.MonkeyPatch, set_by_user: str | None, threads: str
 ) -> None:
     monkeypatch.setattr("cdtrans.runtime.children.processor_count", lambda: 16)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if set_by_user:
         monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
-    with Children(3) as children:
-        started = Started.by(children, tmp_path, *LONG)
-        variables = Path(f"/proc/{started.child.pid}/environ").read_bytes().split(b"\0")
-        started.child.kill()
-        started.child.wait()
-    assert [v for v in variables if v.startswith(b"OMP_NUM_THREADS=")] == [b"OMP_NUM_THREADS=" + threads]
+    assert environment(3)["OMP_NUM_THREADS"] == threads
 
 
 def test_more_runs_than_processors_have_a_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +156,12 @@ def test_where_a_fork_is_not_safe_every_process_starts_from_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with Children(1) as children:
+    monkeypatch.setattr("cdtrans.runtime.children.processor_count", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with Children(2) as children:
         started = Started.by(children, tmp_path, "methods", "--json")
         assert isinstance(started.child, subprocess.Popen)
+        if Path("/proc").exists():  # this machine is none of those
+            assert b"OMP_NUM_THREADS=3\0" in Path(f"/proc/{started.child.pid}/environ").read_bytes()
         assert started.code() == 0
         assert '"cotraining"' in started.out.read_text()

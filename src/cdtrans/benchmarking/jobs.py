@@ -137,8 +137,8 @@ def run_jobs(
     finished = len(runs) - len(pending)
     screen.say(f"{len(runs)} runs, {finished} of them finished already")
     checked_at = time.monotonic()
-    bar_of = screen.track(title, len(runs), finished)
-    with StopSignals.caught(), bar_of as bar, Children(jobs) as children, stop(active):
+    track, children = screen.track(title, len(runs), finished), Children(min(jobs, max(1, len(pending))))
+    with StopSignals.caught(), track as bar, children, stop(active):
         while pending or active:
             if StopSignals.received is not None:
                 raise Interrupted(StopSignals.received)

@@ -291,19 +291,20 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
         if empty:
             raise no_image(where, next(iter(ignored), ""))
     else:
-        base, exists = str(list_base(where, root)), False
+        base = str(list_base(where, root))
         missing: list[tuple[int, str]] = []  # before the first that exists
+        exists = False
         for number, line in list_lines(where):
             possible = readings(line)
             if any(map(is_tar_name, possible)):
                 raise _mixed(where, number)
             found = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
-            if found is not None and not exists:
+            if found is None and not exists:
+                missing.append((number, possible[0]))
+                continue
+            if not exists:
                 exists = True
                 yield from (os.path.join(base, path) for _, path in missing)
-            if found is not None or exists:
-                yield found or os.path.join(base, possible[0])
-            else:
-                missing.append((number, possible[0]))
+            yield found or os.path.join(base, possible[0])
         if not exists:
             raise not_found(where, Path(base), *missing[0])

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
 from cdtrans.data.folders import cannot_read, quoted
 from cdtrans.data.images import is_image_name
@@ -15,7 +15,11 @@ def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
     for number, line in list_lines(where):
         path, label = _split_label(line)
         if not label or is_image_name(label):
-            between = ", with a space or a tab, not a comma or semicolon, between them" if {*",;"} & {*line} else ""
+            between = (
+                ", with a space or a tab, not a comma or semicolon, between them"
+                if any(mark in line for mark in ",;")
+                else ""
+            )
             raise CdtransError(f"Line {number} of {quoted(where)} has no label: write it as 'path label'{between}.")
         yield number, path, label
 
@@ -57,11 +61,11 @@ def list_lines(where: Path) -> Iterator[tuple[int, str]]:
         raise CdtransError(f"The list {quoted(where)} is empty: write one line per image.")
 
 
-def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Split at b"\n" only, because file names may contain other line ends; or at b"\r", as old Macs write lines, if
-    there is no b"\n"."""
+def _raw_lines(file: BufferedReader) -> Iterator[bytes]:
+    """Split at line feeds only, because file names may contain other line ends; or at carriage returns, as old Macs
+    write lines, if there is no line feed but at the end."""
     first = next(file, b"")
-    yield from [first] if first.endswith(b"\n") else first.split(b"\r")
+    yield from [first] if file.peek() else first.split(b"\r")
     yield from file
 
 

@@ -80,7 +80,7 @@ def open_pixels(
         if not found:
             break
         are = counted(len(found), f"{name} image is", f"{name} images are")
-        screen.warn(f"{are} damaged in the cache {cache}, and decoded again.")
+        screen.warn(f"{are} damaged in the cache {cache} and will be decoded again.")
         damaged |= found
     with explained(cache):
         array, thumbnails = store.pixels(), store.thumbnails()

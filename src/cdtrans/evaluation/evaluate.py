@@ -226,7 +226,7 @@ def evaluate(
     if history is None and (of_source := len(positions_of(run, "source").keys() & set(digests))):
         are = "is a source image" if of_source == 1 else "are source images"
         screen.warn(
-            f"{of_source} of the {counted(len(kept), 'labelled image')} {are} that the run was trained on; for the "
+            f"{of_source} of {len(kept):,} labelled images {are} that the run was trained on; for the "
             "accuracy on the target, give labelled target images only."
         )
     evaluation = Evaluation(

@@ -75,7 +75,7 @@ class Answered:
             ]
         if self.accuracy is None or self.source is None:
             return [
-                f"{counted(self.labelled, 'label is', 'labels are')} stored, but none of the random part. They were"
+                f"{counted(self.labelled, 'label is', 'labels are')} stored, but none is of the random part. They were"
                 " chosen because the model is unsure of them, so they cannot measure its accuracy: label some of the"
                 " random part too."
             ]
@@ -115,21 +115,21 @@ class Answered:
             return ["There is no adapted model to compare with."]
         if found.disagree == 0:
             return ["Both models give every image the same label, so neither is better."]
-        counted = (
+        alone = (
             f"Only the adapted model is right on {found.adapted_only} of these images, only the source-only model on"
             f" {found.source_only}"
         )
         here = " on this target" if self.complete else ""
         if found.better == "neither":
-            return [f"{counted}: neither is better{here}."]
+            return [f"{alone}: neither is better{here}."]
         test = f" (sign test, p = {found.p:.2g})"
         if found.better == "open":
-            return [f"{counted}{test}: these labels do not decide which model is better. {self._outlook(found)}"]
+            return [f"{alone}{test}: these labels do not decide which model is better. {self._outlook(found)}"]
         better = MODEL_NAMES[found.better]
         if found.better == self.chosen:
-            return [f"{counted}{test}: the {better} model is better{here}, and the run uses it.{self._guard(found)}"]
+            return [f"{alone}{test}: the {better} model is better{here}, and the run uses it.{self._guard(found)}"]
         return [
-            f"{counted}{test}: the {better} model is better{here}, but the run uses the other one; "
+            f"{alone}{test}: the {better} model is better{here}, but the run uses the other one; "
             f"'{choose_command(Path(run), found.better)}' changes that.{self._guard(found)}"
         ]
 
@@ -146,7 +146,7 @@ class Answered:
                 "They are too close to say how many more labels would decide it; they disagree on"
                 f" {found.disagree} of {self.images} images."
             )
-        more = f"About {counted(found.more_labels, 'more random label')}"
+        more = "One more random label" if found.more_labels == 1 else f"About {found.more_labels} more random labels"
         return f"{more} would probably decide it."
 
 
@@ -165,7 +165,7 @@ def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None)
         logits = logits[target.rows]  # a model is surer of images that it was trained with, and they are not measured
         recalibrate(target.run, temperature(logits, result.adapted.estimate))
         result = replace(result, recalibrated=True)
-    before = result.adapted is not None and calibrated_with(target.run, "adapted") == "labels"
+    before = target.adapted and calibrated_with(target.run, "adapted") == "labels"
     write_answers(target, answers, result.summary(), calibrated=result.recalibrated or before)
     return result
 

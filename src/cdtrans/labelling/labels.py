@@ -31,7 +31,7 @@ def require_clear(names: Iterable[str]) -> None:
     """Refuse a class that has the name of UNSURE or NO_CLASS: its images would be left out, or count as wrong."""
     if found := sorted({UNSURE, NO_CLASS} & set(names)):
         raise CdtransError(
-            f"The run has a class '{found[0]}', which files of labels use for another answer; rename its folder and run"
+            f"The run has a class '{found[0]}', which files of labels use for another answer; rename the class and run"
             " 'cdtrans adapt' again with another --out, or measure with class folders and 'cdtrans eval'."
         )
 

@@ -32,9 +32,9 @@ def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResul
         headline = f"The {model} is right on {value} of {of}."
         return Answer("measured", headline, value, measured_note(labelled), "", labelled.accuracy)
     if found := answered(record):
-        accuracy, note, exact = found
-        value = shown(accuracy, 0)
-        headline = f"The {model} is right on {'' if exact else 'about '}{value} of the target images."
+        accuracy, note, images = found
+        value = shown(accuracy, images)
+        headline = f"The {model} is right on {'' if images else 'about '}{value} of the target images."
         return Answer("measured", headline, value, note, "", accuracy)
     command = f"cdtrans ask {quote(str(record.run))}"
     if isinstance(estimate, Missing) or not estimate.known:
@@ -45,8 +45,9 @@ def answer(record: Record, estimate: Estimate | Missing, labelled: LabelledResul
     return Answer("estimated", headline, value, "on the target, without labels", command)
 
 
-def answered(record: Record) -> tuple[float, str, bool] | None:
-    """The chosen model's accuracy by the labels of `cdtrans answer`, what it rests on, and whether it is exact."""
+def answered(record: Record) -> tuple[float, str, int] | None:
+    """The chosen model's accuracy by the labels of `cdtrans answer`, what it rests on, and if it is exact the number of
+    images, else 0."""
     try:
         result = (record.answers or {})["result"]
         measured = result[record.result["chosen_model"]]
@@ -56,8 +57,10 @@ def answered(record: Record) -> tuple[float, str, bool] | None:
     except (KeyError, TypeError, ValueError):  # nothing was measured, or the file is damaged
         return None
     if exact:
-        return accuracy, f"measured on all {images:,} target images", True
-    return accuracy, f"measured on {random:,} random target images; 95% interval: {span((low, high), 0)}", False
+        rest = " that it was not trained with" if record.result.get("target_labels") else ""
+        return accuracy, f"measured on all {counted(images, 'target image')}{rest}", images
+    drawn = counted(random, "random target image")
+    return accuracy, f"measured on {drawn}; 95% interval: {span((low, high), 0)}", 0
 
 
 def measured_note(labelled: LabelledResults) -> str:

@@ -289,12 +289,19 @@ def estimate(record: Record) -> Estimate | Missing:
 def trade_off(record: Record) -> tuple[Kept, ...] | Missing:
     """The expected accuracy of the most confident part of the labels."""
     found = estimate(record)
-    if isinstance(found, Estimate) and not found.known and calibrated_with(record.run) != "labels":
+    if isinstance(found, Estimate) and not (found.known or calibrated_by_labels(record)):
         return Missing("The accuracy is unknown without labels, and so is what the probabilities mean.")
     try:
         return trade_off_of(confidences(record.run))
     except CdtransError:
         return Missing("This run did not record its logits of the target images (logits.npz).")
+
+
+def calibrated_by_labels(record: Record) -> bool:
+    try:
+        return calibrated_with(record.run) == "labels"
+    except CdtransError:  # answers.json is damaged
+        return False
 
 
 def scores(record: Record) -> tuple[Score, ...] | Missing:

@@ -31,7 +31,11 @@ def checked(*others: str) -> Callable[[Callable[Parameters, Returned]], Callable
         @functools.wraps(function)
         def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
             hints = get_type_hints(function)
-            for name, value in inspect.signature(function).bind(*args, **kwargs).arguments.items():
+            try:
+                given = inspect.signature(function).bind(*args, **kwargs).arguments
+            except TypeError:
+                given = {}  # Python's own error, of the call below, names the function
+            for name, value in given.items():
                 if name not in others:
                     require_kind(name, value, hints[name])
             return function(*args, **kwargs)

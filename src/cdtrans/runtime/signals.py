@@ -29,7 +29,7 @@ class StopSignals:
             if StopSignals.received is not None:
                 raise KeyboardInterrupt
             StopSignals.received = number
-            if notice:
+            if notice and sys.stderr is not None:
                 gap = "\n" if os.isatty(STDERR) else ""  # below the progress bar and ^C
                 with suppress(OSError):  # not print: its buffer may be in use at this moment
                     os.write(STDERR, f"{gap}{notice}\n".encode())

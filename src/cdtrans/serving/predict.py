@@ -348,12 +348,13 @@ def check_skipped(
 ) -> None:
     """As in training: a few unreadable files are a warning, many are an error. Damaged tars are also compared with the
     number of tars, because nobody knows how many images are missing."""
-    everything = f"; all are listed in '{listed}'" if listed else ""
     if counts.tars > max_bad * len(shards):
+        where = f" (listed in '{listed}')" if listed else ""
         raise CdtransError(
-            f"{counts.tars} of {len(shards)} tars cannot be read, or not to the end{everything}: repair or remove them,"
-            f" or raise --max-bad above {max_bad:g}."
+            f"{counts.tars} of {len(shards)} tars cannot be read to the end{where}: repair or remove them, or raise "
+            f"--max-bad above {max_bad:g}."
         )
+    everything = f"; all are listed in '{listed}'" if listed else ""
     if counts.skipped:
         path, cause = counts.first_skipped
         total = counts.images + counts.skipped
