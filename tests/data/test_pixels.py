@@ -267,7 +267,7 @@ def test_pixels_that_have_changed_on_the_disk_are_noticed_and_decoded_again(file
     screen = Notes()
     assert_right(open_store(files, cache, screen=screen), files)
     assert set(decoded) == {"003.png", "004.png", "009.png"}
-    assert screen.said == [f"3 source images are damaged in the cache {cache}, and decoded again."]
+    assert screen.said == [f"3 source images are damaged in the cache {cache} and will be decoded again."]
     decoded.clear()
     assert_right(open_store(files, cache), files)
     assert decoded == []

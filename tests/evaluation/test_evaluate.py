@@ -79,7 +79,7 @@ def test_images_that_the_run_was_trained_on_are_said(finished, tmp_path: Path) -
     result = scored(finished.run, finished.task.source, screen=heard)
     assert result.history is None
     (warning,) = heard.warnings_heard
-    assert says(warning, "24 of the 24 labelled images", "source images", "labelled target images")
+    assert says(warning, "24 of 24 labelled images", "source images", "labelled target images")
     heard = Heard()
     scored(finished.run, write_key(tmp_path / "key", kinds=(0, 1, 2)), screen=heard)
     scored(finished.run, finished.answers, screen=heard)

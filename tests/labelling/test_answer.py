@@ -239,7 +239,7 @@ def test_only_informative_labels_give_no_accuracy(asked: Path, capsys: pytest.Ca
     result, text = said(capsys, asked, fill(questions(asked), asked / "l.csv", random=""))
     assert result.accuracy is None
     assert result.comparison is None
-    assert says(text, "12 labels are stored, but none of the random part")
+    assert says(text, "12 labels are stored, but none is of the random part")
     assert len(json.loads((asked / "answers.json").read_text())["labels"]) == 12
 
 
