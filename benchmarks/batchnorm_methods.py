@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cdtrans.data.digits import write_digits
-from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.inputs.digits import write_digits
+from cdtrans.measure.evaluate import evaluate
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.screen import Screen
 

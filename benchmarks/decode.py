@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import measure
 import numpy as np
 from PIL import Image
 
-from cdtrans.data.domains import scan_unlabelled
-from cdtrans.data.pixels import open_pixels
+import measure
+from cdtrans.inputs.domains import scan_unlabelled
+from cdtrans.inputs.pixels import open_pixels
 from cdtrans.runtime.screen import Screen
 
 MADE_UP = 400

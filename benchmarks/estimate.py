@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import BEST, make_config
-from cdtrans.evaluation.metrics import calibration, calibration_error
+from cdtrans.measure.metrics import calibration, calibration_error
 from cdtrans.methods.instant import probe_on_both
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
 from cdtrans.run.session import decided

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import BEST, make_config
 from cdtrans.methods.instant import probe_on_both
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import label_target
 from cdtrans.pairing.pairs import Domains
 from cdtrans.run.session import decided

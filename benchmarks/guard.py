@@ -30,8 +30,8 @@ from PIL import Image
 from recipe import call, place
 
 from cdtrans.config import BEST, make_config, read_preset, read_yaml
-from cdtrans.data.domains import scan_labelled
 from cdtrans.errors import HARM
+from cdtrans.inputs.domains import scan_labelled
 from cdtrans.trust import guard
 
 RECIPES = {

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import BEST, Config, make_config
-from cdtrans.data.batches import Images
-from cdtrans.data.domains import scan_labelled
+from cdtrans.inputs.batches import Images
+from cdtrans.inputs.domains import scan_labelled
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.instant import Instant
-from cdtrans.model.card import make_card
-from cdtrans.model.encoding import Encoded, Encoder, Frozen
+from cdtrans.network.card import make_card
+from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.pairing import graphs
 from cdtrans.pairing.pairs import Domains
 from cdtrans.run.prepare import decode_domain

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
-from cdtrans.labelling.ask import draw_random
-from cdtrans.labelling.intervals import Interval, accuracy_interval
-from cdtrans.labelling.target import read_target
+from cdtrans.measure.ask import draw_random
+from cdtrans.measure.intervals import Interval, accuracy_interval
+from cdtrans.measure.target import read_target
 
 LABELS = (10, 20, 30, 60, 100)
 Z = 1.959964

@@ -4,10 +4,10 @@ usage: python benchmarks/pair_search.py [--size SOURCES TARGETS DIM] [--json FIL
 
 from typing import Any
 
-import measure
 import torch
 from torch.nn import functional as F
 
+import measure
 from cdtrans.pairing.neighbours import two_way
 
 

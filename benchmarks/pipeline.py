@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
-
-from cdtrans.data.digits import write_digits
+from cdtrans.inputs.digits import write_digits
 
 
 @contextmanager

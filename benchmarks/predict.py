@@ -22,14 +22,14 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import measure
 import torch
 from decode import make_images
 from pipeline import watched_gpu
 
+import measure
 from cdtrans.config import make_config
-from cdtrans.data.stream import Source
-from cdtrans.model.card import build_model, make_card
+from cdtrans.inputs.stream import Source
+from cdtrans.network.card import build_model, make_card
 from cdtrans.runtime import launcher
 from cdtrans.runtime.device import pick_precision
 from cdtrans.runtime.ranks import take_gpu

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import measure
 import timm
 import torch
 from torch import Tensor
 
+import measure
 from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.model.encoding import Captured
-from cdtrans.model.head import Head, Output
-from cdtrans.model.network import Network
+from cdtrans.network.encoding import Captured
+from cdtrans.network.head import Head, Output
+from cdtrans.network.network import Network
 from cdtrans.run.session import make_method
 from cdtrans.runtime.device import autocast, pick_precision
 from cdtrans.runtime.screen import Screen

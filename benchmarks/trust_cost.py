@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import measure
 from pipeline import adapt, read_timings, task, task_parser, trust_seconds
+
+import measure
 
 REPEATS = 3
 HERE = Path(__file__).parent

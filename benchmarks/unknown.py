@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from cdtrans.config import BEST, make_config
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.instant import Instant
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains

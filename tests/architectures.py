@@ -6,8 +6,8 @@ import timm
 import torch
 from torch import nn
 
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network, feature_dim
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network, feature_dim
 
 
 class Small(NamedTuple):

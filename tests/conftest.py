@@ -14,8 +14,8 @@ import torch
 from timm.models import VisionTransformer
 
 import tiny_task
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.trust import estimate

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from cdtrans.data.images import decode, pixel_digest, resized
+from cdtrans.inputs.images import decode, pixel_digest, resized
 from tiny_task import CLASSES, make_target
 
 RESIZE = 18

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.measure.evaluate import evaluate
+from cdtrans.record.run_folder import EVALUATION
 from cdtrans.reporting.record import Record
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.recorded import LOGITS
-from cdtrans.storage.run_folder import EVALUATION
 
 LATER = {"source_agreement", "target_agreement", "source_accuracy"}  # what the first version did not log of a round
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from cdtrans.model.blocks import embed
+from cdtrans.network.blocks import embed
 
 
 def slow_features(vit: nn.Module, source: Tensor, target: Tensor, first_block_residual: bool) -> list[Tensor]:

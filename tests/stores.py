@@ -6,9 +6,9 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import Resize
 
-from cdtrans.data import pixels
-from cdtrans.data.pixels import open_pixels
-from cdtrans.data.thumbnails import thumbnail
+from cdtrans.inputs import pixels
+from cdtrans.inputs.pixels import open_pixels
+from cdtrans.inputs.thumbnails import thumbnail
 from cdtrans.runtime.screen import Screen
 
 SIZE = 12

@@ -14,9 +14,9 @@ from timm.models import VisionTransformer
 
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.model import blocks
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network import blocks
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 
 
 def from_authors_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

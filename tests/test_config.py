@@ -406,7 +406,7 @@ def test_every_preset_loads_and_opens_with_what_it_is(name: str) -> None:
     config = config_of({}, values)
     read = config.to_dict() | config.method_args
     assert all(read[key] == value or str(read[key]) == str(value) for key, value in values.items())
-    text = (Path(__file__).parents[1] / "src" / "cdtrans" / "presets" / f"{name}.yaml").read_text()
+    text = (Path(__file__).parents[1] / "src" / "cdtrans" / "recipes" / f"{name}.yaml").read_text()
     assert text.startswith("# ")
 
 

@@ -22,8 +22,8 @@ import typer
 import yaml
 
 from cdtrans.cli import entry
+from cdtrans.record.run import Run
 from cdtrans.reporting import gallery, page
-from cdtrans.storage.run import Run
 from cdtrans.training.state import Loop
 
 TRIES = int(os.environ.get("CDTRANS_FUZZ", "0"))

@@ -17,12 +17,12 @@ import yaml
 from PIL import Image
 
 import cdtrans
-import cdtrans.benchmarking.bench
+import cdtrans.bench.bench
 import cdtrans.cli.entry
 import cdtrans.reporting.page
 import cdtrans.run.check
 import cdtrans.run.pipeline
-from cdtrans.evaluation.evaluate import Evaluation
+from cdtrans.measure.evaluate import Evaluation
 from cdtrans.runtime.notebook import html_table
 from cdtrans.trust.findings import Finding
 from support import error_says, says
@@ -222,7 +222,7 @@ class TestBench:
             plans.append((data, [task.name for task in tasks]))
             raise Enough
 
-        monkeypatch.setattr(cdtrans.benchmarking.bench, "find_benchmark", found)
+        monkeypatch.setattr(cdtrans.bench.bench, "find_benchmark", found)
         with pytest.raises(Enough):
             cdtrans.bench("office31", str(tmp_path), tasks=["A>W", "A>D"], pretrained=False, quiet=True)
         assert plans == [(tmp_path, ["A>W", "A>D"])]

@@ -277,7 +277,7 @@ def _import_all() -> None:
     for module in pkgutil.walk_packages(cdtrans.__path__, "cdtrans."):
         if module.name not in (
             "cdtrans.__main__",
-            "cdtrans.model.fast.kernels",
+            "cdtrans.network.fast.kernels",
             "cdtrans.serving.modeling_cdtrans",  # needs transformers
         ):
             importlib.import_module(module.name)
@@ -304,9 +304,9 @@ def _start(order: dict[str, Any]) -> int:
     if order["crash"]:
         _crash_at(**order["crash"])
     if order["fork_jobs"]:
-        import cdtrans.benchmarking.jobs
+        import cdtrans.bench.jobs
 
-        cdtrans.benchmarking.jobs.Children = _ForkedJobs  # type: ignore[assignment,misc]
+        cdtrans.bench.jobs.Children = _ForkedJobs  # type: ignore[assignment,misc]
     _run_and_exit(order["start"], out, err, order["look_for"])
     raise AssertionError("it has exited")
 

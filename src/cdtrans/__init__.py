@@ -6,11 +6,11 @@ TYPE_CHECKING = False  # not typing's: its import takes longer than all the rest
 if TYPE_CHECKING:
     from typing import Any
 
-    from cdtrans.benchmarking.bench import BenchResult, bench
+    from cdtrans.bench.bench import BenchResult, bench
     from cdtrans.errors import CdtransError
-    from cdtrans.evaluation.evaluate import Evaluation, evaluate
-    from cdtrans.labelling.answer import Answered, answer
-    from cdtrans.labelling.ask import Asked, ask
+    from cdtrans.measure.answer import Answered, answer
+    from cdtrans.measure.ask import Asked, ask
+    from cdtrans.measure.evaluate import Evaluation, evaluate
     from cdtrans.reporting.report import report
     from cdtrans.run.check import Check, check
     from cdtrans.run.pipeline import Result, adapt
@@ -47,15 +47,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bench": "cdtrans.benchmarking.bench",
-    "BenchResult": "cdtrans.benchmarking.bench",
+    "bench": "cdtrans.bench.bench",
+    "BenchResult": "cdtrans.bench.bench",
     "CdtransError": "cdtrans.errors",
-    "evaluate": "cdtrans.evaluation.evaluate",
-    "Evaluation": "cdtrans.evaluation.evaluate",
-    "answer": "cdtrans.labelling.answer",
-    "Answered": "cdtrans.labelling.answer",
-    "ask": "cdtrans.labelling.ask",
-    "Asked": "cdtrans.labelling.ask",
+    "evaluate": "cdtrans.measure.evaluate",
+    "Evaluation": "cdtrans.measure.evaluate",
+    "answer": "cdtrans.measure.answer",
+    "Answered": "cdtrans.measure.answer",
+    "ask": "cdtrans.measure.ask",
+    "Asked": "cdtrans.measure.ask",
     "report": "cdtrans.reporting.report",
     "check": "cdtrans.run.check",
     "Check": "cdtrans.run.check",

@@ -502,7 +502,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def preset_names() -> list[str]:
-    folder = resources.files("cdtrans") / "presets"
+    folder = resources.files("cdtrans") / "recipes"
     return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
 
 
@@ -512,7 +512,7 @@ def read_preset(name: str) -> dict[str, Any]:
         return {}
     if name not in preset_names():
         raise CdtransError(f"Unknown preset '{name}': {nearest(name, ['auto', *preset_names()])}")
-    text = (resources.files("cdtrans") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (resources.files("cdtrans") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
 

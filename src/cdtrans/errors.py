@@ -14,12 +14,59 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 class CdtransError(Exception):
     """Bad input or a condition the user can act on. The command line prints it as one sentence and exits with 2.
-    `details` are for --debug: too long for a sentence."""
+    `code` names the cause for programs and tests and stays the same when the sentence is reworded. `details` are for
+    --debug: too long for a sentence."""
 
     details: str = ""
 
-    def __init__(self, sentence: str) -> None:
+    def __init__(self, code: str, sentence: str = "") -> None:
+        if not sentence:  # TODO: every error gets a code
+            code, sentence = "uncoded", code
         super().__init__(shortened(printable(sentence)))
+        self.code = code
+
+    def __str__(self) -> str:  # that of OSError, which some errors are too, is another
+        return str(self.args[0])
+
+
+class SettingsError(CdtransError, ValueError):
+    """A setting, an option of a method or an argument that cannot be used, or two that contradict each other."""
+
+
+class ArgumentTypeError(SettingsError, TypeError):
+    """An argument of a type that the function does not take."""
+
+
+class DataError(CdtransError, ValueError):
+    """Images, lists of images or labels that cannot be used."""
+
+
+class MissingFileError(DataError, FileNotFoundError):
+    """A file or folder of the user's that does not exist."""
+
+
+class RunError(CdtransError):
+    """A run folder, or a model exported from one, that is missing, damaged, unfinished, locked or another run's."""
+
+
+class DeviceError(CdtransError):
+    """A device, process group, disk or network that is missing or refuses."""
+
+
+class DiskFull(DeviceError):
+    """There is no space for a file that must be written."""
+
+
+class WeightsUnavailable(DeviceError):
+    """Pretrained weights that could not be downloaded."""
+
+    def __init__(self, cause: str, advice: str) -> None:
+        super().__init__("weights-unavailable", f"{cause}; {advice}")
+        self.cause = cause
+
+
+class MethodError(CdtransError):
+    """A fault in a method's own file, or a method that cannot work with this run."""
 
 
 class Hopeless(CdtransError):
@@ -27,20 +74,8 @@ class Hopeless(CdtransError):
     harm and keeps the source-only model; `cause` is what it then reports."""
 
     def __init__(self, cause: str, advice: str) -> None:
-        super().__init__(f"{cause}. {advice}")
+        super().__init__("training-hopeless", f"{cause}. {advice}")
         self.cause = cause
-
-
-class WeightsUnavailable(CdtransError):
-    """Pretrained weights that could not be downloaded."""
-
-    def __init__(self, cause: str, advice: str) -> None:
-        super().__init__(f"{cause}; {advice}")
-        self.cause = cause
-
-
-class DiskFull(CdtransError):
-    """There is no space for a file that must be written."""
 
 
 class PeerLost(Exception):

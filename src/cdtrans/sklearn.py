@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch.nn import functional as F
 
 from cdtrans.methods.instant import probe_on_both
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Probe, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
 

@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import cdtrans.benchmarking.bench
-import cdtrans.evaluation.evaluate
+import cdtrans.bench.bench
+import cdtrans.measure.evaluate
 import cdtrans.run.check
 import cdtrans.run.demo
 import cdtrans.run.pipeline
 import cdtrans.runtime.screen
 import cdtrans.serving.classifier
-from cdtrans.benchmarking.bench import BenchResult
-from cdtrans.benchmarking.folder import TABLE_DEFAULTS
+from cdtrans.bench.bench import BenchResult
+from cdtrans.bench.folder import TABLE_DEFAULTS
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
 from cdtrans.cli.bench import TEXTS
@@ -35,17 +35,17 @@ from cdtrans.cli.options import COMMON as COMMON_SETTINGS
 from cdtrans.cli.options import NOT_FLAGS
 from cdtrans.cli.tables import class_table, confusion_table
 from cdtrans.config import SETTINGS
-from cdtrans.data.pixels import open_pixels
 from cdtrans.errors import CdtransError, Interrupted
-from cdtrans.evaluation.evaluate import Evaluation
-from cdtrans.evaluation.intervals import wilson
-from cdtrans.evaluation.metrics import score
+from cdtrans.inputs.pixels import open_pixels
+from cdtrans.measure.comparison import wilson
+from cdtrans.measure.evaluate import Evaluation
+from cdtrans.measure.metrics import score
 from cdtrans.methods import METHODS, method_class
+from cdtrans.record.card_file import set_temperature
 from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.card_file import set_temperature
 from cdtrans.trust.findings import Finding
 from support import says
 from tiny_task import CLASSES, draw
@@ -561,7 +561,7 @@ class TestEval:
     def test_a_class_is_one_line_whatever_it_is_called(self, run: Run, monkeypatch) -> None:
         names = ("a\nerror: fake", "b\x1b[2J")
         result = Evaluation(score(np.array([0, 1]), np.array([0, 0]), 2), names, (), None, model="adapted")
-        monkeypatch.setattr(cdtrans.evaluation.evaluate, "evaluate", lambda *a, **k: result)
+        monkeypatch.setattr(cdtrans.measure.evaluate, "evaluate", lambda *a, **k: result)
         out = run("eval", "run", "labelled").out
         assert out.count(r"a\nerror: fake") == 4  # a row and a column of one table, a row and a cell of the other
         assert r"b\x1b[2J" in out
@@ -572,7 +572,7 @@ class TestEval:
         labels = np.arange(classes)
         names = tuple(f"class-{k}" for k in labels)
         result = Evaluation(score(labels, labels, classes), names, (), None)
-        monkeypatch.setattr(cdtrans.evaluation.evaluate, "evaluate", lambda *a, **k: result)
+        monkeypatch.setattr(cdtrans.measure.evaluate, "evaluate", lambda *a, **k: result)
         shown = run("eval", "run", "key").out
         assert ("confusion matrix\n" in shown) == (classes == 12)
         assert ("The confusion matrix of 13 classes is in --json." in shown) == (classes == 13)
@@ -917,7 +917,7 @@ class TestBench:
             asked.update({"name": name, "data": data}, **given)
             return BenchResult(Path("out"), "table.md", asked=4, finished=3, failed=failed, numbers={})
 
-        monkeypatch.setattr(cdtrans.benchmarking.bench, "bench", bench)
+        monkeypatch.setattr(cdtrans.bench.bench, "bench", bench)
         return asked
 
 

@@ -15,8 +15,8 @@ import yaml
 from safetensors.torch import load_file
 
 import cdtrans
-from cdtrans.data.images import decode, pixel_digest, resized
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.images import decode, pixel_digest, resized
 from cdtrans.runtime.screen import Screen
 from support import says
 from tiny_task import CLASSES, QUICK, Ended, Task, draw, log_lines, make_source, make_task, tree, warm

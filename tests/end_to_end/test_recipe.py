@@ -85,14 +85,14 @@ def test_instant_trains_nothing_and_hands_over_an_ordinary_model(settings: dict[
 
 def test_instant_sees_every_image_once(settings: dict[str, Any], tmp_path: Path, monkeypatch) -> None:
     """Encoding is nearly all of its cost."""
-    seen, real = [], cdtrans.model.network.Network.features
+    seen, real = [], cdtrans.network.network.Network.features
 
     def features(self, images):
         seen.append(len(images))
         return real(self, images)
 
     monkeypatch.setattr("cdtrans.training.workload.measured_pace", lambda *_: 0.1)
-    monkeypatch.setattr("cdtrans.model.network.Network.features", features)
+    monkeypatch.setattr("cdtrans.network.network.Network.features", features)
     adapted(settings, tmp_path / "run", effort="instant")
     assert sum(seen) == 24 + 21
 

@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import cdtrans
-from cdtrans.data import stream
-from cdtrans.data.store import store_folder
-from cdtrans.model.backbone import create_backbone
+from cdtrans.inputs import stream
+from cdtrans.inputs.store import store_folder
+from cdtrans.network.backbone import create_backbone
 from cdtrans.run import prepare as inputs
 from cdtrans.run import session
 from cdtrans.training.state import Loop

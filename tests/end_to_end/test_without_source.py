@@ -12,10 +12,10 @@ import yaml
 from safetensors.torch import save_file
 
 from cdtrans.methods import METHODS, WITHOUT_SOURCE
-from cdtrans.model.backbone import load_classifier
-from cdtrans.model.card import load_model
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.backbone import load_classifier
+from cdtrans.network.card import load_model
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from support import error_says, says
 from tiny_task import CLASSES, TINY, Ended, Task, cold, log_lines, make_task, tree, warm
 

@@ -13,10 +13,10 @@ from cdtrans.errors import CdtransError
 from cdtrans.methods import cdtrans as module
 from cdtrans.methods.base import Batch, Round, Sizes
 from cdtrans.methods.cdtrans import CDTrans, branch_losses, distillation_loss
-from cdtrans.model.cross_attention import Branches
-from cdtrans.model.encoding import Encoded
-from cdtrans.model.head import Output
-from cdtrans.model.network import Network
+from cdtrans.network.cross_attention import Branches
+from cdtrans.network.encoding import Encoded
+from cdtrans.network.head import Output
+from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals
 from cdtrans.run.session import make_method
 from support import from_authors_names

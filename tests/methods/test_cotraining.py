@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from cdtrans.methods.base import Batch, Round, Sizes
 from cdtrans.methods.cotraining import PAIRS, CoTraining, CoTrainingOptions, follow
 from cdtrans.methods.instant import Instant
-from cdtrans.model.cross_attention import branch_features
-from cdtrans.model.encoding import Encoded
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.cross_attention import branch_features
+from cdtrans.network.encoding import Encoded
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, TargetLabels
 
 CLASSES, DIM = 3, 16

@@ -9,8 +9,8 @@ from torch import nn
 
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.dann import DANN, Critic, DANNOptions, domain_loss, reversed_gradient, rising
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 
 
 def test_the_gradient_is_reversed_and_the_value_is_not() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.benchmarking.recipes import OWN_START
+from cdtrans.bench.recipes import OWN_START
 from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.mcd import MCD, MCDOptions, balance
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 
 
 def make_method(**options: object) -> MCD:

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.pmtrans import PMTrans, PMTransOptions, feature_loss, label_loss
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from support import error_says
 
 

@@ -13,8 +13,8 @@ from cdtrans.methods import method_class
 from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.methods.mrkld_lrent import MRKLDLRENT, MRKLDOptions, balanced_labels, uniform_divergence
 from cdtrans.methods.rpll import RPLL, rectified_loss
-from cdtrans.model.encoding import Encoded
-from cdtrans.model.network import Network
+from cdtrans.network.encoding import Encoded
+from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals
 
 Tiny = tuple[Network, dict[str, Tensor]]

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Round, Sizes
 from cdtrans.methods.shot import SHOT, SHOTIM, SHOTIMOptions, SHOTOptions
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import Domains, Proposals
 from support import tiny_batch, tiny_method
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from cdtrans.methods import ssrt
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.ssrt import MEANINGFUL, SSRT, SafeTraining, SSRTOptions, perturbing, refinement, three
-from cdtrans.model.blocks import Tokens, run_blocks
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.blocks import Tokens, run_blocks
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from support import error_says
 
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from cdtrans.config import make_config
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.tvt import TVT, TVTOptions, information
-from cdtrans.model.card import build_model, load_model, make_card, save_model
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
-from cdtrans.model.transferability import Transferability, bits
+from cdtrans.network.card import build_model, load_model, make_card, save_model
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
+from cdtrans.network.transferability import Transferability, bits
+from cdtrans.record.run_folder import CARD
 from cdtrans.serving.portable import timm_file
-from cdtrans.storage.run_folder import CARD
 from support import error_says
 from tiny_task import TINY
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing import graphs
 from cdtrans.pairing.graphs import Graph, Statistics, balanced, fit_probe, label_target, relabel_target, surest
 from cdtrans.pairing.neighbours import normalised

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cdtrans.config import CDTransOptions
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.cdtrans import CDTrans
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs, shuffled
 from support import devices, error_says
 

@@ -11,20 +11,20 @@ import pytest
 import yaml
 
 from ablation_task import make_key, run, start, true_classes
-from cdtrans.benchmarking.folder import owned
-from cdtrans.benchmarking.results import KINDS, SCORED
+from cdtrans.bench.folder import owned
+from cdtrans.bench.results import KINDS, SCORED
 from cdtrans.config import SETTINGS, layered_config
-from cdtrans.data.store import list_stores
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.store import list_stores
 from cdtrans.paper.ablation_rows import LOSSES, PSEUDO_LABELS, Ablation
 from cdtrans.paper.ablations import ablate, make_plan, read_scored
 from cdtrans.paper.known_pairs import SampledPairsOptions
 from cdtrans.paper.noise import Study
 from cdtrans.paper.pair_quality import UNKNOWN, Answers, check_of_target, measure, read_answers
 from cdtrans.paper.printed_tables import paper_table
+from cdtrans.record.run_folder import read_result
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run_folder import read_result
 from support import error_says, says
 from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_task, tree, warm
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cdtrans.errors import CdtransError
 from cdtrans.methods import METHODS, WITH_TARGET_LABELS, require_method
 from cdtrans.methods.base import Round, Sizes
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import Domains, Proposals
 from cdtrans.paper import known_pairs
 from cdtrans.paper.known_pairs import GroundTruth, KnownPairs, SampledPairs, adapt_with_labels, draw

@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 from ablation_task import make_key, run, start, true_classes
-from cdtrans.benchmarking.results import Spread
+from cdtrans.bench.results import Spread
 from cdtrans.paper.ablations import read_scored
 from cdtrans.paper.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Study, ablate_noise, parse_levels
 from cdtrans.paper.noise_figure import figure

@@ -6,8 +6,8 @@ from importlib import resources
 
 import pytest
 
-from cdtrans.benchmarking.tables import PAPER_CLASSES
-from cdtrans.data.benchmarks import BENCHMARKS, DOMAINNET, VISDA2017
+from cdtrans.bench.tables import PAPER_CLASSES
+from cdtrans.inputs.benchmarks import BENCHMARKS, DOMAINNET, VISDA2017
 from cdtrans.paper.printed_tables import (
     AVERAGE,
     Disagreement,
@@ -137,7 +137,7 @@ IN_PAPER = [benchmark.name for benchmark in BENCHMARKS.values() if benchmark.in_
 @pytest.mark.parametrize("name", [f"{name}-deit-{size}" for name in IN_PAPER for size in ("small", "base")])
 def test_what_a_preset_tells_to_expect_is_what_is_printed(name: str) -> None:
     benchmark, size = name.split("-deit-")
-    text = (resources.files("cdtrans") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (resources.files("cdtrans") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     assert {"Recipe: ", "Expected: ", "Cost: "} <= {f"{word} " for word in comment.split()}
     assert says(comment, f"cdtrans bench {benchmark}", f"--backbone deit_{size}")

@@ -5,9 +5,9 @@ import timm
 import torch
 from torch import nn
 
-from cdtrans.model.blocks import embed
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.blocks import embed
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from cdtrans.reporting.attention import cross_attention, why_no_heat_maps
 from slow_attention import slow_projections, slow_rotation
 

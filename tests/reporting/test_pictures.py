@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from cdtrans.data.batches import Images
-from cdtrans.data.images import decode, resized
+from cdtrans.inputs.batches import Images
+from cdtrans.inputs.images import decode, resized
 from cdtrans.reporting.pictures import SIDE, Pictures, enlarged, heated, jpeg, matrix
 from tiny_task import draw
 

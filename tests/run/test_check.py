@@ -12,9 +12,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import cdtrans.run.check as verb
-from cdtrans.data import stream
 from cdtrans.errors import WeightsUnavailable
-from cdtrans.model.backbone import create_backbone
+from cdtrans.inputs import stream
+from cdtrans.network.backbone import create_backbone
 from cdtrans.run import check_model
 from cdtrans.run.check import Check, check
 from cdtrans.run.check_model import draw_sample
@@ -277,7 +277,7 @@ class TestWithBackbone:
         def out_of_reach(vit: object, name: str) -> None:
             raise WeightsUnavailable(f"The weights of '{name}' could not be downloaded", "connect.")
 
-        monkeypatch.setattr("cdtrans.model.backbone.load_pretrained", out_of_reach)
+        monkeypatch.setattr("cdtrans.network.backbone.load_pretrained", out_of_reach)
         result = checked(task, pretrained=True)
         *others, weights = result.findings
         assert [f.subject for f in others] == MODEL_FREE

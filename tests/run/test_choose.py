@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from cdtrans import load
-from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.measure.evaluate import evaluate
+from cdtrans.record.run import lock_folder
 from cdtrans.reporting.page import write_report
 from cdtrans.run.choose import choose, confirmation, explanation
 from cdtrans.run.pipeline import finished_result
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.recorded import predictions_of
-from cdtrans.storage.run import lock_folder
 from support import error_says, says
 
 QUIET = Screen(quiet=True)

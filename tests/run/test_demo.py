@@ -13,8 +13,8 @@ import yaml
 
 import cdtrans.run.demo as demo_module
 from cdtrans.config import read_preset
-from cdtrans.data.digits import Digits, write_digits
-from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.inputs.digits import Digits, write_digits
+from cdtrans.measure.evaluate import evaluate
 from cdtrans.run.demo import demo
 from cdtrans.runtime.screen import Screen
 from support import says

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from cdtrans.config import read_yaml
-from cdtrans.model.backbone import create_backbone
+from cdtrans.network.backbone import create_backbone
+from cdtrans.record.run_folder import read_result
 from cdtrans.run import finish, session
 from cdtrans.run.evidence import pretrained_evidence
 from cdtrans.run.pipeline import adapt
-from cdtrans.storage.run_folder import read_result
 from cdtrans.trust.guard import Verdict
 from support import error_says
 from tiny_task import TINY, make_task, tree, warm

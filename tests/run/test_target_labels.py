@@ -13,15 +13,15 @@ import pytest
 
 import cdtrans
 from cdtrans.config import Config
-from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.evaluate import evaluate
-from cdtrans.labelling.target import read_target
+from cdtrans.inputs.domains import UnlabelledDomain
+from cdtrans.measure.evaluate import evaluate
+from cdtrans.measure.target import read_target
+from cdtrans.record.run_folder import read_result
 from cdtrans.reporting.page import write_report
 from cdtrans.run.prepare import DomainPixels
 from cdtrans.run.target_labels import read_target_labels, require_target_labels
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run_folder import read_result
 from labelled_runs import truth
 from support import says
 from tiny_task import CLASSES, Task, make_task, tree, warm

@@ -30,15 +30,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cdtrans
-from cdtrans.data import shards
-from cdtrans.model.card import build_model, load_model, save_model
+from cdtrans.inputs import shards
+from cdtrans.network.card import build_model, load_model, save_model
+from cdtrans.record.card_file import read_card, write_card
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import export as module
 from cdtrans.serving import exported as exported_module
 from cdtrans.serving import portable
 from cdtrans.serving.hub import upload
 from cdtrans.serving.hub_folder import crop_share
-from cdtrans.storage.card_file import read_card, write_card
 from support import error_says
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.data import shards
+from cdtrans.inputs import shards
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import parts
 from cdtrans.serving.classifier import Classifier, Prediction, load
@@ -24,7 +24,7 @@ from support import add_member, error_says, make_tar, says
 from tiny_task import Ended, draw, start_ranks, warm
 
 PART = 8
-CONSTANTS = {"cdtrans.data.shards.CHUNK": PART}
+CONSTANTS = {"cdtrans.inputs.shards.CHUNK": PART}
 IMAGES = 30  # in four parts
 
 
@@ -103,7 +103,7 @@ def uninterrupted(classifier: Classifier, images: Path, file: Path, **options) -
     probability depends on how many images are predicted at once."""
     settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.1} | options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdtrans.data.shards.CHUNK", PART)
+        patch.setattr("cdtrans.inputs.shards.CHUNK", PART)
         classify(classifier, images, file, screen=Screen(quiet=True), **settings)
     return file.read_bytes()
 
@@ -284,7 +284,7 @@ class TestRanks:
     def test_two_of_torchrun_write_what_one_process_writes(self, finished, images, classifier, tmp_path: Path) -> None:
         program = tmp_path / "small_parts.py"
         program.write_text(
-            f"import cdtrans.data.shards as shards\nshards.CHUNK = {PART}\nfrom cdtrans.cli.entry import main\nmain()\n"
+            f"import cdtrans.inputs.shards as s\ns.CHUNK = {PART}\nfrom cdtrans.cli.entry import main\nmain()\n"
         )
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
         command += ["predict", finished.run, images, "--csv", tmp_path / "p.csv", "--json", "--device", "cpu"]

@@ -13,8 +13,8 @@ from torch import nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
-from cdtrans.model.card import Card, build_model, make_card
-from cdtrans.model.network import Network
+from cdtrans.network.card import Card, build_model, make_card
+from cdtrans.network.network import Network
 from cdtrans.serving import portable
 from cdtrans.serving.classifier import Classifier
 from cdtrans.serving.export import check

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cdtrans.errors import CdtransError
+from cdtrans.record.run_folder import OWN
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import Predicted, classify
-from cdtrans.storage.run_folder import OWN
 from support import error_says, says
 from tiny_task import draw
 
@@ -252,7 +252,7 @@ class TestBadDestinations:
 MEMORY = r"""
 import json, re, sys
 from pathlib import Path
-from cdtrans.data import shards
+from cdtrans.inputs import shards
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import classify
 from cdtrans.runtime.screen import Screen

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cdtrans.record.card_file import read_card, set_temperature
+from cdtrans.record.run_folder import RESULT
 from cdtrans.run import finish
 from cdtrans.run.pipeline import adapt
 from cdtrans.serving.classifier import load
 from cdtrans.serving.recorded import confidences, recalibrate, refresh, target_logits
-from cdtrans.storage.card_file import read_card, set_temperature
-from cdtrans.storage.run_folder import RESULT
 from support import error_says
 from tiny_task import make_task
 

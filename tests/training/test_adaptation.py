@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.config import CDTransOptions, Config, make_config
-from cdtrans.data.batches import Images, LabelledImages
 from cdtrans.errors import Hopeless
+from cdtrans.inputs.batches import Images, LabelledImages
 from cdtrans.methods.base import Batch, Method, NoOptions, Round, Sizes, Update
 from cdtrans.methods.cdtrans import CDTrans
-from cdtrans.model.encoding import Encoded, Encoder
-from cdtrans.model.head import Output
+from cdtrans.network.encoding import Encoded, Encoder
+from cdtrans.network.head import Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, union
+from cdtrans.record.run import Run
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run import Run
 from cdtrans.training import adaptation
 from cdtrans.training.adaptation import Adaptation, Data, Planner, adapt_to_target
 from cdtrans.training.optimisation import learning_rate

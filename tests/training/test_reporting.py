@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cdtrans.config import make_config
+from cdtrans.record.run import Run
 from cdtrans.runtime.outlook import Outlook
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run import Run
 from cdtrans.training import reporting
 from cdtrans.training.reporting import StageReport
 

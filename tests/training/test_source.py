@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.config import Config, make_config
-from cdtrans.data.batches import Images
-from cdtrans.model.head import Output
-from cdtrans.model.network import Network
+from cdtrans.inputs.batches import Images
+from cdtrans.network.head import Output
+from cdtrans.network.network import Network
+from cdtrans.record.run import Run
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run import Run
 from cdtrans.training import source as source_module
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.source import batch_slices, fit_source

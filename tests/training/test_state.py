@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.record.run import Run
 from cdtrans.runtime.signals import StopSignals
-from cdtrans.storage.run import Run
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.state import STATE_FILE, Loop, all_finite, load_state, step_seed
 from support import devices, error_says, says

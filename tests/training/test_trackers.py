@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdtrans.config import make_config
-from cdtrans.storage.run import Run
+from cdtrans.record.run import Run
 from cdtrans.training.trackers import open_tracker
 from support import error_says
 

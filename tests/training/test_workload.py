@@ -17,14 +17,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cdtrans.config import make_config
-from cdtrans.data.batches import Images
+from cdtrans.inputs.batches import Images
 from cdtrans.methods.base import Method, Sizes
 from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.methods.cotraining import CoTraining
 from cdtrans.methods.instant import Instant
 from cdtrans.methods.mcd import MCD
-from cdtrans.model.backbone import create_backbone
-from cdtrans.model.network import Network
+from cdtrans.network.backbone import create_backbone
+from cdtrans.network.network import Network
 from cdtrans.run import session
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.outlook import Outlook

@@ -2,7 +2,7 @@
 
 import torch
 
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import Domains
 from cdtrans.trust.impression import impression, views
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdtrans.data.images import Header
-from cdtrans.data.thumbnails import SIDE
+from cdtrans.inputs.images import Header
+from cdtrans.inputs.thumbnails import SIDE
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, graded, gravest, refuse
 from cdtrans.trust.preflight import Labels, Pictures, examine, examine_target

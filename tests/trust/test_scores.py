@@ -11,7 +11,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
 from torch.nn import functional as F
 
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.trust.scores import SAMPLE, cluster, density, nuclear_norm, score
 from cdtrans.trust.selection import consensus
 from support import devices

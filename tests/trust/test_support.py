@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import cohen_kappa_score
 from torch.nn import functional as F
 
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import Domains, TargetLabels
 from cdtrans.trust import support as module
 from cdtrans.trust.support import Evidence, cross_validated, kappa, nearest_labels, shifted

@@ -1,11 +1,10 @@
-"""`cdtrans ablate`: the verbs that rerun the paper's ablations, figures and theory."""
+"""`cdtrans ablate`: the verbs that rerun the paper's ablations, and figures."""
 
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from cdtrans.cli.options import (
     TABLE_TEXTS,
@@ -26,7 +25,7 @@ from cdtrans.config import SETTINGS
 from cdtrans.errors import HARM, counted
 from cdtrans.runtime.screen import Screen
 
-ablate = typer.Typer(no_args_is_help=True, help="Rerun the paper's ablations and theory.")
+ablate = typer.Typer(no_args_is_help=True, help="Rerun the paper's ablations.")
 
 LOSS_FLAGS = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6, all of CDTrans, differ in
 PAIRING_FLAGS = {"method", "pairing", "center_aware", "target_class"}  # and those of Table 5
@@ -38,31 +37,6 @@ TEXTS = {
     "best; default: authors)",
     **TABLE_TEXTS,
 }
-
-
-@ablate.command()
-def theory(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pictures and theory.json.")],
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the simulation.")] = 0,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Simulate the supplement's two theorems: the noise before and after averaging, against their bounds."""
-    from cdtrans.paper.theory_study import SHOWN, run_study
-
-    screen = Screen(quiet=quiet, machine=json)
-    study = run_study(out, seed=seed, screen=screen)
-    if json:
-        print_json({"out": str(out), "summary": study.summary(), "cases": study.record()["cases"]})
-        return
-    table = Table(*SHOWN, title="noise |x - u| in units of sigma")
-    for cells in study.table(SHOWN):
-        table.add_row(*cells)
-    screen.result(table)
-    for line in study.findings():
-        screen.result(line)
-    screen.say(f"Every number: {out / 'theory.json'}; pictures beside it.")
 
 
 @ablate.command()

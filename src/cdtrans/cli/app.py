@@ -171,9 +171,9 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Measure the accuracy of a run on LABELLED target images."""
-    from cdtrans.evaluation.evaluate import evaluate as evaluate_run
-    from cdtrans.evaluation.evaluate import kept_images
-    from cdtrans.evaluation.intervals import EXACT
+    from cdtrans.measure.comparison import EXACT
+    from cdtrans.measure.evaluate import evaluate as evaluate_run
+    from cdtrans.measure.evaluate import kept_images
 
     screen = Screen(quiet=quiet, machine=json)
     result = evaluate_run(run, labelled, root=root, model=model, device=device, max_bad=max_bad, screen=screen)
@@ -383,8 +383,8 @@ def cache(
     debug: Debug = False,
 ) -> None:
     """List the decoded images that runs share, or clear them."""
-    from cdtrans.data.pixels import default_cache
-    from cdtrans.data.store import clear_stores, list_stores
+    from cdtrans.inputs.pixels import default_cache
+    from cdtrans.inputs.store import clear_stores, list_stores
 
     screen = Screen(quiet=quiet, machine=json)
     place = folder or default_cache()

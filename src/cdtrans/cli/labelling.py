@@ -23,7 +23,7 @@ def ask(
     debug: Debug = False,
 ) -> None:
     """Choose target images to label, and write a labelling page (ask.html), a CSV and a Label Studio file."""
-    from cdtrans.labelling.ask import ask as ask_for_labels
+    from cdtrans.measure.ask import ask as ask_for_labels
 
     screen = Screen(quiet=quiet, machine=json)
     asked = ask_for_labels(run, budget=budget, out=out, seed=seed, force=force, screen=screen)
@@ -52,7 +52,7 @@ def answer(
     debug: Debug = False,
 ) -> None:
     """Measure a run with LABELS for some target images: accuracy with a 95% interval, and which model is better."""
-    from cdtrans.labelling.answer import answer as measure_labels
+    from cdtrans.measure.answer import answer as measure_labels
 
     screen = Screen(quiet=quiet, machine=json)
     result = measure_labels(run, labels, screen=screen)

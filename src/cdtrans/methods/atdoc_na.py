@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
-from cdtrans.model.network import Network
+from cdtrans.network.network import Network
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.runtime.ranks import gather
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError
-from cdtrans.model.network import Network
+from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
-from cdtrans.model.network import Network
+from cdtrans.network.network import Network
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from cdtrans.config import option
 from cdtrans.methods.base import Sizes
 from cdtrans.methods.dann import DANN, Critic, DANNOptions, domain_loss, reversed_gradient
 from cdtrans.methods.minent import entropy
-from cdtrans.model.head import Output
-from cdtrans.model.network import Network
+from cdtrans.network.head import Output
+from cdtrans.network.network import Network
 
 
 @dataclass(frozen=True)

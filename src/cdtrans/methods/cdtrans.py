@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from cdtrans.config import BranchOptions, CDTransOptions
 from cdtrans.methods.base import Batch, Method, Round, Sizes
-from cdtrans.model.cross_attention import Branches, require_cross_attention, three_branches
-from cdtrans.model.network import Network
+from cdtrans.network.cross_attention import Branches, require_cross_attention, three_branches
+from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals, one_way, union
 
 ONE_WAY = ("one_way_source", "one_way_target")

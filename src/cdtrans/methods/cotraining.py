@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.config import option
-from cdtrans.data.augmentation import masked, strong
+from cdtrans.inputs.augmentation import masked, strong
 from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.methods.instant import probe_on_both, set_probe, set_statistics
-from cdtrans.model.cross_attention import branch_features, require_cross_attention
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.cross_attention import branch_features, require_cross_attention
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from cdtrans.pairing.graphs import label_target, relabel_target
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled
 from cdtrans.runtime.ranks import gather

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
-from cdtrans.model.head import Output
-from cdtrans.model.network import Network
+from cdtrans.network.head import Output
+from cdtrans.network.network import Network
 
 
 @dataclass(frozen=True)

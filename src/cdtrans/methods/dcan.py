@@ -31,9 +31,9 @@ from cdtrans.config import option
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.minent import entropy
-from cdtrans.model.head import CorrectedHead, Head
-from cdtrans.model.network import Network
-from cdtrans.model.per_domain import PerDomain, with_layers
+from cdtrans.network.head import CorrectedHead, Head
+from cdtrans.network.network import Network
+from cdtrans.network.per_domain import PerDomain, with_layers
 
 KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of features, relative to their mean squared distance
 FIXED = 1.68  # of probabilities and logits

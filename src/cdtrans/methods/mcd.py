@@ -22,8 +22,8 @@ from torch.nn import functional as F
 
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes, Update
-from cdtrans.model.head import MeanHead
-from cdtrans.model.network import Network
+from cdtrans.network.head import MeanHead
+from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import gather
 
 BALANCE_EPSILON = 1e-6  # the authors'

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import option
-from cdtrans.data.augmentation import masked
+from cdtrans.inputs.augmentation import masked
 from cdtrans.methods.base import Batch, Sizes, Update
 from cdtrans.methods.cotraining import follow
 from cdtrans.methods.sdat import SDAT, SDATOptions
-from cdtrans.model.network import Network
+from cdtrans.network.network import Network
 
 SQUARES = 4  # in a row
 

@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.dann import Critic, domain_loss, rising
-from cdtrans.model.head import Output
-from cdtrans.model.network import Network
+from cdtrans.network.head import Output
+from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import gather
 
 

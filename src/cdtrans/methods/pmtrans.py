@@ -28,8 +28,8 @@ from torch.nn import functional as F
 from cdtrans.config import option
 from cdtrans.methods.atdoc_na import MemoryBank
 from cdtrans.methods.base import Batch, Method, Sizes, require_vit
-from cdtrans.model.blocks import embed, self_attention
-from cdtrans.model.network import Network
+from cdtrans.network.blocks import embed, self_attention
+from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import rank, world
 
 

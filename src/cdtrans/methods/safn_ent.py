@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.minent import entropy
-from cdtrans.model.head import BottleneckHead
-from cdtrans.model.network import Network
+from cdtrans.network.head import BottleneckHead
+from cdtrans.network.network import Network
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from cdtrans.config import option
 from cdtrans.methods.base import Batch, Update
 from cdtrans.methods.cdan_e import CDANE, CDANEOptions
 from cdtrans.methods.mcc import confusion
-from cdtrans.model.head import Output
+from cdtrans.network.head import Output
 from cdtrans.runtime.ranks import average_gradients
 
 

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.methods.minent import entropy
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled
 
 EPSILON = 1e-5  # the authors'

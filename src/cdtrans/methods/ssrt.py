@@ -33,11 +33,11 @@ from cdtrans.config import option
 from cdtrans.methods.base import Batch, Sizes, Update, require_vit
 from cdtrans.methods.cotraining import follow
 from cdtrans.methods.dann import DANN, DANNOptions
-from cdtrans.model.blocks import AttentionStep, embed, self_attention
-from cdtrans.model.fast.operations import Stream
-from cdtrans.model.fast.operations import Update as Residual
-from cdtrans.model.head import Output
-from cdtrans.model.network import Network
+from cdtrans.network.blocks import AttentionStep, embed, self_attention
+from cdtrans.network.fast.operations import Stream
+from cdtrans.network.fast.operations import Update as Residual
+from cdtrans.network.head import Output
+from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import gather
 
 PARTS = 16  # the finest of a period

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cdtrans.errors import Hopeless
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.centers import pseudo_labels
 from cdtrans.pairing.neighbours import Neighbours, normalised, two_way
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdtrans.benchmarking.results import KINDS, shared_stage_1
+from cdtrans.bench.results import KINDS, shared_stage_1
 from cdtrans.errors import counted
 from cdtrans.paper.pair_quality import PairQuality
 from cdtrans.paper.printed_tables import AVERAGE, PaperRow

@@ -12,25 +12,25 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdtrans.benchmarking.folder import flags, owned, recipe_of, with_table_defaults
-from cdtrans.benchmarking.jobs import Job, PlannedRun, run_jobs
-from cdtrans.benchmarking.results import KINDS, SCORED, read_sessions, trained_in
+from cdtrans.bench.folder import flags, owned, recipe_of, with_table_defaults
+from cdtrans.bench.jobs import Job, PlannedRun, run_jobs
+from cdtrans.bench.results import KINDS, SCORED, read_sessions, trained_in
 from cdtrans.config import FIELDS, Config, layered_config, make_config, read_yaml
-from cdtrans.data.domains import check_distinct
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.domains import check_distinct
 from cdtrans.methods import method_class, require_method
 from cdtrans.methods.base import Method
-from cdtrans.model.backbone import read_state
+from cdtrans.network.backbone import read_state
 from cdtrans.paper.ablation_rows import Ablation, Variant
 from cdtrans.paper.ablation_tables import AblationTable, Row, Scored, markdown
 from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import Answers, check_of_target, pair_quality, read_answers
 from cdtrans.paper.printed_tables import PaperRow
+from cdtrans.record.files import atomic
+from cdtrans.record.run_folder import read_result
 from cdtrans.run.session import resolve
 from cdtrans.run.stage_1 import SOURCE, require_stage_1
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.files import atomic
-from cdtrans.storage.run_folder import read_result
 
 RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
 

@@ -12,21 +12,21 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from cdtrans.config import make_config, upgraded
-from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError, counted
-from cdtrans.evaluation.evaluate import match_classes, scan_key
-from cdtrans.model.card import load_model
+from cdtrans.inputs.domains import UnlabelledDomain
+from cdtrans.measure.evaluate import match_classes, scan_key
+from cdtrans.network.card import load_model
 from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import UNKNOWN, Answers
+from cdtrans.record.card_file import RESTORE
+from cdtrans.record.files import atomic, intact
+from cdtrans.record.run_folder import CONFIG, require_output
+from cdtrans.record.shapes import require
 from cdtrans.reporting.gallery import BATCH, look, turn
 from cdtrans.reporting.pictures import Pictures, enlarged, heated
 from cdtrans.reporting.record import Record, Round, read_record
 from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.card_file import RESTORE
-from cdtrans.storage.files import atomic, intact
-from cdtrans.storage.run_folder import CONFIG, require_output
-from cdtrans.storage.shapes import require
 
 IMAGE_INCHES = 1.5  # of each image in the figure
 DPI = 144

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdtrans.benchmarking.bench import parse_seeds
-from cdtrans.benchmarking.results import KINDS, SCORED, Spread, shared_stage_1, spread
+from cdtrans.bench.bench import parse_seeds
+from cdtrans.bench.results import KINDS, SCORED, Spread, shared_stage_1, spread
 from cdtrans.config import layered_config, read_yaml
-from cdtrans.data.domains import scan_unlabelled
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.domains import scan_unlabelled
 from cdtrans.paper.ablation_rows import LEFT_OUT, MOST_PAIRS, Ablation, Variant
 from cdtrans.paper.ablation_tables import NOTHING, Scored, scored_images
 from cdtrans.paper.ablations import Outcome, Plan, carry_out, make_plan, read_scored, with_recipe, write_files
 from cdtrans.paper.noise_figure import write_figure
+from cdtrans.record.run_folder import CONFIG
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run_folder import CONFIG
 
 SHOWN = ("last_epoch", "label_free", "best_by_labels")  # a table for each; the picture has the first
 NAME = "noise"

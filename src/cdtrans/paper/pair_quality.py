@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from cdtrans.config import Config
-from cdtrans.data.domains import UnlabelledDomain, scan_labelled, scan_unlabelled
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.evaluate import match_classes, scan_key
+from cdtrans.inputs.domains import UnlabelledDomain, scan_labelled, scan_unlabelled
+from cdtrans.measure.evaluate import match_classes, scan_key
+from cdtrans.record.card_file import RESTORE
+from cdtrans.record.files import atomic, intact
 from cdtrans.run.prepare import find_pixels
 from cdtrans.run.session import decided
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.card_file import RESTORE
-from cdtrans.storage.files import atomic, intact
 
 QUALITY = "pair-quality.json"  # in a run folder
 UNKNOWN = -1  # of a target picture that the key does not name

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from shlex import quote
 
 from cdtrans.errors import counted
+from cdtrans.record.run_folder import MODEL_NAMES
 from cdtrans.reporting.record import Record
 from cdtrans.reporting.sections import Estimate, Missing
 from cdtrans.reporting.target_labels import LabelledResults
-from cdtrans.storage.run_folder import MODEL_NAMES
 
 LABELS_FOR_TENTHS = 200  # with fewer labelled images tenths of a percent mean nothing
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cdtrans.model.blocks import embed, position, run_block, self_attention, why_no_shared_attention
-from cdtrans.model.fast.operations import Stream, queries_keys_values
-from cdtrans.model.network import Network
+from cdtrans.network.blocks import embed, position, run_block, self_attention, why_no_shared_attention
+from cdtrans.network.fast.operations import Stream, queries_keys_values
+from cdtrans.network.network import Network
 
 
 def why_no_heat_maps(model: Network) -> str:

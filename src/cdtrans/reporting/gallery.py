@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
-from cdtrans.model.card import WEIGHTS, Card, load_model
-from cdtrans.model.network import Network
+from cdtrans.inputs.batches import Images
+from cdtrans.network.card import WEIGHTS, Card, load_model
+from cdtrans.network.network import Network
 from cdtrans.reporting.attention import cross_attention, why_no_heat_maps
 from cdtrans.reporting.pictures import Pictures, heated, in_parallel, jpeg
 from cdtrans.reporting.record import Record, Round

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup, escape
 
+from cdtrans.record.card_file import RESTORE
+from cdtrans.record.files import atomic, intact
 from cdtrans.reporting import gallery as galleries
 from cdtrans.reporting import sections
 from cdtrans.reporting.answer import Answer, answer, points, shown, span
@@ -21,8 +23,6 @@ from cdtrans.reporting.templates import templates
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.trade_off import Kept
-from cdtrans.storage.card_file import RESTORE
-from cdtrans.storage.files import atomic, intact
 
 NAME = "report.html"
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from cdtrans.data.images import UnreadableImage
-from cdtrans.data.stream import decode_in_order
+from cdtrans.inputs.images import UnreadableImage
+from cdtrans.inputs.stream import decode_in_order
 from cdtrans.runtime.processors import processor_count
 
 SIDE = 144  # pixels of a thumbnail: twice its size on the page, for screens of double density

@@ -13,7 +13,7 @@ import numpy as np
 
 from cdtrans.config import read_yaml
 from cdtrans.errors import CdtransError
-from cdtrans.storage.run_folder import ANSWERS, CARD, CONFIG, EVALUATION, TIMINGS, read_result
+from cdtrans.record.run_folder import ANSWERS, CARD, CONFIG, EVALUATION, TIMINGS, read_result
 
 Arrays = dict[str, np.ndarray]
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from cdtrans.record.run_folder import read_result
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run_folder import read_result
 
 
 @checked()

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from cdtrans.record.run_folder import choose_command
 from cdtrans.reporting.pictures import matrix
 from cdtrans.reporting.record import Record
 from cdtrans.reporting.sections import Curve, Missing, curve
-from cdtrans.storage.run_folder import choose_command
 
 TABLE_CLASSES = 40  # up to so many classes the confusion matrix is a table, beyond it an image
 SHOWN_CONFUSIONS = 12  # the most frequent ones, by name

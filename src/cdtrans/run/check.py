@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from cdtrans.config import Config, layered_config, require_weights, settle
-from cdtrans.data.ahead import decoding_ahead
-from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, warnings_for
-from cdtrans.data.images import Header, UnreadableImage, read_header
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.ahead import decoding_ahead
+from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, warnings_for
+from cdtrans.inputs.images import Header, UnreadableImage, read_header
 from cdtrans.run.prepare import DomainPixels, pictures, readable, scan_domains
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing

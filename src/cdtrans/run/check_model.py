@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from cdtrans.config import Config
-from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.errors import WeightsUnavailable
-from cdtrans.model.card import make_card
-from cdtrans.model.encoding import Encoder
+from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
+from cdtrans.network.card import make_card
+from cdtrans.network.encoding import Encoder
 from cdtrans.run.prepare import DomainPixels
 from cdtrans.run.session import make_images
 from cdtrans.run.stage_1 import initial_network

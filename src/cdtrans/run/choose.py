@@ -6,11 +6,8 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from cdtrans.errors import CdtransError, nearest
-from cdtrans.runtime.imports import importing
-from cdtrans.runtime.screen import Screen
-from cdtrans.serving.recorded import predictions_of
-from cdtrans.storage.files import atomic
-from cdtrans.storage.run_folder import (
+from cdtrans.record.files import atomic
+from cdtrans.record.run_folder import (
     MODEL_NAMES,
     PREDICTIONS,
     RESULT,
@@ -19,6 +16,9 @@ from cdtrans.storage.run_folder import (
     chosen_by_person,
     read_result,
 )
+from cdtrans.runtime.imports import importing
+from cdtrans.runtime.screen import Screen
+from cdtrans.serving.recorded import predictions_of
 
 
 class Choice(NamedTuple):
@@ -42,8 +42,8 @@ def choose(run: Path, model: str, screen: Screen) -> Choice:
     if result["chosen_model"] == model and table.exists() and table.read_bytes() == predictions:
         return Choice(model, int(result["chosen_epoch"]), changed=False)
     with importing():
+        from cdtrans.record.run import lock_folder
         from cdtrans.reporting.page import NAME, write_report
-        from cdtrans.storage.run import lock_folder
 
     with lock_folder(run):
         had_report = (run / NAME).exists()

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdtrans.data.digits import write_digits
 from cdtrans.errors import CdtransError
-from cdtrans.evaluation.evaluate import evaluate
+from cdtrans.inputs.digits import write_digits
+from cdtrans.measure.evaluate import evaluate
 from cdtrans.reporting.page import write_report
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime import launcher

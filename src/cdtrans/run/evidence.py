@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import BEST, Config
-from cdtrans.data.batches import Images
 from cdtrans.errors import CdtransError
-from cdtrans.model.card import FROM_SCRATCH, Card
-from cdtrans.model.encoding import Encoder, Frozen
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network, feature_dim
+from cdtrans.inputs.batches import Images
+from cdtrans.network.card import FROM_SCRATCH, Card
+from cdtrans.network.encoding import Encoder, Frozen
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network, feature_dim
 from cdtrans.pairing.pairs import Domains
+from cdtrans.record.files import intact
+from cdtrans.record.run import Run
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.ranks import from_main
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.files import intact
-from cdtrans.storage.run import Run
 from cdtrans.trust.support import Evidence
 
 FILE = "evidence.npz"  # in the run folder, for a resumed run

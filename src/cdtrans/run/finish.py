@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from cdtrans.config import Config
-from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.domains import UnlabelledDomain
 from cdtrans.methods.base import Method
-from cdtrans.model.card import Card, save_model
+from cdtrans.network.card import Card, save_model
+from cdtrans.record.run import Run
+from cdtrans.record.run_folder import PREDICTIONS, RESULT
 from cdtrans.run.choose import explanation
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.probabilities import calibrated, temperature
 from cdtrans.serving.recorded import LOGITS, VIEWS, confidence_views, confidences, predictions_csv
 from cdtrans.serving.trade_off import in_a_line, trade_off
-from cdtrans.storage.run import Run
-from cdtrans.storage.run_folder import PREDICTIONS, RESULT
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import estimate, measurable, unknown
 from cdtrans.trust.guard import crowded_start, decide, labels_to_settle, supported

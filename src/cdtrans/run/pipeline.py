@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config, layered_config, settle
-from cdtrans.data.ahead import decoding_ahead
-from cdtrans.data.domains import require_outside, warnings_for
+from cdtrans.inputs.ahead import decoding_ahead
+from cdtrans.inputs.domains import require_outside, warnings_for
 from cdtrans.methods import require_method
+from cdtrans.record.run_folder import RESULT, check_folder, chosen_by_person, read_result
 from cdtrans.run.choose import explanation
 from cdtrans.run.prepare import scan_domains
 from cdtrans.run.stage_1 import Stage1
@@ -19,7 +20,6 @@ from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
-from cdtrans.storage.run_folder import RESULT, check_folder, chosen_by_person, read_result
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method

@@ -6,11 +6,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from cdtrans.config import Config
-from cdtrans.data.domains import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
-from cdtrans.data.images import judge_unreadable
-from cdtrans.data.pixels import default_cache, open_pixels
-from cdtrans.data.stream import StreamedPixels
 from cdtrans.errors import CdtransError, DiskFull, counted
+from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
+from cdtrans.inputs.images import judge_unreadable
+from cdtrans.inputs.pixels import default_cache, open_pixels
+from cdtrans.inputs.stream import StreamedPixels
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
 from cdtrans.trust.preflight import Labels, Pictures, examine, examine_target, ignored

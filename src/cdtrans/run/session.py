@@ -10,18 +10,21 @@ from typing import Any
 import torch
 
 from cdtrans.config import Config, check_options, is_method_file, make_config, settle
-from cdtrans.data.batches import Images, LabelledImages
-from cdtrans.data.domains import LabelledDomain, UnlabelledDomain
-from cdtrans.data.pixels import resize_for
 from cdtrans.errors import CdtransError, Interrupted, counted
+from cdtrans.inputs.batches import Images, LabelledImages
+from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
+from cdtrans.inputs.pixels import resize_for
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
-from cdtrans.model.backbone import native_crop, resolve_name
-from cdtrans.model.card import Card
-from cdtrans.model.encoding import Encoder, Frozen
-from cdtrans.model.fast.fused import build
-from cdtrans.model.head import AnyHead
-from cdtrans.model.network import Network, require_no_batchnorm_on_ranks
+from cdtrans.network.backbone import native_crop, resolve_name
+from cdtrans.network.card import Card
+from cdtrans.network.encoding import Encoder, Frozen
+from cdtrans.network.fast.fused import build
+from cdtrans.network.head import AnyHead
+from cdtrans.network.network import Network, require_no_batchnorm_on_ranks
+from cdtrans.record.files import csv_line
+from cdtrans.record.run import Run, fingerprint
+from cdtrans.record.run_folder import CONFIG, RESULT, check_folder, read_result
 from cdtrans.reporting.record import read_json
 from cdtrans.run.evidence import evidence_network, left_untouched, pretrained_evidence
 from cdtrans.run.finish import finish, show
@@ -39,9 +42,6 @@ from cdtrans.runtime.device import between_passes, pick_device, pick_precision
 from cdtrans.runtime.ranks import barrier, from_main, is_main, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
-from cdtrans.storage.files import csv_line
-from cdtrans.storage.run import Run, fingerprint
-from cdtrans.storage.run_folder import CONFIG, RESULT, check_folder, read_result
 from cdtrans.training.adaptation import Data, adapt_to_target
 from cdtrans.training.state import load_state, step_seed
 from cdtrans.training.trackers import library
@@ -245,7 +245,7 @@ def make_method(kind: type[Method], network: Network, config: Config, sizes: Siz
     if not isinstance(served.head, AnyHead) or any(id(p) not in own for p in served.parameters()):
         raise CdtransError(
             f"{kind.__name__}.served() must return a Network made of the method's own modules, with a head of "
-            "cdtrans.model.head; see docs/methods.md."
+            "cdtrans.network.head; see docs/methods.md."
         )
     return method
 

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 from cdtrans.config import Config, make_config, require_weights
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import WITHOUT_SOURCE
-from cdtrans.storage.card_file import read_card
-from cdtrans.storage.files import intact
+from cdtrans.record.card_file import read_card
+from cdtrans.record.files import intact
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cdtrans.data.batches import Images
-    from cdtrans.model.card import Card
-    from cdtrans.model.encoding import Encoder
-    from cdtrans.model.network import Network
+    from cdtrans.inputs.batches import Images
+    from cdtrans.network.card import Card
+    from cdtrans.network.encoding import Encoder
+    from cdtrans.network.network import Network
+    from cdtrans.record.run import Run
     from cdtrans.runtime.screen import Screen
-    from cdtrans.storage.run import Run
 
 SOURCE = "source"  # the folder of the source-only model in a run's; it is there once stage 1 is finished
 # What decides how the network is built and what it sees. The precision may differ: stage 1 from a GPU can be adapted on
@@ -103,7 +103,7 @@ class Stage1:
 
     def network(self, classes: tuple[str, ...]) -> "tuple[Network, Card]":
         """The network before stage 1, or after it if it is done, and its card."""
-        from cdtrans.model.card import make_card
+        from cdtrans.network.card import make_card
 
         trained = self.config.source_fit == "train"
         card = make_card(self.config, classes, stage="source", epoch=self.config.source_epochs if trained else 0)
@@ -119,7 +119,7 @@ class Stage1:
         """Fit the encoder's network, or load it if that has been done. Afterwards this run has its source-only
         model."""
         network = encode.model
-        from cdtrans.model.card import load_model, save_model
+        from cdtrans.network.card import load_model, save_model
         from cdtrans.training.source import fit_source, probe_source
 
         folder = run.folder / SOURCE
@@ -148,8 +148,8 @@ def initial_network(config: Config, card: "Card", *, with_weights: bool = True) 
     """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
     import torch
 
-    from cdtrans.model.backbone import load_pretrained, load_weights
-    from cdtrans.model.card import build_model
+    from cdtrans.network.backbone import load_pretrained, load_weights
+    from cdtrans.network.card import build_model
     from cdtrans.training.state import step_seed
 
     torch.manual_seed(step_seed(config.seed, "init", 0, 0))
@@ -163,7 +163,7 @@ def initial_network(config: Config, card: "Card", *, with_weights: bool = True) 
 
 def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
     """A run's source-only network and its card, which equals `card` except for how it was trained."""
-    from cdtrans.model.card import build_model, load_model
+    from cdtrans.network.card import build_model, load_model
 
     require_stage_1(run)
     taken, theirs = load_model(run / SOURCE)
@@ -179,8 +179,8 @@ def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
 
 def _from_file(file: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
     """A timm classifier as the source-only network, and its card."""
-    from cdtrans.model.backbone import load_classifier
-    from cdtrans.model.card import build_model
+    from cdtrans.network.backbone import load_classifier
+    from cdtrans.network.card import build_model
 
     network = build_model(card, drop_path=drop_path)
     load_classifier(network, file)

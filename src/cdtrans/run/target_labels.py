@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config
-from cdtrans.data.domains import UnlabelledDomain
 from cdtrans.errors import CdtransError, counted
-from cdtrans.labelling.labels import NO_CLASS, UNSURE, Answers
-from cdtrans.labelling.matching import TargetImages, filled_rows, match
+from cdtrans.inputs.domains import UnlabelledDomain
+from cdtrans.measure.labels import NO_CLASS, UNSURE, Answers
+from cdtrans.measure.matching import TargetImages, filled_rows, match
+from cdtrans.record.files import csv_line
+from cdtrans.record.run_folder import TARGET_LABELS, trained_labels
 from cdtrans.run.prepare import DomainPixels
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.recorded import target_digests, target_paths
-from cdtrans.storage.files import csv_line
-from cdtrans.storage.run_folder import TARGET_LABELS, trained_labels
 
 if TYPE_CHECKING:
     import torch
 
     from cdtrans.pairing.pairs import TargetLabels
-    from cdtrans.storage.run import Run
+    from cdtrans.record.run import Run
 
 Given = dict[int, int]  # index in the target -> index of the class
 

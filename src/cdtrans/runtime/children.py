@@ -22,7 +22,7 @@ from cdtrans.runtime.processors import processor_count
 from cdtrans.runtime.signals import die_with_parent, own_session
 
 COMMAND = (sys.executable, "-m", "cdtrans")
-PRELOADED = ("cdtrans.cli.entry", "cdtrans.run.session", "cdtrans.evaluation.evaluate")  # what `adapt` and `eval` need
+PRELOADED = ("cdtrans.cli.entry", "cdtrans.run.session", "cdtrans.measure.evaluate")  # what `adapt` and `eval` need
 LONGEST = 1 << 20  # bytes of a message
 POLL_SECONDS = 0.01
 

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cdtrans.config import require_device
-from cdtrans.data.images import pixel_digest
-from cdtrans.data.stream import DecodedBatch, Source, cut, decode_batches
 from cdtrans.errors import CdtransError, counted
+from cdtrans.inputs.images import pixel_digest
+from cdtrans.inputs.stream import DecodedBatch, Source, cut, decode_batches
+from cdtrans.record.run_folder import find_model
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.serving.exported import exported_file, is_exported, require_run
 from cdtrans.serving.inputs import One, each_image
 from cdtrans.serving.probabilities import no_class, probabilities
-from cdtrans.storage.run_folder import find_model
 
 if TYPE_CHECKING:
     import torch
 
-    from cdtrans.model.card import Card
-    from cdtrans.model.network import Network
+    from cdtrans.network.card import Card
+    from cdtrans.network.network import Network
     from cdtrans.runtime.device import ToHost
     from cdtrans.serving.portable import Read
 
@@ -240,7 +240,7 @@ class Classifier:
     def _compute(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
         import torch
 
-        from cdtrans.data.batches import normalised
+        from cdtrans.inputs.batches import normalised
         from cdtrans.runtime.device import autocast
 
         card = self.card
@@ -304,7 +304,7 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
     name, with_key = find_model(Path(run), model)
     require_device(device)
     with importing():
-        from cdtrans.model.card import load_model
+        from cdtrans.network.card import load_model
         from cdtrans.runtime.device import pick_device
 
     place = pick_device(device)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdtrans.errors import CdtransError, nearest
+from cdtrans.record.card_file import read_card
+from cdtrans.record.files import atomic, replace_folder
+from cdtrans.record.run_folder import CARD, find_model, require_output
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.exported import CODE
 from cdtrans.serving.hub_card import MADE_BY, hub_card
-from cdtrans.storage.card_file import read_card
-from cdtrans.storage.files import atomic, replace_folder
-from cdtrans.storage.run_folder import CARD, find_model, require_output
 
 if TYPE_CHECKING:
     from cdtrans.serving.classifier import Classifier
@@ -97,7 +97,7 @@ def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: 
     what the folder will be called on the hub. What cannot be made is left out with a warning."""
     require_hub_folder(folder, run)
     with importing():
-        from cdtrans.model.backbone import licence
+        from cdtrans.network.backbone import licence
         from cdtrans.serving.classifier import key_warning, load
         from cdtrans.serving.hub_folder import read_folder, write_folder
         from cdtrans.serving.portable import facts, onnx_file, read_onnx, why_no_weights

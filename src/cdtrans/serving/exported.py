@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cdtrans.errors import CdtransError
+from cdtrans.record.run_folder import CARD, CONFIG
 from cdtrans.serving.hub import download
-from cdtrans.storage.run_folder import CARD, CONFIG
 
 SUFFIXES = (".onnx", ".safetensors")
 FILES = ("model.safetensors", "model.onnx")  # of a hub folder; the first that it has is loaded

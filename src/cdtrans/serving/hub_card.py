@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import read_yaml
 from cdtrans.errors import counted, ended, printable
+from cdtrans.record.files import intact
+from cdtrans.record.run_folder import AGAIN, CONFIG, find_model, read_result
 from cdtrans.runtime.environment import package_version
 from cdtrans.serving.exported import CODE
 from cdtrans.serving.recorded import calibrated_with
-from cdtrans.storage.files import intact
-from cdtrans.storage.run_folder import AGAIN, CONFIG, find_model, read_result
 
 if TYPE_CHECKING:
-    from cdtrans.model.card import Card
+    from cdtrans.network.card import Card
 
 MADE_BY = "made by unsupervised domain adaptation with cdtrans"  # every card says so
 CALIBRATED = {

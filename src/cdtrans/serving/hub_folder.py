@@ -13,9 +13,9 @@ import timm
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cdtrans.model.backbone import FOLDER
-from cdtrans.model.card import WEIGHTS, Card
-from cdtrans.model.network import Network, feature_dim
+from cdtrans.network.backbone import FOLDER
+from cdtrans.network.card import WEIGHTS, Card
+from cdtrans.network.network import Network, feature_dim
 from cdtrans.serving.exported import CODE
 from cdtrans.serving.portable import Read, facts, logits_by_timm, weights_file
 from cdtrans.serving.tapped_vit import tapped_logits, widen_head

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 from PIL import Image
 
-from cdtrans.data.domains import stream_images
-from cdtrans.data.stream import Source
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.domains import stream_images
+from cdtrans.inputs.stream import Source
 
 if TYPE_CHECKING:
     import torch

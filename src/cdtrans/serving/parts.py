@@ -11,14 +11,14 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from cdtrans.data.shards import Chunk, Shard, Tar, chunks
-from cdtrans.data.stream import cut
-from cdtrans.data.tars import is_tar_name
 from cdtrans.errors import CdtransError, first_of
+from cdtrans.inputs.shards import Chunk, Shard, Tar, chunks
+from cdtrans.inputs.stream import cut
+from cdtrans.inputs.tars import is_tar_name
+from cdtrans.record.files import atomic
 from cdtrans.runtime import launcher
 from cdtrans.runtime.locks import Lock, try_lock
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
-from cdtrans.storage.files import atomic
 
 LOCK = ".lock"
 DELETES_OPEN_FILES = os.name != "nt"  # Windows refuses to

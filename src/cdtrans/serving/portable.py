@@ -14,14 +14,14 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError
-from cdtrans.model.backbone import load_classifier, timm_call
-from cdtrans.model.card import Card, build_model
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.network.backbone import load_classifier, timm_call
+from cdtrans.network.card import Card, build_model
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
+from cdtrans.record.card_file import check_card
+from cdtrans.record.files import intact
+from cdtrans.record.shapes import Misfit
 from cdtrans.runtime.environment import package_version
-from cdtrans.storage.card_file import check_card
-from cdtrans.storage.files import intact
-from cdtrans.storage.shapes import Misfit
 
 Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> logits [B, K]
 EXPORT_AGAIN = "export it again with 'cdtrans export'"

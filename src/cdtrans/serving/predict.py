@@ -8,13 +8,15 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from cdtrans.data.domains import stream_images, stream_names
-from cdtrans.data.folders import no_image, walk
-from cdtrans.data.images import is_image_name, judge_unreadable
-from cdtrans.data.shards import Files, Shard, chunks, find_shards, share
-from cdtrans.data.stream import cut
-from cdtrans.data.tars import TarMember, is_tar_name
 from cdtrans.errors import CdtransError, Interrupted, counted, printable
+from cdtrans.inputs.domains import stream_images, stream_names
+from cdtrans.inputs.folders import no_image, walk
+from cdtrans.inputs.images import is_image_name, judge_unreadable
+from cdtrans.inputs.shards import Files, Shard, chunks, find_shards, share
+from cdtrans.inputs.stream import cut
+from cdtrans.inputs.tars import TarMember, is_tar_name
+from cdtrans.record.files import atomic, csv_line, csv_lines
+from cdtrans.record.run_folder import find_model, require_output
 from cdtrans.runtime import launcher
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
@@ -25,8 +27,6 @@ from cdtrans.serving.parts import Counts, Part, PartFolder, Results, StoredPart,
 from cdtrans.serving.recorded import calibrated_with, confidences
 from cdtrans.serving.tables import CsvTable, ParquetTable, Table, column_names, require_parquet
 from cdtrans.serving.trade_off import threshold_for_accuracy, threshold_for_share
-from cdtrans.storage.files import atomic, csv_line, csv_lines
-from cdtrans.storage.run_folder import find_model, require_output
 from cdtrans.trust.preflight import ignored
 
 NAMED_SKIPS = 10  # how many unreadable files are named on the screen; all are in a list

@@ -5,11 +5,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cdtrans.record.run_folder import find_model
 from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.export import export_folder
 from cdtrans.serving.hub import require_name, upload
-from cdtrans.storage.run_folder import find_model
 
 
 @dataclass(frozen=True)

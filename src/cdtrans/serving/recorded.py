@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 
 from cdtrans.errors import CdtransError
+from cdtrans.record.card_file import RESTORE, read_card, set_temperature
+from cdtrans.record.files import atomic, csv_line, intact
+from cdtrans.record.run_folder import ANSWERS, PREDICTIONS, find_model, read_result
+from cdtrans.record.shapes import Misfit, require
 from cdtrans.serving.probabilities import calibrated, no_class, probabilities
-from cdtrans.storage.card_file import RESTORE, read_card, set_temperature
-from cdtrans.storage.files import atomic, csv_line, intact
-from cdtrans.storage.run_folder import ANSWERS, PREDICTIONS, find_model, read_result
-from cdtrans.storage.shapes import Misfit, require
 
 LOGITS = "logits.npz"  # "source" and "adapted": [Nt, K], before the temperature, in the order of images.csv
 VIEWS = "views.npz"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from cdtrans.errors import CdtransError
+from cdtrans.record.files import csv_lines
 from cdtrans.serving.classifier import Classifier, Prediction
-from cdtrans.storage.files import csv_lines
 
 
 class Table(Protocol):

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import Config
-from cdtrans.data.batches import Images, LabelledImages, Plan
 from cdtrans.errors import Hopeless, counted
+from cdtrans.inputs.batches import Images, LabelledImages, Plan
 from cdtrans.methods.base import Batch, Method, Round
-from cdtrans.model.encoding import Encoded, Encoder, Frozen
-from cdtrans.model.head import Output
-from cdtrans.model.network import Network
+from cdtrans.network.encoding import Encoded, Encoder, Frozen
+from cdtrans.network.head import Output
+from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
+from cdtrans.record.run import Run
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import part, share_buffers
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run import Run
 from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport

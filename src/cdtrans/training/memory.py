@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError
-from cdtrans.model.network import Network, has_batchnorm
+from cdtrans.network.network import Network, has_batchnorm
 from cdtrans.runtime.device import TOO_LITTLE
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen

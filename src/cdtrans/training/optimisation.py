@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
-from cdtrans.model.network import Network
+from cdtrans.network.network import Network
 from cdtrans.runtime.device import TOO_LITTLE
 from cdtrans.runtime.ranks import average_gradients
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from cdtrans.config import Config
+from cdtrans.record.run import Run
 from cdtrans.runtime.screen import Screen, Task
-from cdtrans.storage.run import Run
 from cdtrans.training.state import Loop
 from cdtrans.training.trackers import open_tracker
 

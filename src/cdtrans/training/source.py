@@ -5,14 +5,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.config import Config
-from cdtrans.data.batches import Images
-from cdtrans.model.encoding import Encoder
-from cdtrans.model.head import Head
-from cdtrans.model.network import Network
+from cdtrans.inputs.batches import Images
+from cdtrans.network.encoding import Encoder
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
+from cdtrans.record.run import Run
 from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run import Run
 from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.reporting import StageReport

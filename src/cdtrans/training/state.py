@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError, Hopeless, Interrupted
+from cdtrans.record.files import atomic, intact
+from cdtrans.record.run import Run
+from cdtrans.record.shapes import require
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.signals import StopSignals
-from cdtrans.storage.files import atomic, intact
-from cdtrans.storage.run import Run
-from cdtrans.storage.shapes import require
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
-from cdtrans.storage.run import Run
+from cdtrans.record.run import Run
 
 PROJECT = "cdtrans"  # what Weights & Biases and MLflow file runs under
 PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # what is imported

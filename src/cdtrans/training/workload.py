@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from cdtrans.config import Config, check_options
-from cdtrans.data.batches import Images
+from cdtrans.inputs.batches import Images
 from cdtrans.methods.base import Method, Sizes
-from cdtrans.model.network import Network
+from cdtrans.network.network import Network
+from cdtrans.record.run import Run
 from cdtrans.runtime.device import autocast
 from cdtrans.runtime.outlook import Outlook, in_words
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
-from cdtrans.storage.run import Run
 from cdtrans.training.source import batch_slices, step_work
 from cdtrans.training.state import load_state
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cdtrans.data.images import Header
 from cdtrans.errors import NAMED, counted, named
+from cdtrans.inputs.images import Header
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
 from cdtrans.trust.findings import LISTED, Finding, State, graded
 

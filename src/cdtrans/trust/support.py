@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.model.encoding import Encoded
+from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, TILE, Statistics, fit_probe, label_target, nearest
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from cdtrans.data.batches import LabelledImages
-from cdtrans.model.encoding import Encoded, Encoder
+from cdtrans.inputs.batches import LabelledImages
+from cdtrans.network.encoding import Encoded, Encoder
+from cdtrans.record.run import Run
 from cdtrans.runtime.ranks import from_main
-from cdtrans.storage.run import Run
 from cdtrans.trust.impression import Impression
 from cdtrans.trust.scores import score
 from cdtrans.trust.selection import Selection, consensus

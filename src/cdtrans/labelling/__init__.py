@@ -1,1 +1,0 @@
-"""A few target labels: choose images to label, read the labels, measure with them."""

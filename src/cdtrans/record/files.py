@@ -1,0 +1,96 @@
+"""Write files and folders completely or not at all."""
+
+import csv
+import errno
+import io
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from cdtrans.errors import CdtransError, DiskFull
+from cdtrans.record.shapes import Misfit
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[IO[bytes]]:
+    """Open a draft for writing; it replaces `path` when it is complete and on disk."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(draft, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException as error:
+        draft.unlink(missing_ok=True)
+        if is_disk_full(error):
+            raise disk_full(path) from error
+        raise
+
+
+@contextmanager
+def intact(file: Path, advice: str) -> Iterator[None]:
+    """For reading a file and checking its content: any error here means that the file is damaged. One rule for all
+    files in a run folder; `advice` says what to do."""
+    try:
+        yield
+    except (CdtransError, MemoryError):
+        raise
+    except OSError as error:
+        raise CdtransError(f"'{file}' cannot be read ({error.strerror or error}); {advice}.") from error
+    except Exception as error:  # libraries raise almost anything on bytes that they did not write
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU that other processes use too
+            raise CdtransError(
+                f"The GPU has too little memory for what '{file}' holds; free some and run the same command again."
+            ) from error
+        kind = "" if isinstance(error, Misfit) else f"{type(error).__name__}: "
+        cause = f"{kind}{' '.join(str(error).split())[:80]}".rstrip(": .")
+        raise CdtransError(f"'{file}' is damaged ({cause}); {advice}.") from error
+
+
+def require_writable(file: Path, what: str, flag: str) -> None:
+    """Fail before the work and not after it. An existing file is replaced, anything else is an error."""
+    if file.exists() and not file.is_file():
+        raise CdtransError(f"'{file}' is not a file that the {what} could replace; choose another {flag}.")
+    folder = next(above for above in file.absolute().parents if above.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise CdtransError(f"'{file}' cannot be written: '{folder}' is not a writable folder; choose another {flag}.")
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Also if a library, such as torch.save, raises another error while it cleans up after the full disk."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        error = error.__context__
+    return False
+
+
+def disk_full(path: Path) -> DiskFull:
+    return DiskFull(
+        f"The disk is full: '{path}' could not be written, and nothing was replaced; free some space and run the same "
+        "command again, which resumes a run."
+    )
+
+
+def csv_line(fields: Sequence[object]) -> bytes:
+    """A line of a CSV; undecodable names keep their bytes."""
+    return csv_lines([fields])
+
+
+def csv_lines(rows: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def replace_folder(draft: Path, final: Path) -> None:
+    """Replace an older folder by a finished one."""
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(draft, final)

@@ -1,0 +1,215 @@
+"""Which run starts when: runs that share stage 1, on processes that only pretend to work."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from cdtrans.bench import jobs
+from cdtrans.bench.jobs import PlannedRun, run_jobs
+from cdtrans.bench.results import read_sessions, shared_stage_1, trained_in
+from cdtrans.runtime.children import Children
+from cdtrans.runtime.screen import Screen
+from support import says
+
+STEP = 10  # how often a job is asked whether it has ended, in each stage that it pretends
+
+
+@dataclass
+class Stage:
+    """What is pretended, and what was seen of it."""
+
+    out: Path
+    fail: dict[str, int]  # run -> before which stage it fails
+    started: list[tuple[str, str | None]]  # run, and where its stage 1 is from
+    side_by_side: list[set[str]]
+
+    def plan(self, *names: str, peers: Sequence[str] | None = None) -> list[PlannedRun]:
+        """One source: all runs share."""
+        folders = tuple(self.out / name for name in (names if peers is None else peers))
+        return [PlannedRun(name, self.out / name, ("adapt", name), ("eval", name), folders) for name in names]
+
+    def begin(self, name: str, source_model: str | None = None, *, stage_1: bool = False) -> None:
+        (self.out / name).mkdir(parents=True, exist_ok=True)
+        (self.out / name / "config.yaml").write_text(f"source_model: {source_model or 'null'}\nlr: 1\n")
+        if stage_1:
+            (self.out / name / "source").mkdir(exist_ok=True)
+
+    def run(self, runs: list[PlannedRun], side_by_side: int = 1) -> list[str]:
+        return run_jobs("test", runs, side_by_side, Screen(quiet=True), lambda job: None)
+
+    def origins(self) -> dict[str, str | None]:
+        return {run: taken and Path(taken).name for run, taken in self.started}
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage, running = Stage(tmp_path, {}, [], []), set()
+
+    class Pretended:
+        def __init__(self, arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> None:
+            verb, self.name, *flags = arguments
+            self.scoring, self.asked = verb == "eval", 0
+            if self.scoring:
+                out.write(b"{}")
+                return
+            taken = flags[1] if flags else None
+            assert flags in ([], ["--source-model", taken])
+            assert taken is None or (Path(taken) / "source").exists(), "started too early"
+            stage.started.append((self.name, taken))
+            running.add(self.name)
+            stage.side_by_side.append(set(running))
+            if stage.fail.get(self.name) != 0:
+                stage.begin(self.name, taken, stage_1=taken is not None)
+
+        def poll(self) -> int | None:
+            if self.scoring:
+                return 0
+            self.asked += 1
+            done = self.asked // STEP
+            fails = stage.fail.get(self.name)
+            if fails is not None and done >= fails:
+                running.discard(self.name)
+                return 2
+            if done >= 1:
+                (stage.out / self.name / "source").mkdir(exist_ok=True)
+            if done >= 2:
+                running.discard(self.name)
+                (stage.out / self.name / "result.json").write_text("{}")
+                return 0
+            return None
+
+        def terminate(self) -> None: ...
+        def wait(self) -> None: ...
+
+    monkeypatch.setattr(Children, "start", lambda self, *how: Pretended(*how))
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.001)
+    return stage
+
+
+def test_the_first_trains_stage_1_and_the_others_start_from_it(stage: Stage) -> None:
+    assert stage.run(stage.plan("a", "b", "c")) == []
+    assert stage.started == [("a", None), ("b", str(stage.out / "a")), ("c", str(stage.out / "a"))]
+
+
+def test_side_by_side_the_others_wait_for_stage_1_but_not_for_the_end(stage: Stage) -> None:
+    assert stage.run(stage.plan("a", "b", "c"), 3) == []
+    assert stage.origins() == {"a": None, "b": "a", "c": "a"}
+    assert stage.side_by_side == [{"a"}, {"a", "b"}, {"a", "b", "c"}]
+
+
+def test_runs_of_other_sources_go_on_meanwhile(stage: Stage) -> None:
+    assert stage.run(stage.plan("a", "b") + stage.plan("x", "y"), 2) == []
+    assert [name for name, _ in stage.started][:2] == ["a", "x"]
+    assert stage.origins() == {"a": None, "b": "a", "x": None, "y": "x"}
+
+
+@pytest.mark.parametrize("when", [0, 1], ids=["at once", "in stage 1"])
+@pytest.mark.parametrize("side_by_side", [1, 3])
+def test_if_the_first_fails_before_it_has_one_the_next_trains_it(stage: Stage, when: int, side_by_side: int) -> None:
+    stage.fail["a"] = when
+    assert stage.run(stage.plan("a", "b", "c"), side_by_side) == ["a"]
+    assert stage.origins() == {"a": None, "b": None, "c": "b"}
+
+
+def test_if_it_fails_afterwards_its_stage_1_is_good(stage: Stage) -> None:
+    stage.fail["a"] = 2
+    assert stage.run(stage.plan("a", "b", "c"), 2) == ["a"]
+    assert stage.origins() == {"a": None, "b": "a", "c": "a"}
+
+
+def test_all_fail_and_nothing_waits_for_ever(stage: Stage) -> None:
+    stage.fail |= {"a": 1, "b": 0, "c": 1}
+    assert stage.run(stage.plan("a", "b", "c"), 2) == ["a", "b", "c"]
+    stage.started.clear()
+    stage.fail.clear()
+    assert stage.run(stage.plan("a", "b", "c"), 2) == []
+    assert stage.origins() == {"a": None, "c": None, "b": "a"} or stage.origins() == {"a": None, "c": None, "b": "c"}
+
+
+def test_a_run_that_has_begun_goes_on_as_it_began_and_the_others_wait_for_it(stage: Stage) -> None:
+    """Whatever its place: it cannot be told of another stage 1 any more."""
+    stage.begin("c")
+    assert stage.run(stage.plan("a", "b", "c"), 1) == []
+    assert stage.origins() == {"a": "c", "b": "a", "c": None}
+    assert [trained_in(stage.out / name, stage.out) for name in "abc"] == ["c"] * 3
+
+
+def test_one_that_began_with_another_s_stage_1_keeps_to_it_even_if_that_run_is_gone(stage: Stage) -> None:
+    stage.begin("b", "/gone/a", stage_1=True)
+    run = stage.plan("a", "b")[1]
+    assert run.command() == ("adapt", "b", "--source-model", "/gone/a")
+
+
+def test_one_of_an_older_version_has_trained_its_own(stage: Stage) -> None:
+    stage.begin("b")
+    (stage.out / "b" / "config.yaml").write_text("lr: 1\n")
+    assert stage.plan("a", "b")[1].command() == ("adapt", "b")
+    assert trained_in(stage.out / "b", stage.out) == "b"
+
+
+def test_a_finished_run_that_is_not_asked_for_gives_its_stage_1(stage: Stage) -> None:
+    stage.begin("a", stage_1=True)
+    assert stage.run(stage.plan("b", peers=("a", "b"))) == []
+    assert stage.origins() == {"b": "a"}
+
+
+def test_nobody_waits_for_a_run_that_is_not_asked_for(stage: Stage) -> None:
+    stage.begin("a")
+    assert stage.run(stage.plan("b", peers=("a", "b"))) == []
+    assert stage.origins() == {"b": None}
+
+
+def test_without_peers_nothing_is_shared(stage: Stage) -> None:
+    assert stage.run(stage.plan("a", "b", peers=()), 2) == []
+    assert stage.origins() == {"a": None, "b": None}
+    assert stage.side_by_side == [{"a"}, {"a", "b"}]
+
+
+def test_the_device_is_shared_out_among_those_that_ran_and_not_those_that_waited(stage: Stage) -> None:
+    begun = time.monotonic()
+    stage.run(stage.plan("a", "b"), 4)
+    elapsed = time.monotonic() - begun
+    first, second = (read_sessions(stage.out / name)[0] for name in ("a", "b"))
+    assert 1.0 <= first["jobs"] < 1.9, "alone in stage 1, at most two after it"
+    assert 1.0 <= second["jobs"] <= 2.0
+    whole = sum(session["seconds"] / session["jobs"] for session in (first, second))
+    assert 0.5 * elapsed < whole <= 1.05 * elapsed, "no second is counted twice"
+
+
+class TestTold:
+    def test_where_stage_1_was_trained_also_through_several_hands(self, stage: Stage) -> None:
+        stage.begin("a")
+        stage.begin("b", str(stage.out / "a"))
+        stage.begin("c", str(stage.out / "b"))
+        stage.begin("d", str(stage.out / "removed"))
+        stage.begin("e", "/elsewhere/run")
+        told = {name: trained_in(stage.out / name, stage.out) for name in "abcde"}
+        assert told == {"a": "a", "b": "a", "c": "a", "d": "removed", "e": "/elsewhere/run"}
+
+    @pytest.mark.parametrize(
+        ("trained", "words"),
+        [
+            ({"a": "a", "b": "b"}, ["every run", "its own stage 1"]),
+            ({"a": "a", "b": "a"}, ["stage 1", "trained once", "2 runs", "counted once"]),
+            ({"a": "a", "b": "a", "c": "c"}, ["stage 1", "trained 2 times", "3 runs"]),
+            ({"b": "a", "c": "a"}, ["trained once", "not in the cost", "no such run: a"]),
+        ],
+    )
+    def test_the_tables_say_it(self, trained: dict[str, str], words: list[str]) -> None:
+        text = shared_stage_1(trained)
+        assert says(text, *words)
+        assert ("not in the cost" in text.lower()) == ("not in the cost" in words)
+
+
+def test_the_pretended_score_is_kept(stage: Stage) -> None:
+    """So that what is above is about the real Job."""
+    runs = stage.plan("a")
+    stage.run(runs)
+    assert runs[0].finished
+    scored: Any = json.loads((stage.out / "a" / "eval.json").read_text())
+    assert scored == {}

@@ -1,0 +1,330 @@
+"""The four benchmarks: task names, every layout they come in, and what is said of a folder that is not one."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdtrans.errors import CdtransError
+from cdtrans.inputs.benchmarks import (
+    ARROWS,
+    BENCHMARKS,
+    DOMAINNET,
+    OFFICE31,
+    OFFICE_HOME,
+    VISDA2017,
+    Benchmark,
+    Domain,
+    FoundBenchmark,
+    benchmark_named,
+    find_benchmark,
+    published_class_counts,
+)
+from support import error_says, says
+
+SMALL = Benchmark(
+    "small",
+    "Small-3",
+    (Domain("A", "amazon", 4), Domain("D", "dslr", 4), Domain("R", "Real_World", 4)),
+    classes=2,
+)
+
+
+def touch(file: Path) -> Path:
+    """No test here looks into an image."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    return file
+
+
+def fill(folder: Path, classes: tuple[str, ...] = ("mug", "pen"), each: int = 2) -> Path:
+    for name in classes:
+        for n in range(each):
+            touch(folder / name / f"{n}.jpg")
+    return folder
+
+
+def folders(data: Path) -> Path:
+    for name in ("amazon", "dslr", "Real_World"):
+        fill(data / name)
+    return data
+
+
+def find(data: Path, benchmark: Benchmark = SMALL, **how: bool) -> FoundBenchmark:
+    return find_benchmark(benchmark, data, benchmark.tasks, **how)
+
+
+def said(data: Path, benchmark: Benchmark = SMALL, **how: bool) -> str:
+    with pytest.raises(CdtransError) as caught:
+        find(data, benchmark, **how)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return sentence
+
+
+class TestTasks:
+    def test_the_tasks_are_those_of_the_paper_s_columns(self) -> None:
+        assert [task.name for task in OFFICE31.tasks] == ["A>D", "A>W", "D>A", "D>W", "W>A", "W>D"]
+        assert [task.name for task in VISDA2017.tasks] == ["S>R"]
+        assert {name: len(benchmark.tasks) for name, benchmark in BENCHMARKS.items()} == {
+            **{"office31": 6, "office-home": 12, "visda2017": 1, "domainnet": 30, "pacs": 12},
+        }
+
+    @pytest.mark.parametrize(
+        ("benchmark", "text", "folder"),
+        [
+            (OFFICE31, "A>W", "A-W"),
+            (OFFICE31, "amazon>webcam", "A-W"),
+            (OFFICE31, " Amazon -> W ", "A-W"),
+            (OFFICE31, "a→w", "A-W"),
+            (OFFICE31, "A-W", "A-W"),
+            (OFFICE_HOME, "Ar>Cl", "Ar-Cl"),
+            (OFFICE_HOME, "Rw>Ar", "Re-Ar"),
+            (OFFICE_HOME, "Real World>Art", "Re-Ar"),
+            (OFFICE_HOME, "RealWorld->Product", "Re-Pr"),
+            (OFFICE_HOME, "Real-World>Art", "Re-Ar"),
+            (DOMAINNET, "clp>skt", "clp-skt"),
+            (DOMAINNET, "clipart>sketch", "clp-skt"),
+            (VISDA2017, "train>validation", "S-R"),
+            (VISDA2017, "synthetic>real", "S-R"),
+            (VISDA2017, "S>R", "S-R"),
+        ],
+    )
+    def test_short_and_long_names(self, benchmark: Benchmark, text: str, folder: str) -> None:
+        assert benchmark.task(text).folder == folder
+
+    @given(st.data())
+    def test_every_spelling_of_a_task_is_that_task(self, data: st.DataObject) -> None:
+        benchmark = data.draw(st.sampled_from(list(BENCHMARKS.values())))
+        task = data.draw(st.sampled_from(benchmark.tasks))
+        ends = [data.draw(st.sampled_from((d.short, d.name, *d.aliases))) for d in task]
+        spelt = [data.draw(st.sampled_from((end, end.upper(), end.lower(), f" {end} "))) for end in ends]
+        spelt = [end.replace("_", data.draw(st.sampled_from(("_", " ", "")))) for end in spelt]
+        assert benchmark.task(data.draw(st.sampled_from((*ARROWS, "->"))).join(spelt)) is task
+
+    @given(st.sampled_from(list(BENCHMARKS.values())), st.text())
+    def test_any_other_text_is_refused_in_a_sentence_or_is_a_task(self, benchmark: Benchmark, text: str) -> None:
+        with suppress(CdtransError):
+            assert benchmark.task(text) in benchmark.tasks
+
+    @pytest.mark.parametrize("text", ["A>A", "A>X", "A", "", ">", "A>W>D", "Ar>Cl"])
+    def test_no_task_of_office31(self, text: str) -> None:
+        with error_says(f"'{text}'", "task", "Office-31"):
+            OFFICE31.task(text)
+
+    def test_what_is_expected_is_said(self) -> None:
+        with error_says("'amazon>webcam'?"):
+            OFFICE31.task("amazon>webcan")
+        with error_says("'R>S'", "S>R, train>validation"):
+            VISDA2017.task("R>S")
+        with error_says("'clp>clp'", "like clp>inf"):
+            DOMAINNET.task("clp>clp")
+
+    def test_an_unknown_benchmark(self) -> None:
+        with error_says("benchmark 'office'", "'office31'?"):
+            benchmark_named("office")
+        assert benchmark_named("domainnet") is DOMAINNET
+
+
+class TestFolders:
+    def test_class_folders(self, tmp_path: Path) -> None:
+        found = find(folders(tmp_path))
+        assert found.root == tmp_path
+        assert {name: len(domain.images) for name, domain in found.domains.items()} == {
+            **{"amazon": 4, "dslr": 4, "Real_World": 4},
+        }
+        assert found.domains["amazon"].folder == tmp_path / "amazon"
+        assert found.domains["amazon"].layout == "folder amazon"
+        assert found.differences == ()
+
+    def test_the_images_folder_of_office31(self, tmp_path: Path) -> None:
+        folders(tmp_path)
+        (tmp_path / "amazon").rename(tmp_path / "x")
+        (tmp_path / "amazon").mkdir()
+        (tmp_path / "x").rename(tmp_path / "amazon" / "images")
+        found = find(tmp_path)
+        assert found.domains["amazon"].layout == "folder amazon/images"
+        assert found.domains["amazon"].images.classes == ("mug", "pen")
+
+    @pytest.mark.parametrize("name", ["Real World", "Real_World", "RealWorld", "real-world"])
+    def test_real_world_in_every_spelling(self, tmp_path: Path, name: str) -> None:
+        (folders(tmp_path) / "Real_World").rename(tmp_path / name)
+        assert find(tmp_path).domains["Real_World"].folder == tmp_path / name
+
+    def test_an_archive_s_own_folder_may_lie_between(self, tmp_path: Path) -> None:
+        folders(tmp_path / "OfficeHomeDataset_10072016")
+        touch(tmp_path / "__MACOSX" / "x.txt")
+        assert find(tmp_path).root == tmp_path / "OfficeHomeDataset_10072016"
+
+    def test_only_the_domains_of_the_tasks_are_needed(self, tmp_path: Path) -> None:
+        shutil.rmtree(folders(tmp_path) / "Real_World")
+        found = find_benchmark(SMALL, tmp_path, [SMALL.task("A>D")])
+        assert list(found.domains) == ["amazon", "dslr"]
+
+    def test_office31_complete_and_with_an_image_less(self, tmp_path: Path) -> None:
+        for domain, classes in published_class_counts(OFFICE31).items():
+            for name, images in classes.items():
+                for n in range(images):
+                    touch(tmp_path / domain / "images" / name / f"frame_{n:04}.jpg")
+        assert {name: len(d.images) for name, d in find(tmp_path, OFFICE31).domains.items()} == {
+            **{"amazon": 2817, "dslr": 498, "webcam": 795},
+        }
+        (tmp_path / "dslr" / "images" / "mug" / "frame_0003.jpg").unlink()
+        text = said(tmp_path, OFFICE31)
+        assert says(text, f"Office-31 in '{tmp_path}'", "dslr has 497 images", "498", "(mug 7 of 8)")
+        assert "--allow-incomplete" in text
+        touch(tmp_path / "dslr" / "images" / "pen" / "one_more.jpg")
+        assert says(said(tmp_path, OFFICE31), "dslr has 498 images", "(mug 7 of 8, pen 11 of 10)")
+        (tmp_path / "webcam" / "images" / "mug").rename(tmp_path / "webcam" / "images" / "cup")
+        shutil.rmtree(tmp_path / "dslr")
+        tasks = [OFFICE31.task("A>W")]
+        with error_says("webcam lacks the class 'mug'", "unknown class 'cup'", "complete"):
+            find_benchmark(OFFICE31, tmp_path, tasks)
+        with error_says("only amazon", "'mug'"):
+            find_benchmark(OFFICE31, tmp_path, tasks, allow_incomplete=True)
+
+    def test_the_counts_sum_to_the_published_ones(self) -> None:
+        counts = published_class_counts(OFFICE31)
+        assert {d.name: sum(counts[d.name].values()) for d in OFFICE31.domains} == {
+            **{d.name: d.images for d in OFFICE31.domains},
+        }
+        assert all(len(classes) == OFFICE31.classes for classes in counts.values())
+        assert [published_class_counts(b) for b in (OFFICE_HOME, VISDA2017, DOMAINNET)] == [{}, {}, {}]
+        assert sum(d.images for d in DOMAINNET.domains) == 586_575
+
+
+class TestLists:
+    """A list says more than folders: which images, and in which order the classes are numbered."""
+
+    LISTED: tuple[tuple[str, int], ...] = (("pen/0.jpg", 0), ("mug/0.jpg", 1), ("pen/1.jpg", 0), ("mug/1.jpg", 1))
+
+    def listed(self, prefix: str) -> str:
+        return "".join(f"{prefix}{path} {label}\n" for path, label in self.LISTED)
+
+    @pytest.mark.parametrize(
+        ("file", "prefix"),
+        [
+            ("amazon.txt", "./amazon/"),  # the authors' and AFN's
+            ("amazon_list.txt", "./amazon/"),
+            ("amazon.txt", "amazon/"),
+            ("amazon_list.txt", "/data/office/domain_adaptation_images/amazon/images/"),  # CDAN's
+            ("amazon_list.txt", "/Checkpoint/somebody/data/office/amazon/images/"),  # SHOT's
+            ("image_list/amazon.txt", "amazon/"),  # tllib's
+            ("amazon/image_list.txt", ""),  # VisDA's
+            ("amazon/train_image_list.txt", ""),
+        ],
+    )
+    @pytest.mark.parametrize("inner", ["", "images"])
+    def test_the_lists_that_are_about(self, tmp_path: Path, file: str, prefix: str, inner: str) -> None:
+        folders(tmp_path)
+        shutil.rmtree(tmp_path / "amazon")
+        fill(tmp_path / "amazon" / inner)
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(self.listed(prefix))
+        found = find(tmp_path).domains["amazon"]
+        between = f"{inner}/" if inner else ""
+        assert found.images.paths == tuple(f"amazon/{between}{path}" for path, _ in self.LISTED)
+        assert found.images.labels == (0, 1, 0, 1)
+        assert found.images.classes == ("pen", "mug")  # in the list's order, not in the alphabet's
+        assert found.images.root == tmp_path
+        assert (found.folder, found.layout) == (None, f"list {file}")
+
+    def test_a_listed_domain_whose_folder_is_spelt_otherwise(self, tmp_path: Path) -> None:
+        (folders(tmp_path) / "Real_World").rename(tmp_path / "Real World")
+        (tmp_path / "Real_World.txt").write_text(self.listed("./Real_World/"))
+        assert find(tmp_path).domains["Real_World"].images.paths[0] == "Real World/pen/0.jpg"
+
+    def test_train_and_test_lists_together_are_the_whole_domain(self, tmp_path: Path) -> None:
+        folders(tmp_path)
+        lines = self.listed("amazon/").splitlines(keepends=True)
+        (tmp_path / "amazon_train.txt").write_text("".join(lines[:3]))
+        assert find(tmp_path).domains["amazon"].layout == "folder amazon"  # one of two lists says nothing
+        (tmp_path / "amazon_test.txt").write_text(lines[3])
+        found = find(tmp_path).domains["amazon"]
+        assert found.layout == "lists amazon_train.txt and amazon_test.txt together"
+        assert len(found.images) == 4
+        (tmp_path / "amazon.txt").write_text("".join(lines))
+        assert find(tmp_path).domains["amazon"].layout == "list amazon.txt"
+
+    def test_files_that_are_missing(self, tmp_path: Path) -> None:
+        folders(tmp_path)
+        file = tmp_path / "amazon_list.txt"
+        file.write_text(self.listed("/elsewhere/amazon/images/"))
+        (tmp_path / "amazon" / "pen" / "0.jpg").unlink()
+        text = said(tmp_path, allow_incomplete=True)
+        assert says(text, "1 of the 4 files", f"'{file}'", f"'{tmp_path}'", "'amazon/pen/0.jpg'", "line 1")
+        shutil.rmtree(tmp_path / "amazon")
+        assert says(said(tmp_path), "none of the 4 files", f"'{file}'", f"'{tmp_path}'")
+
+    def test_a_list_without_labels(self, tmp_path: Path) -> None:
+        (folders(tmp_path) / "amazon.txt").write_text("amazon/pen/0.jpg\n")
+        assert says(said(tmp_path), "line 1", "no label")
+
+
+class TestVisda:
+    BENCHMARK = replace(VISDA2017, domains=tuple(replace(d, images=24) for d in VISDA2017.domains))
+
+    @pytest.mark.parametrize("with_list", [False, True])
+    def test_with_and_without_its_lists(self, tmp_path: Path, with_list: bool) -> None:
+        for name in ("train", "validation"):
+            folder = fill(tmp_path / name, VISDA2017.class_names)
+            images = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.jpg"))
+            lines = [f"{path} {VISDA2017.class_names.index(path.split('/')[0])}\n" for path in images]
+            if with_list:
+                (folder / "image_list.txt").write_text("".join(lines))
+        found = find(tmp_path, self.BENCHMARK)
+        assert found.domains["train"].layout == ("list train/image_list.txt" if with_list else "folder train")
+        assert found.domains["validation"].images.classes == VISDA2017.class_names
+
+    def test_the_class_train_is_not_the_domain(self, tmp_path: Path) -> None:
+        fill(tmp_path / "train", VISDA2017.class_names)
+        assert says(said(tmp_path, self.BENCHMARK), f"'{tmp_path}'", "has no domain validation")
+
+
+class TestBadFolders:
+    def test_no_folder(self, tmp_path: Path) -> None:
+        gone = tmp_path / "gone"
+        assert says(said(gone), f"no folder '{gone}'", "Small-3", "--data")
+
+    def test_no_domain(self, tmp_path: Path) -> None:
+        expected = f"'{tmp_path}'", "no domain", "Small-3", "amazon, dslr, Real_World"
+        assert says(said(tmp_path), *expected, "found nothing")
+        for name in "abcdefghij":
+            (tmp_path / name).mkdir()
+        assert says(said(tmp_path), *expected, "found 'a', 'b'", "'h' and 2 more")
+
+    def test_a_domain_is_missing(self, tmp_path: Path) -> None:
+        shutil.rmtree(folders(tmp_path) / "dslr")
+        text = said(tmp_path, allow_incomplete=True)
+        assert says(text, f"'{tmp_path}' has no domain dslr", "'dslr.txt'", "found 'Real_World', 'amazon'")
+
+    @pytest.mark.parametrize("allow_incomplete", [False, True])
+    def test_a_class_folder_renamed(self, tmp_path: Path, allow_incomplete: bool) -> None:
+        (folders(tmp_path) / "dslr" / "mug").rename(tmp_path / "dslr" / "cup")
+        text = said(tmp_path, allow_incomplete=allow_incomplete)
+        assert says(text, f"'{tmp_path / 'dslr'}'", "only dslr has the class 'cup'", "only amazon has the class 'mug'")
+
+    @pytest.mark.parametrize(
+        ("change", "here", "published"),
+        [
+            (lambda data: (data / "dslr/mug/0.jpg").unlink(), "dslr has 3 images", "4 were published"),
+            (lambda data: touch(data / "dslr/mug/9.jpg"), "dslr has 5 images", "4 were published"),
+            (lambda data: touch(data / "dslr/x/0.jpg"), "dslr has 3 classes", "2 were published"),
+        ],
+    )
+    def test_other_images_than_published(self, tmp_path: Path, change: Callable, here: str, published: str) -> None:
+        change(folders(tmp_path))
+        assert says(said(tmp_path), f"Small-3 in '{tmp_path}'", here, published, "--allow-incomplete")
+
+    def test_what_is_accepted_is_noted(self, tmp_path: Path) -> None:
+        (folders(tmp_path) / "dslr/mug/0.jpg").unlink()
+        touch(tmp_path / "amazon/mug/7.jpg")
+        in_amazon, in_dslr = find(tmp_path, allow_incomplete=True).differences
+        assert says(in_amazon, "amazon has 5 images", "4 were published")
+        assert says(in_dslr, "dslr has 3 images", "4 were published")

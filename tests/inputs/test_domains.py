@@ -1,0 +1,665 @@
+"""Folders and lists of images become the right domains, and every bad one a single clear sentence."""
+
+import dataclasses
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from cdtrans.errors import CdtransError
+from cdtrans.inputs.domains import (
+    LabelledDomain,
+    UnlabelledDomain,
+    check_distinct,
+    require_outside,
+    scan_labelled,
+    scan_unlabelled,
+    stream_images,
+    warnings_for,
+)
+from cdtrans.inputs.images import decode
+from support import error_says, says
+
+NOBODY = 65534
+SCANS = pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled])
+
+
+def image(path: Path) -> Path:
+    """A real one-pixel image at this path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    formats = {".jpg": "JPEG", ".tif": "TIFF"}
+    Image.new("RGB", (1, 1)).save(path, formats.get(path.suffix.lower(), path.suffix[1:]))
+    return path
+
+
+def folder(top: Path, *names: str) -> Path:
+    for name in names:
+        image(top / name)
+    return top
+
+
+def text(path: Path, *lines: str) -> Path:
+    path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    return path
+
+
+def sentence(function, *arguments: object) -> str:
+    """The error of a call: one line that ends like a sentence."""
+    with pytest.raises(CdtransError) as raised:
+        function(*arguments)
+    message = str(raised.value)
+    assert re.fullmatch(r"[^\n]+\.", message), message
+    return message
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Permission bits do not bind root."""
+    user = os.geteuid()
+    os.seteuid(NOBODY if user == 0 else user)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that any user can reach, unlike tmp_path."""
+    top = Path(tempfile.mkdtemp())
+    top.chmod(0o755)
+    yield top
+    for found in (top, *top.rglob("*")):
+        found.chmod(0o755)
+    shutil.rmtree(top)
+
+
+# The types
+
+
+def test_length_files_counts_and_keep():
+    domain = LabelledDomain(Path("r"), ("a/1.png", "a/2.png", "b/1.png"), (0, 0, 1), ("a", "b"))
+    assert (len(domain), domain.counts()) == (3, (2, 1))
+    assert domain.files() == [Path("r/a/1.png"), Path("r/a/2.png"), Path("r/b/1.png")]
+    kept = domain.keep([1, 0])
+    assert kept == LabelledDomain(Path("r"), ("a/2.png", "a/1.png"), (0, 0), ("a", "b"))
+    assert kept.counts() == (2, 0)
+    target = UnlabelledDomain(Path("r"), ("1.png", "2.png"))
+    assert target.keep([1]) == UnlabelledDomain(Path("r"), ("2.png",))
+    assert (len(target), target.files()) == (2, [Path("r/1.png"), Path("r/2.png")])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        target.paths = ()
+
+
+# Folders
+
+
+def test_labelled_folder(tmp_path):
+    top = folder(tmp_path / "s", "dog/2.jpg", "dog/1.PNG", "cat/deep/er/1.gif", "cat/0.Tif", "bird/1.webp", "cat/9.bmp")
+    (top / "empty").mkdir()
+    (top / "notes").mkdir()
+    (top / "notes" / "readme.txt").write_text("no image")
+    domain = scan_labelled(top)
+    assert domain.root == top
+    assert domain.classes == ("bird", "cat", "dog")
+    assert domain.paths == ("bird/1.webp", "cat/0.Tif", "cat/9.bmp", "cat/deep/er/1.gif", "dog/1.PNG", "dog/2.jpg")
+    assert domain.labels == (0, 1, 1, 1, 2, 2)
+    assert all(decode(file).size == (1, 1) for file in domain.files())
+
+
+def test_unlabelled_folder_of_any_nesting(tmp_path):
+    top = folder(tmp_path / "t", "b.png", "a/x.png", "a/y/z.png", "c/1.png")
+    assert scan_unlabelled(top) == UnlabelledDomain(top, ("a/x.png", "a/y/z.png", "b.png", "c/1.png"))
+
+
+def test_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
+    """Classes that are prefixes of each other too: 'a b' sorts before 'a/' as text, but after 'a' as a class."""
+    top = folder(tmp_path / "s", "a/1.png", "a b/1.png", "a-b/1.png", "B/2.png", "B/10.png")
+    plain = scan_labelled(top)
+    assert plain.classes == ("B", "a", "a b", "a-b")
+    assert plain.paths == ("B/10.png", "B/2.png", "a/1.png", "a b/1.png", "a-b/1.png")
+    scandir = os.scandir
+
+    @contextmanager
+    def backwards(where):
+        with scandir(where) as entries:
+            yield sorted(entries, key=lambda entry: entry.name, reverse=True)
+
+    monkeypatch.setattr(os, "scandir", backwards)
+    assert scan_labelled(top) == plain
+
+
+def test_hidden_entries_and_archive_leftovers_are_ignored(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "a/._1.png", "b/1.png", ".git/x.png", "b/.cache/1.png", "__MACOSX/a/1.png")
+    assert scan_labelled(top).paths == ("a/1.png", "b/1.png")
+    hidden_top = folder(tmp_path / ".hidden", "1.png")
+    assert len(scan_unlabelled(hidden_top)) == 1
+
+
+@pytest.mark.parametrize("name", ["my cat (1).png", "-rf.png", "été 猫 🐈.png", "a\nb.png", "#1.png", "a'\"\\.png"])
+def test_odd_names(tmp_path, name):
+    top = folder(tmp_path / "s", f"cls/{name}", f"🐕 dog/{name}")
+    domain = scan_labelled(top)
+    assert domain.paths == (f"cls/{name}", f"🐕 dog/{name}")
+    assert domain.classes == ("cls", "🐕 dog")
+    assert [decode(file).size for file in domain.files()] == [(1, 1)] * 2
+
+
+def test_undecodable_names(tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        image(tmp_path / "t" / name)
+    except OSError:
+        pytest.skip("this file system wants UTF-8 names")
+    domain = scan_unlabelled(tmp_path / "t")
+    assert domain.paths == (name,)
+    assert decode(domain.files()[0]).size == (1, 1)
+    listed = scan_unlabelled(text(tmp_path / "list.txt", f"t/{name}"))
+    assert listed.paths == (f"t/{name}",)
+
+
+def test_files_that_may_be_images_are_named_and_what_cannot_be_is_not(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "b/1.png")
+    expected = ("a/2.HEIC", "b/deep/x.avif", "b/scan", "c.dat")
+    harmless = (
+        "a/Thumbs.db",
+        "a/.DS_Store",
+        "README",
+        "b/LICENSE",
+        "a/notes.TXT",
+        "classes.csv",
+        "b/1.json",
+        "a/1.xmp",
+    )
+    for name in (*expected, *harmless):
+        (top / name).parent.mkdir(exist_ok=True)
+        (top / name).touch()
+    os.mkfifo(top / "b" / "pipe")
+    (top / "b" / "gone").symlink_to(top / "nowhere")
+    source, target = scan_labelled(top), scan_unlabelled(top)
+    assert source.paths == target.paths == ("a/1.png", "b/1.png")
+    assert source.ignored == target.ignored == source.keep([0]).ignored == target.keep([0]).ignored == expected
+    assert list(stream_images(top)) == source.files()
+
+
+# Links
+
+
+def test_linked_folders_and_files_are_followed(tmp_path):
+    elsewhere = folder(tmp_path / "elsewhere", "1.png")
+    top = folder(tmp_path / "s", "a/1.png")
+    (top / "b").symlink_to(elsewhere)
+    (top / "a" / "2.png").symlink_to(elsewhere / "1.png")
+    assert scan_labelled(top).paths == ("a/1.png", "a/2.png", "b/1.png")
+
+
+def test_links_that_loop_are_cut(tmp_path):
+    top = folder(tmp_path / "t", "a/1.png", "b/1.png")
+    (top / "a" / "self").symlink_to(top / "a")
+    (top / "a" / "up").symlink_to(top)
+    (top / "a" / "other").symlink_to(top / "b")
+    (top / "b" / "other").symlink_to(top / "a")
+    assert scan_unlabelled(top).paths == ("a/1.png", "b/1.png")
+
+
+def test_links_inside_are_other_names_and_do_not_multiply(tmp_path):
+    """Followed, seven folders with a link to each other one would be thousands of paths."""
+    top = folder(tmp_path / "t", *(f"{n}/1.png" for n in range(7)))
+    for n in range(7):
+        for other in range(7):
+            (top / str(n) / f"to{other}").symlink_to(top / str(other))
+    assert scan_unlabelled(top).paths == tuple(f"{n}/1.png" for n in range(7))
+    assert len(scan_labelled(top).classes) == 7
+
+
+def test_a_folder_outside_is_entered_once_however_many_links_lead_there(tmp_path):
+    outside = folder(tmp_path / "outside", "1.png", "deep/2.png")
+    (outside / "back").symlink_to(outside)
+    top = folder(tmp_path / "t", "a/1.png")
+    for name in ("b", "c", "a/d"):
+        (top / name).symlink_to(outside)
+    assert scan_unlabelled(top).paths == ("a/1.png", "a/d/1.png", "a/d/deep/2.png")
+
+
+def test_a_top_that_is_itself_a_link(tmp_path):
+    real = folder(tmp_path / "real", "a/1.png")
+    (real / "b").symlink_to(real / "a")
+    (tmp_path / "link").symlink_to(real)
+    assert scan_unlabelled(tmp_path / "link").paths == ("a/1.png",)
+
+
+def test_labels_of_thousands_of_digits_are_names(tmp_path):
+    folder(tmp_path, "1.png", "2.png")
+    (tmp_path / "list.txt").write_text(f"1.png 7\n2.png {'9' * 5000}\n")
+    assert scan_labelled(tmp_path / "list.txt").classes == ("7", "9" * 5000)
+
+
+def test_a_broken_link_is_kept_to_be_reported(tmp_path):
+    top = folder(tmp_path / "t", "1.png")
+    (top / "2.png").symlink_to(tmp_path / "gone.png")
+    (top / "3.png").symlink_to(top / "3.png")
+    (top / "4.txt").symlink_to(tmp_path / "gone.txt")
+    (top / "self").symlink_to(top / "self")  # leads nowhere, and is nothing that anybody expects to be read
+    (top / "one").symlink_to(top / "two")
+    (top / "two").symlink_to(top / "one")
+    assert scan_unlabelled(top).paths == ("1.png", "2.png", "3.png")
+
+
+def test_a_pipe_named_like_an_image_is_left_alone(tmp_path):
+    top = folder(tmp_path / "t", "1.png")
+    os.mkfifo(top / "2.png")
+    (top / "3.png").symlink_to(top / "2.png")
+    assert scan_unlabelled(top).paths == ("1.png",)
+
+
+def test_very_deep_nesting(tmp_path):
+    """Deeper than Python recurses; for the same reason the folders are made and removed one by one."""
+    folders = [tmp_path]
+    for _ in range(1100):
+        folders.append(folders[-1] / "d")
+        folders[-1].mkdir()
+    deepest = image(folders[-1] / "1.png")
+    found = len(scan_unlabelled(tmp_path))
+    deepest.unlink()
+    for folder in reversed(folders[1:]):
+        folder.rmdir()
+    assert found == 1
+
+
+# Lists
+
+
+def test_list_of_integers_named_after_the_folders(tmp_path):
+    """The authors' format; DomainNet's ids have a gap, which must not become an empty class."""
+    folder(tmp_path, "dog/1.png", "cat/1.png", "cat/2.png", "ant/1.png")
+    where = text(tmp_path / "list.txt", "dog/1.png 10", "cat/1.png 2", "ant/1.png 7", "cat/2.png 2")
+    domain = scan_labelled(where)
+    assert domain.root == tmp_path
+    assert domain.paths == ("dog/1.png", "cat/1.png", "ant/1.png", "cat/2.png")
+    assert domain.labels == (2, 0, 1, 0)
+    assert domain.classes == ("cat", "ant", "dog")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("a/1.png 10", "b/1.png 10", "c/1.png 9"),  # two folders in one class
+        ("a/1.png 10", "x/a/1.png 9"),  # two classes with one folder name
+        ("1.png 10", "a/1.png 9"),  # no folder
+    ],
+)
+def test_list_of_integers_that_folders_cannot_name(tmp_path, lines):
+    folder(tmp_path, "a/1.png", "b/1.png", "c/1.png", "x/a/1.png", "1.png")
+    domain = scan_labelled(text(tmp_path / "list.txt", *lines))
+    assert domain.classes == ("9", "10")
+    assert domain.labels[0] == 1
+    assert domain.labels[-1] == 0
+
+
+def test_list_of_words(tmp_path):
+    folder(tmp_path, "1.png", "2.png", "3.png")
+    domain = scan_labelled(text(tmp_path / "list.txt", "3.png zebra", "1.png 10", "2.png ant"))
+    assert (domain.classes, domain.labels) == (("10", "ant", "zebra"), (2, 0, 1))
+
+
+def test_comments_blank_lines_windows_ends_byte_order_mark_and_tabs(tmp_path):
+    folder(tmp_path, "a b.png", "2.png")
+    where = text(tmp_path / "list.txt", "\ufeff# comment", "", "  ", "a b.png\t 0 \r", "2.png 1\r", "#2.png 5", "")
+    assert scan_labelled(where).paths == ("a b.png", "2.png")
+    assert scan_unlabelled(where).paths == ("a b.png", "2.png")
+
+
+def test_behind_a_tab_a_label_may_hold_spaces(tmp_path):
+    """As may the path before it; a tab within a path is still a part of it."""
+    names = ("my seal.png", "2.png", "a\tb.png", "3.png", "4.png")
+    folder(tmp_path, *names)
+    lines = (
+        "my seal.png\tsea lion",
+        "2.png \t  great white shark \r",
+        "a\tb.png seal",
+        "3.png\tseal",
+        "4.png\tseal\t1",
+    )
+    where = text(tmp_path / "list.txt", *lines)
+    domain = scan_labelled(where)
+    assert domain.paths == scan_unlabelled(where).paths == names
+    labels = ["sea lion", "great white shark", "seal", "seal", "seal\t1"]
+    assert [domain.classes[label] for label in domain.labels] == labels
+
+
+@SCANS
+def test_a_label_with_spaces_is_told_to_need_a_tab(tmp_path, scan):
+    folder(tmp_path, "my seal.png", "b.png")
+    where = text(tmp_path / "list.txt", "b.png 0", "my seal.png great white shark")
+    assert says(sentence(scan, where), "'my seal.png great white'", "line 2", "tab", "label", "spaces")
+    assert "tab" not in sentence(scan, text(tmp_path / "list.txt", "your seal.png 0")).replace(str(tmp_path), "")
+
+
+def test_root_of_a_list(tmp_path):
+    root = folder(tmp_path / "images", "a/1.png", "b/1.png")
+    where = text(tmp_path / "list.txt", "a/1.png 0", f"{root}/b/1.png 1")
+    domain = scan_labelled(where, root)
+    assert domain.root == root
+    assert domain.files() == [root / "a/1.png", root / "b/1.png"]
+    assert scan_unlabelled(where, root).files() == domain.files()
+    assert "--root" in sentence(scan_labelled, where)
+    assert says(sentence(scan_labelled, where, tmp_path / "nowhere"), "nowhere'", "not a folder")
+
+
+def test_labels_of_a_target_list_are_dropped(tmp_path):
+    folder(tmp_path, "a.png", "my cat.png", "b/c.jpg")
+    names = ["a.png", "my cat.png", "b/c.jpg"]
+    bare = scan_unlabelled(text(tmp_path / "bare.txt", *names))
+    assert bare.paths == tuple(names)
+    for labels in (["0", "1", "2"], ["2", "1", "0"], ["cat", "0", "my"]):
+        lines = [f"{name} {label}" for name, label in zip(names, labels, strict=True)]
+        assert scan_unlabelled(text(tmp_path / "labelled.txt", *lines)) == bare
+    assert scan_unlabelled(text(tmp_path / "mixed.txt", "a.png 3", "my cat.png", "b/c.jpg x")) == bare
+
+
+def test_a_target_line_that_is_a_file_is_not_cut(tmp_path):
+    """'my cat.png' is an image even where a file 'my' lies beside it; 'my' with the label 'dog.png' is 'my'."""
+    folder(tmp_path, "my cat.png", "a 1.png")
+    for name in ("my", "raw 7"):
+        (tmp_path / name).write_bytes((tmp_path / "a 1.png").read_bytes())
+    where = text(tmp_path / "list.txt", "my cat.png", "my dog.png", "raw 7", "a 1.png 1.5")
+    assert scan_unlabelled(where).paths == ("my cat.png", "my", "raw 7", "a 1.png")
+
+
+def test_a_file_is_looked_up_once(tmp_path, monkeypatch):
+    folder(tmp_path, "a.png", "b.png", "c d.png")
+    where = text(tmp_path / "list.txt", "a.png 3", "b.png", "c d.png 1", "c d.png")
+    looked_up, isfile = [], os.path.isfile
+    monkeypatch.setattr(os.path, "isfile", lambda path: looked_up.append(path) or isfile(path))
+    assert len(scan_unlabelled(where)) == len(looked_up) == 4
+
+
+NAMES = st.binary(min_size=1, max_size=40).filter(lambda name: not set(name) & set(b"/\0\n"))
+
+
+@given(
+    names=st.lists(NAMES, min_size=2, max_size=6, unique=True),
+    labels=st.lists(st.integers(-5, 5), min_size=6, max_size=6),
+    gap=st.sampled_from([" ", "\t", "  "]),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+def test_lists_round_trip(tmp_path_factory, names, labels, gap, end):
+    """Whatever a file is called (save for a newline), a list can name it, with and without a label."""
+    labels = labels[: len(names)]
+    assume(len(set(labels)) > 1)
+    paths = [f"images/{os.fsdecode(name)}.png" for name in names]
+    top = Path(tempfile.mkdtemp(dir=tmp_path_factory.getbasetemp()))
+    (top / "images").mkdir()
+    try:
+        for path in paths:
+            (top / path).touch()
+    except OSError:
+        assume(False)
+    where = top / "list.txt"
+    lines = [f"{path}{gap}{label}" for path, label in zip(paths, labels, strict=True)]
+    where.write_bytes(os.fsencode(end.join(lines)))
+    domain = scan_labelled(where)
+    assert domain.paths == tuple(paths)
+    assert [int(domain.classes[label]) for label in domain.labels] == labels
+    target = scan_unlabelled(where)
+    assert target.paths == tuple(paths)
+    where.write_bytes(os.fsencode(end.join(paths)))
+    assert scan_unlabelled(where) == target
+
+
+# Bad input
+
+
+@SCANS
+def test_path_that_does_not_exist(tmp_path, scan):
+    assert "does not exist" in sentence(scan, tmp_path / "nowhere")
+    file = image(tmp_path / "1.png")
+    assert "does not exist" in sentence(scan, file / "below")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert "does not exist" in sentence(scan, tmp_path / "link")
+    (tmp_path / "odd\n").symlink_to(tmp_path / "gone")
+    assert "odd\\n" in sentence(scan, tmp_path / "odd\n")
+
+
+@SCANS
+def test_path_that_loops(tmp_path, scan):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert "symbolic links" in sentence(scan, tmp_path / "loop")
+
+
+@SCANS
+def test_neither_folder_nor_list(tmp_path, scan):
+    os.mkfifo(tmp_path / "pipe")
+    assert "neither a folder" in sentence(scan, tmp_path / "pipe")
+    assert "neither a folder" in sentence(scan, image(tmp_path / "1.png"))
+
+
+@pytest.mark.parametrize("scan", [scan_labelled, scan_unlabelled, lambda where: list(stream_images(where))])
+def test_no_image_in_a_folder(tmp_path, scan):
+    (tmp_path / "s" / "class").mkdir(parents=True)
+    assert "No image" in sentence(scan, tmp_path / "s")
+    (tmp_path / "s" / "class" / "a.txt").touch()
+    message = sentence(scan, tmp_path / "s")
+    assert str(tmp_path / "s") in message
+    assert ".webp" in message
+    assert "only files" not in message
+    (tmp_path / "s" / "class" / "b.heic").touch()
+    (tmp_path / "s" / "class" / "c.heic").touch()
+    assert says(sentence(scan, tmp_path / "s"), "only files such as 'class/b.heic'", "convert")
+
+
+@SCANS
+def test_no_permission(public, scan):
+    folder(public, "a/1.png", "b/deep/1.png")
+    where = text(public / "list.txt", "a/1.png 0", "b/deep/1.png 1")
+    (public / "b" / "deep").chmod(0)
+    where.chmod(0)
+    with unprivileged():
+        subfolder, unread_list = sentence(scan, public), sentence(scan, where)
+        below_it = sentence(scan, public / "b" / "deep" / "1.png")
+    assert says(subfolder, f"'{public}/b/deep'", "no permission")
+    assert says(unread_list, f"'{where}'", "no permission")
+    assert "no permission" in below_it
+
+
+def test_source_without_class_folders(tmp_path):
+    message = sentence(scan_labelled, folder(tmp_path / "s", "1.png", "2.png"))
+    assert "no class folders" in message
+    assert f"{tmp_path}/s/CLASS/1.png" in message
+
+
+def test_only_one_class(tmp_path):
+    top = folder(tmp_path / "s", "dog/1.png", "dog/2.png", "1.png")
+    assert "one class, 'dog'" in sentence(scan_labelled, top)
+    where = text(tmp_path / "list.txt", "s/dog/1.png 3", "s/dog/2.png 3")
+    assert "one class, 'dog'" in sentence(scan_labelled, where)
+    assert scan_labelled(top, allow_one_class=True).labels == (0, 0)
+
+
+def test_classes_one_level_further_down_are_pointed_at(tmp_path):
+    top = folder(tmp_path / "amazon", "images/mug/1.png", "images/pen/2.png")
+    assert says(sentence(scan_labelled, top), "one class, 'images'", f"give '{top}/images'")
+
+
+@SCANS
+def test_empty_list(tmp_path, scan):
+    assert "is empty" in sentence(scan, text(tmp_path / "list.txt", ""))
+    assert "is empty" in sentence(scan, text(tmp_path / "list.txt", "# only a comment", "   ", "\t\r"))
+
+
+@pytest.mark.parametrize("line", ["b.png", " b.png", "my cat.png"])
+def test_list_line_without_a_label(tmp_path, line):
+    folder(tmp_path, "a.png", "b.png", "my cat.png")
+    assert "Line 4 " in sentence(scan_labelled, text(tmp_path / "list.txt", "a.png 0", "# comment", "", line))
+
+
+def test_a_list_with_the_line_ends_of_an_old_mac(tmp_path):
+    folder(tmp_path, "a.png", "b.png")
+    (tmp_path / "list.txt").write_bytes(b"# all\ra.png 0\rb.png 1\r")
+    assert scan_labelled(tmp_path / "list.txt").paths == scan_unlabelled(tmp_path / "list.txt").paths
+    assert scan_labelled(tmp_path / "list.txt").labels == (0, 1)
+    (tmp_path / "list.txt").write_bytes(b"a.png 0\rb.png")
+    assert "Line 2 " in sentence(scan_labelled, tmp_path / "list.txt")
+
+
+@pytest.mark.parametrize("line", ["path,label", "a.png,seal", "a.png;seal"])
+def test_a_list_of_a_spreadsheet_is_told_what_to_write_instead(tmp_path, line):
+    folder(tmp_path, "a.png")
+    assert says(sentence(scan_labelled, text(tmp_path / "list.csv", line)), "Line 1 ", "space or a tab, not a comma")
+
+
+@SCANS
+def test_listed_files_that_do_not_exist(tmp_path, scan):
+    folder(tmp_path, "a.png")
+    where = text(tmp_path / "list.txt", "a.png 0", "# comment", "gone.png 1", "a.png/b.png 1")
+    message = sentence(scan, where)
+    assert says(message, "2 of the 3 files", "'gone.png'", "line 3", "--root")
+
+
+@SCANS
+def test_list_that_is_not_text(tmp_path, scan):
+    file = image(tmp_path / "1.png")
+    assert "not a text file" in sentence(scan, file.rename(tmp_path / "list.txt"))
+    (tmp_path / "wide.txt").write_text("a.png 0", encoding="utf-16")
+    assert "not a text file" in sentence(scan, tmp_path / "wide.txt")
+
+
+def test_source_and_target_must_differ(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "b/1.png")
+    (tmp_path / "link").symlink_to(top)
+    for target in (top, tmp_path / "link", top / "a" / ".."):
+        assert "the same" in sentence(check_distinct, top, target)
+    check_distinct(top, tmp_path / "nowhere")
+
+
+def test_neither_of_source_and_target_may_lie_in_the_other(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "b/1.png")
+    (tmp_path / "link").symlink_to(top / "a")
+    for inner in (top / "a", tmp_path / "link"):
+        assert says(sentence(check_distinct, top, inner), str(top), str(inner), "inside the other")
+        assert says(sentence(check_distinct, inner, top), str(top), str(inner), "inside the other")
+    check_distinct(top, folder(tmp_path / "s2", "1.png"))  # a longer name is not a place inside
+    check_distinct(text(tmp_path / "s.txt", "s/a/1.png 0"), text(tmp_path / "t.txt", "s2/1.png"))
+
+
+def test_a_run_folder_may_not_lie_in_the_images(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png")
+    (tmp_path / "link").symlink_to(top)
+    for out in (top, top / "runs" / "new", tmp_path / "link" / "new", tmp_path / "x" / ".." / "s" / "a"):
+        assert says(sentence(require_outside, out, tmp_path, top), "inside the images", "--out")
+        assert says(sentence(require_outside, out, tmp_path / "link"), str(out), "link")
+    require_outside(tmp_path / "s2", top, text(tmp_path / "s.txt", "s/a/1.png"))
+    require_outside(tmp_path / "runs", top)
+
+
+# One image after the other
+
+
+def test_images_of_a_list_are_streamed_and_not_gathered(tmp_path):
+    """A line that is wrong is met when it is reached."""
+    folder(tmp_path, "a.png", "b c.png")
+    found = stream_images(text(tmp_path / "list.txt", "a.png", "b c.png 3", "shard.tar", "a.png"))
+    assert [next(found), next(found)] == [tmp_path / "a.png", tmp_path / "b c.png"]
+    with error_says("both images and tars (line 3)"):
+        next(found)
+
+
+def test_missing_files_of_a_list_are_streamed_unless_all_are_missing(tmp_path):
+    folder(tmp_path, "a.png")
+    names = [
+        path.name for path in stream_images(text(tmp_path / "list.txt", "x.png 1", "y z.png", "a.png", "gone.png 3"))
+    ]
+    assert names == ["x.png", "y z.png", "a.png", "gone.png"]
+    with error_says("'x.png' in line 2 of", "cannot be found", "--root"):
+        list(stream_images(text(tmp_path / "list.txt", "#", "x.png 1", "gone.png")))
+
+
+def test_images_of_a_folder_a_file_and_an_empty_list_are_streamed(tmp_path):
+    top = folder(tmp_path / "t", "b.png", "a/1.png")
+    assert list(stream_images(top)) == [top / "a/1.png", top / "b.png"]
+    assert list(stream_images(top / "b.png")) == [top / "b.png"]
+    assert "is empty" in sentence(lambda where: list(stream_images(where)), text(tmp_path / "list.txt", "#"))
+
+
+# Warnings
+
+
+def test_nothing_to_warn_about(tmp_path):
+    assert warnings_for(scan_labelled(folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png"))) == []
+
+
+def test_classes_whose_names_differ_only_in_case(tmp_path):
+    lines = ["a.png Sea lion", "a.png sea lion", "a.png seal"]
+    folder(tmp_path, "a.png")
+    ((found, advice),) = warnings_for(
+        scan_labelled(text(tmp_path / "list.txt", *(x.replace(" ", "\t", 1) for x in lines)))
+    )
+    assert says(found, "upper and lower case", "'Sea lion'", "'sea lion'")
+    assert "seal" not in found.replace("sea lion", "").lower()
+    assert "one name" in advice
+
+
+def test_warning_about_class_folders_without_an_image(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    (top / "zebra" / "deep").mkdir(parents=True)
+    domain = scan_labelled(top)
+    assert domain.classes == ("a", "b")
+    assert domain.empty == ("zebra",)
+    ((found, advice),) = warnings_for(domain)
+    assert says(found, "without an image", "'zebra'")
+    assert says(advice, "images", "folders")
+    for n in range(6):
+        (top / f"c{n}").mkdir()
+    ((found, _),) = warnings_for(scan_labelled(top))
+    assert "'c0', 'c1', 'c2', 'c3', 'c4' and 2 more" in found
+
+
+def test_warning_about_images_beside_the_class_folders(tmp_path):
+    top = folder(tmp_path / "s", "a/1.png", "a/2.png", "b/1.png", "b/2.png", "1.png", "2.png", "3.png")
+    domain = scan_labelled(top)
+    assert len(domain) == 4
+    ((found, advice),) = warnings_for(domain.keep([0, 1, 2, 3]))
+    assert says(found, "3 images", f"'{top}'", "beside the class folders")
+    assert says(advice, "class folders")
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train/cat/1", "train/cat/2", "train/dog/1", "val/cat/1", "val/dog/1"], ("train", "val")),
+        (["Test/1", "Test/2", "Test/3", "Train/cat/1", "Train/dog/1"], ("Train", "Test")),  # a test set without labels
+        (["test/cat/1", "test/dog/1", "train/cat/1", "train/cat/2", "train/dog/1"], ("train", "test")),
+        ([f"{top}/{c}/1" for top in ("amazon", "dslr") for c in ("mug", "pen", "pad")], ("amazon", "dslr")),
+        (["train/1", "val/1"], ()),  # nowhere a class
+        (["train/images/1", "val/images/1"], ()),
+        (["car/1", "train/steam/1", "train/diesel/1"], ()),  # a class of that name
+        (["mug/red/1", "mug/blue/1", "mug/old/1", "pen/thin/1", "pen/long/1", "pen/old/1"], ()),  # unlike names
+        ([f"{c}/{view}/1" for c in ("mug", "pen", "pad") for view in ("front", "side")], ()),  # views of each class
+        ([f"{c}/{part}/1" for c in ("mug", "pen") for part in ("train", "val", "test")], ()),  # splits of each class
+        ([f"{c}/images/1" for c in ("mug", "pen")], ()),
+        ([f"{c}/{n}/1" for c in ("mug", "pen") for n in ("a", "b", "d", *(c + x for x in "efgh"))], ()),  # most unlike
+        (["mug/a/1", "mug/b/1", "mug/c/1", "pen/1"], ()),
+    ],
+)
+def test_warning_about_splits_that_are_taken_for_classes(tmp_path, names, splits):
+    top = folder(tmp_path / "s", *(f"{name}.png" for name in names))
+    domain = scan_labelled(top)
+    assert domain.splits == splits
+    assert len(warnings_for(domain)) == bool(splits)
+    for found, advice in warnings_for(domain):
+        assert f"'{splits[0]}', '{splits[1]}'" in found
+        assert says(advice, f"give '{top}/{splits[0]}'", "source")
+
+
+def test_a_list_names_its_classes_whatever_folders_its_images_lie_in(tmp_path):
+    folder(tmp_path, "train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/dog/1.png")
+    lines = ("train/cat/1.png cat", "train/dog/1.png dog", "val/cat/1.png cat", "val/dog/1.png dog")
+    assert warnings_for(scan_labelled(text(tmp_path / "list.txt", *lines))) == []

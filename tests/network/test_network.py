@@ -1,0 +1,149 @@
+"""Any backbone with a head: lengths of features, BatchNorm, and stochastic depth on several ranks."""
+
+import pytest
+import timm
+import torch
+from timm.models import VisionTransformer
+from torch import nn
+
+import cdtrans.network.network as network_module
+from cdtrans.errors import CdtransError
+from cdtrans.network.head import Head
+from cdtrans.network.network import Network, feature_dim, has_batchnorm, require_no_batchnorm_on_ranks
+
+
+def network_of(name: str, **args: object) -> Network:
+    torch.manual_seed(0)
+    backbone = timm.create_model(name, num_classes=0, **args)
+    return Network(backbone, Head(feature_dim(backbone), 3, "batchnorm"))
+
+
+def images(count: int, seed: int, size: int = 32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, size, size, generator=generator) + seed  # domains of different means
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "hgnetv2_b0", "efficientvit_b0", "resnet18"])
+@torch.no_grad()
+def test_the_length_of_a_feature(name: str) -> None:
+    """Not timm's `num_features` where layers follow the pooling."""
+    with torch.device("meta"):
+        backbone = timm.create_model(name, num_classes=0).eval()
+        assert backbone(torch.zeros(2, 3, 64, 64)).shape == (2, feature_dim(backbone))
+    assert (feature_dim(backbone) == backbone.num_features) == (name == "resnet18")
+
+
+class TestBatchNorm:
+    """Of the backbone, not of the head's neck."""
+
+    @staticmethod
+    def statistics(batch: torch.Tensor) -> torch.Tensor:
+        """The running mean of the first BatchNorm after one batch, from its input."""
+        network = network_of("test_resnet")
+        first = network.backbone.conv1(batch).mean(dim=(0, 2, 3))
+        return network.backbone.bn1.momentum * first.detach()
+
+    def test_stage_1_has_the_statistics_of_the_source(self) -> None:
+        network = network_of("test_resnet").train()
+        network.encode(images(4, 0))
+        torch.testing.assert_close(network.backbone.bn1.running_mean, self.statistics(images(4, 0)))
+
+    def test_stage_2_has_those_of_source_and_target_together(self) -> None:
+        network, source, target = network_of("test_resnet").train(), images(4, 0), images(4, 3)
+        outputs = network.encode_each(source, target)
+        together = self.statistics(torch.cat([source, target]))
+        torch.testing.assert_close(network.backbone.bn1.running_mean, together)
+        assert not torch.allclose(together, self.statistics(target))
+        assert int(network.backbone.bn1.num_batches_tracked) == 1
+        assert int(network.head.neck.num_batches_tracked) == 2, "the head gets the domains one by one"
+        alone = network_of("test_resnet").train().encode(source)
+        assert not torch.allclose(outputs[0].feature, alone.feature)
+
+    def test_evaluation_leaves_them_alone(self) -> None:
+        network = network_of("test_resnet").eval()
+        network.encode_each(images(4, 0), images(4, 3))
+        assert int(network.backbone.bn1.num_batches_tracked) == 0
+
+    def test_several_ranks_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        resnet, convnext = network_of("test_resnet").backbone, network_of("test_convnext").backbone
+        assert (has_batchnorm(resnet), has_batchnorm(convnext)) == (True, False)
+        require_no_batchnorm_on_ranks(resnet, "test_resnet")
+        monkeypatch.setattr(network_module, "world", lambda: 2)
+        require_no_batchnorm_on_ranks(convnext, "test_convnext")
+        with pytest.raises(CdtransError, match=r"'test_resnet'.*BatchNorm.*2 processes"):
+            require_no_batchnorm_on_ranks(resnet, "test_resnet")
+
+
+class TestStochasticDepthOnRanks:
+    DEPTH = 3
+
+    def network(self) -> Network:
+        size = {"img_size": 32, "embed_dim": 16, "depth": self.DEPTH, "num_heads": 2}
+        return network_of("vit_tiny_patch16_224", **size, drop_path_rate=0.5).train()
+
+    def scales(self, images: int, sizes: list[int] | None = None) -> torch.Tensor:
+        torch.manual_seed(1)
+        scales = self.network_.drop_path_scales(torch.zeros(images, 1, 1), sizes)
+        assert scales is not None
+        return scales
+
+    @pytest.mark.parametrize("batches", [[6], [4, 8], [2, 2, 4]], ids=str)
+    @pytest.mark.parametrize("world", [2, 1])
+    def test_ranks_with_equal_shares_drop_what_one_rank_drops(
+        self, batches: list[int], world: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.network_ = self.network()
+        whole = self.scales(sum(batches), batches).split(batches, dim=2)
+        assert whole[0].unique().numel() > 2
+        parts = []
+        for rank in range(world):
+            monkeypatch.setattr(network_module, "world", lambda: world)
+            monkeypatch.setattr(network_module, "rank", lambda rank=rank: rank)
+            shares = [size // world for size in batches]
+            parts.append(self.scales(sum(shares), shares).split(shares, dim=2))
+        for n, batch in enumerate(whole):
+            assert torch.equal(torch.cat([part[n] for part in parts], dim=2), batch)
+
+    def test_encoding_several_batches_says_how_long_they_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        network, told = self.network(), []
+
+        def spy(x: torch.Tensor, sizes: list[int] | None = None) -> None:
+            told.append((len(x), sizes))
+
+        monkeypatch.setattr(network, "drop_path_scales", spy)
+        network.encode_each(images(2, 0), images(3, 1))
+        network.encode(images(2, 0))
+        assert told == [(5, [2, 3]), (2, None)]
+
+
+def test_a_network_is_saved_under_the_same_names_for_every_backbone() -> None:
+    for name in ("test_resnet", "test_vit"):
+        network = network_of(name)
+        heads = {key for key in network.state_dict() if not key.startswith("backbone.")}
+        assert heads == {f"head.neck.{part}" for part in nn.BatchNorm1d(1).state_dict()} | {"head.classifier.weight"}
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_taps_are_the_pooled_tokens_of_the_last_blocks_the_later_ones_first(pool: str) -> None:
+    torch.manual_seed(0)
+    vit = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=16, depth=4, num_heads=2, num_classes=0, global_pool=pool
+    ).eval()
+    images = torch.randn(3, 3, 16, 16)
+    model = Network(vit, Head(48, 5, "none"), taps=3).eval()
+    assert model.dim == 48
+    _, tokens = vit.forward_intermediates(images, indices=[1, 2], output_fmt="NLC", return_prefix_tokens=True)
+    pooled = [prefix[:, 0] if pool == "token" else patches.mean(dim=1) for patches, prefix in tokens]
+    expected = torch.cat([vit(images), pooled[1], pooled[0]], dim=1)
+    torch.testing.assert_close(model.features(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_has_no_blocks_has_one_tap() -> None:
+    resnet = timm.create_model("resnet18", num_classes=0)
+    assert Network(resnet, Head(512, 3, "none"), taps=4).taps == 1
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0)
+    assert Network(vit, Head(32, 3, "none"), taps=9).taps == 2, "not more than it has"
+    mapped = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0, global_pool="map"
+    )
+    assert Network(mapped, Head(16, 3, "none"), taps=2).taps == 1

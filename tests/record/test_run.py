@@ -1,0 +1,258 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config
+from cdtrans.record.run import Run, fingerprint
+from cdtrans.record.run_folder import check_folder
+from support import error_says
+
+DATA: dict[str, Any] = {"source": {"images": 3}, "target": {"images": 2}}
+
+
+def config(**values: Any) -> Config:
+    return make_config({"source": "/s", "target": "/t", "device": "cpu"} | values)
+
+
+def names(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+# The folder
+
+
+def test_a_new_folder_holds_the_resolved_settings_and_the_environment(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    run = Run.open(folder, config(source="/ä"), DATA)
+    run.close()
+    assert make_config(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))) == config(source="/ä")
+    environment = json.loads((folder / "environment.json").read_text())
+    assert {"python", "device", "threads", "packages"} <= environment.keys()
+    assert json.loads((folder / "data.json").read_text()) == DATA
+
+
+def test_the_settings_are_written_first_for_they_make_the_folder_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(Run, "write", lambda self, name, content: written.append(name))
+    Run.open(tmp_path / "a", config(), DATA).close()
+    assert written[0] == "config.yaml"
+
+
+def test_an_unfinished_run_is_taken_up(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    Run.open(tmp_path / "a", config(), DATA).close()
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    before = names(tmp_path)
+    with error_says("neck: batchnorm there, none now", "lr: 0.008 there, 0.003 now", "--out"):
+        Run.open(tmp_path / "a", config(lr=0.003, neck="none"), DATA)
+    assert names(tmp_path) == before
+
+
+def test_a_run_from_before_a_setting_existed_had_its_default(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    recorded = tmp_path / "a" / "config.yaml"
+    recorded.write_text("".join(line for line in recorded.open() if not line.startswith("neck:")))
+    with error_says("(neck: batchnorm there, none now)"):
+        Run.open(tmp_path / "a", config(neck="none"), DATA)
+    Run.open(tmp_path / "a", config(), DATA).close()
+    assert yaml.safe_load(recorded.read_text())["neck"] == "batchnorm"
+
+
+def test_what_does_not_change_the_result_may_change(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    changed = {"encode_batch": 7, "save_every": 1.5, "tracker": "tensorboard", "cache": "/elsewhere"}
+    assert set(changed) <= set(RESUME_MAY_CHANGE)
+    Run.open(tmp_path / "a", config(**changed), DATA).close()
+    assert make_config(yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())).encode_batch == 7
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    (tmp_path / "a" / "result.json").write_text("{}")
+    (tmp_path / "a" / "environment.json").write_text("{}")
+    run = Run.open(tmp_path / "a", config(), {"source": {"images": 4}})
+    run.close()
+    assert run.finished
+    assert json.loads((tmp_path / "a" / "data.json").read_text()) == DATA
+    assert (tmp_path / "a" / "environment.json").read_text() == "{}"
+
+
+def test_what_an_older_run_did_not_record_cannot_have_changed(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    newer = {name: domain | {"pixels": "p"} for name, domain in DATA.items()} | {"found": {"source": "s"}}
+    Run.open(tmp_path / "a", config(), newer).close()
+    for changed in (newer | {"found": {}}, newer | {"source": newer["source"] | {"pixels": "q"}}, newer | {"more": 1}):
+        with error_says("images", "changed"):
+            Run.open(tmp_path / "a", config(), changed)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"source": 1}', "[" * 5000])
+def test_a_damaged_record_of_the_images_is_named(tmp_path: Path, content: str) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    (tmp_path / "a" / "data.json").write_text(content)
+    with error_says("data.json'", "damaged", "--out"):
+        Run.open(tmp_path / "a", config(), DATA)
+
+
+def test_other_images_are_refused(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", config(), DATA).close()
+    with error_says("images", "have changed", f"'{tmp_path / 'a'}'"):
+        Run.open(tmp_path / "a", config(), {**DATA, "target": {"images": 1}})
+    Run.open(tmp_path / "a", config(), DATA).close()  # the refusal has neither kept the lock nor changed the record
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "log.jsonl", "sub"])
+def test_a_folder_that_is_not_a_run_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).mkdir() if name == "sub" else (folder / name).touch()
+    with error_says(f"'{folder}'", "not a run folder"):
+        Run.open(folder, config(), DATA)
+    assert names(folder) == {name}
+
+
+def test_a_file_is_not_a_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with error_says("file'", "not a run folder"):
+        check_folder(tmp_path / "file", config())
+
+
+def test_an_empty_folder_may_become_a_run_and_so_may_what_a_kill_in_the_first_moment_leaves(tmp_path: Path) -> None:
+    for leftovers in ([], [".lock"], [".lock", ".config.yaml.draft"]):
+        folder = tmp_path / str(len(leftovers))
+        folder.mkdir()
+        for name in leftovers:
+            (folder / name).touch()
+        Run.open(folder, config(), DATA).close()
+        assert ".config.yaml.draft" not in names(folder)
+
+
+def test_looking_at_a_folder_writes_nothing(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new", config())
+    assert names(tmp_path) == set()
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with error_says("cannot be written", "not a directory", "--out"):
+        Run.open(tmp_path / "file" / "run", config(), DATA)
+
+
+HOLDER = """
+import fcntl, sys
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_that_another_process_holds_is_refused_until_that_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    Run.open(folder, config(), DATA).close()
+    command = [sys.executable, "-c", HOLDER, str(folder / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with error_says("another process", f"'{folder}'"):
+            Run.open(folder, config(), DATA)
+        other.kill()  # a lock file without its process holds nothing
+    Run.open(folder, config(), DATA).close()
+
+
+def test_an_open_run_holds_its_folder(tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "a", config(), DATA)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "a" / ".lock")]
+    refused = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    run.close()
+    assert "BlockingIOError" in refused.stderr
+    accepted = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert accepted.stdout == "held\n"
+
+
+# The log
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    run = Run.open(tmp_path / "run", config(), DATA)
+    yield run
+    run.close()
+
+
+def test_the_log_is_a_line_for_each_event_and_can_be_cut(run: Run) -> None:
+    assert run.log_size() == 0
+    run.log("epoch", epoch=1, path="ä\udcff.png")
+    size = run.log_size()
+    run.log("epoch", epoch=2)
+    with open(run.folder / "log.jsonl", "ab") as file:
+        file.write(b'{"event": "torn')
+    run.cut_log(size)
+    run.log("epoch", epoch=3)
+    text = (run.folder / "log.jsonl").read_bytes().decode("ascii")
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"event": "epoch", "epoch": 1, "path": "ä\udcff.png"},
+        {"event": "epoch", "epoch": 3},
+    ]
+
+
+def test_cutting_never_makes_the_log_longer(run: Run) -> None:
+    run.log("a")
+    size = run.log_size()
+    run.cut_log(size + 100)
+    assert run.log_size() == size
+
+
+def test_timings_stay_out_of_the_log(run: Run) -> None:
+    run.log_timing(seconds=1.5)
+    assert run.log_size() == 0
+    assert json.loads((run.folder / "timings.jsonl").read_text())["seconds"] == 1.5
+
+
+def test_a_disk_that_is_full_for_the_log_is_named(run: Run) -> None:
+    (run.folder / "log.jsonl").symlink_to("/dev/full")
+    with error_says("disk is full", "log.jsonl'"):
+        run.log("epoch")
+
+
+def test_arrays_are_written_to_the_same_bytes_every_time(run: Run) -> None:
+    for name in ("a.npz", "b.npz"):
+        run.write_arrays(name, {"x": np.arange(5)})
+    assert (run.folder / "a.npz").read_bytes() == (run.folder / "b.npz").read_bytes()
+
+
+def test_json_is_ascii_whatever_bytes_a_name_holds(run: Run) -> None:
+    run.write_json("a.json", {"ä\udcff": "\udcfe"})
+    text = (run.folder / "a.json").read_bytes().decode("ascii")
+    assert json.loads(text) == {"ä\udcff": "\udcfe"}
+
+
+# What tells one set of images from another
+
+
+def test_the_fingerprint_sees_names_sizes_labels_and_order(tmp_path: Path) -> None:
+    for name, content in (("a", b"1"), ("b", b"2"), ("c", b"33")):
+        (tmp_path / name).write_bytes(content)
+    base = fingerprint(tmp_path, ("a", "b"), (0, 1))
+    assert base == fingerprint(tmp_path, ("a", "b"), (0, 1))
+    others = [
+        fingerprint(tmp_path, ("a",), (0,)),
+        fingerprint(tmp_path, ("a", "c"), (0, 1)),
+        fingerprint(tmp_path, ("b", "a"), (0, 1)),
+        fingerprint(tmp_path, ("a", "b"), (1, 0)),
+        fingerprint(tmp_path, ("a", "b")),
+    ]
+    (tmp_path / "b").write_bytes(b"22")
+    others.append(fingerprint(tmp_path, ("a", "b"), (0, 1)))
+    assert len({base, *others}) == len(others) + 1
