@@ -56,6 +56,17 @@ def says(text: str, *words: str) -> bool:
 
 
 @contextmanager
+def raises(code: str, kind: type[CdtransError] = CdtransError) -> Iterator[None]:
+    """An error with this code, in one line that ends as a sentence does."""
+    with pytest.raises(kind) as caught:
+        yield
+    text = str(caught.value)
+    assert caught.value.code == code, text
+    assert "\n" not in text
+    assert text.endswith((".", "?")), text
+
+
+@contextmanager
 def error_says(*words: str) -> Iterator[None]:
     """What happens here is refused in one line that has these key words."""
     with pytest.raises(CdtransError) as caught:
