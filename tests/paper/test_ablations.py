@@ -553,7 +553,7 @@ def test_rows_differ_in_stage_2_alone(ablation: Ablation) -> None:
 @pytest.mark.slow
 def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> None:
     shown = warm().run(["ablate", "--help"], tmp_path).out
-    assert all(verb in shown for verb in ("losses", "pseudo-labels", "noise", "attention", "theory"))
+    assert all(verb in shown for verb in ("losses", "pseudo-labels", "noise", "attention"))
     assert "with-key" not in shown, "a row of a table, not a way to adapt"
     for ablation, other in ((LOSSES, PSEUDO_LABELS), (PSEUDO_LABELS, LOSSES)):
         shown = warm().run(["ablate", ablation.name, "--help-all"], tmp_path).out.replace("--[no-]", "--")

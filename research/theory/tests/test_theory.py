@@ -1,4 +1,4 @@
-"""The supplement's simulation: estimators against closed forms, bounds against hand counts, the verb end to end."""
+"""The supplement's simulation: estimators against closed forms, bounds against hand counts, the command end to end."""
 
 import json
 import math
@@ -8,11 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from theory.theory import (
+
+from cdtrans.runtime.screen import Screen
+from research.theory import proof_steps, study
+from research.theory.__main__ import main
+from research.theory.averaging import (
     Averaging,
     NearestMean,
     Setting,
@@ -26,43 +30,35 @@ from theory.theory import (
     measure,
     place_centres,
 )
-from theory.theory_steps import PAST_ALL_CONDITIONS, least_dimension, lemma_1, lemma_2, limit, shell
-from theory.theory_study import COLUMNS, SHOWN, TRIALS, cases, nearest_panels, simulate, softmax_panels
+from research.theory.proof_steps import PAST_ALL_CONDITIONS, least_dimension, lemma_1, lemma_2, limit, shell
+from research.theory.study import COLUMNS, SHOWN, TRIALS, cases, nearest_panels, simulate, softmax_panels
 
-from cdtrans.cli import entry
-from cdtrans.paper import theory_steps, theory_study
-from cdtrans.runtime.screen import Screen
-
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 FILES = ["nearest.svg", "proof-steps.svg", "softmax.svg", "theory.json"]
-EVERY = 9  # of the points, when the verb is tried: every panel keeps some
+EVERY = 9  # of the points, when the command is tried: every panel keeps some
 
 # Both theorems' conditions, met with room to spare.
 NEAREST, NEAREST_MEAN = Setting(200, 2, 256, 0.25), NearestMean(100)
 SOFTMAX, SOFTMAX_MEAN = Setting(10**9, 4, 64, 0.25), SoftmaxMean(15.0)
 
 
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
+Simulate = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def ablate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., Ended]:
-    """ablate("theory", ...) -> how `cdtrans ablate theory ...` ended, with few points and one trial for each."""
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulate:
+    """simulated("--out", ...) -> theory.json of `python -m research.theory`, with few points and one trial for each."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(theory_study, "TRIALS", 1)
-    monkeypatch.setattr(theory_steps, "SHELL_TRIALS", 20)
-    monkeypatch.setattr(theory_study, "nearest_panels", lambda: islice(nearest_panels(), 0, None, EVERY))
-    monkeypatch.setattr(theory_study, "softmax_panels", lambda: islice(softmax_panels(), 0, None, EVERY))
+    monkeypatch.setattr(study, "TRIALS", 1)
+    monkeypatch.setattr(proof_steps, "SHELL_TRIALS", 20)
+    monkeypatch.setattr(study, "nearest_panels", lambda: islice(nearest_panels(), 0, None, EVERY))
+    monkeypatch.setattr(study, "softmax_panels", lambda: islice(softmax_panels(), 0, None, EVERY))
 
-    def run(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["cdtrans", "ablate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            entry.main()
-        assert isinstance(end.value.code, int)
-        return Ended(end.value.code, *capsys.readouterr())
+    def run(out: Path, *flags: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["research.theory", "--out", str(out), *flags])
+        main()
+        record: dict[str, Any] = json.loads((out / "theory.json").read_text())
+        return record
 
     return run
 
@@ -276,79 +272,68 @@ class TestProofSteps:
         assert limit(1.0, 1024)["noise_over_sigma"] == pytest.approx(itself, rel=0.01)
 
 
-class TestVerb:
+class TestCommand:
     @pytest.mark.slow
-    def test_end_to_end(self, ablate: Callable[..., Ended], tmp_path: Path, monkeypatch) -> None:
-        ended = ablate("theory", "--out", tmp_path / "a" / "b")
-        assert ended.code == 0, ended.err
+    def test_end_to_end(self, simulated: Simulate, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+        first = simulated(tmp_path / "a" / "b")
         assert sorted(p.name for p in (tmp_path / "a" / "b").iterdir()) == FILES
-        for column in SHOWN:
-            assert column in ended.out
-        assert "sigma = 1, as asked " in ended.out
-        assert re.search(r"Theorem 2: \d+ settings", ended.out)
+        printed = capsys.readouterr().out
+        assert all(column in printed for column in SHOWN)
+        assert "sigma = 1, as asked " in printed
+        assert re.search(r"Theorem 2: \d+ settings", printed)
 
-        again = ablate("theory", "--out", tmp_path / "again", "--json")
-        printed = json.loads(again.out)
-        assert again.out.count("\n") == 1
-        assert printed.keys() == {"out", "summary", "cases"}
+        simulated(tmp_path / "again", "--quiet")
         for name in FILES:
             assert (tmp_path / "a" / "b" / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
-
-        values = json.loads((tmp_path / "again" / "theory.json").read_text())
-        assert values.keys() == {"seed", "delta", "trials", "summary", "cases", "panels", "proof_steps"}
-        assert (values["seed"], values["delta"], values["trials"]) == (0, 0.05, 1)
-        assert values["cases"] == printed["cases"]
-        assert values["summary"] == printed["summary"]
-        panels = {point.panel for point in (*nearest_panels(), *softmax_panels())}
-        assert values["panels"].keys() == panels
-        assert sum(len(curve) for panel in values["panels"].values() for curve in panel.values()) == 11 + 20
-        case = values["cases"]["sigma = 1, as asked"]
+        assert first.keys() == {"seed", "delta", "trials", "summary", "cases", "panels", "proof_steps"}
+        assert (first["seed"], first["delta"], first["trials"]) == (0, 0.05, 1)
+        assert first["panels"].keys() == {point.panel for point in (*nearest_panels(), *softmax_panels())}
+        assert sum(len(curve) for panel in first["panels"].values() for curve in panel.values()) == 11 + 20
+        case = first["cases"]["sigma = 1, as asked"]
         assert (case["theorem"], case["verdict"], case["averaging"]["itself"]) == (2, "fails", True)
 
-        monkeypatch.setattr(theory_study, "draw_figures", lambda study, out: None)
-        other = json.loads(ablate("theory", "--out", tmp_path / "other", "--json", "--seed", 1).out)
-        assert other["cases"]["as asked"]["after"] != printed["cases"]["as asked"]["after"]
+        monkeypatch.setattr(study, "draw_figures", lambda study, out: None)
+        other = simulated(tmp_path / "other", "--seed", "1")
+        assert other["cases"]["as asked"]["after"] != first["cases"]["as asked"]["after"]
 
-    def test_bad_input_is_one_sentence(self, ablate: Callable[..., Ended], tmp_path: Path) -> None:
-        file = tmp_path / "file"
-        file.write_text("mine")
-        for arguments, said in (
-            (("theory", "--out", file), f"'{file}' is a file"),
-            (("theory", "--out", file / "below"), "Not a directory"),
-            (("theory",), "--out"),
-            (("theory", "--out", tmp_path, "--seed", "-1"), "--seed"),
-            (("theori", "--out", tmp_path), "'theori'"),
-        ):
-            ended = ablate(*arguments)
-            assert ended.code == 2
-            assert ended.out == ""
-            assert said in ended.err
-            assert re.fullmatch(r"error: [^\n]+\.\n", ended.err)
-        assert file.read_text() == "mine"
-        assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["file"]
-
-    def test_without_a_verb_it_shows_its_verbs(self, ablate: Callable[..., Ended]) -> None:
-        ended = ablate()
-        assert ended.code == 2
-        assert "theory" in ended.out + ended.err
-        assert "theory" in ablate("-h").out
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [
+            (["--out", "file"], "'file' is a file"),
+            (["--out", "file/below"], "Not a directory"),
+            ([], "--out"),
+            (["--out", ".", "--seed", "-1"], "--seed"),
+        ],
+    )
+    def test_bad_input_is_refused(
+        self, flags: list[str], words: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("file").write_text("mine")
+        monkeypatch.setattr(sys, "argv", ["research.theory", *flags])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        assert words in capsys.readouterr().err
+        assert [p.name for p in tmp_path.iterdir()] == ["file"]
+        assert Path("file").read_text() == "mine"
 
 
 class TestPage:
     @pytest.mark.slow
     def test_the_table_is_what_the_command_prints(self) -> None:
         """Every row of docs/theory.md, simulated anew; the last digit may differ, as sums round differently."""
-        study = simulate(tuple(cases()), seed=0, trials=TRIALS, screen=Screen(quiet=True))
+        made = simulate(tuple(cases()), seed=0, trials=TRIALS, screen=Screen(quiet=True))
         lines = (DOCS / "theory.md").read_text().splitlines()
         rows = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines if line.startswith("| ")]
         start = rows.index(COLUMNS)
-        written, made = rows[start + 1 : start + 1 + len(study.table())], study.table()
-        for ours, theirs in zip(written, made, strict=True):
+        written, table = rows[start + 1 : start + 1 + len(made.table())], made.table()
+        for ours, theirs in zip(written, table, strict=True):
             assert ours[:6] == theirs[:6]
             assert [float(v) for v in ours[6:10]] == pytest.approx([float(v) for v in theirs[6:10]], abs=0.0011)
             assert ours[10:] == theirs[10:]
 
-    def test_its_pictures_are_there(self) -> None:
+    def test_its_figures_are_there(self) -> None:
         shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (DOCS / "theory.md").read_text())
         assert sorted(shown) == [f"theory/{name}" for name in FILES if name.endswith(".svg")]
         assert all((DOCS / name).is_file() for name in shown)

@@ -1,4 +1,4 @@
-"""The pictures of `cdtrans ablate theory`: three SVG files that are the same bytes for the same numbers."""
+"""The figures of `python -m research.theory`: three SVG files that are the same bytes for the same numbers."""
 
 import io
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator, ScalarFormatter
-from theory.theory import DELTA, Row
-from theory.theory_steps import VIT_WIDTH
 
 from cdtrans.record.files import atomic
+from research.theory.averaging import DELTA, Row
+from research.theory.proof_steps import VIT_WIDTH
 
 COLOURS = ("#1f6fb4", "#e08214", "#2a9d5c", "#8a4fbf")  # told apart in print and by the colour-blind
 GREY = "#555555"
@@ -38,7 +38,7 @@ Curves = dict[str, list[tuple[float, Row]]]
 
 
 class Study(Protocol):
-    """What the pictures need of a study."""
+    """The parts of a study that the figures show."""
 
     @property
     def steps(self) -> dict[str, list[dict[str, Any]]]: ...
@@ -47,12 +47,12 @@ class Study(Protocol):
 
 def draw_figures(study: Study, out: Path) -> None:
     with matplotlib.rc_context(STYLE):
-        _save(nearest_picture(study), out / "nearest.svg")
-        _save(softmax_picture(study), out / "softmax.svg")
-        _save(steps_picture(study), out / "proof-steps.svg")
+        _save(nearest_figure(study), out / "nearest.svg")
+        _save(softmax_figure(study), out / "softmax.svg")
+        _save(steps_figure(study), out / "proof-steps.svg")
 
 
-def nearest_picture(study: Study) -> Figure:
+def nearest_figure(study: Study) -> Figure:
     """Theorem 1: the noise after averaging K neighbours."""
     panels = (
         ("nearest_dimension", "dimension (2 clusters of 256, K = 84)", "dimension d"),
@@ -63,7 +63,7 @@ def nearest_picture(study: Study) -> Figure:
     return _four_panels(study, "Theorem 1: the mean of the K nearest", panels, claim=None)
 
 
-def softmax_picture(study: Study) -> Figure:
+def softmax_figure(study: Study) -> Figure:
     """Theorem 2: the noise after softmax attention."""
     panels = (
         ("softmax_dimension", "dimension (4 clusters of 64, least λ)", "dimension d"),
@@ -74,7 +74,7 @@ def softmax_picture(study: Study) -> Figure:
     return _four_panels(study, "Theorem 2: softmax attention", panels, claim=0.5)
 
 
-def steps_picture(study: Study) -> Figure:
+def steps_figure(study: Study) -> Figure:
     """Lemma 1, the shell of Theorem 1, and the dimension that Theorem 2 asks for."""
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)

@@ -1,4 +1,4 @@
-"""`cdtrans ablate theory`: the simulated settings of the supplement, and the folder of numbers and figures."""
+"""The simulated settings of the supplement, and the folder of numbers and figures."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from theory.theory import (
+
+from cdtrans.errors import SettingsError
+from cdtrans.record.files import atomic
+from cdtrans.runtime.screen import Screen
+from research.theory.averaging import (
     DELTA,
     Averaging,
     NearestMean,
@@ -19,12 +23,8 @@ from theory.theory import (
     least_setting,
     measure,
 )
-from theory.theory_plots import draw_figures
-from theory.theory_steps import PAST_ALL_CONDITIONS, VIT_PATCHES, VIT_WIDTH, proof_steps
-
-from cdtrans.errors import CdtransError
-from cdtrans.record.files import atomic
-from cdtrans.runtime.screen import Screen
+from research.theory.figures import draw_figures
+from research.theory.proof_steps import PAST_ALL_CONDITIONS, VIT_PATCHES, VIT_WIDTH, proof_steps
 
 TRIALS = 20  # enough to distinguish a claim of probability 0.8 or 0.85 from one that is never true
 LEAST_WIDTH = 74  # the least d of Theorem 1 for 512 inputs: 8 log(512 / 0.05), rounded up
@@ -126,9 +126,9 @@ class Study:
 
 
 def run_study(out: Path, *, seed: int, screen: Screen) -> Study:
-    """Simulate, and leave theory.json and the pictures in `out`."""
+    """Simulate, and write theory.json and the figures into `out`."""
     if out.exists() and not out.is_dir():
-        raise CdtransError(f"'{out}' is a file; --out must name a folder for the pictures and theory.json.")
+        raise SettingsError("out-is-a-file", f"'{out}' is a file; --out must name a folder.")
     out.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made is known at once
     study = simulate((*cases(), *nearest_panels(), *softmax_panels()), seed=seed, trials=TRIALS, screen=screen)
     draw_figures(study, out)

@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 import numpy as np
-from theory.theory import (
+
+from research.theory.averaging import (
     DELTA,
     ORTHOGONAL,
     Setting,

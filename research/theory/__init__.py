@@ -1,0 +1,1 @@
+"""The supplement's two theorems, simulated."""
