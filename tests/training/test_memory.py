@@ -224,7 +224,7 @@ class TestGraph:
 
             class Graph:
                 def replay(self) -> None:
-                    step.values.copy_(step._train(*step.buffers))
+                    step.graph.output.copy_(step._train(*step.graph.inputs))
 
             @contextmanager
             def recording(graph: Graph, capture_error_mode: str) -> Iterator[None]:

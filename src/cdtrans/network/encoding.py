@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import Config
-from cdtrans.errors import CdtransError, Hopeless
+from cdtrans.errors import Hopeless
 from cdtrans.inputs.batches import Images
+from cdtrans.network.graph import Graph
 from cdtrans.network.head import Output
 from cdtrans.network.network import Network
-from cdtrans.runtime.device import TOO_LITTLE, autocast, between_passes, free_memory
+from cdtrans.network.retry import half, until_it_fits
+from cdtrans.runtime.device import TOO_LITTLE, autocast, between_passes
 from cdtrans.runtime.ranks import gather, world
 from cdtrans.runtime.screen import Screen
 
@@ -46,7 +48,8 @@ class Encoder:
     def __init__(self, model: Network, config: Config, screen: Screen, frozen: Frozen | None = None) -> None:
         self.model, self.config, self.screen, self.frozen = model, config, screen, frozen
         self.batch = config.encode_batch
-        self.captured: Captured | None = None
+        self.graph: Graph[Output] | None = None
+        self.capturable = False  # a pass has run plainly with batches of this size
         self.failed = False  # capturing did not work and is not tried again
 
     @torch.inference_mode()
@@ -56,8 +59,7 @@ class Encoder:
             return self._finished(self._frozen(images, name, self.frozen.features), name)
         features, logits = self._pass(images, name, self._encode)
         encoded = self._finished(Encoded(gather(features), gather(logits)), name)
-        if images.device.type == "cuda" and self.config.compile != "off" and not self.failed:
-            self.captured = self.captured or Captured(self.model.encode, self.config)  # for every later pass
+        self.capturable = images.device.type == "cuda" and self.config.compile != "off" and not self.failed
         return encoded
 
     def _frozen(self, images: Images, name: str, known: dict[str, Tensor]) -> Encoded:
@@ -71,29 +73,26 @@ class Encoder:
     def _pass(
         self, images: Images, name: str, encode: Callable[[Tensor], tuple[Tensor, ...]], most: int | None = None
     ) -> list[Tensor]:
-        """What `encode` makes of this rank's share of the images, at most so many of them at once."""
-        while True:
-            batch = min(self.batch, most or self.batch)
-            try:
-                with (
-                    self.screen.track(f"encoding {name}", len(images), work=world()) as task,
-                    autocast(images.device, self.config.precision),
-                ):
-                    out = []
-                    for x in images.in_order(batch):
-                        out.append([part.float() for part in encode(x)])
-                        task.advance(len(x))
-                return [torch.cat(parts) for parts in zip(*out, strict=True)]
-            except torch.cuda.OutOfMemoryError:
-                pass  # continue where the exception no longer refers to the tensors of this pass
-            self._use_less(min(batch, len(images)))
+        """Everything that `encode` returns for this rank's share of the images, at most `most` of them at once."""
 
-    def _use_less(self, batch: int) -> None:
-        if batch == 1:
-            raise CdtransError(f"{TOO_LITTLE} to encode a single image; use a smaller --backbone or --crop.")
-        self.batch, self.captured = batch // 2, None
-        free_memory()
-        self.screen.say(f"{TOO_LITTLE} to encode {batch} images at once: it encodes {self.batch} at a time.")
+        def attempt() -> list[Tensor]:
+            with (
+                self.screen.track(f"encoding {name}", len(images), work=world()) as task,
+                autocast(images.device, self.config.precision),
+            ):
+                out = []
+                for x in images.in_order(min(self.batch, most or self.batch)):
+                    out.append([part.float() for part in encode(x)])
+                    task.advance(len(x))
+            return [torch.cat(parts) for parts in zip(*out, strict=True)]
+
+        def use_less() -> None:
+            batch = min(self.batch, most or self.batch, len(images))
+            self.batch = half(batch, "encode", "use a smaller --backbone or --crop")
+            self.graph, self.capturable = None, False
+            self.screen.say(f"{TOO_LITTLE} to encode {batch} images at once: it encodes {self.batch} at a time.")
+
+        return until_it_fits(attempt, use_less)
 
     def _finished(self, encoded: Encoded, name: str) -> Encoded:
         if not encoded.logits.isfinite().all():
@@ -105,37 +104,20 @@ class Encoder:
         return Encoded(*(x.to(between_passes(x.device)) for x in encoded))
 
     def _encode(self, x: Tensor) -> Output:
-        if self.captured is None:
+        if not self.capturable:
             return self.model.encode(x)
         missing = self.batch - len(x)  # in a domain's last batch; a graph knows one shape
+        whole = torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x
         try:
-            out = self.captured(torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x)
+            self.graph = self.graph or Graph(self._without_cache, whole)
+            out = self.graph(whole)
+            return Output(out.feature[: len(x)].clone(), out.logits[: len(x)].clone())
         except Exception as error:  # a run that works without must not end
             self.screen.warn(f"Encoding could not be made faster and runs as before ({type(error).__name__}).")
-            self.captured, self.failed = None, True
-        if self.captured is None:
+            self.graph, self.capturable, self.failed = None, False, True
+        return self.model.encode(x)
+
+    def _without_cache(self, x: Tensor) -> Output:
+        """The captured encoding: it rounds the weights in every replay, because they change between passes."""
+        with autocast(x.device, self.config.precision, cache=False):
             return self.model.encode(x)
-        return Output(out.feature[: len(x)], out.logits[: len(x)])
-
-
-class Captured:
-    """The encoding of one batch as a CUDA graph. A small model is launched kernel by kernel more slowly than the GPU
-    computes it, and the GPU would idle between epochs. It reads the weights where they are, so it follows training."""
-
-    def __init__(self, encode: Callable[[Tensor], Output], config: Config) -> None:
-        self.encode, self.config = encode, config
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self, x: Tensor) -> Output:
-        if self.graph is None:
-            self.input = x.clone()
-            self.graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize(x.device)
-            with (
-                torch.cuda.graph(self.graph, capture_error_mode="thread_local"),
-                autocast(x.device, self.config.precision, cache=False),  # no weight rounded before the capture
-            ):
-                self.output = self.encode(self.input)
-        self.input.copy_(x)
-        self.graph.replay()
-        return Output(self.output.feature.clone(), self.output.logits.clone())

@@ -223,19 +223,19 @@ class Classifier:
         """Compute in smaller parts if a GPU has too little memory."""
         import torch
 
-        from cdtrans.runtime.device import TOO_LITTLE, free_memory
+        from cdtrans.network.retry import half, until_it_fits
 
-        while True:
-            most = min(self.at_once or len(pixels), len(pixels))
-            try:
-                parts = [pixels[i : i + most] for i in range(0, len(pixels), most)]
-                return torch.cat([self._compute(part, compute) for part in parts])
-            except torch.cuda.OutOfMemoryError:
-                pass  # continue where the exception no longer refers to the tensors of this try
-            if most == 1:
-                raise CdtransError(f"{TOO_LITTLE} to classify a single image; use --device cpu.")
-            self.at_once = most // 2
-            free_memory()
+        def most() -> int:
+            return min(self.at_once or len(pixels), len(pixels))
+
+        def attempt() -> torch.Tensor:
+            parts = [pixels[i : i + most()] for i in range(0, len(pixels), most())]
+            return torch.cat([self._compute(part, compute) for part in parts])
+
+        def use_less() -> None:
+            self.at_once = half(most(), "classify", "use --device cpu")
+
+        return until_it_fits(attempt, use_less)
 
     def _compute(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
         import torch

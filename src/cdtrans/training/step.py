@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cdtrans.network.graph import Graph
+from cdtrans.network.retry import until_it_fits
 from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory, ran_out
 from cdtrans.runtime.ranks import world
 from cdtrans.training.memory import Memory
@@ -39,7 +41,7 @@ class Step:
         self.capturable = capturable and on_gpu and plan != "off" and world() == 1
         self.shapes: list[torch.Size] = []
         self.calls = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: Graph[Tensor] | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         shapes = [x.shape for x in inputs]
@@ -54,28 +56,23 @@ class Step:
             self._capture(inputs)
         if self.graph is None:
             return self._plain(*inputs)
-        for buffer, x in zip(self.buffers, inputs, strict=True):
-            buffer.copy_(x)
-        self.graph.replay()
-        return self.values
+        return self.graph(*inputs)
 
     def _plain(self, *inputs: Tensor) -> Tensor:
         self.optimisation.start_step()
         buffers = self.memory.buffers()
-        while True:
-            try:
-                return self._losses(*inputs)
-            except torch.cuda.OutOfMemoryError:
-                pass  # continue where the exception no longer refers to the tensors of this try
+
+        def use_less() -> None:
             had_graph = self.graph is not None
-            self._without_graph()
+            self.graph, self.capturable = None, False
             self.optimisation.repeat_step()
-            free_memory()
             if not had_graph:
                 self.memory.use_less(len(inputs[0]) or len(inputs[1]))  # there may be no source images
             for buffer, before in buffers:
                 buffer.copy_(before)
             torch.manual_seed(torch.initial_seed())  # as before the step
+
+        return until_it_fits(lambda: self._losses(*inputs), use_less)
 
     def _train(self, *inputs: Tensor) -> Tensor:
         self.optimisation.start_step()
@@ -88,23 +85,15 @@ class Step:
         return torch.stack([loss.detach() for loss in losses.values()])  # [k]
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
-        """Record a step that reads its batch from the buffers; the recording itself trains on nothing."""
-        self.buffers = [x.clone() for x in inputs]
-        self.graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self.optimisation.device)
+        """Record a step; the recording itself trains on nothing."""
         try:
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # others may be preparing batches
-                self.values = self._train(*self.buffers)
-        except Exception as error:  # what ends the capture may fail after the GPU ran out of memory
+            self.graph = Graph(self._train, *inputs)
+        except Exception as error:  # the end of the capture may fail after the GPU ran out of memory
             if not ran_out(error):
                 raise
-            self._without_graph()
         if self.graph is None:
+            self.capturable = False
             self.optimisation.optimizer.zero_grad(set_to_none=True)
             free_memory()
             torch.manual_seed(torch.initial_seed())
             self.memory.screen.say(f"{TOO_LITTLE} to replay a step as a CUDA graph: steps run one by one (slower).")
-
-    def _without_graph(self) -> None:
-        """Run every step plainly from now on, and free what the graph holds."""
-        self.graph, self.capturable, self.buffers, self.values = None, False, [], torch.empty(0)
