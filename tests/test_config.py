@@ -193,7 +193,7 @@ def test_every_option_of_a_run_is_written_out_with_its_value() -> None:
     expected = {"first_portion": 0.2, "last_portion": 0.5, "label_entropy": 0.25, "divergence": 0.3}
     assert config.method_args == expected
     assert resolve(make_config({"device": "cpu", "method": "rpll"})).method_args == {}
-    with error_says("'rpll'", "no option 'alpha'", "no options"):
+    with error_says("'rpll'", "no option 'alpha'"):
         resolve(make_config({"device": "cpu", "method": "rpll", "method_args": {"alpha": 1}}))
 
 
@@ -238,16 +238,16 @@ def test_every_setting_has_help_a_group_and_a_default_that_passes_its_own_check(
     ],
 )
 def test_an_unknown_setting_names_the_nearest_known(key: str, meant: str) -> None:
-    assert says(error_of(**{key: 1}), "unknown setting", f"'{key}'", f"did you mean '{meant}'?")
+    assert says(error_of(**{key: 1}), "no setting", f"'{key}'", f"did you mean '{meant}'?")
 
 
 def test_a_setting_like_no_other_lists_what_there_is() -> None:
-    assert says(error_of(zzzzzz=1), "unknown setting", "'zzzzzz'", "known: source, target, ", "mutual_pairs")
+    assert says(error_of(zzzzzz=1), "no setting", "'zzzzzz'", "known: source, target, ", "mutual_pairs")
 
 
 @pytest.mark.parametrize("key", [True, 3, None])
 def test_a_key_that_yaml_did_not_read_as_text_is_just_unknown(key: Any) -> None:
-    with error_says("unknown setting", f"'{key}'"):
+    with error_says("no setting", f"'{key}'"):
         make_config({key: 1})
 
 
@@ -281,7 +281,6 @@ def test_auto_is_the_only_word_for_a_number_that_may_be_auto() -> None:
         ("lr", "fast", [" number"]),
         ("lr", float("nan"), [" number"]),
         ("lr", "inf", [" number"]),
-        ("weight_decay", 10**309, [" number"]),
         ("pretrained", 1, ["true", "false"]),
         ("pretrained", "yes", ["true", "false"]),
         ("backbone", 16, ["text"]),

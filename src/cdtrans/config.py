@@ -7,34 +7,22 @@ the help names the paper's value.
 
 import os
 import re
-import types
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from cdtrans.errors import CdtransError, closest, nearest
+from cdtrans.errors import CdtransError, SettingsError, ended, nearest
+from cdtrans.schema import Misfit, build, option, quoted
 
-KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
 LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
 LARGEST_FACTOR = 1e6  # of what is multiplied by a rate
 LARGEST_SEED = 2**63 - 1
-LARGEST_COUNT, LARGEST_NUMBER = 10**9, 1e30  # for other whole numbers, and other numbers; no sensible value comes near
 LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
-
-
-def option(
-    default: Any, text: str, *, minimum: float | None = None, maximum: float | None = None, group: str = ""
-) -> Any:
-    """A field with its help line, its range and its heading in --help. Methods use it for their Options."""
-    metadata = {"group": group, "help": text, "minimum": minimum, "maximum": maximum}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 def _option(default: Any, group: str, text: str, **limits: Any) -> Any:
@@ -287,8 +275,8 @@ def make_config(*layers: dict[str, Any]) -> Config:
         values = _merged(values, with_method_args(layer))
     for key in values:
         if key not in FIELDS:
-            raise CdtransError(f"Unknown setting '{key}': {nearest(str(key), list(SETTINGS))}")
-    config = Config(**check_values(Config, values))
+            raise SettingsError("setting-unknown", f"There is no setting '{key}': {nearest(str(key), list(SETTINGS))}")
+    config = _built(Config, values)
     if config.method == "cdtrans":  # known without torch; other methods are checked when they are loaded
         options = check_options(CDTransOptions, config.method_args, config.method)
         config = replace(config, method_args={key: getattr(options, key) for key in config.method_args})
@@ -346,19 +334,14 @@ def _merged(values: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
 
 def check_options(options: type[Any], values: dict[str, Any], method: str) -> Any:
     """A method's options from what the user gave, checked as strictly as the settings."""
-    known = [f.name for f in fields(options)]
-    for key in values:
-        if key not in known:
-            names = nearest(str(key), known) if known else "it has no options."
-            raise CdtransError(f"The method '{method}' has no option '{key}': {names}")
-    return options(**check_values(options, values))
+    return _built(options, values, f"The method '{method}' has no option")
 
 
-def check_values(record: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Every value converted to the type of its dataclass field, or an error that says what is expected."""
-    assert is_dataclass(record), "settings and options are dataclasses"
-    hints, specs = get_type_hints(record), {f.name: f for f in fields(record)}
-    return {key: _checked(key, value, hints[key], specs[key].metadata) for key, value in values.items()}
+def _built(kind: type[Any], values: dict[str, Any], unknown: str = "") -> Any:
+    try:
+        return build(kind, values, written=True, unknown=unknown)
+    except Misfit as misfit:
+        raise SettingsError(f"setting-{misfit.code}", ended(str(misfit))) from None
 
 
 def layered_config(
@@ -383,7 +366,7 @@ def _pop_text(values: dict[str, Any], key: str) -> str | None:
     """A key of the YAML file that is not a setting."""
     text = values.pop(key, None)
     if text is not None and (not isinstance(text, str) or not text):
-        raise CdtransError(f"'{key}' must be text, not {_quoted(text)}.")
+        raise CdtransError(f"'{key}' must be text, not {quoted(text)}.")
     return text
 
 
@@ -515,77 +498,3 @@ def read_preset(name: str) -> dict[str, Any]:
     text = (resources.files("cdtrans") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
-
-
-def _checked(key: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
-    """The value converted to the field's type, or an error that says what is expected."""
-    kinds = _kinds(hint)
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    if value in words or (value is None and type(None) in kinds):
-        return value
-    if value == "" and type(None) in kinds:
-        raise CdtransError(f"'{key}' is empty; give a value, or leave it out.")
-    for kind in kinds:
-        converted = _convert(value, kind)
-        if isinstance(converted, str) and not _can_be_a_name(converted):
-            raise CdtransError(f"'{key}' holds a character that no name can have: {value!r}.")
-        if converted is not None:
-            _check_range(key, converted, limits.get("minimum"), limits.get("maximum"))
-            return converted
-    only_words = len(kinds) == 1  # otherwise 'known: auto' would hide that numbers are accepted too
-    if words and isinstance(value, str) and (only_words or closest(value, words)):
-        raise CdtransError(f"'{value}' is not a value of '{key}': {nearest(value, words)}")
-    expected = " or ".join([KIND_NAMES[kind] for kind in kinds if kind in KIND_NAMES] + words)
-    raise CdtransError(f"'{key}' must be {expected}, not {_quoted(value)}.")
-
-
-def _quoted(value: Any) -> str:
-    """repr, for an error message; Python refuses to print a very large number."""
-    try:
-        return repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
-
-
-def _can_be_a_name(text: str) -> bool:
-    """Whether it can be a file name. YAML can hold any character."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    """None if the value is not of this kind. YAML reads 1e-3 as text, so text that looks like a number is converted."""
-    if kind is bool or isinstance(value, bool):
-        return value if kind is bool and isinstance(value, bool) else None
-    if kind in (int, float):
-        if kind is int and isinstance(value, int):
-            return value  # a large one has no exact float
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            return None
-        if kind is float:
-            return number if number == number and abs(number) != float("inf") else None
-        return int(number) if number.is_integer() else None
-    if kind is str and isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if kind in (str, dict):
-        return value if isinstance(value, kind) else None
-    return None
-
-
-def _check_range(key: str, value: Any, minimum: float | None, maximum: float | None) -> None:
-    """Check the range of a number. A setting without limits gets a wide one that keeps arithmetic and memory safe."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return
-    most = maximum if maximum is not None else LARGEST_COUNT if isinstance(value, int) else LARGEST_NUMBER
-    least = minimum if minimum is not None else -most
-    if not least <= value <= most:
-        limit = f"at least {least}" if value < least else f"at most {most}"
-        raise CdtransError(f"'{key}' must be {limit}, not {_quoted(value)}.")

@@ -37,8 +37,8 @@ from cdtrans.inputs.benchmarks import FoundBenchmark, Task, benchmark_named, fin
 from cdtrans.inputs.layouts import FoundDomain
 from cdtrans.methods import METHODS, method_class
 from cdtrans.record.files import atomic
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 
 FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...
 LONGEST_SEED = len(str(LARGEST_SEED))  # digits

@@ -15,8 +15,8 @@ from cdtrans.measure.matching import match
 from cdtrans.measure.target import FinishedTarget, read_target
 from cdtrans.record.card_file import read_card
 from cdtrans.record.run_folder import MODEL_NAMES, choose_command
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 from cdtrans.serving.probabilities import temperature
 from cdtrans.serving.recorded import LOGITS, calibrated_with, recalibrate, target_logits
 

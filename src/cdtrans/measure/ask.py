@@ -21,8 +21,8 @@ from cdtrans.measure.target import FinishedTarget, read_target
 from cdtrans.record.files import atomic, csv_line
 from cdtrans.record.run_folder import require_output
 from cdtrans.reporting.pictures import jpeg
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 
 PAGE, LABELS, TASKS, LABELLING_CONFIG = "ask.html", "labels.csv", "label-studio.json", "label-studio.xml"
 # Thirty labels of fifty give an interval about 20 points wide; it narrows only with the square root, while the images

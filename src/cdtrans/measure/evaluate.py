@@ -26,9 +26,9 @@ from cdtrans.record.run_folder import (
     trained_labels,
 )
 from cdtrans.record.shapes import Misfit
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 from cdtrans.serving.classifier import Unreadable, key_warning, load
 
 WITHOUT = "restore it, or delete it to score the chosen model alone"

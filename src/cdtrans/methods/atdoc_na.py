@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.network.network import Network
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.runtime.ranks import gather
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

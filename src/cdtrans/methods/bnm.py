@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.network.network import Network
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

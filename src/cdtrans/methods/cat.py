@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch
 from cdtrans.methods.dann import DANN, DANNOptions, domain_loss, rising
 from cdtrans.runtime.ranks import gather
+from cdtrans.schema import option
 
 LATE, SLOW = 1 / 8, 1 / 4  # of the run: when lambda_2 begins to rise, and for how long it does
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch
 from cdtrans.methods.cdan_e import CDANE, CDANEOptions
 from cdtrans.network.head import Output
+from cdtrans.schema import option
 
 AUTHORS_SIZE = 36 * 256  # images of a domain in a batch, times features
 SQUARINGS = 8  # of F F^T: as 256 power iterations

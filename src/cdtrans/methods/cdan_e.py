@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cdtrans.config import option
 from cdtrans.methods.base import Sizes
 from cdtrans.methods.dann import DANN, Critic, DANNOptions, domain_loss, reversed_gradient
 from cdtrans.methods.minent import entropy
 from cdtrans.network.head import Output
 from cdtrans.network.network import Network
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Update
 from cdtrans.methods.mcd import MCD, MCDOptions
 from cdtrans.methods.minent import entropy
 from cdtrans.methods.shot import entropy_of_mean
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.inputs.augmentation import masked, strong
 from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.methods.instant import probe_on_both, set_probe, set_statistics
@@ -39,6 +38,7 @@ from cdtrans.network.network import Network
 from cdtrans.pairing.graphs import label_target, relabel_target
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled
 from cdtrans.runtime.ranks import gather
+from cdtrans.schema import option
 
 PAIRS, IMAGES = 19_200, 4_000  # pairs of a whole run with up to so many images; beyond, they grow with the root
 WINDOW = 1 / 3  # of the run, that the teacher is an average of

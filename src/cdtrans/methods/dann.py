@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.network.head import Output
 from cdtrans.network.network import Network
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method
 from cdtrans.methods.minent import entropy
+from cdtrans.schema import option
 
 ABSENT = 1e-12  # a class with less probability in the whole batch counts as one without
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes, Update
 from cdtrans.network.head import MeanHead
 from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import gather
+from cdtrans.schema import option
 
 BALANCE_EPSILON = 1e-6  # the authors'
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.inputs.augmentation import masked
 from cdtrans.methods.base import Batch, Sizes, Update
 from cdtrans.methods.cotraining import follow
 from cdtrans.methods.sdat import SDAT, SDATOptions
 from cdtrans.network.network import Network
+from cdtrans.schema import option
 
 SQUARES = 4  # in a row
 

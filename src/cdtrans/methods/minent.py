@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.pairing.pairs import Domains, Proposals
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.dann import Critic, domain_loss, rising
 from cdtrans.network.head import Output
 from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import gather
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.distributions import Beta
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.atdoc_na import MemoryBank
 from cdtrans.methods.base import Batch, Method, Sizes, require_vit
 from cdtrans.network.blocks import embed, self_attention
 from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import rank, world
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

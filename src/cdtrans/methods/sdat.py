@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Update
 from cdtrans.methods.cdan_e import CDANE, CDANEOptions
 from cdtrans.methods.mcc import confusion
 from cdtrans.network.head import Output
 from cdtrans.runtime.ranks import average_gradients
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

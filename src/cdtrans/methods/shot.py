@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.methods.minent import entropy
 from cdtrans.network.head import Head
 from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled
+from cdtrans.schema import option
 
 EPSILON = 1e-5  # the authors'
 

@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cdtrans.config import option
 from cdtrans.methods.base import Batch, Sizes, Update, require_vit
 from cdtrans.methods.cotraining import follow
 from cdtrans.methods.dann import DANN, DANNOptions
@@ -39,6 +38,7 @@ from cdtrans.network.fast.operations import Update as Residual
 from cdtrans.network.head import Output
 from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import gather
+from cdtrans.schema import option
 
 PARTS = 16  # the finest of a period
 MEANINGFUL = 30  # steps: fewer have averages that differ by 1 by chance

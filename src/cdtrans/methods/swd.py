@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.methods.mcd import MCD, MCDOptions
+from cdtrans.schema import option
 
 DIRECTIONS = 128  # the authors'
 

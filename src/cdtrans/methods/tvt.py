@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import option
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Batch, Method, Sizes, require_vit
 from cdtrans.methods.dann import Critic, domain_loss, reversed_gradient, rising
@@ -34,6 +33,7 @@ from cdtrans.network.fast.operations import Stream, Update
 from cdtrans.network.network import Network
 from cdtrans.network.transferability import Transferability
 from cdtrans.runtime.ranks import gather
+from cdtrans.schema import option
 
 
 @dataclass(frozen=True)

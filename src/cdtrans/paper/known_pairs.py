@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from cdtrans.config import LARGEST_SEED, BranchOptions, layered_config, option
+from cdtrans.config import LARGEST_SEED, BranchOptions, layered_config
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
@@ -22,6 +22,7 @@ from cdtrans.paper.ablation_rows import MOST_PAIRS
 from cdtrans.paper.pair_quality import read_answers
 from cdtrans.run.pipeline import Result, run_pipeline
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import option
 
 Labelled = TypeVar("Labelled", bound="KnownPairs")
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from cdtrans.record.run_folder import read_result
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 
 
 @checked()

@@ -14,10 +14,10 @@ from cdtrans.inputs.ahead import decoding_ahead
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.inputs.images import Header, UnreadableImage, read_header
 from cdtrans.run.prepare import DomainPixels, pictures, readable, scan_domains
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, State, gravest
 from cdtrans.trust.preflight import Labels

@@ -15,10 +15,10 @@ from cdtrans.run.choose import explanation
 from cdtrans.run.prepare import scan_domains
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import require_target_labels
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 from cdtrans.serving.classifier import Classifier, load
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from cdtrans.errors import CdtransError, counted
 from cdtrans.inputs.images import pixel_digest
 from cdtrans.inputs.stream import DecodedBatch, Source, cut, decode_batches
 from cdtrans.record.run_folder import find_model
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
+from cdtrans.schema import checked
 from cdtrans.serving.exported import exported_file, is_exported, require_run
 from cdtrans.serving.inputs import One, each_image
 from cdtrans.serving.probabilities import no_class, probabilities

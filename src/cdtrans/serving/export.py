@@ -15,9 +15,9 @@ from cdtrans.errors import CdtransError, nearest
 from cdtrans.record.card_file import read_card
 from cdtrans.record.files import atomic, replace_folder
 from cdtrans.record.run_folder import CARD, find_model, require_output
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 from cdtrans.serving.exported import CODE
 from cdtrans.serving.hub_card import MADE_BY, hub_card
 

@@ -18,9 +18,9 @@ from cdtrans.inputs.tars import TarMember, is_tar_name
 from cdtrans.record.files import atomic, csv_line, csv_lines
 from cdtrans.record.run_folder import find_model, require_output
 from cdtrans.runtime import launcher
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen, Task
+from cdtrans.schema import checked
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
 from cdtrans.serving.exported import exported_file, is_exported, require_run
 from cdtrans.serving.parts import Counts, Part, PartFolder, Results, StoredPart, folder_of, predict_parts

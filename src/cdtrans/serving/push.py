@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cdtrans.record.run_folder import find_model
-from cdtrans.runtime.arguments import checked
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
 from cdtrans.serving.export import export_folder
 from cdtrans.serving.hub import require_name, upload
 
