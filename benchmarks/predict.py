@@ -30,9 +30,8 @@ import measure
 from cdtrans.config import make_config
 from cdtrans.inputs.stream import Source
 from cdtrans.network.card import build_model, make_card
-from cdtrans.runtime import launcher
 from cdtrans.runtime.device import pick_precision
-from cdtrans.runtime.ranks import take_gpu
+from cdtrans.runtime.ranks import launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Prediction, load
 from cdtrans.serving.portable import timm_file
@@ -140,7 +139,7 @@ def measured(
 
 def child(model: str, images: str, out: str, kind: str, device: str, how: str) -> None:
     """One measurement; rank 0 prints it."""
-    if launcher.world() > 1 and device == "cuda":
+    if launched_world() > 1 and device == "cuda":
         take_gpu()
     classifier = load(model, device=device)
     if how == "free":
@@ -149,7 +148,7 @@ def child(model: str, images: str, out: str, kind: str, device: str, how: str) -
     start, before = time.time(), time.process_time()
     result = classify(classifier, Path(images), Path(out), kind, **options)  # type: ignore[arg-type]
     end, cpu = time.time(), time.process_time() - before
-    if launcher.rank() == 0:
+    if launched_rank() == 0:
         status = Path("/proc/self/status").read_text()
         peak = re.search(r"VmHWM:\s*(\d+) kB", status)
         megabytes = int(peak[1]) / 1024 if peak else float("nan")

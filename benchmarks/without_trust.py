@@ -18,19 +18,17 @@ def importing() -> Iterator[None]:
     """As in a run with trust, so that both start alike; then some parts are taken out."""
     with importing_all():
         yield
-    session, watch, selection = (
-        sys.modules[f"cdtrans.{name}"] for name in ("run.session", "trust.watch", "trust.selection")
-    )
+    session, selection = (sys.modules[f"cdtrans.{name}"] for name in ("run.session", "trust.selection"))
 
     def only_predictions(self: Any, epoch: int, target: Any, encode: Any = None) -> None:
-        watch.save_predictions(self.run, epoch, target)
+        selection.save_predictions(self.run, epoch, target)
         self.scores[epoch] = NEUTRAL
         if epoch > 0:
             self.selection.best = selection.Best(epoch, 0.0, self.encode.model.state_dict())
 
     vars(session)["check_data"] = lambda *_, **__: []
     vars(session)["evidence_network"] = lambda *_, **__: None
-    watch.Watch.epoch = only_predictions  # type: ignore[attr-defined]
+    selection.Watch.epoch = only_predictions  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

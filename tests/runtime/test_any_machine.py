@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdtrans.runtime.locks import try_lock
-from cdtrans.runtime.processors import processor_count
+from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.signals import own_session
 from tiny_task import make_task
 

@@ -11,8 +11,43 @@ from hypothesis import strategies as st
 
 import cdtrans
 from cdtrans.runtime import ranks
-from support import error_says
+from support import raises
 from tiny_task import make_task
+
+
+def test_alone_and_under_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (ranks.launched_rank(), ranks.launched_world(), ranks.local_rank()) == (0, 1, 0)
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    assert (ranks.launched_rank(), ranks.launched_world(), ranks.local_rank()) == (5, 8, 1)
+
+
+@pytest.mark.parametrize("rank", ["1", ""])
+def test_a_rank_without_others_is_rank_0(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    """Such a variable can be left over in a shell or a container."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert (ranks.launched_rank(), ranks.launched_world()) == (0, 1)
+
+
+@pytest.mark.parametrize(("processes", "share"), [("1", 12), ("4", 3), ("5", 2), ("64", 1)])
+def test_processes_of_a_machine_share_its_processors(
+    monkeypatch: pytest.MonkeyPatch, processes: str, share: int
+) -> None:
+    monkeypatch.setattr(ranks, "processor_count", lambda: 12)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert ranks.processor_share() == share
+
+
+def test_processes_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for rank in range(4):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        ranks.take_gpu()
+    assert taken == [0, 1, 0, 1]
 
 
 def parts_of(count: int, world: int, start: int | None = None) -> list[slice]:
@@ -71,7 +106,7 @@ class Group:
         patch.setattr(torch.cuda, "set_device", lambda number: None)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
-        patch.setattr(ranks, "rendezvous", lambda url: iter([(self.store, 0, processes)]))
+        patch.setattr(ranks, "rendezvous", lambda: (self.store, 0, processes))
         patch.setattr(dist, "init_process_group", lambda backend, **how: self.backends.append(backend))
         patch.setattr(dist, "destroy_process_group", lambda: None)
 
@@ -86,7 +121,7 @@ def test_a_run_with_more_processes_than_gpus_is_refused_before_anything_is_writt
     """NCCL cannot do it, and says so only in the middle of the run."""
     task = make_task(tmp_path)
     Group(monkeypatch, processes=4, gpus=1).others_take(0, 0, 0)
-    with error_says("4 processes", "1 GPU", "--device cpu"):
+    with raises("too-few-gpus"):
         cdtrans.adapt(task.source, task.target, out=tmp_path / "run", config=task.config, device="auto", quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -108,7 +143,7 @@ def test_processes_that_each_see_only_their_own_gpu_use_nccl(monkeypatch: pytest
 
 def test_a_gpu_named_by_its_number_is_one_for_all_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     Group(monkeypatch, processes=2, gpus=2).others_take(1)
-    with error_says("--device cuda:1", "all 2 processes"), ranks.joined("cuda:1"):
+    with raises("one-gpu-for-ranks"), ranks.joined("cuda:1"):
         pass
 
 
@@ -121,5 +156,5 @@ def test_processes_on_the_cpu_of_a_machine_with_gpus_do_not_use_them(monkeypatch
 def test_several_processes_on_mps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     Group(monkeypatch, processes=2, gpus=0)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    with error_says("'mps'", "--device cpu"), ranks.joined("mps"):
+    with raises("ranks-on-mps"), ranks.joined("mps"):
         pass

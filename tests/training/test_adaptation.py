@@ -25,7 +25,7 @@ from cdtrans.training import adaptation
 from cdtrans.training.adaptation import Adaptation, Data, Planner, adapt_to_target
 from cdtrans.training.optimisation import learning_rate
 from cdtrans.training.state import load_state
-from cdtrans.trust.watch import Watch
+from cdtrans.trust.selection import Watch
 from support import error_says
 from tiny_task import log_lines
 

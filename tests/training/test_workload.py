@@ -211,7 +211,7 @@ def test_an_earlier_epoch_that_is_chosen_is_encoded_again(
     task: Task, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     falling = itertools.count(10, -1)
-    monkeypatch.setattr("cdtrans.trust.watch.consensus", lambda scores: float(next(falling)))
+    monkeypatch.setattr("cdtrans.trust.selection.consensus", lambda scores: float(next(falling)))
     run(task, "earlier", account, select="consensus")
     assert account.corrections[-1] == 21
     assert account.outlooks[0].ahead == pytest.approx(0, abs=1e-6)

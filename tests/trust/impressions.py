@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from cdtrans.trust.impression import Impression
-from cdtrans.trust.support import Evidence
+from cdtrans.trust.support import Evidence, Impression
 
 IMAGES = 100  # of the source
 

@@ -17,8 +17,7 @@ from cdtrans.trust.guard import (
     judge_source,
     labels_to_settle,
 )
-from cdtrans.trust.impression import Impression
-from cdtrans.trust.support import Evidence
+from cdtrans.trust.support import Evidence, Impression
 from impressions import evidence_of, impression_of
 from support import says
 

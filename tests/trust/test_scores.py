@@ -9,10 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
+from sklearn.metrics.cluster import contingency_matrix
+from sklearn.metrics.cluster import expected_mutual_information as theirs
 from torch.nn import functional as F
 
 from cdtrans.network.encoding import Encoded
-from cdtrans.trust.scores import SAMPLE, cluster, density, nuclear_norm, score
+from cdtrans.trust.scores import (
+    SAMPLE,
+    adjusted_mutual_information,
+    cluster,
+    density,
+    expected_mutual_information,
+    nuclear_norm,
+    score,
+)
 from cdtrans.trust.selection import consensus
 from support import devices
 
@@ -116,3 +126,28 @@ def test_the_same_on_every_device(device: str) -> None:
     logits = 2.0 * F.one_hot(labels, K) + torch.randn(N, K, generator=torch.Generator().manual_seed(1))
     here = score(Encoded(features.to(device), logits.to(device)))
     np.testing.assert_allclose(here, score(Encoded(features, logits)), atol=1e-4)
+
+
+@pytest.mark.slow
+@given(
+    seed=st.integers(0, 10**6), n=st.integers(1, 300), k=st.integers(1, 12), m=st.integers(1, 12), same=st.floats(0, 1)
+)
+@settings(max_examples=100, deadline=None)
+def test_mutual_information_is_that_of_scikit_learn(seed: int, n: int, k: int, m: int, same: float) -> None:
+    """Two labellings that agree on a share of the items; no label has an odd number."""
+    rng = np.random.default_rng(seed)
+    first = rng.integers(0, k, n) * 2
+    second = np.where(rng.random(n) < same, first, rng.integers(0, m, n) * 4)
+    ours = adjusted_mutual_information(first, second)
+    assert ours == pytest.approx(adjusted_mutual_info_score(first, second), abs=1e-9)
+    assert ours == pytest.approx(adjusted_mutual_information(second, first), abs=1e-9)
+    assert adjusted_mutual_information(first, first) == 1
+
+
+def test_chance_agreement_of_many_classes_is_that_of_scikit_learn() -> None:
+    """As in DomainNet, with one class that most items are in."""
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(0, 345, 4096), np.where(rng.random(4096) < 0.7, 7, rng.integers(0, 345, 4096))
+    table = contingency_matrix(first, second, sparse=True)
+    ours = expected_mutual_information(np.bincount(first), np.bincount(second)[np.unique(second)])
+    assert ours == pytest.approx(theirs(table, 4096), rel=1e-9)

@@ -11,8 +11,8 @@ from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, read
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import method_class
 from cdtrans.record.files import atomic
-from cdtrans.runtime import launcher
 from cdtrans.runtime.locks import try_lock
+from cdtrans.runtime.ranks import launched_world
 
 # Defaults of every run: without the guard a row shows what its method did (its verdict is in the run folder anyway),
 # and nobody reads so many reports.
@@ -23,7 +23,7 @@ TABLE_DEFAULTS = {"guard": False, "report": False}
 def owned(out: Path, record: str, recipe: dict[str, Any], kind: str) -> Iterator[None]:
     """Lock the folder for this process and this recipe, which is saved as `record`. `kind` is what the folder belongs
     to, with its article."""
-    if launcher.world() > 1:
+    if launched_world() > 1:
         raise CdtransError(
             f"The runs of {kind} are processes of their own; start the command in one process, with --jobs N for "
             "several runs in parallel."

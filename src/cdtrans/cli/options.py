@@ -12,7 +12,7 @@ import typer
 from cdtrans.backbone_names import SHORT_NAMES
 from cdtrans.config import HINTS, METHOD_HINTS, SETTINGS, choices, parse_yaml, read_preset, recipe_layer
 from cdtrans.errors import CdtransError
-from cdtrans.runtime import launcher
+from cdtrans.runtime.ranks import launched_rank
 
 COMMON = (  # settings that --help shows; --help-all shows all
     *("recipe", "effort", "backbone", "weights", "method", "source_model", "target_labels", "guard", "seed", "device"),
@@ -149,5 +149,5 @@ def help_line(name: str, preset: Mapping[str, Any] | None = None) -> str:
 
 
 def print_json(values: dict[str, Any]) -> None:
-    if launcher.rank() == 0:
+    if launched_rank() == 0:
         sys.stdout.write(json_format.dumps(values) + "\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 from cdtrans.config import Config
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.pixels import default_cache, open_pixels, resize_for
-from cdtrans.runtime.processors import processor_count
+from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import die_with_parent
 

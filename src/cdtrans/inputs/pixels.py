@@ -26,7 +26,7 @@ from cdtrans.inputs.store import (
 )
 from cdtrans.inputs.stream import make_in_order
 from cdtrans.inputs.thumbnails import trace
-from cdtrans.runtime.processors import processor_count
+from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop

@@ -14,7 +14,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.inputs.images import UnreadableImage, decode, resized, upright_rgb
 from cdtrans.inputs.tars import TarMember
 from cdtrans.inputs.thumbnails import SIDE, Trace, trace
-from cdtrans.runtime.processors import processor_count, processor_share
+from cdtrans.runtime.ranks import processor_count, processor_share
 from cdtrans.runtime.screen import Screen
 
 IN_FLIGHT_PER_WORKER = 16  # images decoded ahead of the reader; bounds memory and hides slow files

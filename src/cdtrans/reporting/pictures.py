@@ -12,7 +12,7 @@ from PIL import Image
 
 from cdtrans.inputs.images import UnreadableImage
 from cdtrans.inputs.stream import decode_in_order
-from cdtrans.runtime.processors import processor_count
+from cdtrans.runtime.ranks import processor_count
 
 SIDE = 144  # pixels of a thumbnail: twice its size on the page, for screens of double density
 QUALITY = 80  # of JPEG; a photo then takes about 6 kB

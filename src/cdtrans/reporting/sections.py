@@ -15,7 +15,7 @@ from cdtrans.reporting.record import Record, Round
 from cdtrans.serving.recorded import calibrated_with, confidences
 from cdtrans.serving.trade_off import Kept
 from cdtrans.serving.trade_off import trade_off as trade_off_of
-from cdtrans.trust.shares import crowded_class
+from cdtrans.trust.support import crowded_class
 
 SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
 

@@ -10,7 +10,7 @@ from cdtrans.inputs.digits import write_digits
 from cdtrans.measure.evaluate import evaluate
 from cdtrans.reporting.page import write_report
 from cdtrans.run.pipeline import adapt
-from cdtrans.runtime import launcher
+from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen
 
 
@@ -24,7 +24,7 @@ class DemoResult:
 
 def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
     """Rendered digits to real handwriting. The labels are read after training, to print the score."""
-    if launcher.world() > 1:
+    if launched_world() > 1:
         raise CdtransError("The built-in task is too small for several processes; start 'cdtrans demo' in one process.")
     place = Path(os.path.abspath(out))  # so that "." has a name
     digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)

@@ -20,7 +20,7 @@ from cdtrans.serving.trade_off import in_a_line, trade_off
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import estimate, measurable, unknown
 from cdtrans.trust.guard import crowded_start, decide, labels_to_settle, supported
-from cdtrans.trust.impression import views
+from cdtrans.trust.support import views
 
 
 def finish(

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol
 
 from cdtrans.errors import CdtransError
-from cdtrans.runtime.processors import processor_count
+from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.signals import die_with_parent, own_session
 
 COMMAND = (sys.executable, "-m", "cdtrans")

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from cdtrans.errors import printable
-from cdtrans.runtime import launcher
 from cdtrans.runtime.outlook import Outlook, clock
+from cdtrans.runtime.ranks import launched_rank
 
 PLAIN_LINE_SECONDS = 10.0  # without a terminal, a long task prints a line this often
 BAR_SECONDS = 0.1  # on a terminal, its bar moves this often: a move costs more than the work on a small image
@@ -45,7 +45,7 @@ class Screen:
     outlook: Outlook | None = None
 
     def __init__(self, *, quiet: bool = False, machine: bool = False) -> None:
-        follower = launcher.rank() != 0
+        follower = launched_rank() != 0
         self.quiet = quiet or follower
         self.console = Terminal(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
         self.warnings = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)

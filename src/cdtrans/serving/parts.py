@@ -16,8 +16,8 @@ from cdtrans.inputs.shards import Chunk, Shard, Tar, chunks
 from cdtrans.inputs.stream import cut
 from cdtrans.inputs.tars import is_tar_name
 from cdtrans.record.files import atomic
-from cdtrans.runtime import launcher
 from cdtrans.runtime.locks import Lock, try_lock
+from cdtrans.runtime.ranks import launched_rank, launched_world
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
 
 LOCK = ".lock"
@@ -113,7 +113,7 @@ class PartFolder:
 
     def _claim(self) -> None:
         """Lock the folder, and refuse it if its parts have other settings, so that no finished work is lost."""
-        if launcher.rank() == 0:
+        if launched_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = try_lock(self.folder / LOCK)
             if self.lock is None:
@@ -128,7 +128,7 @@ class PartFolder:
 
     def _close(self) -> None:
         """Rank 0 removes the folder, unless there is a part in it or another process is at work there."""
-        if self.lock is None and launcher.rank() == 0 and self.folder.is_dir():
+        if self.lock is None and launched_rank() == 0 and self.folder.is_dir():
             self.lock = try_lock(self.folder / LOCK)  # an interruption can come just before it is known to be taken
         if self.lock is None:
             return
@@ -155,11 +155,11 @@ class PartFolder:
     def by_shard(self) -> bool:
         """Whether each process takes whole tars, so that it need not read the headers of all tars. Otherwise processes
         take chunks."""
-        return len(self.shards) >= launcher.world()
+        return len(self.shards) >= launched_world()
 
     def owned(self, place: int, number: int) -> bool:
         """Whether this process has to predict a chunk."""
-        return (place if self.by_shard else number) % launcher.world() == launcher.rank()
+        return (place if self.by_shard else number) % launched_world() == launched_rank()
 
     def done(self) -> int:
         """How many of this process's images an earlier call has already predicted or skipped."""
@@ -173,7 +173,7 @@ class PartFolder:
                 continue
             for chunk in chunks(self.shards, place):
                 mine = self.owned(place, chunk.number)
-                if mine or launcher.rank() == 0:  # rank 0 later waits for all parts
+                if mine or launched_rank() == 0:  # rank 0 later waits for all parts
                     self.digests[place, chunk.number] = chunk.digest
                 if mine and self.find(place, chunk.number) is None:
                     yield chunk

@@ -17,8 +17,8 @@ from cdtrans.inputs.stream import cut
 from cdtrans.inputs.tars import TarMember, is_tar_name
 from cdtrans.record.files import atomic, csv_line, csv_lines
 from cdtrans.record.run_folder import find_model, require_output
-from cdtrans.runtime import launcher
 from cdtrans.runtime.imports import importing
+from cdtrans.runtime.ranks import launched_rank, launched_world
 from cdtrans.runtime.screen import Screen, Task
 from cdtrans.schema import checked
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
@@ -111,7 +111,7 @@ def predict(
         find_model(run, model)
     kind = "parquet" if parquet is not None else "csv"
     check_places(images, root, file, kind, run if exported else None)  # before torch is imported
-    if launcher.world() > 1 and device != "cpu":
+    if launched_world() > 1 and device != "cpu":
         with importing():
             from cdtrans.runtime.ranks import take_gpu
         take_gpu()
@@ -180,7 +180,7 @@ def classify(
             else:
                 write_lines(file, columns, found)
         check_skipped(counts, shards, max_bad, screen)
-    if isinstance(file, Path) and launcher.rank() == 0:
+    if isinstance(file, Path) and launched_rank() == 0:
         unsure = f", {counts.abstained} of them left without a label (probability below {threshold:.3g})"
         screen.result(f"Wrote {file}: {counted(counts.images, 'image')}{unsure if threshold else ''}.")
     files = {name: file if isinstance(file, Path) and name == kind else None for name in ("csv", "parquet")}
@@ -211,7 +211,7 @@ def check_places(
             )
         if kind == "parquet":
             require_parquet(file)
-    elif file is not None and launcher.world() > 1:
+    elif file is not None and launched_world() > 1:
         raise CdtransError("Several processes cannot share standard output; give --csv or --parquet FILE.")
     damaged = ""
     for image in stream_images(images, root):
@@ -236,8 +236,8 @@ class TableJob:
 
     def write(self, images: Path, shards: list[Shard]) -> Counts:
         """Images that fit into one part are predicted and written directly, without a folder of parts."""
-        total = count_images(images, shards, self.screen) if launcher.rank() == 0 else None
-        plain = launcher.world() == 1 and len(shards) == 1 and not folder_of(self.file).exists()
+        total = count_images(images, shards, self.screen) if launched_rank() == 0 else None
+        plain = launched_world() == 1 and len(shards) == 1 and not folder_of(self.file).exists()
         if plain and (first := next(chunks(shards, 0))).last:
             with self.screen.track("predicting", len(first.images)) as task:
                 batches = cut(first.images, self.classifier.batch)
@@ -252,7 +252,7 @@ class TableJob:
                 if any(folder.stored()):
                     raise Interrupted(signal.SIGINT) from error
                 raise
-            if launcher.rank() == 0:
+            if launched_rank() == 0:
                 folder.remove()
         return counts
 
@@ -262,13 +262,13 @@ class TableJob:
 
         if done := folder.done():
             self.screen.say(f"Resuming from '{folder.folder}'; parts whose images have changed are predicted again.")
-        mine = None if total is None else share(total, launcher.world())  # the work of rank 0, which shows its progress
-        finish = Finish() if launcher.world() > 1 else None
+        mine = None if total is None else share(total, launched_world())  # the work of rank 0, which shows its progress
+        finish = Finish() if launched_world() > 1 else None
         with self.screen.track("predicting", mine, done) as task:
             counts = predict_parts(self.classifier, folder, self.top, lambda results: self.part(results, task))
         if finish is not None:
             finish.arrive()
-        if launcher.rank() != 0:
+        if launched_rank() != 0:
             return Counts(self.threshold).of_all(counts)
         if finish is not None:
             with self.screen.track("waiting for the other processes", None):

@@ -25,9 +25,8 @@ from cdtrans.training.state import Loop, Stateful, step_seed
 from cdtrans.training.step import Step, Train
 from cdtrans.training.workload import Workload
 from cdtrans.trust.guard import Measure, fell_later, gave_up, judge_adapted, judge_source, objections
-from cdtrans.trust.impression import Impression, impression
-from cdtrans.trust.support import Evidence
-from cdtrans.trust.watch import Watch
+from cdtrans.trust.selection import Watch
+from cdtrans.trust.support import Evidence, Impression, impression
 
 PLANNING = -1  # the step number in the seed of a plan, so that it draws other numbers than the epoch's steps
 

@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cdtrans.errors import Hopeless, counted, ended
-from cdtrans.trust.impression import Impression
-from cdtrans.trust.shares import crowded_class
-from cdtrans.trust.support import Evidence, Support
+from cdtrans.trust.support import Evidence, Impression, Support, crowded_class
 
 LEARNT = 0.5  # accuracy on the source-only model's own training images
 LEARNABLE = 0.2  # cross-validated accuracy, from chance (0) to always right (1); shuffled labels are at chance

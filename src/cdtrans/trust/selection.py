@@ -1,11 +1,20 @@
-"""Which epoch to keep, without labels."""
+"""What is recorded of every epoch without labels, and which epoch to keep."""
 
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from cdtrans.inputs.batches import LabelledImages
+from cdtrans.network.encoding import Encoded, Encoder
+from cdtrans.record.run import Run
+from cdtrans.runtime.ranks import from_main
+from cdtrans.trust.scores import score
+from cdtrans.trust.support import Evidence, Impression
+
+DIGITS = 5  # of a score in the log
 CONSENSUS = ("information", "nuclear_norm", "clusters", "centers")
 
 
@@ -54,3 +63,53 @@ class Selection:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best = Best(**state) if state else None
+
+
+class Watch:
+    """Owns the scores of all epochs, the impression of the source-only model, the evidence about both domains and the
+    selection."""
+
+    def __init__(
+        self, run: Run, encode: Encoder, holdout: LabelledImages | None, rule: str, evidence: Evidence | None
+    ) -> None:
+        self.run, self.encode, self.holdout = run, encode, holdout
+        self.evidence = evidence  # None: that of the source-only model's features, once the first round has begun
+        self.before: Impression | None = None  # of the source-only model, once the first round has begun
+        self.scores: dict[int, dict[str, float]] = {}  # by epoch
+        self.selection = Selection(rule)
+
+    def epoch(self, epoch: int, target: Encoded, encode: Encoder | None = None) -> None:
+        """Record an epoch's pass over the target. Epoch 0 is the source-only model, which has its own `encode` and
+        cannot be chosen here."""
+        save_predictions(self.run, epoch, target)
+        with self.run.timed("scores", epoch=epoch):
+            scores: dict[str, Any] = score(target)._asdict()
+            if self.holdout is not None:
+                held_out = (encode or self.encode)(self.holdout.images, "held-out source")
+                scores["holdout"] = float((held_out.logits.argmax(dim=1) == self.holdout.labels).double().mean())
+            scores["consensus"] = consensus(scores)
+            scores = from_main({name: round(value, DIGITS) for name, value in scores.items()})
+            self.run.log("scores", epoch=epoch, **scores)
+            self.scores[epoch] = scores
+            if epoch > 0:
+                self.selection.consider(epoch, scores, self.encode.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        before = None if self.before is None else vars(self.before)
+        evidence = None if self.evidence is None else self.evidence._asdict()
+        state = {"before": before, "evidence": evidence, "scores": self.scores}
+        return state | {"selection": self.selection.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.before = None if state["before"] is None else Impression(**state["before"])
+        self.evidence = None if state["evidence"] is None else Evidence(**state["evidence"])
+        self.scores = state["scores"]
+        self.selection.load_state_dict(state["selection"])
+
+
+def save_predictions(run: Run, epoch: int, encoded: Encoded) -> None:
+    """The predicted class of every target image after an epoch (0: the source-only model). Target labels can then score
+    every epoch later, and training never sees them."""
+    confidence, predicted = encoded.logits.softmax(dim=1).max(dim=1)
+    arrays = {"predicted": predicted.to(torch.int32).cpu().numpy(), "confidence": confidence.half().cpu().numpy()}
+    run.write_arrays(f"predictions/epoch-{epoch:03}.npz", arrays)

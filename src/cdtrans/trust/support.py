@@ -16,8 +16,11 @@ Where a target has other classes than the source, or noise instead of images, su
 the classes, shares are shifted. A wide gap between the domains looks the same, so low support proves no harm; only
 predictions without any support do."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,6 +33,93 @@ from cdtrans.pairing.pairs import Domains
 NEIGHBOURS = 10
 IMAGES = 20_000  # of a domain at most, evenly spread
 FOLDS, PROBED = 5, 20_000  # of the cross-validation, and images in it at most
+DRAWN = 1000  # images of each domain whose features are kept for the report's maps
+MOST = 0.5  # share of the images in one class, above which most of a target of several classes must be wrong
+TIMES_FAIR = 3.0  # ... and so many times the class's fair share: two or three classes may well be this uneven
+
+
+@dataclass(frozen=True)
+class Impression:
+    """One model, the source it was trained on and the target. Tensors on the CPU, half precision where enough."""
+
+    target_logits: Tensor  # [Nt, K]
+    source_labels: Tensor  # [Ns]
+    source_predicted: Tensor  # [Ns]
+    source_confidence: Tensor  # [Ns]
+    source_own: Tensor  # [Ns] the probability of the image's own label
+    source_sample: Tensor  # [S, D] features
+    target_sample: Tensor  # [T, D] features
+
+    @property
+    def has_source(self) -> bool:
+        """Whether there were source images."""
+        return len(self.source_labels) > 0
+
+    @property
+    def predicted(self) -> Tensor:
+        return self.target_logits.argmax(dim=1)
+
+    @property
+    def source_accuracy(self) -> float:
+        """On the images it was trained on, in eval mode."""
+        return float((self.source_predicted == self.source_labels).double().mean())
+
+
+def impression(domains: Domains) -> Impression:
+    source, target, labels = domains.source, domains.target, domains.source_labels
+    p = source.logits.softmax(dim=1)
+    confidence, predicted = p.max(dim=1)
+    own = p.gather(1, labels[:, None]).squeeze(1)
+    samples = [x.features[sampled(len(x.features)).to(x.features.device)].half() for x in (source, target)]
+    columns = (target.logits, labels, predicted, confidence.half(), own.half(), *samples)
+    return Impression(*(x.cpu() for x in columns))
+
+
+def sampled(count: int) -> Tensor:
+    """Evenly spread over the domain, so that every class of the source is in it."""
+    return torch.linspace(0, count - 1, min(count, DRAWN)).round().long()
+
+
+def views(before: Impression, after: Impression) -> dict[str, np.ndarray]:
+    """views.npz: both models' view of the images, for the report; the target's confidences come from the logits."""
+    half = {
+        "before_source": before.source_sample,
+        "before_target": before.target_sample,
+        "after_source": after.source_sample,
+        "after_target": after.target_sample,
+        "source_confidence": before.source_confidence,
+        "source_own": before.source_own,
+    }
+    whole = {
+        "sampled_source": sampled(len(before.source_labels)),
+        "sampled_target": sampled(len(before.target_logits)),
+        "target_before": before.predicted,
+        "target_after": after.predicted,
+        "source_labels": before.source_labels,
+        "source_predicted": before.source_predicted,
+    }
+    arrays = {name: x.numpy().astype(np.float16) for name, x in half.items()}
+    return arrays | {name: x.numpy().astype(np.int32) for name, x in whole.items()}
+
+
+class Crowded(NamedTuple):
+    """A class into which a model puts far too many images."""
+
+    label: int
+    share: float  # of the images
+    fair: float  # the class's share of the source, or 1 / classes if that is more
+
+
+def crowded_class(predicted: Sequence[int], source: Sequence[int]) -> Crowded | None:
+    """[K] images predicted as each class, [K] source images of each class -> the class that holds more than half of the
+    images and more than three times its fair share, or None."""
+    images, labelled = sum(predicted), sum(source)
+    if not images:
+        return None
+    label = max(range(len(predicted)), key=lambda k: predicted[k])
+    share = predicted[label] / images
+    fair = max(1 / len(predicted), source[label] / max(labelled, 1))
+    return Crowded(label, share, fair) if share > MOST and share > TIMES_FAIR * fair else None
 
 
 class Support(NamedTuple):
