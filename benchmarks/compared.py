@@ -12,8 +12,8 @@ import json
 import statistics
 from pathlib import Path
 
-from cdtrans.bench.comparison import GIB, REFERENCE, signed_rank_p
-from cdtrans.bench.results import RunResult, Spread
+from cdtrans.studies.comparison import GIB, REFERENCE, signed_rank_p
+from cdtrans.studies.results import RunResult, Spread
 
 KINDS = ("last_epoch", "label_free", "best_by_labels")
 SOURCE_ONLY = "source_only"

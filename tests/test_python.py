@@ -17,11 +17,11 @@ import yaml
 from PIL import Image
 
 import cdtrans
-import cdtrans.bench.bench
 import cdtrans.cli.entry
 import cdtrans.reporting.page
 import cdtrans.run.check
 import cdtrans.run.pipeline
+import cdtrans.studies.benchmark
 from cdtrans.measure.evaluate import Evaluation
 from cdtrans.runtime.notebook import html_table
 from cdtrans.trust.findings import Finding
@@ -222,7 +222,7 @@ class TestBench:
             plans.append((data, [task.name for task in tasks]))
             raise Enough
 
-        monkeypatch.setattr(cdtrans.bench.bench, "find_benchmark", found)
+        monkeypatch.setattr(cdtrans.studies.benchmark, "find_benchmark", found)
         with pytest.raises(Enough):
             cdtrans.bench("office31", str(tmp_path), tasks=["A>W", "A>D"], pretrained=False, quiet=True)
         assert plans == [(tmp_path, ["A>W", "A>D"])]

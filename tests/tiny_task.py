@@ -304,9 +304,9 @@ def _start(order: dict[str, Any]) -> int:
     if order["crash"]:
         _crash_at(**order["crash"])
     if order["fork_jobs"]:
-        import cdtrans.bench.jobs
+        import cdtrans.studies.jobs
 
-        cdtrans.bench.jobs.Children = _ForkedJobs  # type: ignore[assignment,misc]
+        cdtrans.studies.jobs.Children = _ForkedJobs  # type: ignore[assignment,misc]
     _run_and_exit(order["start"], out, err, order["look_for"])
     raise AssertionError("it has exited")
 

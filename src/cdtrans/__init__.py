@@ -6,7 +6,6 @@ TYPE_CHECKING = False  # not typing's: its import takes longer than all the rest
 if TYPE_CHECKING:
     from typing import Any
 
-    from cdtrans.bench.bench import BenchResult, bench
     from cdtrans.errors import CdtransError
     from cdtrans.measure.answer import Answered, answer
     from cdtrans.measure.ask import Asked, ask
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from cdtrans.serving.export import Exported, export
     from cdtrans.serving.predict import Predicted, predict
     from cdtrans.serving.push import Pushed, push
+    from cdtrans.studies.benchmark import BenchResult, bench
 
 __all__ = [
     "Answered",
@@ -47,8 +47,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bench": "cdtrans.bench.bench",
-    "BenchResult": "cdtrans.bench.bench",
+    "bench": "cdtrans.studies.benchmark",
+    "BenchResult": "cdtrans.studies.benchmark",
     "CdtransError": "cdtrans.errors",
     "evaluate": "cdtrans.measure.evaluate",
     "Evaluation": "cdtrans.measure.evaluate",

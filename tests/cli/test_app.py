@@ -19,15 +19,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import cdtrans.bench.bench
 import cdtrans.measure.evaluate
 import cdtrans.run.check
 import cdtrans.run.demo
 import cdtrans.run.pipeline
 import cdtrans.runtime.screen
 import cdtrans.serving.classifier
-from cdtrans.bench.bench import BenchResult
-from cdtrans.bench.folder import TABLE_DEFAULTS
+import cdtrans.studies.benchmark
 from cdtrans.cli import app as cli
 from cdtrans.cli import entry
 from cdtrans.cli.bench import TEXTS
@@ -46,6 +44,8 @@ from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result
 from cdtrans.runtime.screen import Screen
+from cdtrans.studies.benchmark import BenchResult
+from cdtrans.studies.folder import TABLE_DEFAULTS
 from cdtrans.trust.findings import Finding
 from support import says
 from tiny_task import CLASSES, draw
@@ -917,7 +917,7 @@ class TestBench:
             asked.update({"name": name, "data": data}, **given)
             return BenchResult(Path("out"), "table.md", asked=4, finished=3, failed=failed, numbers={})
 
-        monkeypatch.setattr(cdtrans.bench.bench, "bench", bench)
+        monkeypatch.setattr(cdtrans.studies.benchmark, "bench", bench)
         return asked
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.bench.recipes import OWN_START
 from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method
 from cdtrans.run.session import resolve
+from cdtrans.studies.recipes import OWN_START
 from support import error_says, says
 from tiny_task import Task, log_lines, make_task, tree, warm
 

@@ -11,8 +11,6 @@ import pytest
 import yaml
 
 from ablation_task import make_key, run, start, true_classes
-from cdtrans.bench.folder import owned
-from cdtrans.bench.results import KINDS, SCORED
 from cdtrans.config import SETTINGS, layered_config
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.store import list_stores
@@ -25,6 +23,8 @@ from cdtrans.paper.printed_tables import paper_table
 from cdtrans.record.run_folder import read_result
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
+from cdtrans.studies.folder import owned
+from cdtrans.studies.results import KINDS, SCORED
 from support import error_says, says
 from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_task, tree, warm
 

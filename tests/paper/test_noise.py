@@ -11,11 +11,11 @@ import yaml
 from PIL import Image
 
 from ablation_task import make_key, run, start, true_classes
-from cdtrans.bench.results import Spread
 from cdtrans.paper.ablations import read_scored
 from cdtrans.paper.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Study, ablate_noise, parse_levels
 from cdtrans.paper.noise_figure import figure
 from cdtrans.runtime.screen import Screen
+from cdtrans.studies.results import Spread
 from support import error_says, says
 from tiny_task import QUICK, Task, log_lines, make_source, make_target, make_task, warm
 

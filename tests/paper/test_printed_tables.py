@@ -6,7 +6,6 @@ from importlib import resources
 
 import pytest
 
-from cdtrans.bench.tables import PAPER_CLASSES
 from cdtrans.inputs.benchmarks import BENCHMARKS, DOMAINNET, VISDA2017
 from cdtrans.paper.printed_tables import (
     AVERAGE,
@@ -17,6 +16,7 @@ from cdtrans.paper.printed_tables import (
     paper_grids,
     paper_table,
 )
+from cdtrans.studies.tables import PAPER_CLASSES
 from support import says
 
 CLASSES = [PAPER_CLASSES.get(name, name) for name in VISDA2017.class_names]

@@ -66,7 +66,7 @@ def bench(
     **settings: Any,
 ) -> None:
     """Rerun a table of the paper, or compare methods: every task and seed, scored with target labels."""
-    from cdtrans.bench.bench import bench as run_bench
+    from cdtrans.studies.benchmark import bench as run_bench
 
     screen = Screen(quiet=quiet, machine=json)
     outcome = run_bench(

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdtrans.bench.results import KINDS, shared_stage_1
 from cdtrans.errors import counted
 from cdtrans.paper.pair_quality import PairQuality
 from cdtrans.paper.printed_tables import AVERAGE, PaperRow
+from cdtrans.studies.results import KINDS, shared_stage_1
 
 NOTHING = "–"
 PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs

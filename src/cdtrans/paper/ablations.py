@@ -12,9 +12,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdtrans.bench.folder import flags, owned, recipe_of, with_table_defaults
-from cdtrans.bench.jobs import Job, PlannedRun, run_jobs
-from cdtrans.bench.results import KINDS, SCORED, read_sessions, trained_in
 from cdtrans.config import FIELDS, Config, layered_config, make_config, read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.domains import check_distinct
@@ -31,6 +28,9 @@ from cdtrans.record.run_folder import read_result
 from cdtrans.run.session import resolve
 from cdtrans.run.stage_1 import SOURCE, require_stage_1
 from cdtrans.runtime.screen import Screen
+from cdtrans.studies.folder import flags, owned, recipe_of, with_table_defaults
+from cdtrans.studies.jobs import Job, PlannedRun, run_jobs
+from cdtrans.studies.results import KINDS, SCORED, read_sessions, trained_in
 
 RECORD = "ablation.json"  # what the folder is; it makes a folder an ablation's
 

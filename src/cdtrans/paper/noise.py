@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdtrans.bench.bench import parse_seeds
-from cdtrans.bench.results import KINDS, SCORED, Spread, shared_stage_1, spread
 from cdtrans.config import layered_config, read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.domains import scan_unlabelled
@@ -20,6 +18,8 @@ from cdtrans.paper.ablations import Outcome, Plan, carry_out, make_plan, read_sc
 from cdtrans.paper.noise_figure import write_figure
 from cdtrans.record.run_folder import CONFIG
 from cdtrans.runtime.screen import Screen
+from cdtrans.studies.benchmark import parse_seeds
+from cdtrans.studies.results import KINDS, SCORED, Spread, shared_stage_1, spread
 
 SHOWN = ("last_epoch", "label_free", "best_by_labels")  # a table for each; the picture has the first
 NAME = "noise"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from cdtrans.bench.results import Spread
 from cdtrans.record.files import atomic
+from cdtrans.studies.results import Spread
 
 STYLES = (("#c0182b", "o-"), ("#2a9d5c", "s-"), ("#1f6fb4", "^--"))  # the paper's red, green and blue
 GREY = "#777777"

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.bench.folder import owned, with_table_defaults
+from cdtrans.studies.folder import owned, with_table_defaults
 from support import error_says
 
 

@@ -12,14 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cdtrans.bench.comparison import Comparison
-from cdtrans.bench.comparison_tables import csv_table, page
-from cdtrans.bench.comparison_tables import latex as compared_latex
-from cdtrans.bench.comparison_tables import markdown as compared_markdown
-from cdtrans.bench.folder import owned, recipe_of
-from cdtrans.bench.jobs import Job, PlannedRun, run_jobs
-from cdtrans.bench.recipes import Recipe, label, make_recipes, misfits, shared_recipe, start_of, with_flags
-from cdtrans.bench.results import (
+from cdtrans.config import LARGEST_SEED, Config
+from cdtrans.errors import CdtransError
+from cdtrans.inputs.benchmarks import FoundBenchmark, Task, benchmark_named, find_benchmark
+from cdtrans.inputs.layouts import FoundDomain
+from cdtrans.methods import METHODS, method_class
+from cdtrans.record.files import atomic
+from cdtrans.runtime.screen import Screen
+from cdtrans.schema import checked
+from cdtrans.studies.comparison import Comparison
+from cdtrans.studies.comparison_tables import csv_table, page
+from cdtrans.studies.comparison_tables import latex as compared_latex
+from cdtrans.studies.comparison_tables import markdown as compared_markdown
+from cdtrans.studies.folder import owned, recipe_of
+from cdtrans.studies.jobs import Job, PlannedRun, run_jobs
+from cdtrans.studies.recipes import Recipe, label, make_recipes, misfits, shared_recipe, start_of, with_flags
+from cdtrans.studies.results import (
     KINDS,
     RunResult,
     columns,
@@ -30,15 +38,7 @@ from cdtrans.bench.results import (
     spread,
     values,
 )
-from cdtrans.bench.tables import BenchTable, latex, markdown
-from cdtrans.config import LARGEST_SEED, Config
-from cdtrans.errors import CdtransError
-from cdtrans.inputs.benchmarks import FoundBenchmark, Task, benchmark_named, find_benchmark
-from cdtrans.inputs.layouts import FoundDomain
-from cdtrans.methods import METHODS, method_class
-from cdtrans.record.files import atomic
-from cdtrans.runtime.screen import Screen
-from cdtrans.schema import checked
+from cdtrans.studies.tables import BenchTable, latex, markdown
 
 FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...
 LONGEST_SEED = len(str(LARGEST_SEED))  # digits

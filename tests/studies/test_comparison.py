@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdtrans.bench.comparison import Comparison, signed_rank_p
-from cdtrans.bench.comparison_tables import csv_table, latex, markdown, page
-from cdtrans.bench.results import KINDS, RunResult
 from cdtrans.inputs.benchmarks import OFFICE31, PACS, VISDA2017, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import printed_means
+from cdtrans.studies.comparison import Comparison, signed_rank_p
+from cdtrans.studies.comparison_tables import csv_table, latex, markdown, page
+from cdtrans.studies.results import KINDS, RunResult
 from support import says
 
 SEEDS = (1234, 1)

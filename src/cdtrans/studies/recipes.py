@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cdtrans.bench.folder import flags, with_table_defaults
 from cdtrans.config import BEST, EFFORTS, METHOD_FIELDS, Config, choices, config_of, make_config, read_preset, read_yaml
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.inputs.benchmarks import Benchmark
@@ -18,6 +17,7 @@ from cdtrans.network.backbone import read_state
 from cdtrans.network.card import make_card
 from cdtrans.run.session import resolve
 from cdtrans.run.stage_1 import initial_network
+from cdtrans.studies.folder import flags, with_table_defaults
 
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # those with presets
 ALL = "all"  # as --method

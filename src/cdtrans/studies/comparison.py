@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.bench.results import KINDS, RunResult, Spread, columns, spread, values
 from cdtrans.inputs.benchmarks import Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import PrintedMean, printed_means
+from cdtrans.studies.results import KINDS, RunResult, Spread, columns, spread, values
 
 REFERENCE = "cdtrans"  # what the other methods are tested against
 SOURCE_ONLY = "source_only"

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from cdtrans.bench.bench import Plan, bench, parse_seeds
-from cdtrans.bench.jobs import PlannedRun
-from cdtrans.bench.results import KINDS, SCORED, read_run
 from cdtrans.config import Config, make_config, read_preset
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.benchmarks import OFFICE31, VISDA2017, find_benchmark
 from cdtrans.inputs.domains import scan_labelled, scan_unlabelled
 from cdtrans.runtime.screen import Screen
+from cdtrans.studies.benchmark import Plan, bench, parse_seeds
+from cdtrans.studies.jobs import PlannedRun
+from cdtrans.studies.results import KINDS, SCORED, read_run
 from support import error_says, says
 from tiny_task import QUICK, TINY, Ended, Process, computed, draw, log_lines, tree, warm
 
@@ -533,7 +533,7 @@ class TestSettings:
     def plan(self, mini: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Plan:
         """What would be run, with no run."""
         plans: list[Plan] = []
-        monkeypatch.setattr("cdtrans.bench.bench._run_all", lambda plan, jobs, screen: plans.append(plan) or [])
+        monkeypatch.setattr("cdtrans.studies.benchmark._run_all", lambda plan, jobs, screen: plans.append(plan) or [])
         bench("office31", mini, allow_incomplete=True, screen=Screen(quiet=True), **how)
         return plans[0]
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from cdtrans.bench.results import KINDS, RunResult, Values, columns, row_title, shared_stage_1, spread, values
 from cdtrans.inputs.benchmarks import DOMAINNET, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import AVERAGE, disagreements, paper_grids, paper_table
+from cdtrans.studies.results import KINDS, RunResult, Values, columns, row_title, shared_stage_1, spread, values
 
 NOTHING = "–"
 GRIDS_ACROSS = 3  # of DomainNet's, in LaTeX, as in the paper

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cdtrans.bench.comparison import REFERENCE, SOURCE_ONLY, Comparison, Row
-from cdtrans.bench.results import KINDS, Spread, shared_stage_1
-from cdtrans.bench.tables import NOTHING, PAPER_CLASSES, cost, escaped, latex_row
 from cdtrans.reporting.templates import templates
 from cdtrans.runtime.environment import package_version
+from cdtrans.studies.comparison import REFERENCE, SOURCE_ONLY, Comparison, Row
+from cdtrans.studies.results import KINDS, Spread, shared_stage_1
+from cdtrans.studies.tables import NOTHING, PAPER_CLASSES, cost, escaped, latex_row
 
 USES_LABELS = "best epoch by target labels*"
 HEAD = (
@@ -94,7 +94,7 @@ def page(comparison: Comparison) -> str:
     low, high = _scale(means)
     lowest, highest = _scale([accuracy for row in comparison.rows for accuracy in row.curve])
     return (
-        templates("bench", "reporting")
+        templates("studies", "reporting")
         .get_template("page.html")
         .render(
             title=title(comparison),

@@ -1,15 +1,15 @@
 """Tables of made-up results, against their stored renderings. After a change that is meant, look at the new ones and
-write them with `python tests/bench/test_tables.py`."""
+write them with `python tests/studies/test_tables.py`."""
 
 from pathlib import Path
 
 import pytest
 
-from cdtrans.bench.results import KINDS, RunResult
-from cdtrans.bench.tables import BenchTable, latex, markdown
 from cdtrans.inputs.benchmarks import DOMAINNET, OFFICE31, VISDA2017, Benchmark, FoundBenchmark
 from cdtrans.inputs.domains import LabelledDomain
 from cdtrans.inputs.layouts import FoundDomain
+from cdtrans.studies.results import KINDS, RunResult
+from cdtrans.studies.tables import BenchTable, latex, markdown
 from support import says
 
 STORED = Path(__file__).parent / "tables"

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdtrans.bench.results import SCORED, read_sessions, sessions_file
 from cdtrans.config import read_yaml
 from cdtrans.errors import HARM, Interrupted
 from cdtrans.record.files import atomic
@@ -23,6 +22,7 @@ from cdtrans.runtime.children import Children
 from cdtrans.runtime.locks import try_lock
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
+from cdtrans.studies.results import SCORED, read_sessions, sessions_file
 
 POLL_SECONDS = 0.05  # between checks of the processes
 

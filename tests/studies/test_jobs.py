@@ -9,11 +9,11 @@ from typing import IO, Any
 
 import pytest
 
-from cdtrans.bench import jobs
-from cdtrans.bench.jobs import PlannedRun, run_jobs
-from cdtrans.bench.results import read_sessions, shared_stage_1, trained_in
 from cdtrans.runtime.children import Children
 from cdtrans.runtime.screen import Screen
+from cdtrans.studies import jobs
+from cdtrans.studies.jobs import PlannedRun, run_jobs
+from cdtrans.studies.results import read_sessions, shared_stage_1, trained_in
 from support import says
 
 STEP = 10  # how often a job is asked whether it has ended, in each stage that it pretends
