@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cdtrans.config import BEST, Config, make_config
-from cdtrans.inputs.batches import Images
+from cdtrans.inputs.decode import decode_domain
 from cdtrans.inputs.domains import scan_labelled
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.instant import Instant
@@ -25,7 +25,6 @@ from cdtrans.network.card import make_card
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.pairing import graphs
 from cdtrans.pairing.pairs import Domains
-from cdtrans.run.prepare import decode_domain
 from cdtrans.run.session import decided
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.screen import Screen
@@ -99,15 +98,16 @@ def features_of(folder: Path, config: Config, screen: Screen, store: Path | None
     kept = store and store / f"{folder.name}.npy"
     if kept and kept.exists():
         return torch.from_numpy(np.load(kept)), torch.tensor(domain.labels), network.leading
-    domain, pixels, _ = decode_domain(domain, config, screen, folder.name)
+    decoded = decode_domain(domain, config, screen, folder.name)
     card = make_card(config, domain.classes, stage="source", epoch=0)
     device = torch.device(config.device)
-    images = Images(pixels.pixels, pixels.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
-    found = Encoder(network.to(device), config, screen, Frozen())(images, folder.name).features.cpu()
+    found = Encoder(network.to(device), config, screen, Frozen())(
+        decoded.images(card, device), folder.name
+    ).features.cpu()
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, found.numpy())
-    return found, torch.tensor(domain.labels), network.leading
+    return found, torch.tensor(decoded.domain.labels), network.leading
 
 
 def adapted(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> list[Tensor]:

@@ -18,7 +18,9 @@ def importing() -> Iterator[None]:
     """As in a run with trust, so that both start alike; then some parts are taken out."""
     with importing_all():
         yield
-    session, selection = (sys.modules[f"cdtrans.{name}"] for name in ("run.session", "trust.selection"))
+    inputs, session, selection = (
+        sys.modules[f"cdtrans.{name}"] for name in ("run.inputs", "run.session", "trust.selection")
+    )
 
     def only_predictions(self: Any, epoch: int, target: Any, encode: Any = None) -> None:
         selection.save_predictions(self.run, epoch, target)
@@ -26,7 +28,7 @@ def importing() -> Iterator[None]:
         if epoch > 0:
             self.selection.best = selection.Best(epoch, 0.0, self.encode.model.state_dict())
 
-    vars(session)["check_data"] = lambda *_, **__: []
+    vars(inputs)["check_data"] = lambda *_, **__: ()
     vars(session)["evidence_network"] = lambda *_, **__: None
     selection.Watch.epoch = only_predictions  # type: ignore[attr-defined]
 

@@ -22,8 +22,7 @@ import cdtrans
 from cdtrans.inputs import stream
 from cdtrans.inputs.store import store_folder
 from cdtrans.network.backbone import create_backbone
-from cdtrans.run import prepare as inputs
-from cdtrans.run import session
+from cdtrans.run import inputs, session
 from cdtrans.training.state import Loop
 from support import error_says, says
 from tiny_task import TINY, Process, Task, draw, log_lines, make_task, tree, warm
@@ -298,13 +297,13 @@ def test_a_second_process_refuses_and_the_first_is_not_disturbed(task: Task, who
 def test_what_another_process_has_finished_meanwhile_is_not_trained_again(
     task: Task, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, hold_out = tmp_path / "run", session.hold_out
+    out, decode_inputs = tmp_path / "run", session.decode_inputs
 
-    def late(*arguments: Any) -> Any:  # after the look at the folder, before its lock
+    def late(*arguments: Any, **options: Any) -> Any:  # after the look at the folder, before its lock
         shutil.copytree(whole, out)
-        return hold_out(*arguments)
+        return decode_inputs(*arguments, **options)
 
-    monkeypatch.setattr(session, "hold_out", late)
+    monkeypatch.setattr(session, "decode_inputs", late)
     cdtrans.adapt(source=task.source, target=task.target, out=out, config=task.config)
     assert "already finished" in capsys.readouterr().out
     assert tree(out) == tree(whole)

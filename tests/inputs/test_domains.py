@@ -85,6 +85,21 @@ def public() -> Iterator[Path]:
 # The types
 
 
+def test_the_fingerprint_sees_names_sizes_labels_and_order(tmp_path: Path) -> None:
+    def fingerprint(paths: str, labels: tuple[int, ...] = (0, 1)) -> str:
+        return LabelledDomain(tmp_path, tuple(paths), labels, ("x", "y")).fingerprint()
+
+    for name, content in (("a", b"1"), ("b", b"2"), ("c", b"33")):
+        (tmp_path / name).write_bytes(content)
+    base = fingerprint("ab")
+    assert base == fingerprint("ab")
+    others = [fingerprint("a", (0,)), fingerprint("ac"), fingerprint("ba"), fingerprint("ab", (1, 0))]
+    others.append(UnlabelledDomain(tmp_path, ("a", "b")).fingerprint())
+    (tmp_path / "b").write_bytes(b"22")
+    others.append(fingerprint("ab"))
+    assert len({base, *others}) == len(others) + 1
+
+
 def test_length_files_counts_and_keep():
     domain = LabelledDomain(Path("r"), ("a/1.png", "a/2.png", "b/1.png"), (0, 0, 1), ("a", "b"))
     assert (len(domain), domain.counts()) == (3, (2, 1))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config
-from cdtrans.record.run import Run, fingerprint
+from cdtrans.record.run import Run
 from cdtrans.record.run_folder import check_folder
 from support import error_says
 
@@ -239,20 +239,3 @@ def test_json_is_ascii_whatever_bytes_a_name_holds(run: Run) -> None:
 
 
 # What tells one set of images from another
-
-
-def test_the_fingerprint_sees_names_sizes_labels_and_order(tmp_path: Path) -> None:
-    for name, content in (("a", b"1"), ("b", b"2"), ("c", b"33")):
-        (tmp_path / name).write_bytes(content)
-    base = fingerprint(tmp_path, ("a", "b"), (0, 1))
-    assert base == fingerprint(tmp_path, ("a", "b"), (0, 1))
-    others = [
-        fingerprint(tmp_path, ("a",), (0,)),
-        fingerprint(tmp_path, ("a", "c"), (0, 1)),
-        fingerprint(tmp_path, ("b", "a"), (0, 1)),
-        fingerprint(tmp_path, ("a", "b"), (1, 0)),
-        fingerprint(tmp_path, ("a", "b")),
-    ]
-    (tmp_path / "b").write_bytes(b"22")
-    others.append(fingerprint(tmp_path, ("a", "b"), (0, 1)))
-    assert len({base, *others}) == len(others) + 1

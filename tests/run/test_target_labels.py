@@ -14,13 +14,13 @@ import pytest
 import cdtrans
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.domains import UnlabelledDomain
 from cdtrans.measure.evaluate import evaluate
 from cdtrans.measure.target import read_target
 from cdtrans.record.run_folder import read_result
 from cdtrans.reporting.page import write_report
-from cdtrans.run.prepare import DomainPixels
-from cdtrans.run.target_labels import read_target_labels, require_target_labels
+from cdtrans.run.target_labels import Given
 from cdtrans.runtime.screen import Screen
 from labelled_runs import truth
 from support import says
@@ -144,16 +144,13 @@ class TestFile:
     """Of labels: a sentence for everything that cannot be used."""
 
     @pytest.fixture
-    def target(self, tmp_path: Path) -> tuple[UnlabelledDomain, DomainPixels]:
-        paths = ("a.png", "b.png", "c.png")
-        pixels = DomainPixels(
-            np.zeros((3, 8, 8, 3), np.uint8), np.arange(3), ["da", "db", "dc"], np.zeros((3, 1, 1, 3))
-        )
-        return UnlabelledDomain(tmp_path, paths), pixels
+    def target(self, tmp_path: Path) -> Decoded[UnlabelledDomain]:
+        domain = UnlabelledDomain(tmp_path, ("a.png", "b.png", "c.png"))
+        pixels = np.zeros((3, 8, 8, 3), np.uint8)
+        return Decoded(domain, pixels, np.arange(3), ("da", "db", "dc"), np.zeros((3, 1, 1, 3)))
 
-    def given(self, file: Path, target: tuple[UnlabelledDomain, DomainPixels]) -> dict[int, int]:
-        config = Config(target_labels=str(file), resize=8)
-        return read_target_labels(config, CLASSES, *target, Screen())
+    def given(self, file: Path, target: Decoded[UnlabelledDomain]) -> dict[int, int]:
+        return Given.read(Config(target_labels=str(file), resize=8), CLASSES, target, Screen()).labels
 
     def test_the_random_part_is_left_to_measure_with(self, tmp_path: Path, target: Any, capsys: Any) -> None:
         lines = ("a.png,red,random", "b.png,green,informative", "c.png,blue,")
@@ -186,7 +183,7 @@ class TestFile:
 
     def test_a_wrong_file_is_refused_before_anything_is_decoded(self, tmp_path: Path) -> None:
         with pytest.raises(CdtransError, match="does not exist"):
-            require_target_labels(Config(target_labels=str(tmp_path / "none.csv")), CLASSES)
+            Given.require(Config(target_labels=str(tmp_path / "none.csv")), CLASSES)
         with pytest.raises(CdtransError, match="'purple'"):
-            require_target_labels(Config(target_labels=str(write(tmp_path / "l.csv", "a.png,purple"))), CLASSES)
-        require_target_labels(Config(), CLASSES)
+            Given.require(Config(target_labels=str(write(tmp_path / "l.csv", "a.png,purple"))), CLASSES)
+        Given.require(Config(), CLASSES)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdtrans.inputs.images import Header
-from cdtrans.inputs.thumbnails import SIDE
+from cdtrans.inputs.thumbnails import SIDE, Traces
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, graded, gravest, refuse
-from cdtrans.trust.preflight import Labels, Pictures, examine, examine_target
+from cdtrans.trust.preflight import Labels, examine, examine_target
 from support import error_says, says
 
 
@@ -17,9 +17,9 @@ def noise(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
 
 
-def pictures(name: str, thumbnails: np.ndarray, digests: list[str] | None = None) -> Pictures:
+def pictures(name: str, thumbnails: np.ndarray, digests: list[str] | None = None) -> Traces:
     paths = [f"{name}-{n}.png" for n in range(len(thumbnails))]
-    return Pictures(paths, digests or [f"{name}-{n}" for n in range(len(thumbnails))], thumbnails)
+    return Traces(paths, digests or [f"{name}-{n}" for n in range(len(thumbnails))], thumbnails)
 
 
 def labels(*counts: int) -> Labels:

@@ -4,6 +4,7 @@ UnlabelledDomain has no field for labels and shares no base with LabelledDomain,
 read target labels.
 """
 
+import hashlib
 import os
 import re
 from collections import Counter
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
+
+import numpy as np
 
 from cdtrans.errors import CdtransError, counted, named
 from cdtrans.inputs.folders import files_below, is_folder, is_subfolder, listing, no_image, quoted, walk
@@ -35,6 +38,10 @@ class LabelledDomain:
     empty: tuple[str, ...] = ()  # class folders without an image
     splits: tuple[str, ...] = ()  # class folders that look like train, val and test, the largest first
     ignored: tuple[str, ...] = ()  # files that may be images but have another suffix
+    origin: tuple[int, ...] = ()  # per path, the index of the source that it comes from; all 0 unless given
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "origin", self.origin or (0,) * len(self.paths))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -45,7 +52,12 @@ class LabelledDomain:
     def keep(self, positions: Sequence[int]) -> "LabelledDomain":
         """Only the images at these positions. All classes stay, even those left without images."""
         paths = tuple(self.paths[i] for i in positions)
-        return replace(self, paths=paths, labels=tuple(self.labels[i] for i in positions))
+        labels, origin = (tuple(column[i] for i in positions) for column in (self.labels, self.origin))
+        return replace(self, paths=paths, labels=labels, origin=origin)
+
+    def fingerprint(self) -> str:
+        """A hash of names, sizes and labels, to see whether the domain has changed."""
+        return _fingerprint(self.root, self.paths, self.labels)
 
     def counts(self) -> tuple[int, ...]:
         """Images per class, in the order of `classes`."""
@@ -69,6 +81,22 @@ class UnlabelledDomain:
 
     def keep(self, positions: Sequence[int]) -> "UnlabelledDomain":
         return replace(self, paths=tuple(self.paths[i] for i in positions))
+
+    def fingerprint(self) -> str:
+        """A hash of names and sizes, to see whether the domain has changed."""
+        return _fingerprint(self.root, self.paths, ())
+
+
+def _fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            size = os.stat(root / path).st_size
+        except OSError:  # a broken link counts as an image that cannot be read
+            size = -1
+        digest.update(f"{path}\0{size}\0".encode("utf-8", "surrogateescape"))
+    digest.update(np.asarray(labels, dtype=np.int64).tobytes())
+    return digest.hexdigest()
 
 
 def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: bool = False) -> LabelledDomain:

@@ -1,5 +1,6 @@
 """A thumbnail and a digest of every image, to find copies without reading the pixels again."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,14 @@ class Trace(NamedTuple):
 
     digest: str  # of its pixels
     thumbnail: np.ndarray  # uint8 [SIDE, SIDE, 3]
+
+
+class Traces(NamedTuple):
+    """The traces of a domain's images."""
+
+    paths: Sequence[str]
+    digests: Sequence[str]
+    thumbnails: np.ndarray  # uint8 [N, SIDE, SIDE, 3]
 
 
 def trace(pixels: np.ndarray) -> Trace:

@@ -11,11 +11,11 @@ import numpy as np
 
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
+from cdtrans.inputs.decode import decode_files
 from cdtrans.inputs.domains import UnlabelledDomain, scan_labelled, scan_unlabelled
 from cdtrans.measure.evaluate import match_classes, scan_key
 from cdtrans.record.card_file import RESTORE
 from cdtrans.record.files import atomic, intact
-from cdtrans.run.prepare import find_pixels
 from cdtrans.run.session import decided
 from cdtrans.runtime.screen import Screen
 
@@ -36,7 +36,8 @@ class Answers:
     @cached_property
     def digests(self) -> list[str]:
         """One for each file; '' for one that cannot be read, which answers nothing: `eval` is where it is told of."""
-        return find_pixels(self.files, self.target.root, self.config, self.screen, "labelled")[0].digests
+        files = UnlabelledDomain(self.target.root, tuple(str(file.absolute()) for file in self.files))
+        return list(decode_files(files, self.config, self.screen, "labelled")[0].digests)
 
     @cached_property
     def by_digest(self) -> dict[str, int]:
@@ -62,8 +63,8 @@ def check_of_target(answers: Answers, key: Path) -> None:
     if os.path.realpath(key) == os.path.realpath(answers.config.target):
         return
     target = answers.target
-    pixels, _ = find_pixels(target.files(), target.root, answers.config, answers.screen, "target")
-    of_target = set(pixels.digests) - {""}
+    decoded, _ = decode_files(target, answers.config, answers.screen, "target")
+    of_target = set(decoded.digests) - {""}
     if of_target.isdisjoint(answers.digests):
         raise CdtransError(
             f"None of the labelled images in '{key}' is in the target; give TARGET itself with its labels."

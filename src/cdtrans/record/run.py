@@ -1,6 +1,5 @@
 """The run folder. One process owns it at a time, and every file in it is written completely or not at all."""
 
-import hashlib
 import json
 import os
 import time
@@ -159,19 +158,3 @@ def same_data(recorded: Path, data: dict[str, Any]) -> bool:
         for name, domain in domains.items():
             data = data | {name: {k: v for k, v in domain.items() if k in before[name] or k not in LATER}}
         return bool(before == {k: v for k, v in data.items() if k in before or k not in LATER})
-
-
-def fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...] = ()) -> str:
-    """A hash of a domain's names, sizes and, for a source, labels, to see whether it has changed."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(f"{path}\0{_size(root / path)}\0".encode("utf-8", "surrogateescape"))
-    digest.update(np.asarray(labels, dtype=np.int64).tobytes())
-    return digest.hexdigest()
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:  # a broken link counts as an image that cannot be read
-        return -1

@@ -11,9 +11,10 @@ import numpy as np
 from cdtrans.config import Config, layered_config, require_weights, settle
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.ahead import decoding_ahead
+from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.inputs.images import Header, UnreadableImage, read_header
-from cdtrans.run.prepare import DomainPixels, pictures, readable, scan_domains
+from cdtrans.run.inputs import scan_domains
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
@@ -88,45 +89,40 @@ def check(
         from cdtrans.run.session import resolve
 
     resolved = resolve(layered)
-    labelled, source_pixels, source_bad = readable(found_source, resolved, screen, "source")
-    unlabelled, target_pixels, target_bad = readable(found_target, resolved, screen, "target")
+    labelled = decode_domain(found_source, resolved, screen, "source")
+    unlabelled = decode_domain(found_target, resolved, screen, "target")
     findings = [
         preflight.layout(warnings_for(found_source)),
-        preflight.unreadable("source", source_bad, len(found_source), resolved.max_bad),
-        preflight.unreadable("target", target_bad, len(found_target), resolved.max_bad),
+        preflight.unreadable("source", labelled.skipped, len(found_source), resolved.max_bad),
+        preflight.unreadable("target", unlabelled.skipped, len(found_target), resolved.max_bad),
         preflight.ignored("source", found_source.ignored),
         preflight.ignored("target", found_target.ignored),
     ]
     if len(labelled) and len(unlabelled):
-        findings += without_model(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
+        findings += without_model(labelled, unlabelled, resolved, screen)
     if gravest(findings) == "stop":
         return Check(tuple(findings), None, "there is a reason to stop without it")
     if not model:
         return Check(tuple(findings), None, "--no-model was given")
-    probed, skipped = look(labelled, source_pixels, unlabelled, target_pixels, resolved, screen)
+    probed, skipped = look(labelled, unlabelled, resolved, screen)
     return Check((*findings, *probed), None if skipped else resolved.backbone, skipped)
 
 
 def without_model(
-    source: LabelledDomain,
-    source_pixels: DomainPixels,
-    target: UnlabelledDomain,
-    target_pixels: DomainPixels,
-    config: Config,
-    screen: Screen,
+    source: Decoded[LabelledDomain], target: Decoded[UnlabelledDomain], config: Config, screen: Screen
 ) -> list[Finding]:
     """The checks that `adapt` makes too, and those of the file headers, which would take it too long."""
     assert isinstance(config.crop, int), "the configuration has been resolved"
-    source_headers = read_headers(source.files(), screen, "source")
-    target_headers = read_headers(target.files(), screen, "target")
+    source_headers = read_headers(source.domain.files(), screen, "source")
+    target_headers = read_headers(target.domain.files(), screen, "target")
     return [
         *preflight.examine(
-            pictures(source, source_pixels),
-            Labels(np.array(source.labels), source.classes),
-            pictures(target, target_pixels),
+            source.traces(),
+            Labels(np.array(source.domain.labels), source.domain.classes),
+            target.traces(),
         ),
-        preflight.image_sizes("source", source.paths, source_headers, config.crop),
-        preflight.image_sizes("target", target.paths, target_headers, config.crop),
+        preflight.image_sizes("source", source.domain.paths, source_headers, config.crop),
+        preflight.image_sizes("target", target.domain.paths, target_headers, config.crop),
         preflight.transparency(source_headers, target_headers),
     ]
 

@@ -5,11 +5,10 @@ import torch
 
 from cdtrans.config import Config
 from cdtrans.errors import WeightsUnavailable
+from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.network.card import make_card
 from cdtrans.network.encoding import Encoder
-from cdtrans.run.prepare import DomainPixels
-from cdtrans.run.session import make_images
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding
@@ -19,36 +18,34 @@ PROBED = 4000  # images of a domain that the backbone encodes: a minute of a CPU
 
 
 def look(
-    source: LabelledDomain,
-    source_pixels: DomainPixels,
-    target: UnlabelledDomain,
-    target_pixels: DomainPixels,
+    source: Decoded[LabelledDomain],
+    target: Decoded[UnlabelledDomain],
     config: Config,
     screen: Screen,
 ) -> tuple[list[Finding], str]:
     """Findings with the weights as they are before any training; or the reason why there are none."""
     if not config.weights and not config.pretrained:
         return [], "that needs pretrained weights"
-    card = make_card(config, source.classes, stage="source", epoch=0)
+    card = make_card(config, source.domain.classes, stage="source", epoch=0)
     try:
         network = initial_network(config, card)
     except WeightsUnavailable as error:
         advice = "Connect to the network, or give --weights FILE or --no-pretrained: a run needs one of these."
         return [Finding("warning", "weights", error.cause, advice)], "there are no weights"
-    if not enough(np.array(source.labels), len(target)):
+    if not enough(np.array(source.domain.labels), len(target)):
         return [], "there are too few images for it"
     device = torch.device(config.device)
     network.to(device)
     encodings, samples = [], []
-    for name, domain, pixels in (("source", source, source_pixels), ("target", target, target_pixels)):
-        sample = draw_sample(len(domain), config.seed)
-        if len(sample) < len(domain):
-            screen.say(f"The backbone checks {len(sample)} of the {len(domain)} {name} images, chosen at random.")
-        encoded = Encoder(network, config, screen)(make_images(pixels.keep(sample), card, device), name)
-        encodings.append(Sample(encoded.features.cpu().numpy(), [domain.paths[n] for n in sample]))
+    for name, decoded in (("source", source), ("target", target)):
+        sample = draw_sample(len(decoded), config.seed)
+        if len(sample) < len(decoded):
+            screen.say(f"The backbone checks {len(sample)} of the {len(decoded)} {name} images, chosen at random.")
+        encoded = Encoder(network, config, screen)(decoded.keep(sample).images(card, device), name)
+        encodings.append(Sample(encoded.features.cpu().numpy(), [decoded.domain.paths[n] for n in sample]))
         samples.append(sample)
-    labels = np.array(source.labels)[samples[0]]
-    return probe(encodings[0], labels, source.classes, encodings[1], config.seed), ""
+    labels = np.array(source.domain.labels)[samples[0]]
+    return probe(encodings[0], labels, source.domain.classes, encodings[1], config.seed), ""
 
 
 def draw_sample(count: int, seed: int) -> list[int]:

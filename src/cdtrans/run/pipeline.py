@@ -12,9 +12,9 @@ from cdtrans.inputs.domains import require_outside, warnings_for
 from cdtrans.methods import require_method
 from cdtrans.record.run_folder import RESULT, check_folder, chosen_by_person, read_result
 from cdtrans.run.choose import explanation
-from cdtrans.run.prepare import scan_domains
+from cdtrans.run.inputs import scan_domains
 from cdtrans.run.stage_1 import Stage1
-from cdtrans.run.target_labels import require_target_labels
+from cdtrans.run.target_labels import Given
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
@@ -97,7 +97,7 @@ def run_pipeline(
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     config = settle(config)
-    require_target_labels(config, source.classes)
+    Given.require(config, source.classes)
     check_folder(out, config, resolved=False)
     finished = (out / RESULT).exists()
     if not finished:

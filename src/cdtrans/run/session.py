@@ -5,39 +5,30 @@ import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from cdtrans.config import Config, check_options, is_method_file, make_config, settle
 from cdtrans.errors import CdtransError, Interrupted, counted
-from cdtrans.inputs.batches import Images, LabelledImages
+from cdtrans.inputs.batches import LabelledImages
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.pixels import resize_for
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
 from cdtrans.network.backbone import native_crop, resolve_name
-from cdtrans.network.card import Card
 from cdtrans.network.encoding import Encoder, Frozen
 from cdtrans.network.fast.fused import build
 from cdtrans.network.head import AnyHead
 from cdtrans.network.network import Network, require_no_batchnorm_on_ranks
 from cdtrans.record.files import csv_line
-from cdtrans.record.run import Run, fingerprint
+from cdtrans.record.run import Run
 from cdtrans.record.run_folder import CONFIG, RESULT, check_folder, read_result
 from cdtrans.reporting.record import read_json
 from cdtrans.run.evidence import evidence_network, left_untouched, pretrained_evidence
 from cdtrans.run.finish import finish, show
-from cdtrans.run.prepare import DomainPixels, Skipped, check_classes_left, check_data, decode_domain, no_pixels
+from cdtrans.run.inputs import Inputs, decode_inputs, fingerprints
 from cdtrans.run.stage_1 import Stage1
-from cdtrans.run.target_labels import (
-    as_tensors,
-    describe_labels,
-    read_target_labels,
-    require_use,
-    warn_of_changed_labels,
-    write_target_labels,
-)
+from cdtrans.run.target_labels import Given
 from cdtrans.runtime.device import between_passes, pick_device, pick_precision
 from cdtrans.runtime.ranks import barrier, from_main, is_main, world
 from cdtrans.runtime.screen import Screen
@@ -46,8 +37,6 @@ from cdtrans.training.adaptation import Data, adapt_to_target
 from cdtrans.training.state import load_state, step_seed
 from cdtrans.training.trackers import library
 from cdtrans.training.workload import Workload, start_clock
-from cdtrans.trust.findings import Finding
-from cdtrans.trust.holdout import holdout_share, split, why_none
 
 STOPPING = "Stopping after the current step, to save the state; press Ctrl-C again to stop at once."
 
@@ -67,12 +56,11 @@ def run_session(
     when the session began, by the monotonic clock. `method` replaces the class that the configuration names."""
     kind = method or method_class(config.method)
     config = resolve(config, kind)
-    require_use(kind, config)
+    Given.require_use(kind, config)
     check_folder(out, config)
-    found = describe_found(source, target)
     if from_main((out / RESULT).exists()):
-        warn_of_changed_labels(out, config, source.classes, target, screen)
-        show_finished(out, found, config, screen)
+        Given.warn_of_changes(out, config, source.classes, target, screen)
+        show_finished(out, fingerprints(source, target), config, screen)
         return
 
     if config.tracker != "none":
@@ -88,26 +76,11 @@ def run_session(
     else:
         for line in opening(config, out, trains=kind.trains):
             screen.say(line)
-    assert isinstance(config.resize, int), "the configuration has been resolved"
-    source_pixels, source_bad = no_pixels(config.resize), Skipped()
-    if len(source):
-        source, source_pixels, source_bad = decode_domain(source, config, screen, "source")
-        check_classes_left(source)
-    target, target_pixels, target_bad = decode_domain(target, config, screen, "target")
-    check_started = time.monotonic()
-    findings = check_data(source, source_pixels, target, target_pixels, force=force, screen=screen)
-    check_seconds = round(time.monotonic() - check_started, 3)
-    given = read_target_labels(config, source.classes, target, target_pixels, screen)
-    source, source_pixels, held, held_pixels = hold_out(source, source_pixels, config, screen)
-    if min(len(source) or len(target), len(target), config.batch_size) < world():
+    inputs = decode_inputs(config, kind, source, target, screen, force=force)
+    if min(len(inputs.source) or len(inputs.target), len(inputs.target), config.batch_size) < world():
         raise CdtransError(f"There are more processes ({world()}) than images or than --batch-size; start fewer.")
-    if max(len(source), len(target)) < kind.least_batch:
-        raise CdtransError(
-            f"The method '{config.method}' needs a batch of {kind.least_batch} images, but source and target both have "
-            "fewer; add images, or choose another --method."
-        )
 
-    data = describe(source, source_pixels, held, target, target_pixels) | describe_labels(given) | {"found": found}
+    data = inputs.describe()
     if is_method_file(config.method):
         file = Path(config.method.rpartition(":")[0])
         data["method"] = hashlib.sha256(file.read_bytes()).hexdigest()  # a resumed run must find the same code
@@ -116,7 +89,7 @@ def run_session(
     run = Run.open(out, config, data)
     if run.finished:
         run.close()
-        show_finished(out, found, config, screen)
+        show_finished(out, inputs.scanned, config, screen)
         return
     try:
         with StopSignals.caught("" if screen.quiet else STOPPING):
@@ -125,31 +98,24 @@ def run_session(
                 torch.cuda.set_device(device)  # streams and graphs are made on the current one
                 if config.precision != "fp32" and (cause := build(device)[1]):
                     screen.warn(f"GPU kernels could not be built, so training takes twice as long ({cause}).")
-            source_images = make_images(source_pixels, card, device)
-            target_images = make_images(target_pixels, card, device)
+            source_images = inputs.source.images(card, device)
+            target_images = inputs.target.images(card, device)
             beside = between_passes(device)
-            labels = torch.tensor(source.labels, dtype=torch.long, device=beside)
+            labels = torch.tensor(inputs.source.domain.labels, dtype=torch.long, device=beside)
             holdout = None
-            if held.labels:
-                held_images = source_images.select(held_pixels.rows)
-                holdout = LabelledImages(held_images, torch.tensor(held.labels, device=beside))
+            if len(inputs.held_out):
+                held_images = source_images.select(inputs.held_out.rows)
+                holdout = LabelledImages(held_images, torch.tensor(inputs.held_out.domain.labels, device=beside))
             network.to(device)
-            write_images(
-                run,
-                {
-                    "source": (source.paths, source_pixels),
-                    "holdout": (held.paths, held_pixels),
-                    "target": (target.paths, target_pixels),
-                },
-            )
-            write_target_labels(run, given, source.classes, target, target_pixels)
-            begin_log(run, stage_1, {"source": source_bad, "target": target_bad}, findings)
-            run.log_timing(stage="check", seconds=check_seconds)
+            write_images(run, inputs)
+            inputs.given.write(run, inputs.classes, inputs.target)
+            begin_log(run, stage_1, inputs)
+            run.log_timing(stage="check", seconds=inputs.check_seconds)
             untrained = network if stage_1.origin is None else None
             pretrained = evidence_network(run, untrained, card, config, device, screen)
-            sizes = Sizes(len(source.classes), len(source), len(target))
+            sizes = Sizes(len(inputs.classes), len(inputs.source), len(inputs.target))
             if not screen.quiet:
-                workload = Workload(config, kind, sizes, len(held))
+                workload = Workload(config, kind, sizes, len(inputs.held_out))
                 start_clock(
                     screen,
                     workload,
@@ -169,9 +135,9 @@ def run_session(
             del pretrained  # another run's stage 1 has a backbone of its own, which would stay in memory
             stage_1.carry_out(run, encode, source_images, labels, card, screen)
             adapting = make_method(kind, network, config, sizes).to(device)
-            training = Data(source_images, labels, target_images, holdout, as_tensors(given, beside), untouched)
+            training = Data(source_images, labels, target_images, holdout, inputs.given.tensors(beside), untouched)
             adaptation = adapt_to_target(run, adapting, training, config, screen, frozen, evidence)
-        result = finish(run, card, target, adaptation, config, kind, len(given))
+        result = finish(run, card, inputs.target.domain, adaptation, config, kind, len(inputs.given))
         log_session(run, started)  # before the report, which shows it
         if config.report and run.writes:
             with run.timed("report"):
@@ -194,20 +160,6 @@ def log_session(run: Run, started: float) -> None:
     On a GPU also the peak memory of its tensors."""
     memory = {"peak_memory": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {}
     run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3), **memory)
-
-
-def hold_out(
-    source: LabelledDomain, pixels: DomainPixels, config: Config, screen: Screen
-) -> tuple[LabelledDomain, DomainPixels, LabelledDomain, DomainPixels]:
-    """The source to train on and the part that is held out."""
-    share = holdout_share(config.holdout, len(source), len(source.classes))
-    train, held = split(source.labels, share, config.seed)
-    if config.select == "holdout" and not held:
-        raise CdtransError("'--select holdout' needs held-out source images; give --holdout 0.1 or another --select.")
-    if config.holdout and not held and len(source):
-        tell = screen.say if config.holdout == "auto" else screen.warn  # the one is as documented, the other a mistake
-        tell(why_none(config.holdout, max(source.counts())))
-    return source.keep(train), pixels.keep(train), source.keep(held), pixels.keep(held)
 
 
 def resolve(config: Config, method: type[Method] | None = None) -> Config:
@@ -248,47 +200,6 @@ def make_method(kind: type[Method], network: Network, config: Config, sizes: Siz
             "cdtrans.network.head; see docs/methods.md."
         )
     return method
-
-
-def make_images(domain: DomainPixels, card: Card, device: torch.device) -> Images:
-    return Images(domain.pixels, domain.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
-
-
-def describe(
-    source: LabelledDomain,
-    source_pixels: DomainPixels,
-    held: LabelledDomain,
-    target: UnlabelledDomain,
-    target_pixels: DomainPixels,
-) -> dict[str, Any]:
-    """The run's record of its data; a resumed run must find the same."""
-    return {
-        "source": {
-            "images": len(source),
-            "held_out": len(held),
-            "classes": dict(zip(source.classes, source.counts(), strict=True)),
-            "fingerprint": fingerprint(source.root, source.paths, source.labels),
-            "pixels": of_pixels(source_pixels),
-        },
-        "target": {
-            "images": len(target),
-            "fingerprint": fingerprint(target.root, target.paths),
-            "pixels": of_pixels(target_pixels),
-        },
-    }
-
-
-def of_pixels(pixels: DomainPixels) -> str:
-    """A digest of the pixels: names and sizes do not show that a file of the same size has other pixels."""
-    return hashlib.sha256("".join(pixels.digests).encode()).hexdigest()
-
-
-def describe_found(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, str]:
-    """The images as they are on disk, before any is read, so that they can be compared at any time."""
-    return {
-        "source": fingerprint(source.root, source.paths, source.labels),
-        "target": fingerprint(target.root, target.paths),
-    }
 
 
 def show_finished(out: Path, found: dict[str, str], config: Config, screen: Screen) -> None:
@@ -340,22 +251,27 @@ def warn_about_threads(out: Path, config: Config, screen: Screen) -> None:
         )
 
 
-def begin_log(run: Run, stage_1: Stage1, skipped: dict[str, Skipped], findings: list[Finding]) -> None:
+def begin_log(run: Run, stage_1: Stage1, inputs: Inputs) -> None:
     """A new run first logs the problems of its data; a resumed run has them in its log already."""
     if load_state(run) is None and not stage_1.done:
         run.cut_log(0)
-        for domain, files in skipped.items():
+        for domain, files in inputs.skipped.items():
             for path, cause in files.items():
                 run.log("skipped", domain=domain, path=path, cause=cause)
-        for finding in findings:
+        for finding in inputs.findings:
             run.log("check", state=finding.state, subject=finding.subject, found=finding.statement)
 
 
-def write_images(run: Run, domains: dict[str, tuple[tuple[str, ...], DomainPixels]]) -> None:
+def write_images(run: Run, inputs: Inputs) -> None:
     """images.csv: the path and the pixels' digest of the image behind each index in pairs/ and predictions/."""
     lines = [csv_line(("domain", "index", "path", "digest"))]
-    for name, (paths, pixels) in domains.items():
-        for i, (path, digest) in enumerate(zip(paths, pixels.digests, strict=True)):
+    domains = (
+        ("source", inputs.source.domain.paths, inputs.source.digests),
+        ("holdout", inputs.held_out.domain.paths, inputs.held_out.digests),
+        ("target", inputs.target.domain.paths, inputs.target.digests),
+    )
+    for name, paths, digests in domains:
+        for i, (path, digest) in enumerate(zip(paths, digests, strict=True)):
             lines.append(csv_line((name, i, path, digest)))
     run.write("images.csv", b"".join(lines))
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from cdtrans.errors import NAMED, counted, named
 from cdtrans.inputs.images import Header
+from cdtrans.inputs.thumbnails import Traces
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
 from cdtrans.trust.findings import LISTED, Finding, State, graded
 
@@ -30,14 +31,6 @@ ODD = 0.05  # share of odd sizes in a domain from which on there is a warning
 LISTED_CLASSES = 12  # as many as fit on a line
 
 
-class Pictures(NamedTuple):
-    """What the checks need of a domain's readable images."""
-
-    paths: Sequence[str]
-    digests: Sequence[str]
-    thumbnails: np.ndarray  # uint8 [N, side, side, 3]
-
-
 class Labels(NamedTuple):
     """The labels of the source."""
 
@@ -48,7 +41,7 @@ class Labels(NamedTuple):
         return dict(zip(self.classes, np.bincount(self.of, minlength=len(self.classes)).tolist(), strict=True))
 
 
-def examine(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]:
+def examine(source: Traces, labels: Labels, target: Traces) -> list[Finding]:
     """The findings on readable images that `check` and `adapt` share."""
     return [
         class_sizes(labels),
@@ -61,7 +54,7 @@ def examine(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]
     ]
 
 
-def examine_target(labels: Labels, target: Pictures) -> list[Finding]:
+def examine_target(labels: Labels, target: Traces) -> list[Finding]:
     """The findings where there is no source; `labels` then name the classes alone."""
     return [target_size(labels, target), blank_images("target", target.paths, target.thumbnails)]
 
@@ -126,7 +119,7 @@ def class_balance(labels: Labels) -> Finding:
     return Finding(state, "balance", statement, advice if state != "ok" else "", {"largest_to_smallest": ratio})
 
 
-def target_size(labels: Labels, target: Pictures) -> Finding:
+def target_size(labels: Labels, target: Traces) -> Finding:
     distinct, classes = len(set(target.digests)), len(labels.classes)
     details = {"images": len(target.digests), "distinct": distinct}
     if distinct < classes:
@@ -135,7 +128,7 @@ def target_size(labels: Labels, target: Pictures) -> Finding:
     return Finding("ok", "target size", f"The target has {counted(distinct, 'different image')}", details=details)
 
 
-def copies(source: Pictures, labels: Labels, target: Pictures) -> list[Finding]:
+def copies(source: Traces, labels: Labels, target: Traces) -> list[Finding]:
     """The same image more than once: in the source, under two labels, in both domains."""
     digests = [*source.digests, *target.digests]
     exact = exact_groups(digests)

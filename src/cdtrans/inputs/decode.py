@@ -1,0 +1,117 @@
+"""A scanned domain -> its readable images: one value for everything that needs them."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from cdtrans.config import Config
+from cdtrans.errors import DataError, DiskFull
+from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
+from cdtrans.inputs.images import judge_unreadable
+from cdtrans.inputs.pixels import default_cache, open_pixels
+from cdtrans.inputs.stream import StreamedPixels
+from cdtrans.inputs.thumbnails import SIDE, Traces
+from cdtrans.runtime.screen import Screen
+
+if TYPE_CHECKING:
+    import torch
+
+    from cdtrans.inputs.batches import Images
+
+Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
+
+
+class InputFormat(Protocol):
+    """The part of a model's card that describes its input."""
+
+    @property
+    def crop(self) -> int: ...
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+    @property
+    def std(self) -> tuple[float, ...]: ...
+
+
+@dataclass(frozen=True)
+class Decoded(Generic[Domain]):
+    """The readable images of a domain, in the domain's order."""
+
+    domain: Domain
+    pixels: np.ndarray | StreamedPixels  # uint8 [rows, size, size, 3], in memory or decoded at every access
+    rows: np.ndarray  # int64 [N], the row of each image
+    digests: tuple[str, ...]  # [N], of the pixels
+    thumbnails: np.ndarray  # uint8 [rows, SIDE, SIDE, 3]
+    skipped: dict[str, str] = field(default_factory=dict)  # path -> why the file could not be read
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def none(cls, domain: Domain, size: int) -> "Decoded[Domain]":
+        """A domain without images."""
+        pixels, thumbnails = (np.zeros((0, side, side, 3), np.uint8) for side in (size, SIDE))
+        return cls(domain, pixels, np.zeros(0, np.int64), (), thumbnails)
+
+    def keep(self, positions: Sequence[int]) -> "Decoded[Domain]":
+        """The images at these positions, in this order."""
+        digests = tuple(self.digests[i] for i in positions)
+        return replace(self, domain=self.domain.keep(positions), rows=self.rows[list(positions)], digests=digests)
+
+    def traces(self) -> Traces:
+        """The input of the checks."""
+        return Traces(self.domain.paths, self.digests, self.thumbnails[self.rows])
+
+    def images(self, form: InputFormat, device: "torch.device") -> "Images":
+        """The images as input of a model."""
+        from cdtrans.inputs.batches import Images
+
+        return Images(self.pixels, self.rows, crop=form.crop, mean=form.mean, std=form.std, device=device)
+
+    def pixel_digest(self) -> str:
+        """A digest of all pixels: names and sizes do not show that a file of the same size has other pixels."""
+        return hashlib.sha256("".join(self.digests).encode()).hexdigest()
+
+    def require_readable(self, name: str, max_bad: float, screen: Screen) -> None:
+        """Refuse a domain without an image or with too many unreadable files; warn of a few."""
+        if self.skipped:
+            first, cause = next(iter(self.skipped.items()))
+            total = len(self) + len(self.skipped)
+            screen.warn(judge_unreadable(f"{name} ", len(self.skipped), total, first, cause, max_bad))
+        if not len(self):
+            raise DataError(
+                "no-readable-image", f"No readable image is left of the {name}; repair or replace its files."
+            )
+
+
+def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> Decoded[Domain]:
+    """Every image that can be read, however few. The target is sorted by the digests of its pixels, so that file names
+    and folders have no influence."""
+    decoded, bad = decode_files(domain, config, screen, name)
+    good: Iterable[int] = (i for i in range(len(domain)) if i not in bad)
+    if isinstance(domain, UnlabelledDomain):
+        good = sorted(good, key=lambda i: decoded.digests[i])
+    return replace(decoded.keep(list(good)), skipped={domain.paths[i]: cause for i, cause in sorted(bad.items())})
+
+
+def decode_files(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Decoded[Domain], dict[int, str]]:
+    """All files of a domain in its order, and position -> cause of the unreadable ones. The pixels are in the store of
+    the domain's root, or are decoded at every access if they cannot be stored."""
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    if config.pixels != "stream":
+        cache = Path(config.cache) if config.cache else default_cache()
+        try:
+            stored = open_pixels(
+                domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name
+            )
+            return Decoded(domain, stored.array, stored.rows, tuple(stored.digests), stored.thumbnails), stored.bad
+        except DiskFull:
+            if config.pixels == "store":
+                raise
+            screen.say(f"The disk has no room for the decoded {name} images, so they are decoded every time (slower).")
+    streamed = StreamedPixels(domain.files(), config.resize)
+    digests, thumbnails, bad = streamed.look(screen, name)
+    return Decoded(domain, streamed, np.arange(len(domain)), tuple(digests), thumbnails), bad

@@ -1,0 +1,171 @@
+"""Everything that goes into a run: found, decoded and checked before anything is trained."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdtrans.config import Config
+from cdtrans.errors import DataError, SettingsError, counted
+from cdtrans.inputs.decode import Decoded, decode_domain
+from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
+from cdtrans.run.target_labels import Given
+from cdtrans.runtime.screen import Screen
+from cdtrans.trust.findings import Finding, refuse
+from cdtrans.trust.holdout import holdout_share, split, why_none
+from cdtrans.trust.preflight import Labels, examine, examine_target, ignored
+
+if TYPE_CHECKING:
+    from cdtrans.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The images of a run, the labels that it trains with, and the problems of both."""
+
+    source: Decoded[LabelledDomain]  # the images to train on; none if a model alone is adapted
+    held_out: Decoded[LabelledDomain]
+    target: Decoded[UnlabelledDomain]
+    given: Given
+    findings: tuple[Finding, ...]
+    scanned: dict[str, str]  # domain -> its fingerprint before any file was read
+    check_seconds: float
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.source.domain.classes
+
+    @property
+    def skipped(self) -> dict[str, dict[str, str]]:
+        """Domain -> path -> why the file could not be read."""
+        return {"source": self.source.skipped, "target": self.target.skipped}
+
+    def describe(self) -> dict[str, Any]:
+        """The run's record of its data; a resumed run must find the same."""
+        source, target = self.source.domain, self.target.domain
+        return {
+            "source": {
+                "images": len(source),
+                "held_out": len(self.held_out),
+                "classes": dict(zip(source.classes, source.counts(), strict=True)),
+                "fingerprint": source.fingerprint(),
+                "pixels": self.source.pixel_digest(),
+            },
+            "target": {
+                "images": len(target),
+                "fingerprint": target.fingerprint(),
+                "pixels": self.target.pixel_digest(),
+            },
+            "found": self.scanned,
+            **self.given.describe(),
+        }
+
+
+def scan_domains(
+    config: Config, screen: Screen, classes: tuple[str, ...] = ()
+) -> tuple[LabelledDomain, UnlabelledDomain]:
+    """Find the images; the target comes back in the type that cannot hold labels. A run may have no source images: then
+    `classes` are those of the model that it adapts, and the source is empty."""
+    for name in ("source", "target"):
+        if not getattr(config, name) and not (name == "source" and classes):
+            alone = " (a model alone: --target TARGET --source-model RUN --method shot)" if name == "source" else ""
+            raise SettingsError(
+                f"no-{name}",
+                f"No {name} was given; give both, as in 'cdtrans adapt SOURCE TARGET --out RUN'{alone}.",
+            )
+    root = Path(config.root) if config.root else None
+    if classes:
+        target = scan_unlabelled(Path(config.target), root)
+        screen.say(f"source: no images, a model of {len(classes)} classes; target: {counted(len(target), 'image')}")
+        return LabelledDomain(target.root, (), (), classes), target
+    check_distinct(Path(config.source), Path(config.target))
+    source = scan_labelled(Path(config.source), root)
+    target = scan_unlabelled(Path(config.target), root)
+    images = counted(len(source), "image"), counted(len(target), "image")
+    screen.say(f"source: {images[0]} of {len(source.classes)} classes; target: {images[1]}")
+    return source, target
+
+
+def fingerprints(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, str]:
+    """The images as they are on disk, so that they can be compared at any time."""
+    return {"source": source.fingerprint(), "target": target.fingerprint()}
+
+
+def decode_inputs(
+    config: Config,
+    method: "type[Method]",
+    source: LabelledDomain,
+    target: UnlabelledDomain,
+    screen: Screen,
+    *,
+    force: bool,
+) -> Inputs:
+    """Decode, check and split what was scanned, or refuse it."""
+    scanned = fingerprints(source, target)
+    decoded_source = decode_source(source, config, screen)
+    decoded_target = decode_domain(target, config, screen, "target")
+    decoded_target.require_readable("target", config.max_bad, screen)
+    started = time.monotonic()
+    findings = check_data(decoded_source, decoded_target, force=force, screen=screen)
+    seconds = round(time.monotonic() - started, 3)
+    given = Given.read(config, source.classes, decoded_target, screen)
+    train, held_out = hold_out(decoded_source, config, screen)
+    if max(len(train), len(decoded_target)) < method.least_batch:
+        raise DataError(
+            "too-few-images",
+            f"The method '{config.method}' needs a batch of {method.least_batch} images, but source and target both "
+            "have fewer; add images, or choose another --method.",
+        )
+    return Inputs(train, held_out, decoded_target, given, findings, scanned, seconds)
+
+
+def decode_source(source: LabelledDomain, config: Config, screen: Screen) -> Decoded[LabelledDomain]:
+    """The readable images of the source. A class without one is refused: the classifier could never learn it."""
+    assert isinstance(config.resize, int), "the configuration has been resolved"
+    if not len(source):
+        return Decoded.none(source, config.resize)
+    decoded = decode_domain(source, config, screen, "source")
+    decoded.require_readable("source", config.max_bad, screen)
+    counts = zip(source.classes, decoded.domain.counts(), strict=True)
+    if empty := [name for name, count in counts if count == 0]:
+        raise DataError(
+            "class-unreadable",
+            f"No readable image is left of the source class {empty[0]!r}; repair or remove the class.",
+        )
+    return decoded
+
+
+def hold_out(
+    source: Decoded[LabelledDomain], config: Config, screen: Screen
+) -> tuple[Decoded[LabelledDomain], Decoded[LabelledDomain]]:
+    """The source to train on and the part that is held out."""
+    domain = source.domain
+    share = holdout_share(config.holdout, len(domain), len(domain.classes))
+    train, held_out = split(domain.labels, share, config.seed)
+    if config.select == "holdout" and not held_out:
+        raise SettingsError(
+            "no-holdout", "'--select holdout' needs held-out source images; give --holdout 0.1 or another --select."
+        )
+    if config.holdout and not held_out and len(domain):
+        tell = screen.say if config.holdout == "auto" else screen.warn  # the one is as documented, the other a mistake
+        tell(why_none(config.holdout, max(domain.counts())))
+    return source.keep(train), source.keep(held_out)
+
+
+def check_data(
+    source: Decoded[LabelledDomain], target: Decoded[UnlabelledDomain], *, force: bool, screen: Screen
+) -> tuple[Finding, ...]:
+    """The part of `cdtrans check` that needs no model and does not read the files again. Refuses what makes a run
+    pointless, unless forced; other findings become warnings."""
+    labels = Labels(np.array(source.domain.labels), source.domain.classes)
+    images = target.traces()
+    examined = examine(source.traces(), labels, images) if len(source) else examine_target(labels, images)
+    every = (ignored("source", source.domain.ignored), ignored("target", target.domain.ignored), *examined)
+    findings = tuple(f for f in every if f.state != "ok")
+    if not force:
+        refuse(findings)
+    for finding in findings:
+        screen.warn(f"{finding.statement}. {finding.advice}")
+    return findings
