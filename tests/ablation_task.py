@@ -4,7 +4,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from tiny_task import CLASSES, Ended, Process, Task, warm
+from commands import Ended, Process, warm
+from tiny_task import CLASSES, Task
 
 
 def make_key(task: Task) -> Path:
@@ -17,7 +18,7 @@ def make_key(task: Task) -> Path:
 def start(task: Task, name: str, out: Path, *flags: str, **how: Any) -> Process:
     places = [str(task.source), str(task.target), "--key", str(task.folder / "key.txt"), "--out", str(out)]
     arguments = ["ablate", name, *places, "--config", str(task.config), *flags]
-    return warm().start(arguments, out.parent / "logs", fork_jobs=True, **how)
+    return warm().start(arguments, out.parent / "logs", **how)
 
 
 def run(task: Task, name: str, out: Path, *flags: str, **how: Any) -> Ended:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from timm.models import VisionTransformer
 
-import tiny_task
+import commands
 from cdtrans.network.head import Head
 from cdtrans.network.network import Network
 from cdtrans.run.pipeline import adapt
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    tiny_task.may_be_slow = item.get_closest_marker("slow") is not None
+    commands.may_be_slow = item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tiny_task import CLASSES, Task, make_task, tree, warm
+from commands import warm
+from tiny_task import CLASSES, Task, make_task, tree
 
 pytestmark = pytest.mark.slow
 

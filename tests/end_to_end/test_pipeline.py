@@ -18,8 +18,9 @@ import cdtrans
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.images import decode, pixel_digest, resized
 from cdtrans.runtime.screen import Screen
+from commands import Ended, warm
 from support import says
-from tiny_task import CLASSES, QUICK, Ended, Task, draw, log_lines, make_source, make_task, tree, warm
+from tiny_task import CLASSES, QUICK, Task, draw, log_lines, make_source, make_task, tree
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from commands import start_ranks, warm
 from support import says
-from tiny_task import Task, log_lines, make_task, start_ranks, warm
+from tiny_task import Task, log_lines, make_task
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 import cdtrans
 from cdtrans.serving.export import export
 from cdtrans.sklearn import InstantClassifier
+from commands import warm
 from support import says
-from tiny_task import TINY, draw, log_lines, make_source, make_target, warm
+from tiny_task import TINY, draw, log_lines, make_source, make_target
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,9 @@ from cdtrans.inputs.store import store_folder
 from cdtrans.network.backbone import create_backbone
 from cdtrans.run import inputs, session
 from cdtrans.training.state import Loop
+from commands import Process, warm
 from support import error_says, says
-from tiny_task import TINY, Process, Task, draw, log_lines, make_task, tree, warm
+from tiny_task import TINY, Task, draw, log_lines, make_task, tree
 
 pytestmark = pytest.mark.slow
 

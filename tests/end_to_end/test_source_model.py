@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from cdtrans.config import FIELDS
+from commands import Ended, warm
 from support import says
-from tiny_task import QUICK, Ended, Task, after_stage_1, computed, draw, log_lines, make_target, make_task, tree, warm
+from tiny_task import QUICK, Task, after_stage_1, computed, draw, log_lines, make_target, make_task, tree
 
 pytestmark = pytest.mark.slow
 

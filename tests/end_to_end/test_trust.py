@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from cdtrans import load
 from cdtrans.trust.scores import Scores
+from commands import Ended, warm
 from support import says
-from tiny_task import Ended, Task, log_lines, make_task, warm
+from tiny_task import Task, log_lines, make_task
 
 pytestmark = pytest.mark.slow
 

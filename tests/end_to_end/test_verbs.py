@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from commands import Ended, warm
 from support import says
-from tiny_task import Ended, Task, draw, make_task, tree, warm
+from tiny_task import Task, draw, make_task, tree
 
 pytestmark = pytest.mark.slow
 

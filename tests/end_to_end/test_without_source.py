@@ -16,8 +16,9 @@ from cdtrans.network.backbone import load_classifier
 from cdtrans.network.card import load_model
 from cdtrans.network.head import Head
 from cdtrans.network.network import Network
+from commands import Ended, cold, warm
 from support import error_says, says
-from tiny_task import CLASSES, TINY, Ended, Task, cold, log_lines, make_task, tree, warm
+from tiny_task import CLASSES, TINY, Task, log_lines, make_task, tree
 
 SHOT = ("--method", "shot")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from commands import Ended, cold
 from labelled_runs import fill
 from support import says
-from tiny_task import Ended, cold
 
 
 def verb(run: Path, *arguments: str) -> Ended:

@@ -33,7 +33,8 @@ from cdtrans.training.adaptation import training_step
 from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Step
-from tiny_task import CLASSES, Ended, Task, log_lines, make_task, start_ranks, tree, warm
+from commands import Ended, start_ranks, warm
+from tiny_task import CLASSES, Task, log_lines, make_task, tree
 
 pytestmark = pytest.mark.slow
 

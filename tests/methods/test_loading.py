@@ -12,8 +12,9 @@ from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method
 from cdtrans.run.session import resolve
 from cdtrans.studies.recipes import OWN_START
+from commands import warm
 from support import error_says, says
-from tiny_task import Task, log_lines, make_task, tree, warm
+from tiny_task import Task, log_lines, make_task, tree
 
 pytestmark = pytest.mark.slow
 

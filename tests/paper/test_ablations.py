@@ -25,8 +25,9 @@ from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.folder import owned
 from cdtrans.studies.results import KINDS, SCORED
+from commands import warm
 from support import error_says, says
-from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_task, tree, warm
+from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_task, tree
 
 SMALL = {"source_epochs": 2, "epochs": 2, "rebuild_every": 1}
 

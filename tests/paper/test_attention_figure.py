@@ -12,8 +12,9 @@ from PIL import Image
 from cdtrans.paper.attention_figure import draw_attention, false_pairs
 from cdtrans.paper.pair_quality import UNKNOWN
 from cdtrans.reporting.record import read_record
+from commands import warm
 from support import error_says
-from tiny_task import CLASSES, Task, make_task, warm
+from tiny_task import CLASSES, Task, make_task
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,9 @@ from cdtrans.paper.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Study, ablate_
 from cdtrans.paper.noise_figure import figure
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.results import Spread
+from commands import warm
 from support import error_says, says
-from tiny_task import QUICK, Task, log_lines, make_source, make_target, make_task, warm
+from tiny_task import QUICK, Task, log_lines, make_source, make_target, make_task
 
 FLAGS = ("--levels", "0,50,100", "--pairs", "20")
 RUNS = [

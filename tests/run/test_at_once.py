@@ -12,8 +12,9 @@ import yaml
 
 import cdtrans
 from cdtrans.config import Config
+from commands import Ended, cold, warm
 from support import says
-from tiny_task import TINY, Ended, cold, draw, make_source, make_target, warm
+from tiny_task import TINY, draw, make_source, make_target
 
 pytestmark = pytest.mark.slow  # processes: seconds in all
 

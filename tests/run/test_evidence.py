@@ -16,8 +16,9 @@ from cdtrans.run import finish, session
 from cdtrans.run.evidence import pretrained_evidence
 from cdtrans.run.pipeline import adapt
 from cdtrans.trust.guard import Verdict
+from commands import warm
 from support import error_says
-from tiny_task import TINY, make_task, tree, warm
+from tiny_task import TINY, make_task, tree
 
 pytestmark = pytest.mark.slow
 

@@ -22,9 +22,10 @@ from cdtrans.record.run_folder import read_result
 from cdtrans.reporting.page import write_report
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.screen import Screen
+from commands import warm
 from labelled_runs import truth
 from support import says
-from tiny_task import CLASSES, Task, make_task, tree, warm
+from tiny_task import CLASSES, Task, make_task, tree
 
 SOURCES = Path(cdtrans.__file__).parent
 GIVEN = ("00.png", "01.png", "02.png", "05.png")

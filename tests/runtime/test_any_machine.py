@@ -4,13 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cdtrans.runtime.locks import try_lock
 from cdtrans.runtime.ranks import processor_count
-from cdtrans.runtime.signals import own_session
 from tiny_task import make_task
 
 WITHOUT = """
@@ -63,16 +61,6 @@ def test_processors_that_the_system_cannot_count_for_a_process(monkeypatch: pyte
     for machine, expected in ((6, 6), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda machine=machine: machine)
         assert processor_count() == expected
-
-
-def test_a_child_on_windows_gets_what_windows_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    def arguments() -> dict[str, Any]:
-        return own_session()
-
-    assert arguments().keys() == {"start_new_session", "preexec_fn"}
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 512, raising=False)
-    assert arguments() == {"creationflags": 512}
 
 
 @pytest.mark.slow

@@ -20,8 +20,9 @@ from cdtrans.serving.classifier import Classifier, Prediction, load
 from cdtrans.serving.parts import PartFolder, folder_of
 from cdtrans.serving.predict import Predicted, classify
 from cdtrans.serving.tables import ParquetTable
+from commands import Ended, start_ranks, warm
 from support import add_member, error_says, make_tar, says
-from tiny_task import Ended, draw, start_ranks, warm
+from tiny_task import draw
 
 PART = 8
 CONSTANTS = {"cdtrans.inputs.shards.CHUNK": PART}

@@ -26,8 +26,9 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.studies.benchmark import Plan, bench, parse_seeds
 from cdtrans.studies.jobs import PlannedRun
 from cdtrans.studies.results import KINDS, SCORED, read_run
+from commands import Ended, Process, warm
 from support import error_says, says
-from tiny_task import QUICK, TINY, Ended, Process, computed, draw, log_lines, tree, warm
+from tiny_task import QUICK, TINY, computed, draw, log_lines, tree
 
 CLASSES = ("mug", "pen", "ruler")
 EACH = {"amazon": 8, "dslr": 5, "webcam": 6}
@@ -61,7 +62,7 @@ class Bench:
         return ["bench", "office31", *places, "--allow-incomplete", *flags]
 
     def start(self, *flags: str, crash: dict[str, Any] | None = None, **how: Any) -> Process:
-        return warm().start(self.arguments(*flags, **how), self.folder / "logs", crash=crash, fork_jobs=True)
+        return warm().start(self.arguments(*flags, **how), self.folder / "logs", crash=crash)
 
     def run(self, *flags: str, **how: Any) -> Ended:
         return self.start(*flags, **how).wait()

@@ -5,11 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
-from cdtrans.runtime.children import Children
+from cdtrans.runtime import processes
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies import jobs
 from cdtrans.studies.jobs import PlannedRun, run_jobs
@@ -51,11 +51,11 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage, running = Stage(tmp_path, {}, [], []), set()
 
     class Pretended:
-        def __init__(self, arguments: tuple[str, ...], out: IO[bytes], err: IO[bytes]) -> None:
+        def __init__(self, arguments: tuple[str, ...], out: Path, err: Path, side_by_side: int) -> None:
             verb, self.name, *flags = arguments
             self.scoring, self.asked = verb == "eval", 0
             if self.scoring:
-                out.write(b"{}")
+                out.write_text("{}")
                 return
             taken = flags[1] if flags else None
             assert flags in ([], ["--source-model", taken])
@@ -66,7 +66,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
             if stage.fail.get(self.name) != 0:
                 stage.begin(self.name, taken, stage_1=taken is not None)
 
-        def poll(self) -> int | None:
+        @property
+        def exitcode(self) -> int | None:
             if self.scoring:
                 return 0
             self.asked += 1
@@ -84,9 +85,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
             return None
 
         def terminate(self) -> None: ...
-        def wait(self) -> None: ...
+        def join(self) -> None: ...
 
-    monkeypatch.setattr(Children, "start", lambda self, *how: Pretended(*how))
+    monkeypatch.setattr(processes, "start", Pretended)
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.001)
     return stage
 

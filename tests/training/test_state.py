@@ -15,8 +15,9 @@ from cdtrans.record.run import Run
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.state import STATE_FILE, Loop, all_finite, load_state, step_seed
+from commands import warm
 from support import devices, error_says, says
-from tiny_task import make_task, warm
+from tiny_task import make_task
 
 EPOCHS, STEPS = 3, 4
 

@@ -3,13 +3,11 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 STDERR = 2  # its file descriptor
 SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
@@ -52,10 +50,3 @@ def die_with_parent() -> None:
     a lock. It gets SIGTERM, so that it can save its state."""
     if LIBC is not None:
         LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
-
-
-def own_session() -> dict[str, Any]:
-    """Arguments of Popen for a child that Ctrl-C in this terminal does not reach, and that ends with this process."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True, "preexec_fn": die_with_parent}

@@ -18,7 +18,7 @@ from cdtrans.errors import HARM, Interrupted
 from cdtrans.record.files import atomic
 from cdtrans.record.run_folder import CONFIG, RESULT
 from cdtrans.run.stage_1 import SOURCE
-from cdtrans.runtime.children import Children
+from cdtrans.runtime import processes
 from cdtrans.runtime.locks import try_lock
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
@@ -80,20 +80,21 @@ class Job:
     """A run in progress. Call `advance` regularly; it returns True once the run has ended. `failure` then says what
     went wrong, or is empty."""
 
-    def __init__(self, run: PlannedRun, children: Children) -> None:
-        self.run, self.children, self.failure = run, children, ""
+    def __init__(self, run: PlannedRun, side_by_side: int) -> None:
+        self.run, self.side_by_side, self.failure = run, side_by_side, ""
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         self._begin(scoring=(run.folder / RESULT).exists())
 
     def _begin(self, *, scoring: bool) -> None:
         self.scoring, self.started, self.share = scoring, time.monotonic(), 0.0  # of the device's seconds
-        self.answer = tempfile.TemporaryFile() if scoring else None  # noqa: SIM115 (open until the process ends)
-        with open(self.run.log, "ab") as log:
-            arguments = self.run.score if scoring else self.run.command()
-            self.process = self.children.start(arguments, self.answer or log, log)
+        self.scratch = tempfile.TemporaryDirectory() if scoring else None
+        out = Path(self.scratch.name) / "answer.json" if self.scratch else self.run.log
+        arguments = self.run.score if scoring else self.run.command()
+        self.run.log.touch()
+        self.process = processes.start(arguments, out, self.run.log, side_by_side=self.side_by_side)
 
     def advance(self) -> bool:
-        code = self.process.poll()
+        code = self.process.exitcode
         if code is None:
             return False
         self.note_time()
@@ -109,10 +110,10 @@ class Job:
         return True
 
     def _keep_answer(self) -> None:
-        assert self.answer is not None
-        with self.answer as answer, atomic(self.run.folder / SCORED) as file:
-            answer.seek(0)
-            file.write((json.dumps(json.load(answer)) + "\n").encode())
+        assert self.scratch is not None
+        with self.scratch as scratch, atomic(self.run.folder / SCORED) as file:
+            answer = json.loads((Path(scratch) / "answer.json").read_bytes())
+            file.write((json.dumps(answer) + "\n").encode())
 
     def note_time(self) -> None:
         """Save how long this session of `adapt` took, and how many runs were active on average. A resumed run has
@@ -137,15 +138,15 @@ def run_jobs(
     finished = len(runs) - len(pending)
     screen.say(f"{len(runs)} runs, {finished} of them finished already")
     checked_at = time.monotonic()
-    track, children = screen.track(title, len(runs), finished), Children(min(jobs, max(1, len(pending))))
-    with StopSignals.caught(), track as bar, children, stop(active):
+    side_by_side = min(jobs, max(1, len(pending)))
+    with StopSignals.caught(), screen.track(title, len(runs), finished) as bar, stop(active):
         while pending or active:
             if StopSignals.received is not None:
                 raise Interrupted(StopSignals.received)
             since, checked_at = checked_at, time.monotonic()
             for job in active:
                 job.share += (checked_at - since) / len(active)
-            started = start_ready(pending, active, jobs, children)
+            started = start_ready(pending, active, side_by_side)
             ended = [job for job in active if job.advance()]
             for job in ended:
                 active.remove(job)
@@ -163,16 +164,16 @@ def run_jobs(
     return failed
 
 
-def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int, children: Children) -> bool:
-    """Start runs that need not wait, up to `jobs` at a time, and remove them from `pending`."""
+def start_ready(pending: list[PlannedRun], active: list[Job], side_by_side: int) -> bool:
+    """Start runs that need not wait, up to `side_by_side` at a time, and remove them from `pending`."""
     under_way = {job.run.folder for job in active} | {run.folder for run in pending if run.begun}
     before = len(active)
     for run in list(pending):
-        if len(active) >= jobs:
+        if len(active) >= side_by_side:
             break
         if not run.busy() and not run.waits(under_way):
             pending.remove(run)
-            active.append(Job(run, children))
+            active.append(Job(run, side_by_side))
             under_way.add(run.folder)
     return len(active) > before
 
@@ -187,7 +188,7 @@ def stop(active: list[Job]) -> Iterator[None]:
             job.process.terminate()
         try:
             for job in active:
-                job.process.wait()
+                job.process.join()
                 job.note_time()
         except KeyboardInterrupt:
             for job in active:
