@@ -16,8 +16,8 @@ import torch
 from instant import features_of, thinned
 from sklearn.metrics import roc_auc_score
 
-from cdtrans.config import BEST, make_config
-from cdtrans.run.session import decided
+from cdtrans.config import make_config, read_recipe
+from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.probes import _nearest_labels, _standardised, class_shares
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help="keep the features here, in a folder for each data set")
     arguments = parser.parse_args()
     settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    config = decided(make_config(BEST | settings))
+    config = resolve(make_config(read_recipe("best") | settings))
     print("| data | sign | few classes | few against 10:1 | classes the source lacks |\n|---|---|---|---|---|")
     for data in arguments.data:
         kept = arguments.features and arguments.features / data.name

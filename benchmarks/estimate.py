@@ -26,13 +26,13 @@ from instant import features_of, thinned
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import BEST, make_config
+from cdtrans.config import make_config, read_recipe
 from cdtrans.measure.metrics import calibration, calibration_error
 from cdtrans.methods.instant import probe_on_both
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
-from cdtrans.run.session import decided
+from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.probabilities import calibrated, probabilities, temperature
 from cdtrans.trust import estimate, guard
@@ -51,7 +51,7 @@ FORMULAS = {
 
 
 def instant_rows(data: Path, settings: dict[str, Any], store: Path | None) -> Iterator[Row]:
-    config, screen = decided(make_config(BEST | settings)), Screen(quiet=True)
+    config, screen = resolve(make_config(read_recipe("best") | settings)), Screen(quiet=True)
     folders = sorted(path for path in data.iterdir() if path.is_dir())
     domains = {f.name: features_of(f, config, screen, store and store / data.name) for f in folders}
     classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())

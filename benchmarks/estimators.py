@@ -24,12 +24,12 @@ from instant import features_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import BEST, make_config
+from cdtrans.config import make_config, read_recipe
 from cdtrans.methods.instant import probe_on_both
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import label_target
 from cdtrans.pairing.pairs import Domains
-from cdtrans.run.session import decided
+from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen
 
 HELD_OUT = 5  # every fifth source image
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
     arguments = parser.parse_args()
     settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    config, screen = decided(make_config(BEST | settings)), Screen(quiet=True)
+    config, screen = resolve(make_config(read_recipe("best") | settings)), Screen(quiet=True)
     folders = sorted(path for path in arguments.data.iterdir() if path.is_dir())
     domains = {folder.name: features_of(folder, config, screen, arguments.features) for folder in folders}
     classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 from recipe import call, place
 
-from cdtrans.config import BEST, make_config, read_preset, read_yaml
+from cdtrans.config import make_config, read_recipe, read_yaml
 from cdtrans.errors import HARM
 from cdtrans.inputs.domains import scan_labelled
 from cdtrans.trust import guard
@@ -118,8 +118,8 @@ def spoil(task: Task, flags: list[str], out: Path) -> tuple[Images, Images, list
 
 def usual_rate(task: Task, flags: list[str]) -> float:
     preset = flags[flags.index("--preset") + 1] if "--preset" in flags else None
-    layers = [BEST] if task.recipe in ("best", "quick") else []
-    return float(make_config(*layers, read_preset(preset) if preset else {}).lr)
+    layers = [read_recipe("best")] if task.recipe in ("best", "quick") else []
+    return float(make_config(*layers, read_recipe(preset) if preset else {}).lr)
 
 
 def noise(out: Path) -> Images:

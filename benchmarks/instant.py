@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdtrans.config import BEST, Config, make_config
+from cdtrans.config import Config, make_config, read_recipe
 from cdtrans.inputs.decode import decode_domain
 from cdtrans.inputs.domains import scan_labelled
 from cdtrans.methods.base import Round, Sizes
@@ -25,7 +25,7 @@ from cdtrans.network.card import make_card
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.pairing import graphs
 from cdtrans.pairing.pairs import Domains
-from cdtrans.run.session import decided
+from cdtrans.run.resolve import resolve
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.screen import Screen
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--backbone", default="deit_tiny_patch16_224")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--taps", type=int, default=BEST["taps"])
+    parser.add_argument("--taps", type=int, default=read_recipe("best")["taps"])
     parser.add_argument("--imbalance", type=float, default=1)
     parser.add_argument("--source-imbalance", type=float, default=1)
     parser.add_argument("--orders", type=int, default=1)
@@ -62,7 +62,7 @@ def main() -> None:
     graphs.PULL = arguments.pull
 
     settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    config = decided(make_config(BEST | settings | {"taps": arguments.taps}))
+    config = resolve(make_config(read_recipe("best") | settings | {"taps": arguments.taps}))
     screen, domains = Screen(quiet=True), {}
     for folder in sorted(path for path in arguments.data.iterdir() if path.is_dir()):
         domains[folder.name] = features_of(folder, config, screen, arguments.features)

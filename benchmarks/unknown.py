@@ -17,14 +17,14 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import BEST, make_config
+from cdtrans.config import make_config, read_recipe
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.instant import Instant
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains
-from cdtrans.run.session import decided
+from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen
 
 TEMPERATURES = ((1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 2.0))  # of the adapted and of the source-only model
@@ -41,7 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    config, screen, domains = decided(make_config(BEST | settings)), Screen(quiet=True), {}
+    config, screen, domains = resolve(make_config(read_recipe("best") | settings)), Screen(quiet=True), {}
     for folder in sorted(path for path in arguments.data.iterdir() if path.is_dir()):
         domains[folder.name] = features_of(folder, config, screen, arguments.features)
     classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())

@@ -5,18 +5,20 @@ Where the paper and the authors' code differ, the default is the code's, because
 the help names the paper's value.
 """
 
+import copy
+import functools
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from cdtrans.errors import CdtransError, SettingsError, ended, nearest
-from cdtrans.schema import Misfit, build, option, quoted
+from cdtrans.errors import MissingFileError, SettingsError, ended, nearest
+from cdtrans.schema import Misfit, build, option, quoted, record_fields
 
 LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
@@ -185,6 +187,16 @@ class Config:
 
 
 @dataclass(frozen=True)
+class Resolved(Config):
+    """The settings of a run on this machine, for its backbone: nothing that decides a result is 'auto' any more, and
+    every option of the method is written out. `run.resolve` makes it."""
+
+    crop: int = 224
+    resize: int = 256
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+
+@dataclass(frozen=True)
 class BranchOptions:
     """The three branches of CDTrans and the loss on each."""
 
@@ -206,7 +218,9 @@ class BranchOptions:
 
     def __post_init__(self) -> None:
         if {self.loss_source, self.loss_source_target, self.loss_target} == {"none"}:
-            raise CdtransError("Stage 2 cannot train without any loss; leave at least one of --loss-... on.")
+            raise SettingsError(
+                "no-loss", "Stage 2 cannot train without any loss; leave at least one of --loss-... on."
+            )
 
 
 @dataclass(frozen=True)
@@ -228,23 +242,7 @@ class CDTransOptions(BranchOptions):
     )
 
 
-# The best recipe (docs/results/recipe.md), and what the shorter efforts change in it.
-BEST: dict[str, Any] = {
-    **{"recipe": "best", "method": "cotraining", "neck": "none", "taps": 4, "drop_path": 0.0, "source_fit": "probe"},
-    **{"holdout": 0.0, "epochs": 10, "rebuild_every": 1, "warmup_epochs": 1, "schedule": "cosine"},
-    **{"optimizer": "adamw", "lr": 4e-4, "weight_decay": 0.05, "bias_lr_factor": 1.0, "source_lr": 1e-3},
-    "layer_decay": 0.75,
-}
-WERE_OPTIONS = {  # settings that were options of these methods, and their defaults then
-    "cotraining": {"layer_decay": 0.75},
-    "dann": {"backbone_rate": 1.0},
-    "mstn": {"backbone_rate": 1.0},
-}
-EFFORTS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "quick": {"epochs": 4, "method_args": {"length": 0.25}},
-    "instant": {"method": "instant", "epochs": 1},
-}
+EFFORTS = ("instant", "quick", "full")  # of the best recipe; the first two are files in recipes/
 
 # What may change when a run is resumed: where it runs, not what it computes.
 RESUME_MAY_CHANGE = (
@@ -254,45 +252,129 @@ RESUME_MAY_CHANGE = (
 # What is resolved once torch and timm are imported: 'auto', and short names of backbones.
 DECIDED_LATE = ("device", "crop", "resize", "precision", "backbone")
 
-HINTS = get_type_hints(Config)
-FIELDS = {f.name: f for f in fields(Config)}
-METHOD_FIELDS = {f.name: f for f in fields(CDTransOptions)}
-METHOD_HINTS = get_type_hints(CDTransOptions)
+PATHS = ("source", "target", "target_labels", "root", "weights", "source_model", "source_classes", "cache")
+
+FIELDS = {name: spec for name, (_, spec) in record_fields(Config).items()}
+METHOD_FIELDS = {name: spec for name, (_, spec) in record_fields(CDTransOptions).items()}
 SETTINGS = FIELDS | METHOD_FIELDS  # everything that a YAML file or a flag may set
+HINTS = {name: hint for kind in (Config, CDTransOptions) for name, (hint, _) in record_fields(kind).items()}
 
 
 def choices(name: str) -> list[str]:
     """The words that a setting accepts; none if it accepts anything else."""
-    hint = (HINTS | METHOD_HINTS)[name]
-    return list(get_args(hint)) if get_origin(hint) is Literal else []
+    return list(get_args(HINTS[name])) if get_origin(HINTS[name]) is Literal else []
 
 
 def make_config(*layers: dict[str, Any]) -> Config:
-    """Merge layers of values, the later ones winning, and check every key and value. An option of CDTrans may also
-    be given as a setting, such as `pairing: two_way`, instead of in `method_args`."""
-    values: dict[str, Any] = {}
-    for layer in layers:
-        values = _merged(values, with_method_args(layer))
+    """Merge layers of values, the later ones winning, and check every key and value, and what contradicts each other.
+    Paths become absolute. An option of CDTrans may also be given as a setting, such as `pairing: two_way`, instead of
+    in `method_args`."""
+    values = merged(*layers)
     for key in values:
         if key not in FIELDS:
             raise SettingsError("setting-unknown", f"There is no setting '{key}': {nearest(str(key), list(SETTINGS))}")
-    config = _built(Config, values)
+    config: Config = _built(Config, values)
+    require_device(config.device)
+    crop, resize = config.crop, config.resize
+    if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
+        raise SettingsError(
+            "crop-too-large",
+            f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.",
+        )
+    options = config.method_args
     if config.method == "cdtrans":  # known without torch; other methods are checked when they are loaded
-        options = check_options(CDTransOptions, config.method_args, config.method)
-        config = replace(config, method_args={key: getattr(options, key) for key in config.method_args})
-    return config
+        checked = check_options(CDTransOptions, options, config.method)
+        options = {key: getattr(checked, key) for key in options}
+    places = {name: os.path.abspath(place) for name in PATHS if (place := getattr(config, name))}
+    return replace(config, method_args=options, **places)
 
 
-def with_method_args(values: dict[str, Any]) -> dict[str, Any]:
-    """Moves options of CDTrans that are given as settings into `method_args`."""
-    beside = {key: value for key, value in values.items() if key in METHOD_FIELDS}
-    options = values.get("method_args", {})
-    if not isinstance(options, dict):
-        raise CdtransError(f"'method_args' must be a mapping such as {{trade_off: 0.5}}, not {options!r}.")
-    if twice := [key for key in beside if key in options]:
-        raise CdtransError(f"'{twice[0]}' is given twice, as a setting and as an option of the method; give it once.")
-    rest = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
-    return rest | ({"method_args": beside | options} if beside or options else {})
+def compose(preset: dict[str, Any], *layers: dict[str, Any]) -> Config:
+    """The settings of a run: its recipe < the preset < the effort < what the user gave, the later ones winning."""
+    recipe, effort = starting_layers(merged(preset, *layers))
+    return make_config(recipe, preset, effort, *layers)
+
+
+def compose_run(
+    source: str | Path | None,
+    target: str | Path | None,
+    preset: str | None,
+    config: str | Path | None,
+    settings: dict[str, Any],
+) -> tuple[Config, str | None]:
+    """The settings of a run: preset < YAML file < settings < paths; and the run folder that the YAML file names."""
+    places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
+    from_file = read_yaml(Path(config)) if config is not None else {}
+    out, preset_there = _pop_text(from_file, "out"), _pop_text(from_file, "preset")
+    name = next((name for name in (preset, preset_there) if name is not None), "auto")
+    recipe = read_recipe(name)
+    if recipe.get("recipe") == "authors" and (from_file | settings).get("recipe") == "best":
+        raise SettingsError(
+            "recipes-differ",
+            f"The preset '{name}' is the authors' recipe, not the best one; leave one of the two out.",
+        )
+    return compose(recipe, from_file, settings, places), out
+
+
+def starting_layers(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The recipe and the effort that settings start from. Where they are not given, the method implies them: the
+    methods of the best recipe and its efforts mean the best recipe; another method, or an option of CDTrans, means the
+    authors'."""
+    best, instant = read_recipe("best"), read_recipe("instant")
+    method, effort = given.get("method"), given.get("effort")
+    own = method in (None, best["method"], instant["method"]) and not METHOD_FIELDS.keys() & given["method_args"].keys()
+    if given.get("recipe", "best" if own else "authors") != "best":
+        if effort not in (None, "full"):
+            implied = "" if "recipe" in given else ", which --method and the options of CDTrans imply"
+            raise SettingsError(
+                "effort-not-here",
+                f"'--effort {effort}' belongs to the best recipe, but this run uses the recipe 'authors'{implied}; "
+                "leave it out, or use the recipe 'best'.",
+            )
+        return read_recipe("authors"), {}
+    if effort is None:
+        effort = "instant" if method == instant["method"] else "full"
+    if effort not in EFFORTS:
+        raise SettingsError(
+            "setting-choice", f"'effort' cannot be {quoted(effort)}: {nearest(str(effort), [*EFFORTS])}"
+        )
+    if method is not None and (method == instant["method"]) != (effort == "instant"):
+        raise SettingsError(
+            "effort-contradicts-method",
+            f"'--effort {effort}' does not go with '--method {method}', because only the method '{instant['method']}' "
+            "does not train; leave one of the two out.",
+        )
+    layer = {} if effort == "full" else read_recipe(effort)
+    if method not in (None, layer.get("method", best["method"])):
+        layer.pop("method_args", None)  # options of the best recipe's method
+    if not given.get("pretrained", True) and not given.get("weights"):
+        best["source_fit"] = "train"  # there is nothing to probe
+    return best, layer
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """The later layer wins, option by option; where it changes the method, the earlier method's options are dropped.
+    Options of CDTrans that are given as settings are moved into `method_args`."""
+    values: dict[str, Any] = {"method_args": {}}
+    for layer in layers:
+        beside = {key: value for key, value in layer.items() if key in METHOD_FIELDS}
+        options = layer.get("method_args", {})
+        if not isinstance(options, dict):
+            raise SettingsError(
+                "setting-kind", f"'method_args' must be a mapping such as {{trade_off: 0.5}}, not {quoted(options)}."
+            )
+        if twice := [key for key in beside if key in options]:
+            raise SettingsError(
+                "option-twice",
+                f"'{twice[0]}' is given twice, as a setting and as an option of the method; give it once.",
+            )
+        layer = {key: value for key, value in layer.items() if key not in METHOD_FIELDS}
+        before = values.get("method", FIELDS["method"].default)
+        if "method" in layer:
+            layer["method"] = _method_place(layer["method"])
+        same = layer.get("method", before) == before
+        values |= layer | {"method_args": (values["method_args"] if same else {}) | beside | options}
+    return values
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -301,22 +383,9 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
     return rest | {f"method.{key}": value for key, value in values["method_args"].items()}
 
 
-def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded settings of any version in the current form. Early versions chose a method with `self_training` and
-    `pairing`."""
-    values = dict(values)
-    training, pairing = values.pop("self_training", "none"), values.get("pairing")
-    if training != "none":
-        values = {key: value for key, value in values.items() if key not in METHOD_FIELDS} | {"method": training}
-    elif pairing in ("ground_truth", "sampled", "sampled_true"):
-        values = {key: value for key, value in values.items() if key not in METHOD_FIELDS}
-        values["method"] = "ground_truth" if pairing == "ground_truth" else "sampled_pairs"
-    values = with_method_args(values)
-    for name, default in WERE_OPTIONS.get(str(values.get("method")), {}).items():
-        if name not in values:
-            options = dict(values.get("method_args", {}))
-            values |= {name: options.pop(name, default), "method_args": options}
-    return values
+def check_options(options: type[Any], values: dict[str, Any], method: str) -> Any:
+    """A method's options from what the user gave, checked as strictly as the settings."""
+    return _built(options, values, f"The method '{method}' has no option")
 
 
 def is_method_file(name: str) -> bool:
@@ -324,132 +393,16 @@ def is_method_file(name: str) -> bool:
     return name.rpartition(":")[0].endswith(".py")
 
 
-def _merged(values: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
-    """The later layer wins, option by option; if it changes the method, the earlier method's options are dropped."""
-    before = values.get("method", FIELDS["method"].default)
-    same = _method_place(layer.get("method", before)) == _method_place(before)
-    arguments = (values.get("method_args", {}) if same else {}) | layer.get("method_args", {})
-    return values | layer | ({"method_args": arguments} if arguments or "method_args" in values else {})
-
-
-def check_options(options: type[Any], values: dict[str, Any], method: str) -> Any:
-    """A method's options from what the user gave, checked as strictly as the settings."""
-    return _built(options, values, f"The method '{method}' has no option")
-
-
-def _built(kind: type[Any], values: dict[str, Any], unknown: str = "") -> Any:
-    try:
-        return build(kind, values, written=True, unknown=unknown)
-    except Misfit as misfit:
-        raise SettingsError(f"setting-{misfit.code}", ended(str(misfit))) from None
-
-
-def layered_config(
-    source: str | Path | None,
-    target: str | Path | None,
-    preset: str | None,
-    config: str | Path | None,
-    settings: dict[str, Any],
-) -> tuple[Config, str | None]:
-    """Preset, YAML file, settings and paths, the later ones winning; and the run folder that the YAML file names."""
-    places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
-    from_file = read_yaml(Path(config)) if config is not None else {}
-    out, preset_there = _pop_text(from_file, "out"), _pop_text(from_file, "preset")
-    name = next((name for name in (preset, preset_there) if name is not None), "auto")
-    layers = (read_preset(name), from_file, settings, places)
-    if layers[0].get("recipe") == "authors" and (from_file | settings).get("recipe") == "best":
-        raise CdtransError(f"The preset '{name}' is the authors' recipe, not the best one; leave one of the two out.")
-    return config_of(*layers), out
-
-
-def _pop_text(values: dict[str, Any], key: str) -> str | None:
-    """A key of the YAML file that is not a setting."""
-    text = values.pop(key, None)
-    if text is not None and (not isinstance(text, str) or not text):
-        raise CdtransError(f"'{key}' must be text, not {quoted(text)}.")
-    return text
-
-
-def config_of(preset: dict[str, Any], *layers: dict[str, Any]) -> Config:
-    """The recipe, the preset, the effort, and what the user gave, the later ones winning."""
-    recipe = recipe_layer((preset, *layers))
-    effort = effort_layer((preset, *layers)) if recipe else {}
-    return make_config(recipe, preset, effort, *layers)
-
-
-def recipe_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The defaults that the settings start from. If no recipe is given it is the best one, or the authors' if another
-    method or an option of CDTrans is given. Without pretrained weights there is nothing to probe."""
-    given = together(layers)
-    best_methods = (None, BEST["method"], EFFORTS["instant"]["method"])
-    of_cdtrans = any(key in METHOD_FIELDS for key in given.get("method_args", {}))
-    implied = "authors" if of_cdtrans or given.get("method") not in best_methods else "best"
-    recipe, effort = given.get("recipe", implied), given.get("effort")
-    if recipe != "best":
-        if effort not in (None, "full"):
-            raise CdtransError(
-                f"'--effort {effort}' belongs to the best recipe, but this run uses the recipe 'authors'"
-                f"{'' if 'recipe' in given else ', which --method and the options of CDTrans imply'}; leave it out, or "
-                "use the recipe 'best'."
-            )
-        return {}
-    if effort is not None and effort not in list(EFFORTS):  # a list, because it may be anything
-        raise CdtransError(f"'{effort}' is not a value of 'effort': {nearest(str(effort), list(EFFORTS))}")
-    scratch = not given.get("pretrained", True) and not given.get("weights")
-    return BEST | ({"source_fit": "train"} if scratch else {})
-
-
-def effort_layer(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What a shorter effort changes in the best recipe, even if a preset sets other options. The method 'instant' is
-    the effort of that name."""
-    given, instant = together(layers), EFFORTS["instant"]["method"]
-    effort, method = given.get("effort"), given.get("method")
-    if method == instant and effort is None:
-        return EFFORTS["instant"] | {"effort": "instant"}
-    if method is not None and (method == instant) != (effort == "instant"):
-        raise CdtransError(
-            f"'--effort {effort}' does not go with '--method {method}', because only the method '{instant}' "
-            "does not train; leave one of the two out."
-        )
-    layer = dict(EFFORTS[effort or "full"])
-    if method not in (None, layer.get("method", BEST["method"])):
-        layer.pop("method_args", None)
-    return layer
-
-
-def together(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given |= with_method_args(layer)
-    return given
-
-
 def require_weights(file: str | Path | None) -> None:
     """Refuse a weights file that does not exist."""
     if file and not os.path.isfile(file):
-        raise CdtransError(f"There is no weights file '{file}'; check --weights.")
+        raise MissingFileError("no-weights-file", f"There is no weights file '{file}'; check --weights.")
 
 
 def require_device(name: str) -> None:
     """Refuse an invalid device name. Whether this machine has the device is known once torch is imported."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9][0-9]?))?", name):
-        raise CdtransError(f"Unknown device '{name}'; use cpu, cuda, cuda:N or mps.")
-
-
-def settle(config: Config) -> Config:
-    """Paths made absolute; settings that contradict each other are refused."""
-    require_device(config.device)
-    crop, resize = config.crop, config.resize
-    if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
-        raise CdtransError(f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.")
-    names = ("source", "target", "target_labels", "root", "weights", "source_model", "source_classes", "cache")
-    places = {name: os.path.abspath(place) for name in names if (place := getattr(config, name))}
-    return make_config(config.to_dict() | places | {"method": _method_place(config.method)})
-
-
-def _method_place(name: Any) -> Any:
-    """A method in a file by the absolute path of the file."""
-    return os.path.abspath(name) if isinstance(name, str) and is_method_file(name) else name
+        raise SettingsError("device-unknown", f"Unknown device '{name}'; use cpu, cuda, cuda:N or mps.")
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -458,11 +411,15 @@ def read_yaml(file: Path) -> dict[str, Any]:
         with file.open("rb") as lines:
             values = parse_yaml(lines.read(LARGEST_YAML + 1).decode())
     except OSError as error:
-        raise CdtransError(f"The configuration '{file}' cannot be read: {error.strerror}.") from error
+        raise SettingsError(
+            "settings-unreadable", f"The configuration '{file}' cannot be read: {error.strerror}."
+        ) from error
     except ValueError as error:
-        raise CdtransError(f"'{file}' is not valid YAML: {' '.join(str(error).split())}.") from error
+        raise SettingsError(
+            "settings-not-yaml", f"'{file}' is not valid YAML: {' '.join(str(error).split())}."
+        ) from error
     if not isinstance(values, dict):
-        raise CdtransError(f"'{file}' must hold 'key: value' lines, one for each setting.")
+        raise SettingsError("settings-not-yaml", f"'{file}' must hold 'key: value' lines, one for each setting.")
     return values
 
 
@@ -484,17 +441,42 @@ def parse_yaml(text: str) -> Any:
     return value
 
 
-def preset_names() -> list[str]:
+def recipe_names() -> list[str]:
     folder = resources.files("cdtrans") / "recipes"
     return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
 
 
-def read_preset(name: str) -> dict[str, Any]:
-    """A named recipe. 'auto' is the defaults: the authors' recipe for Office-31, Office-Home and DomainNet."""
+def read_recipe(name: str) -> dict[str, Any]:
+    """The settings in a file of recipes/. 'auto' has none."""
+    if name != "auto" and name not in recipe_names():
+        raise SettingsError("preset-unknown", f"Unknown preset '{name}': {nearest(name, ['auto', *recipe_names()])}")
+    return copy.deepcopy(_parsed_recipe(name))
+
+
+@functools.cache
+def _parsed_recipe(name: str) -> dict[str, Any]:
     if name == "auto":
         return {}
-    if name not in preset_names():
-        raise CdtransError(f"Unknown preset '{name}': {nearest(name, ['auto', *preset_names()])}")
     text = (resources.files("cdtrans") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
+
+
+def _built(kind: type[Any], values: dict[str, Any], unknown: str = "") -> Any:
+    try:
+        return build(kind, values, written=True, unknown=unknown)
+    except Misfit as misfit:
+        raise SettingsError(f"setting-{misfit.code}", ended(str(misfit))) from None
+
+
+def _pop_text(values: dict[str, Any], key: str) -> str | None:
+    """A key of the YAML file that is not a setting."""
+    text = values.pop(key, None)
+    if text is not None and (not isinstance(text, str) or not text):
+        raise SettingsError("setting-kind", f"'{key}' must be text, not {quoted(text)}.")
+    return text
+
+
+def _method_place(name: Any) -> Any:
+    """A method in a file by the absolute path of the file."""
+    return os.path.abspath(name) if isinstance(name, str) and is_method_file(name) else name

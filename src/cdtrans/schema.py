@@ -63,7 +63,7 @@ def build(kind: type[T], values: Any, place: str = "", *, written: bool = False,
     from a person, who may write a number as text. `unknown` begins the sentence about an unknown key."""
     if not isinstance(values, Mapping):
         raise _unlike(dict, values, place)
-    known = record_fields(kind)
+    known = record_fields(kind)  # type: ignore[arg-type]
     for key in values:
         if key not in known:
             names = nearest(str(key), list(known)) if known else "it has none"
@@ -184,7 +184,7 @@ def _items(value: Sequence[Any], origin: Any, hints: tuple[Any, ...], place: str
 
 def _number(value: Any, kind: Any, place: str, written: bool, limits: Range) -> Any:
     """YAML reads 1e-3 as text, so written text that looks like a number is one."""
-    number = value
+    number: Any = value
     if written and not isinstance(value, int):  # a large int has no exact float
         try:
             number = float(value)
@@ -192,9 +192,8 @@ def _number(value: Any, kind: Any, place: str, written: bool, limits: Range) -> 
             raise _unlike(kind, value, place) from None
         if kind is int and number.is_integer():
             number = int(number)
-    if isinstance(value, bool) or not isinstance(number, Integral if kind is int else Real):
-        raise _unlike(kind, value, place)
-    if number != number or abs(number) == float("inf"):
+    fits: bool = isinstance(number, Integral if kind is int else Real) and not isinstance(value, bool)
+    if not fits or number != number or abs(number) == float("inf"):
         raise _unlike(kind, value, place)
     widest = (LARGEST_COUNT if kind is int else LARGEST_NUMBER) if written else LARGEST
     most = widest if limits.maximum is None else limits.maximum

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import timm
 
-from cdtrans.config import Config, read_preset
+from cdtrans.config import Config, read_recipe
 from cdtrans.inputs.ahead import decoding_ahead, size_ahead
 from cdtrans.inputs.domains import scan_unlabelled
 from cdtrans.inputs.store import list_stores
 from cdtrans.network.backbone import native_crop
-from cdtrans.run.session import resolve
+from cdtrans.run.resolve import resolve
 from tiny_task import make_target
 
 # A process without torch, which decodes ahead until so many images are done, and then looks whether a child is left.
@@ -109,7 +109,7 @@ def test_no_process_is_forked_where_that_is_of_no_use_or_not_safe(
 
 class TestSize:
     def test_it_is_what_the_settings_come_to(self) -> None:
-        for settings in (read_preset("digits"), read_preset("office31-deit-base"), {"crop": 64}, {"resize": 300}, {}):
+        for settings in (read_recipe("digits"), read_recipe("office31-deit-base"), {"crop": 64}, {"resize": 300}, {}):
             config = Config(**settings, device="cpu")
             assert size_ahead(config) == resolve(config).resize
 

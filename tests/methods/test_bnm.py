@@ -10,7 +10,7 @@ from cdtrans.config import make_config
 from cdtrans.methods.bnm import BNM, largest_column_norms
 from cdtrans.network.head import Output
 from cdtrans.run.pipeline import adapt
-from cdtrans.run.session import resolve
+from cdtrans.run.resolve import resolve
 from support import error_says, tiny_batch, tiny_method
 from tiny_task import QUICK, draw
 

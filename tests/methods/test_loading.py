@@ -10,7 +10,7 @@ import pytest
 from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method
-from cdtrans.run.session import resolve
+from cdtrans.run.resolve import resolve
 from cdtrans.studies.recipes import OWN_START
 from commands import warm
 from support import error_says, says

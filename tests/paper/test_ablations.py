@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ablation_task import make_key, run, start, true_classes
-from cdtrans.config import SETTINGS, layered_config
+from cdtrans.config import SETTINGS, compose_run
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.store import list_stores
 from cdtrans.paper.ablation_rows import LOSSES, PSEUDO_LABELS, Ablation
@@ -45,7 +45,7 @@ def read(out: Path, name: str) -> dict[str, Any]:
 
 
 def answers_of(task: Task, key: Path, **settings: Any) -> Answers:
-    config, _ = layered_config(task.source, task.target, None, task.config, settings)
+    config, _ = compose_run(task.source, task.target, None, task.config, settings)
     return read_answers(config, key, Screen(quiet=True))
 
 
@@ -518,7 +518,7 @@ class TestKey:
 
     def test_nothing_is_decoded_of_a_key_that_is_the_target(self, task: Task, tmp_path: Path) -> None:
         key = task.folder / "key.txt"
-        config, _ = layered_config(task.source, key, None, task.config, {"cache": str(tmp_path / "cache")})
+        config, _ = compose_run(task.source, key, None, task.config, {"cache": str(tmp_path / "cache")})
         check_of_target(read_answers(config, key, Screen(quiet=True)), key)
         assert not (tmp_path / "cache").exists()
 

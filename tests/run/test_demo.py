@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import cdtrans.run.demo as demo_module
-from cdtrans.config import read_preset
+from cdtrans.config import read_recipe
 from cdtrans.inputs.digits import Digits, write_digits
 from cdtrans.measure.evaluate import evaluate
 from cdtrans.run.demo import demo
@@ -85,7 +85,7 @@ def test_adaptation_is_worth_its_while(tmp_path: Path, monkeypatch: pytest.Monke
     """The preset's recipe, shortened: half of the digits, half as deep a network, fewer steps. It gained 17 to 23
     points with the seeds 0 to 2; what the whole demo gains is measured in docs/results/digits.md."""
     monkeypatch.setattr(demo_module, "write_digits", write_half_of_the_digits)
-    preset = read_preset("demo")
+    preset = read_recipe("demo")
     short = {
         "backbone_args": preset["backbone_args"] | {"depth": 2},
         "method_args": preset["method_args"] | {"length": 0.5},

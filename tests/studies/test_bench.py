@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from cdtrans.config import Config, make_config, read_preset
+from cdtrans.config import Config, make_config, read_recipe
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.benchmarks import OFFICE31, VISDA2017, find_benchmark
 from cdtrans.inputs.domains import scan_labelled, scan_unlabelled
@@ -623,7 +623,7 @@ class TestSettings:
     ) -> None:
         (recipe,) = self.plan(mini, monkeypatch, backbone=backbone, out=tmp_path / "out").recipes
         assert f"--preset={preset}" in recipe.flags
-        assert recipe.config == make_config(read_preset(preset), {"backbone": name, "guard": False, "report": False})
+        assert recipe.config == make_config(read_recipe(preset), {"backbone": name, "guard": False, "report": False})
         assert (f"--backbone={name}" in recipe.flags) == (backbone == name)
 
     def test_settings_reach_adapt_and_the_device_also_eval(

@@ -28,7 +28,7 @@ from cdtrans.cli.options import (
     with_settings,
 )
 from cdtrans.cli.tables import before_and_after, cell, class_table, confusion_table, finding_table, score_table, whole
-from cdtrans.config import preset_names
+from cdtrans.config import recipe_names
 from cdtrans.errors import HARM, CdtransError, named
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
@@ -89,7 +89,7 @@ def adapt(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(hidden=True, help=f"A named set of settings (default: auto): {', '.join(preset_names())}."),
+        typer.Option(hidden=True, help=f"A named set of settings (default: auto): {', '.join(recipe_names())}."),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
     force: Force = False,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cdtrans.backbone_names import SHORT_NAMES
-from cdtrans.config import HINTS, METHOD_HINTS, SETTINGS, choices, parse_yaml, read_preset, recipe_layer
+from cdtrans.config import HINTS, SETTINGS, choices, merged, parse_yaml, read_recipe, starting_layers
 from cdtrans.errors import CdtransError
 from cdtrans.runtime.ranks import launched_rank
 
@@ -59,12 +59,12 @@ def with_settings(
     **settings. Where `method` is among them, `--set` gives the options of any method. `texts` are the help lines of
     settings that mean something else here than for 'adapt', or have another default; `preset` is the one whose defaults
     the verb has."""
-    changed = read_preset(preset)
+    changed = read_recipe(preset)
     signature = inspect.signature(verb)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, spec in SETTINGS.items():
         if name in names and name not in NOT_FLAGS and name not in signature.parameters:
-            hint = (HINTS | METHOD_HINTS)[name]
+            hint = HINTS[name]
             kind = hint if hint in (bool, int, float) else str
             dashed = name.replace("_", "-")
             flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
@@ -136,7 +136,7 @@ def help_line(name: str, preset: Mapping[str, Any] | None = None) -> str:
     """A setting's help text with its choices and its default; where the recipes differ, both defaults. A preset's value
     is the default of both."""
     spec, changed = SETTINGS[name], dict(preset or {})
-    value, best = changed.get(name, spec.default), recipe_layer((changed,))
+    value, best = changed.get(name, spec.default), starting_layers(merged(changed))[0]
     in_text = value in (None, "auto")
     default = str(value).lower() if isinstance(value, bool) else str(value)
     default = next((short for short, full in SHORT_NAMES.items() if full == default), default)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from cdtrans.config import Config
+from cdtrans.config import Resolved
 from cdtrans.errors import DataError, DiskFull
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.images import judge_unreadable
@@ -87,7 +87,7 @@ class Decoded(Generic[Domain]):
             )
 
 
-def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> Decoded[Domain]:
+def decode_domain(domain: Domain, config: Resolved, screen: Screen, name: str) -> Decoded[Domain]:
     """Every image that can be read, however few. The target is sorted by the digests of its pixels, so that file names
     and folders have no influence."""
     decoded, bad = decode_files(domain, config, screen, name)
@@ -97,10 +97,9 @@ def decode_domain(domain: Domain, config: Config, screen: Screen, name: str) -> 
     return replace(decoded.keep(list(good)), skipped={domain.paths[i]: cause for i, cause in sorted(bad.items())})
 
 
-def decode_files(domain: Domain, config: Config, screen: Screen, name: str) -> tuple[Decoded[Domain], dict[int, str]]:
+def decode_files(domain: Domain, config: Resolved, screen: Screen, name: str) -> tuple[Decoded[Domain], dict[int, str]]:
     """All files of a domain in its order, and position -> cause of the unreadable ones. The pixels are in the store of
     the domain's root, or are decoded at every access if they cannot be stored."""
-    assert isinstance(config.resize, int), "the configuration has been resolved"
     if config.pixels != "stream":
         cache = Path(config.cache) if config.cache else default_cache()
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save
 
-from cdtrans.config import Config
+from cdtrans.config import Resolved
 from cdtrans.errors import CdtransError
 from cdtrans.network.backbone import create_backbone, normalisation
 from cdtrans.network.head import build_head
@@ -52,9 +52,7 @@ class Card:
         return "source-only" if self.stage == "source" else f"adapted, epoch {self.epoch}"
 
 
-def make_card(config: Config, classes: tuple[str, ...], *, stage: str, epoch: int) -> Card:
-    assert isinstance(config.crop, int), "the configuration has been resolved"
-    assert isinstance(config.resize, int), "the configuration has been resolved"
+def make_card(config: Resolved, classes: tuple[str, ...], *, stage: str, epoch: int) -> Card:
     mean, std = normalisation(config.backbone)
     return Card(
         classes=classes,

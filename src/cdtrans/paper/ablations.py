@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from cdtrans.config import FIELDS, Config, layered_config, make_config, read_yaml
+from cdtrans.config import FIELDS, Config, compose_run, make_config, read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.domains import check_distinct
 from cdtrans.methods import method_class, require_method
@@ -25,7 +25,7 @@ from cdtrans.paper.pair_quality import Answers, check_of_target, pair_quality, r
 from cdtrans.paper.printed_tables import PaperRow
 from cdtrans.record.files import atomic
 from cdtrans.record.run_folder import read_result
-from cdtrans.run.session import resolve
+from cdtrans.run.resolve import resolve
 from cdtrans.run.stage_1 import SOURCE, require_stage_1
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.folder import flags, owned, recipe_of, with_table_defaults
@@ -135,7 +135,7 @@ def make_plan(
     screen: Screen,
 ) -> Plan:
     settings = with_table_defaults(settings, config)
-    chosen, _ = layered_config(source, target, preset, config, with_recipe(settings, config))
+    chosen, _ = compose_run(source, target, preset, config, with_recipe(settings, config))
     check_rows(ablation, chosen)
     answers = check_input(chosen, key, screen)
     named = {name: value for name, value in (("preset", preset), ("config", config)) if value is not None}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from cdtrans.config import make_config, upgraded
+from cdtrans.config import Resolved
 from cdtrans.errors import CdtransError, counted
 from cdtrans.inputs.domains import UnlabelledDomain
 from cdtrans.measure.evaluate import match_classes, scan_key
@@ -21,12 +21,12 @@ from cdtrans.paper.pair_quality import UNKNOWN, Answers
 from cdtrans.record.card_file import RESTORE
 from cdtrans.record.files import atomic, intact
 from cdtrans.record.run_folder import CONFIG, require_output
-from cdtrans.record.shapes import require
 from cdtrans.reporting.gallery import BATCH, look, turn
 from cdtrans.reporting.pictures import Pictures, enlarged, heated
 from cdtrans.reporting.record import Record, Round, read_record
 from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import build
 
 IMAGE_INCHES = 1.5  # of each image in the figure
 DPI = 144
@@ -108,7 +108,7 @@ def named_pair(record: Record, text: str) -> Pair:
 
 def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndarray:
     """[Nt] by the key, which is needed to find false pairs."""
-    method = upgraded(record.config).get("method", "cdtrans")
+    method = record.config["method"]
     if method not in ("cdtrans", *METHODS):
         raise CdtransError(
             f"The method '{method}' of '{record.run}' chooses no pairs that it trains on; name some with --pair."
@@ -120,8 +120,7 @@ def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndar
     target = UnlabelledDomain(record.root("target"), record.target)
     file = record.run / CONFIG
     with intact(file, RESTORE):
-        config = make_config(record.config | {"compile": "auto"})  # an older run may have a value that no longer exists
-        require(record.config, {"resize": int}, needs=("resize", "target"))
+        config = build(Resolved, record.config)
     answers = Answers(labelled.files(), labels.tolist(), target, config, Screen(quiet=True))
     true = answers.of_target(record.run)
     if (true == UNKNOWN).all():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from cdtrans.config import LARGEST_SEED, BranchOptions, layered_config
+from cdtrans.config import LARGEST_SEED, BranchOptions, compose_run
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
@@ -151,7 +151,7 @@ def adapt_with_labels(
 ) -> Result:
     """`adapt` on pairs made with the target labels `key`. Everything else, the guard and the choice of the epoch too,
     does without them."""
-    chosen, _ = layered_config(source, target, preset, config, {"recipe": "authors"} | settings)
+    chosen, _ = compose_run(source, target, preset, config, {"recipe": "authors"} | settings)
     if chosen.method not in METHODS:
         raise CdtransError(f"The method '{chosen.method}' needs no target labels; use 'cdtrans adapt'.")
     answers = read_answers(chosen, key, screen)

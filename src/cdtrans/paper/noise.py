@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdtrans.config import layered_config, read_yaml
+from cdtrans.config import compose_run, read_yaml
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.domains import scan_unlabelled
 from cdtrans.paper.ablation_rows import LEFT_OUT, MOST_PAIRS, Ablation, Variant
@@ -178,7 +178,7 @@ def ablate_noise(
 ) -> Outcome:
     """Run the points that are not yet done, `jobs` at a time, and leave noise.json, noise.md and noise.png in `out`."""
     shares, numbers = parse_levels(levels), parse_seeds(seeds)
-    chosen, _ = layered_config(source, target, preset, config, with_recipe(settings, config))
+    chosen, _ = compose_run(source, target, preset, config, with_recipe(settings, config))
     images = len(scan_unlabelled(target, Path(chosen.root) if chosen.root else None))
     if pairs is not None and pairs > MOST_PAIRS:
         raise CdtransError(f"--pairs must be at most {MOST_PAIRS}, not {pairs}.")

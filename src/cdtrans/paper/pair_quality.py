@@ -3,20 +3,20 @@
 import json
 import os
 from csv import DictReader
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from cdtrans.config import Config
+from cdtrans.config import Config, Resolved
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.decode import decode_files
 from cdtrans.inputs.domains import UnlabelledDomain, scan_labelled, scan_unlabelled
 from cdtrans.measure.evaluate import match_classes, scan_key
 from cdtrans.record.card_file import RESTORE
 from cdtrans.record.files import atomic, intact
-from cdtrans.run.session import decided
+from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen
 
 QUALITY = "pair-quality.json"  # in a run folder
@@ -30,7 +30,7 @@ class Answers:
     files: list[Path]
     labels: list[int]  # indices into the model's classes
     target: UnlabelledDomain  # whose store has the key's pictures already, unless the key has copies of them
-    config: Config  # of a run, resolved
+    config: Resolved
     screen: Screen
 
     @cached_property
@@ -54,7 +54,8 @@ def read_answers(config: Config, key: Path, screen: Screen) -> Answers:
     source, target = scan_labelled(Path(config.source), root), scan_unlabelled(Path(config.target), root)
     labelled = scan_key(key, root)
     labels = match_classes(labelled, source.classes, key)
-    return Answers(labelled.files(), labels.tolist(), target, decided(config), screen)
+    resolved = resolve(replace(config, method="cdtrans", method_args={}))  # only sizes matter, which no method changes
+    return Answers(labelled.files(), labels.tolist(), target, resolved, screen)
 
 
 def check_of_target(answers: Answers, key: Path) -> None:

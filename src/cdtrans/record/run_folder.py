@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any
 
 from cdtrans.backbone_names import may_mean
-from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml, upgraded
+from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml
 from cdtrans.errors import CdtransError, first_of, nearest
 from cdtrans.record.files import intact, require_writable
 from cdtrans.record.shapes import require
@@ -47,7 +47,7 @@ def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None
     configuration is resolved, which needs torch, only settings that resolving does not change are compared."""
     recorded = folder / CONFIG
     if recorded.exists():
-        before = flat(Config().to_dict() | upgraded(read_yaml(recorded)))  # an older run lacks newer settings
+        before = flat({"method_args": {}} | read_yaml(recorded))
         now = flat(config.to_dict())
         free = set(RESUME_MAY_CHANGE)
         if not resolved:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.config import Config, layered_config, require_weights, settle
+from cdtrans.config import Resolved, compose_run, require_weights
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.ahead import decoding_ahead
 from cdtrans.inputs.decode import Decoded, decode_domain
@@ -78,15 +78,14 @@ def check(
     """Check the images before a run, as `adapt` would read them with the same settings. `model=False` leaves out the
     checks that need a backbone. `settings`, `preset` and `config` are as for `adapt`."""
     screen = screen or Screen(quiet=quiet)
-    layered, _ = layered_config(source, target, preset, config, settings)
+    layered, _ = compose_run(source, target, preset, config, settings)
     found_source, found_target = scan_domains(layered, screen)
-    layered = settle(layered)
     if model:
         require_weights(layered.weights)
 
     with decoding_ahead(layered, found_source, found_target), importing():
         from cdtrans.run.check_model import look
-        from cdtrans.run.session import resolve
+        from cdtrans.run.resolve import resolve
 
     resolved = resolve(layered)
     labelled = decode_domain(found_source, resolved, screen, "source")
@@ -109,10 +108,9 @@ def check(
 
 
 def without_model(
-    source: Decoded[LabelledDomain], target: Decoded[UnlabelledDomain], config: Config, screen: Screen
+    source: Decoded[LabelledDomain], target: Decoded[UnlabelledDomain], config: Resolved, screen: Screen
 ) -> list[Finding]:
     """The checks that `adapt` makes too, and those of the file headers, which would take it too long."""
-    assert isinstance(config.crop, int), "the configuration has been resolved"
     source_headers = read_headers(source.domain.files(), screen, "source")
     target_headers = read_headers(target.domain.files(), screen, "target")
     return [

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from cdtrans.config import Config
+from cdtrans.config import Resolved
 from cdtrans.errors import WeightsUnavailable
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
@@ -20,7 +20,7 @@ PROBED = 4000  # images of a domain that the backbone encodes: a minute of a CPU
 def look(
     source: Decoded[LabelledDomain],
     target: Decoded[UnlabelledDomain],
-    config: Config,
+    config: Resolved,
     screen: Screen,
 ) -> tuple[list[Finding], str]:
     """Findings with the weights as they are before any training; or the reason why there are none."""

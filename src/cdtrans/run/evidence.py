@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdtrans.config import BEST, Config
+from cdtrans.config import Config, read_recipe
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.batches import Images
 from cdtrans.network.card import FROM_SCRATCH, Card
@@ -59,7 +59,7 @@ def evidence_network(
             return None
         if network is None:
             raise CdtransError(f"'{card.weights}' must be on every machine or on none; copy it, or remove it.")
-        backbone, taps = network.backbone, BEST["taps"]
+        backbone, taps = network.backbone, read_recipe("best")["taps"]
         return Network(backbone, Head(feature_dim(backbone, taps), 1, "none"), taps).to(device)
 
 

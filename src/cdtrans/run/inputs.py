@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdtrans.config import Config
+from cdtrans.config import Config, Resolved
 from cdtrans.errors import DataError, SettingsError, counted
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
@@ -94,7 +94,7 @@ def fingerprints(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, 
 
 
 def decode_inputs(
-    config: Config,
+    config: Resolved,
     method: "type[Method]",
     source: LabelledDomain,
     target: UnlabelledDomain,
@@ -121,9 +121,8 @@ def decode_inputs(
     return Inputs(train, held_out, decoded_target, given, findings, scanned, seconds)
 
 
-def decode_source(source: LabelledDomain, config: Config, screen: Screen) -> Decoded[LabelledDomain]:
+def decode_source(source: LabelledDomain, config: Resolved, screen: Screen) -> Decoded[LabelledDomain]:
     """The readable images of the source. A class without one is refused: the classifier could never learn it."""
-    assert isinstance(config.resize, int), "the configuration has been resolved"
     if not len(source):
         return Decoded.none(source, config.resize)
     decoded = decode_domain(source, config, screen, "source")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdtrans.config import Config, layered_config, settle
+from cdtrans.config import Config, compose_run
 from cdtrans.inputs.ahead import decoding_ahead
 from cdtrans.inputs.domains import require_outside, warnings_for
 from cdtrans.methods import require_method
@@ -76,7 +76,7 @@ def adapt(
     `settings` are the fields of `Config`; they override the YAML file `config`, which overrides the preset and may also
     name `out` and `preset`. A run folder with an unfinished run of the same settings is resumed. Data that makes a run
     pointless is refused, unless `force` is given."""
-    chosen, named_out = layered_config(source, target, preset, config, settings)
+    chosen, named_out = compose_run(source, target, preset, config, settings)
     place = Path(out or named_out or DEFAULT_OUT)
     return run_pipeline(chosen, place, screen or Screen(quiet=quiet), force=force)
 
@@ -91,12 +91,11 @@ def run_pipeline(
         require_method(config.method)
     classes: tuple[str, ...] = ()
     if not config.source:
-        config, classes = Stage1(out, settle(config)).without_source()
+        config, classes = Stage1(out, config).without_source()
     source, target = scan_domains(config, screen, classes)
     require_outside(out, *(Path(place) for place in (config.source, config.target) if place))
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
-    config = settle(config)
     Given.require(config, source.classes)
     check_folder(out, config, resolved=False)
     finished = (out / RESULT).exists()

@@ -3,19 +3,16 @@
 import hashlib
 import shutil
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from cdtrans.config import Config, check_options, is_method_file, make_config, settle
+from cdtrans.config import Config, check_options, is_method_file
 from cdtrans.errors import CdtransError, Interrupted, counted
 from cdtrans.inputs.batches import LabelledImages
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
-from cdtrans.inputs.pixels import resize_for
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
-from cdtrans.network.backbone import native_crop, resolve_name
 from cdtrans.network.encoding import Encoder, Frozen
 from cdtrans.network.fast.fused import build
 from cdtrans.network.head import AnyHead
@@ -27,9 +24,10 @@ from cdtrans.reporting.record import read_json
 from cdtrans.run.evidence import evidence_network, left_untouched, pretrained_evidence
 from cdtrans.run.finish import finish, show
 from cdtrans.run.inputs import Inputs, decode_inputs, fingerprints
+from cdtrans.run.resolve import resolve
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import Given
-from cdtrans.runtime.device import between_passes, pick_device, pick_precision
+from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import barrier, from_main, is_main, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
@@ -42,7 +40,7 @@ STOPPING = "Stopping after the current step, to save the state; press Ctrl-C aga
 
 
 def run_session(
-    config: Config,
+    settings: Config,
     source: LabelledDomain,
     target: UnlabelledDomain,
     out: Path,
@@ -54,8 +52,8 @@ def run_session(
 ) -> None:
     """From the scanned images to a finished run folder. Bad input is found before the folder is touched. `started` is
     when the session began, by the monotonic clock. `method` replaces the class that the configuration names."""
-    kind = method or method_class(config.method)
-    config = resolve(config, kind)
+    kind = method or method_class(settings.method)
+    config = resolve(settings, kind)
     Given.require_use(kind, config)
     check_folder(out, config)
     if from_main((out / RESULT).exists()):
@@ -66,7 +64,7 @@ def run_session(
     if config.tracker != "none":
         library(config.tracker)  # before the work, not after it
     stage_1 = Stage1(out, config)
-    network, card = stage_1.network(source.classes)
+    network, card = stage_1.network(config, source.classes)
     kind.check(network, config.backbone)
     require_no_batchnorm_on_ranks(network.backbone, config.backbone)
     resumed = (out / CONFIG).exists()
@@ -160,33 +158,6 @@ def log_session(run: Run, started: float) -> None:
     On a GPU also the peak memory of its tensors."""
     memory = {"peak_memory": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {}
     run.log_timing(stage="session", seconds=round(time.monotonic() - started, 3), **memory)
-
-
-def resolve(config: Config, method: type[Method] | None = None) -> Config:
-    """Replace every 'auto' by its value here and write out every option of the method. Settings that contradict each
-    other are refused."""
-    kind = method or method_class(config.method)
-    options = check_options(kind.Options, config.method_args, config.method)
-    if not kind.trains and config.epochs > 1:
-        raise CdtransError(
-            f"The method '{config.method}' does not train, so --epochs {config.epochs} has no effect; use --epochs 1."
-        )
-    if config.batch_size < kind.least_batch:
-        raise CdtransError(
-            f"The method '{config.method}' needs a --batch-size of {kind.least_batch} or more, not {config.batch_size}."
-        )
-    return decided(make_config(config.to_dict() | {"method_args": asdict(options)}))
-
-
-def decided(config: Config) -> Config:
-    """Replace every 'auto' by its value on this machine, for this backbone."""
-    device = pick_device(config.device)
-    backbone = resolve_name(config.backbone)
-    crop = native_crop(backbone) if config.crop == "auto" else config.crop
-    resize = resize_for(crop) if config.resize == "auto" else config.resize
-    precision = pick_precision(config.precision, device)
-    auto = {"device": str(device), "backbone": backbone, "crop": crop, "resize": resize, "precision": precision}
-    return settle(make_config(config.to_dict() | auto))
 
 
 def make_method(kind: type[Method], network: Network, config: Config, sizes: Sizes) -> Method:

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdtrans.config import Config, make_config, require_weights
+from cdtrans.config import Config, Resolved, make_config, require_weights
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import WITHOUT_SOURCE
 from cdtrans.record.card_file import read_card
@@ -101,12 +101,12 @@ class Stage1:
         if self.config.source_model and self.config.source and not self.done:
             _check_same_images(Path(self.config.source_model), self.config, source)
 
-    def network(self, classes: tuple[str, ...]) -> "tuple[Network, Card]":
+    def network(self, config: Resolved, classes: tuple[str, ...]) -> "tuple[Network, Card]":
         """The network before stage 1, or after it if it is done, and its card."""
         from cdtrans.network.card import make_card
 
-        trained = self.config.source_fit == "train"
-        card = make_card(self.config, classes, stage="source", epoch=self.config.source_epochs if trained else 0)
+        trained = config.source_fit == "train"
+        card = make_card(config, classes, stage="source", epoch=config.source_epochs if trained else 0)
         if self.origin and self.origin.is_file():
             return _from_file(self.origin, card, self.config.drop_path)
         if self.config.source_model and self.origin:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdtrans.config import Config
+from cdtrans.config import Config, Resolved
 from cdtrans.errors import CdtransError, DataError, SettingsError, counted
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.domains import UnlabelledDomain
@@ -53,7 +53,7 @@ class Given:
 
     @classmethod
     def read(
-        cls, config: Config, classes: tuple[str, ...], target: Decoded[UnlabelledDomain], screen: Screen
+        cls, config: Resolved, classes: tuple[str, ...], target: Decoded[UnlabelledDomain], screen: Screen
     ) -> "Given":
         """The labels of the target's images in the file that --target-labels names."""
         if not config.target_labels:
@@ -83,7 +83,7 @@ class Given:
     @classmethod
     def _matched(
         cls,
-        config: Config,
+        config: Resolved,
         classes: tuple[str, ...],
         root: Path,
         paths: tuple[str, ...],
@@ -91,7 +91,6 @@ class Given:
         screen: Screen,
     ) -> "Given":
         """All but the random part."""
-        assert isinstance(config.resize, int), "the configuration has been resolved"
         assert config.target_labels
         answers = match(
             Path(config.target_labels), TargetImages(root, paths, digests, config.resize, classes, {}), {}, screen
@@ -102,7 +101,7 @@ class Given:
 
     @classmethod
     def warn_of_changes(
-        cls, run: Path, config: Config, classes: tuple[str, ...], target: UnlabelledDomain, screen: Screen
+        cls, run: Path, config: Resolved, classes: tuple[str, ...], target: UnlabelledDomain, screen: Screen
     ) -> None:
         """A finished run is not trained again: warn if the file now has other labels to train with."""
         if not config.target_labels:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, read_yaml, upgraded, with_method_args
+from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, merged, read_yaml
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import method_class
 from cdtrans.record.files import atomic
@@ -88,7 +88,7 @@ def _check_folder(out: Path, record: str, recipe: dict[str, Any], kind: str) -> 
     file = out / record
     if file.exists():
         older = Config().to_dict() | asdict(CDTransOptions()) | TABLE_DEFAULTS  # of what an older one lacks
-        before = flat(with_method_args(older)) | flat({"method_args": {}} | upgraded(_read(file)))
+        before = flat(merged(older)) | flat({"method_args": {}} | _read(file))
         changed = [key for key in recipe if before.get(key) != recipe[key]]
         if changed:
             what = first_of([f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed])

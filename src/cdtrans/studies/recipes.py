@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import BEST, EFFORTS, METHOD_FIELDS, Config, choices, config_of, make_config, read_preset, read_yaml
+from cdtrans.config import METHOD_FIELDS, Config, choices, compose, make_config, read_recipe, read_yaml
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.inputs.benchmarks import Benchmark
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.network.backbone import read_state
 from cdtrans.network.card import make_card
-from cdtrans.run.session import resolve
+from cdtrans.run.resolve import resolve
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.studies.folder import flags, with_table_defaults
 
@@ -23,7 +23,7 @@ PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # tho
 ALL = "all"  # as --method
 SHORTER = 4  # stage 2 of the authors' recipe is so many times shorter in a comparison: 10 epochs, as the best recipe's
 SHORTENED = ("epochs", "rebuild_every")
-OWN_START = (BEST["method"], EFFORTS["instant"]["method"])  # methods of the best recipe
+OWN_START = (read_recipe("best")["method"], read_recipe("instant")["method"])  # methods of the best recipe
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ def make_recipe(benchmark: Benchmark, backbone: str, config: Path | None, settin
     given = from_file | settings
     if given.get("recipe", start_of(str(given.get("method")), "authors")) == "best":
         # the preset is the authors' recipe: only its backbone is taken
-        settings = ({} if "backbone" in from_file else {"backbone": read_preset(preset)["backbone"]}) | settings
+        settings = ({} if "backbone" in from_file else {"backbone": read_recipe(preset)["backbone"]}) | settings
         layers, begin = [{}, from_file, settings], []
     else:
-        layers, begin = [read_preset(preset), from_file, settings], [f"--preset={preset}"]
-    chosen = config_of(*layers)
+        layers, begin = [read_recipe(preset), from_file, settings], [f"--preset={preset}"]
+    chosen = compose(*layers)
     if chosen.source_model:
         raise CdtransError(
             "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' out."
@@ -160,11 +160,11 @@ def _settings_of(
 ) -> dict[str, Any]:
     """The settings of a method of a comparison: the user's, and what tells the methods apart."""
     own = {"recipe": start_of(method, start), "method": method}
-    if method == EFFORTS["instant"]["method"]:
+    if method == read_recipe("instant")["method"]:
         return settings | own | {"effort": "instant", "epochs": 1}
     if own["recipe"] == "best":
         return settings | own
-    authors = make_config(read_preset(preset))
+    authors = make_config(read_recipe(preset))
     shorter = {name: math.ceil(getattr(authors, name) / SHORTER) for name in SHORTENED}
     return {name: n for name, n in shorter.items() if name not in from_file} | settings | own
 

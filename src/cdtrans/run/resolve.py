@@ -1,0 +1,35 @@
+"""The settings of a run on this machine: what torch, timm and the method must be asked for."""
+
+from dataclasses import asdict
+
+from cdtrans.config import Config, Resolved, check_options, make_config
+from cdtrans.errors import SettingsError
+from cdtrans.inputs.pixels import resize_for
+from cdtrans.methods import method_class
+from cdtrans.methods.base import Method
+from cdtrans.network.backbone import native_crop, resolve_name
+from cdtrans.runtime.device import pick_device, pick_precision
+
+
+def resolve(config: Config, method: type[Method] | None = None) -> Resolved:
+    """Replace every 'auto' by its value here and write out every option of the method. `method` replaces the class that
+    the settings name. Settings that the method cannot work with are refused."""
+    kind = method or method_class(config.method)
+    options = check_options(kind.Options, config.method_args, config.method)
+    if not kind.trains and config.epochs > 1:
+        raise SettingsError(
+            "no-epochs",
+            f"The method '{config.method}' does not train, so --epochs {config.epochs} has no effect; use --epochs 1.",
+        )
+    if config.batch_size < kind.least_batch:
+        raise SettingsError(
+            "batch-too-small",
+            f"The method '{config.method}' needs a --batch-size of {kind.least_batch} or more, not "
+            f"{config.batch_size}.",
+        )
+    device, backbone = pick_device(config.device), resolve_name(config.backbone)
+    crop = native_crop(backbone) if config.crop == "auto" else config.crop
+    resize = resize_for(crop) if config.resize == "auto" else config.resize
+    here = {"device": str(device), "backbone": backbone, "crop": crop, "resize": resize}
+    here |= {"precision": pick_precision(config.precision, device), "method_args": asdict(options)}
+    return Resolved(**make_config(config.to_dict() | here).to_dict())
