@@ -17,8 +17,7 @@ from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.network.graph import Graph
-from cdtrans.network.head import Head, Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network, Output
 from cdtrans.run.session import make_method
 from cdtrans.runtime.device import autocast, pick_precision
 from cdtrans.runtime.screen import Screen

@@ -6,8 +6,7 @@ import timm
 import torch
 from torch import nn
 
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network, feature_dim
+from cdtrans.network.network import Head, Network, feature_dim
 
 
 class Small(NamedTuple):

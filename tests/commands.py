@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 COLD = ["cdtrans.cli.app", "cdtrans.run.pipeline"]
-UNLOADED = ("cdtrans.__main__", "cdtrans.network.fast.kernels", "cdtrans.network.kernels")  # need a GPU, or run at once
+UNLOADED = ("cdtrans.__main__", "cdtrans.network.kernels")  # need a GPU, or run at once
 may_be_slow = True  # whether the test that runs now is marked `slow`; conftest.py sets it
 
 

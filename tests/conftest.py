@@ -14,8 +14,7 @@ import torch
 from timm.models import VisionTransformer
 
 import commands
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.trust import estimate

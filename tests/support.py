@@ -15,8 +15,7 @@ from timm.models import VisionTransformer
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.network import blocks
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 
 
 def from_authors_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,10 +12,9 @@ import yaml
 from safetensors.torch import save_file
 
 from cdtrans.methods import METHODS, WITHOUT_SOURCE
-from cdtrans.network.backbone import load_classifier
 from cdtrans.network.card import load_model
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
+from cdtrans.network.weights import load_classifier
 from commands import Ended, cold, warm
 from support import error_says, says
 from tiny_task import CLASSES, TINY, Task, log_lines, make_task, tree

@@ -17,9 +17,7 @@ from cdtrans.methods import method_class
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdan_tn import TransNorm
 from cdtrans.methods.dcan import KERNELS, bandwidths, neighbour_mmd, set_mmd
-from cdtrans.network.head import Head, Output, build_head
-from cdtrans.network.network import Network
-from cdtrans.network.per_domain import PerDomain, with_layers
+from cdtrans.network.network import Head, Network, Output, PerDomain, build_head, with_layers
 from support import error_says, tiny_batch
 
 NAMES = ("cdan_tn", "mstn_dsbn", "dcan")

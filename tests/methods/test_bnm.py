@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cdtrans.config import make_config
 from cdtrans.methods.bnm import BNM, largest_column_norms
-from cdtrans.network.head import Output
+from cdtrans.network.network import Output
 from cdtrans.run.pipeline import adapt
 from cdtrans.run.resolve import resolve
 from support import error_says, tiny_batch, tiny_method

@@ -5,7 +5,7 @@ import torch
 
 from cdtrans.config import make_config
 from cdtrans.methods.cdan_bsp import CDANBSP, first_squared
-from cdtrans.network.head import Output
+from cdtrans.network.network import Output
 from cdtrans.run.resolve import resolve
 from support import error_says, tiny_batch, tiny_method
 

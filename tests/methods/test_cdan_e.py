@@ -8,7 +8,7 @@ from torch import nn
 
 from cdtrans.methods.cdan_e import CDANE, MultilinearMap, certainty
 from cdtrans.methods.dann import domain_loss
-from cdtrans.network.head import Output
+from cdtrans.network.network import Output
 from support import tiny_batch, tiny_method
 
 

@@ -12,11 +12,9 @@ from cdtrans.config import CDTransOptions, make_config
 from cdtrans.errors import CdtransError
 from cdtrans.methods import cdtrans as module
 from cdtrans.methods.base import Batch, Round, Sizes
-from cdtrans.methods.cdtrans import CDTrans, branch_losses, distillation_loss
-from cdtrans.network.cross_attention import Branches
+from cdtrans.methods.cdtrans import Branches, CDTrans, branch_losses, distillation_loss
 from cdtrans.network.encoding import Encoded
-from cdtrans.network.head import Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Network, Output
 from cdtrans.pairing.pairs import Domains, Proposals
 from cdtrans.run.session import make_method
 from support import from_authors_names

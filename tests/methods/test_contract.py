@@ -24,8 +24,7 @@ import cdtrans
 from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class
 from cdtrans.methods.base import Batch, Method, Sizes
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.run.session import make_method
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.export import export

@@ -9,12 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Round, Sizes
+from cdtrans.methods.cdtrans import branch_features
 from cdtrans.methods.cotraining import PAIRS, CoTraining, CoTrainingOptions, follow
 from cdtrans.methods.instant import Instant
-from cdtrans.network.cross_attention import branch_features
 from cdtrans.network.encoding import Encoded
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.pairing.pairs import Domains, TargetLabels
 
 CLASSES, DIM = 3, 16

@@ -9,8 +9,7 @@ from torch import nn
 
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.dann import DANN, Critic, DANNOptions, domain_loss, reversed_gradient, rising
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 
 
 def test_the_gradient_is_reversed_and_the_value_is_not() -> None:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.mcd import MCD, MCDOptions, balance
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 
 
 def make_method(**options: object) -> MCD:

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.pmtrans import PMTrans, PMTransOptions, feature_loss, label_loss
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from support import error_says
 
 

@@ -5,7 +5,7 @@ import torch
 
 from cdtrans.methods.minent import entropy
 from cdtrans.methods.safn_ent import SAFNENT, mean_length
-from cdtrans.network.head import BottleneckHead
+from cdtrans.network.network import BottleneckHead
 from support import tiny_batch, tiny_method
 
 

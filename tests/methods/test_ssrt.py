@@ -12,8 +12,7 @@ from cdtrans.methods import ssrt
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.ssrt import MEANINGFUL, SSRT, SafeTraining, SSRTOptions, perturbing, refinement, three
 from cdtrans.network.blocks import Tokens, run_blocks
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from support import error_says
 
 

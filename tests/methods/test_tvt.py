@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from cdtrans.config import make_config
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.tvt import TVT, TVTOptions, information
+from cdtrans.network.blocks import Transferability, bits
 from cdtrans.network.card import build_model, load_model, make_card, save_model
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
-from cdtrans.network.transferability import Transferability, bits
+from cdtrans.network.network import Head, Network
 from cdtrans.record.run_folder import CARD
 from cdtrans.serving.portable import timm_file
 from support import error_says

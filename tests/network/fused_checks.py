@@ -12,11 +12,10 @@ from timm.models import Eva, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.network.cross_attention import branch_features
-from cdtrans.network.fast import fused
-from cdtrans.network.fast.operations import Stream, add_norm, is_exact_gelu
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.methods.cdtrans import branch_features
+from cdtrans.network import operations
+from cdtrans.network.network import Head, Network
+from cdtrans.network.operations import AddNorm, BiasGELU, Stream, add_norm, is_exact_gelu, split
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -28,12 +27,12 @@ ROUNDING = 0.5 * STEP if GPU else STEP  # the interpreter cuts off
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter the CPU stands in for the GPU, with few programs, so that each passes over several tiles."""
     if not GPU:
-        module = importlib.import_module("cdtrans.network.fast.kernels")
-        monkeypatch.setattr(fused, "kernels", lambda device: module)
-        monkeypatch.setattr(fused, "programs", lambda tiles, x: 2)
-        monkeypatch.setattr(fused, "SUM_BLOCK", 64)  # a program costs as much whatever its width
-        monkeypatch.setattr(fused, "weight_gradient", lambda d_y, x: d_y.float().t() @ x.float())
-        monkeypatch.setattr(fused, "usable", lambda x: torch.is_autocast_enabled("cpu"))
+        module = importlib.import_module("cdtrans.network.kernels")
+        monkeypatch.setattr(operations, "kernels", lambda device: module)
+        monkeypatch.setattr(operations, "programs", lambda tiles, x: 2)
+        monkeypatch.setattr(operations, "SUM_BLOCK", 64)  # a program costs as much whatever its width
+        monkeypatch.setattr(operations, "weight_gradient", lambda d_y, x: d_y.float().t() @ x.float())
+        monkeypatch.setattr(operations, "usable", lambda x: torch.is_autocast_enabled("cpu"))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -65,7 +64,7 @@ def test_sum_and_norm(d: int, cross: bool, given: str) -> None:
     norm = nn.LayerNorm(d, eps=1e-3)
 
     def fast(x: Tensor, y: Tensor | None, bias: Tensor | None, gamma: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-        return fused.AddNorm.apply(x, y, bias, scale, gamma, beta, norm.eps, torch.float32, cross)
+        return AddNorm.apply(x, y, bias, scale, gamma, beta, norm.eps, torch.float32, cross)
 
     def slow(x: Tensor, y: Tensor | None, bias: Tensor | None, gamma: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
         return add_norm(Stream(x, y, bias, scale), lambda x: F.layer_norm(x, (d,), gamma, beta, norm.eps), cross=cross)
@@ -82,7 +81,7 @@ MANY = [(1100, 1000, 8)] if GPU else []  # more tiles than a grid is high
 @pytest.mark.parametrize("shape", [(3, 37, 8), (3, 37, 600), *MANY])
 def test_gelu(shape: tuple[int, ...]) -> None:
     h, bias = random(*shape), random(shape[-1], seed=1)
-    ours = gradients(lambda h, bias: (fused.BiasGELU.apply(h, bias),), h, bias)
+    ours = gradients(lambda h, bias: (BiasGELU.apply(h, bias),), h, bias)
     theirs = gradients(lambda h, bias: (F.gelu(h + bias),), h, bias)
     assert_equal(ours, theirs, 2e-6)
 
@@ -97,7 +96,7 @@ def every_bfloat16() -> Tensor:
 def test_gelu_is_exact_to_the_rounding_of_bfloat16() -> None:
     x = every_bfloat16().requires_grad_()
     incoming = random(*x.shape).to(x)
-    out = fused.BiasGELU.apply(x, torch.zeros(512, device=DEVICE))
+    out = BiasGELU.apply(x, torch.zeros(512, device=DEVICE))
     out.backward(incoming)
     precise = x.detach().double().requires_grad_()
     exact = F.gelu(precise)
@@ -120,23 +119,23 @@ def test_queries_keys_and_values(cross: bool, queries: int, bias: bool) -> None:
     leaves = (x.float(), w.float(), b.float() if bias else None)
 
     def fast(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, ...]:
-        return fused.QueriesKeysValues.apply(x.bfloat16(), w, b, heads, queries, cross)
+        return operations.QueriesKeysValues.apply(x.bfloat16(), w, b, heads, queries, cross)
 
     def slow(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, ...]:
-        return fused.split(*F.linear(x, w, b).unflatten(2, (3, heads, -1)).unbind(2), queries, cross)
+        return split(*F.linear(x, w, b).unflatten(2, (3, heads, -1)).unbind(2), queries, cross)
 
     assert_equal(gradients(fast, *leaves), gradients(slow, *leaves), ROUNDING)
 
 
 def test_a_sum_of_tensors_whose_numbers_lie_in_another_order() -> None:
     x, y, gamma, beta = random(6, 5, 24), random(5, 6, 24, seed=1).transpose(0, 1), *random(2, 24, seed=2)
-    total, _ = fused.AddNorm.apply(x.transpose(0, 1), y.transpose(0, 1), None, None, gamma, beta, 1e-6, x.dtype, False)
+    total, _ = AddNorm.apply(x.transpose(0, 1), y.transpose(0, 1), None, None, gamma, beta, 1e-6, x.dtype, False)
     assert torch.equal(total, (x + y).transpose(0, 1))
 
 
 def test_a_stream_of_16_bits_is_left_to_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its means and sums would have 16 bits too."""
-    monkeypatch.setattr(fused, "AddNorm", None)
+    monkeypatch.setattr(operations, "AddNorm", None)
     x, norm = random(2, 5, 24).bfloat16(), nn.LayerNorm(24).to(DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
         total, normed = add_norm(Stream(x, x), norm)
@@ -147,7 +146,7 @@ def test_a_stream_of_16_bits_is_left_to_plain_operations(monkeypatch: pytest.Mon
 def test_what_attention_reads() -> None:
     """Source and target in turn: the source's queries, keys and values, the queries of both, the target's."""
     qkv = torch.arange(2 * 2 * 5 * 3).view(4, 5, 3, 1, 1)  # two pairs, five tokens
-    own, k_s, v_s, both, k_t, v_t = (part.flatten(1).tolist() for part in fused.split(*qkv.unbind(2), 2, cross=True))
+    own, k_s, v_s, both, k_t, v_t = (part.flatten(1).tolist() for part in split(*qkv.unbind(2), 2, cross=True))
     assert own == [[0, 3], [30, 33]]
     assert both == [[0, 3, 15, 18], [30, 33, 45, 48]]
     assert k_s[1] == [31, 34, 37, 40, 43]
@@ -157,7 +156,7 @@ def test_what_attention_reads() -> None:
 
 def test_a_linear_layer() -> None:
     x, w = random(4, 5, 24).bfloat16(), random(16, 24, seed=1)
-    ours = gradients(lambda x, w: (fused.Linear.apply(x, w),), x, w)
+    ours = gradients(lambda x, w: (operations.Linear.apply(x, w),), x, w)
     theirs = gradients(lambda x, w: (F.linear(x, w.bfloat16().float()),), x.float(), w)
     assert_equal(ours, theirs, ROUNDING)
 
@@ -195,7 +194,7 @@ def test_whole_backbones(kind: str, cross: bool, monkeypatch: pytest.MonkeyPatch
     def train(precise: bool, fast: bool) -> list[Tensor]:
         with monkeypatch.context() as m:
             if not fast:
-                m.setattr(fused, "usable", lambda x: False)
+                m.setattr(operations, "usable", lambda x: False)
             torch.manual_seed(1)  # of stochastic depth
             model.zero_grad()
             with torch.autocast(DEVICE, torch.bfloat16, enabled=not precise):
@@ -219,14 +218,14 @@ def test_the_tanh_of_some_backbones_is_not_this_gelu() -> None:
 @pytest.mark.parametrize("programs", [1, 128, 300])
 def test_what_the_programs_summed_is_added_up(programs: int) -> None:
     sums = random(programs, 3, 20)
-    torch.testing.assert_close(fused.sum_over_programs(sums), sums.sum(0), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(operations.sum_over_programs(sums), sums.sum(0), rtol=1e-5, atol=1e-4)
 
 
 def test_they_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model such as those above goes through every one of them."""
     calls = Counter()
     for name in ("AddNorm", "BiasGELU", "Linear", "QueriesKeysValues"):
-        real = getattr(fused, name)
+        real = getattr(operations, name)
 
         class Spy:
             @staticmethod
@@ -234,7 +233,7 @@ def test_they_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
                 calls[name] += 1
                 return real.apply(*arguments)
 
-        monkeypatch.setattr(fused, name, Spy)
+        monkeypatch.setattr(operations, name, Spy)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=0).to(DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
         branch_features(
@@ -247,6 +246,6 @@ def test_they_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_integral_of_the_normal_density() -> None:
     """Through GELU: x Phi(x) at every x that matters, to single precision."""
     x = torch.linspace(-12, 12, 64 * 64, dtype=torch.float64).view(64, 64)
-    out = fused.BiasGELU.apply(x.float().to(DEVICE), torch.zeros(64, device=DEVICE)).cpu().double()
+    out = BiasGELU.apply(x.float().to(DEVICE), torch.zeros(64, device=DEVICE)).cpu().double()
     torch.testing.assert_close(out, x * torch.special.ndtr(x), rtol=2e-7, atol=3e-6)
     assert math.isclose(float(out[-1, -1]), 12.0)

@@ -7,7 +7,7 @@ import torch
 
 from architectures import CROSS, OTHERS, Small, images, small_network
 from cdtrans.errors import CdtransError
-from cdtrans.network.cross_attention import branch_features, require_cross_attention, three_branches
+from cdtrans.methods.cdtrans import branch_features, require_cross_attention, three_branches
 from cdtrans.network.network import Network
 from slow_attention import slow_features
 

@@ -6,11 +6,10 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models import VisionTransformer
 
 from architectures import CROSS, images, small_network
+from cdtrans.methods.cdtrans import branch_features, cross_attention, three_branches
 from cdtrans.network.blocks import embed, embed_patches, run_block
-from cdtrans.network.cross_attention import branch_features, cross_attention, three_branches
-from cdtrans.network.fast.operations import Stream
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
+from cdtrans.network.operations import Stream
 from slow_attention import slow_features
 
 FAMILIES = (

@@ -10,8 +10,7 @@ from timm.models import VisionTransformer
 from cdtrans.config import make_config
 from cdtrans.inputs.batches import Images
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.runtime.screen import Screen
 from support import devices, error_says, raises, says, small_gpu
 

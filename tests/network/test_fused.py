@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cdtrans.network.fast import fused
+from cdtrans.network import operations
 
 CHECKS = Path(__file__).parent / "fused_checks.py"
 
@@ -38,18 +38,18 @@ def test_in_the_interpreter() -> None:
 class TestWhereTheyCannotBeBuilt:
     @pytest.fixture(autouse=True)
     def fresh(self) -> None:
-        fused.build.cache_clear()
+        operations.build.cache_clear()
 
     def test_without_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
-        monkeypatch.delitem(sys.modules, "cdtrans.network.fast.kernels", raising=False)
-        assert fused.kernels(torch.device("cpu")) is None
-        assert "triton" in fused.build(torch.device("cpu"))[1]
+        monkeypatch.delitem(sys.modules, "cdtrans.network.kernels", raising=False)
+        assert operations.kernels(torch.device("cpu")) is None
+        assert "triton" in operations.build(torch.device("cpu"))[1]
 
     def test_on_a_device_that_triton_does_not_know(self) -> None:
-        assert fused.kernels(torch.device("cpu")) is None
-        assert fused.build(torch.device("cpu"))[1].startswith("ValueError: ")
+        assert operations.kernels(torch.device("cpu")) is None
+        assert operations.build(torch.device("cpu"))[1].startswith("ValueError: ")
 
     def test_they_are_not_used(self) -> None:
         with torch.autocast("cpu", torch.bfloat16):
-            assert not fused.usable(torch.zeros(1))
+            assert not operations.usable(torch.zeros(1))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cdtrans.network.head import CLASSIFIER_STD, AnyHead, BottleneckHead, Head, MeanHead, Output, build_head
+from cdtrans.network.network import CLASSIFIER_STD, AnyHead, BottleneckHead, Head, MeanHead, Output, build_head
 
 
 def test_the_neck_is_the_authors_batch_norm_with_its_bias_frozen_at_zero() -> None:

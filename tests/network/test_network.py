@@ -8,8 +8,7 @@ from torch import nn
 
 import cdtrans.network.network as network_module
 from cdtrans.errors import CdtransError
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network, feature_dim, has_batchnorm, require_no_batchnorm_on_ranks
+from cdtrans.network.network import Head, Network, feature_dim, has_batchnorm, require_no_batchnorm_on_ranks
 
 
 def network_of(name: str, **args: object) -> Network:

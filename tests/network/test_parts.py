@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from architectures import CROSS, OTHERS, Small, images, small_network
-from cdtrans.network.cross_attention import branch_features
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.methods.cdtrans import branch_features
+from cdtrans.network.network import Head, Network
 from support import small_gpu
 
 pytestmark = pytest.mark.slow  # many networks, or processes: seconds in all

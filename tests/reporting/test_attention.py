@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from cdtrans.network.blocks import embed
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.reporting.attention import cross_attention, why_no_heat_maps
 from slow_attention import slow_projections, slow_rotation
 

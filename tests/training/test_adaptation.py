@@ -17,7 +17,7 @@ from cdtrans.inputs.batches import Images, LabelledImages
 from cdtrans.methods.base import Batch, Method, NoOptions, Round, Sizes, Update
 from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.network.encoding import Encoded, Encoder
-from cdtrans.network.head import Output
+from cdtrans.network.network import Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, union
 from cdtrans.record.run import Run
 from cdtrans.runtime.screen import Screen

@@ -16,8 +16,7 @@ import cdtrans.training.memory as memory_module
 from cdtrans.config import make_config
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Batch, Method, Sizes
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.run.session import make_method
 from cdtrans.runtime.device import free_memory, ran_out
 from cdtrans.runtime.screen import Screen

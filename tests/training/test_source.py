@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import Config, make_config
 from cdtrans.inputs.batches import Images
-from cdtrans.network.head import Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Network, Output
 from cdtrans.record.run import Run
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import source as source_module

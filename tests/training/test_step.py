@@ -11,8 +11,7 @@ from timm.models import VisionTransformer
 from cdtrans.config import CDTransOptions, make_config
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdtrans import CDTrans
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import training_step
 from cdtrans.training.memory import Memory

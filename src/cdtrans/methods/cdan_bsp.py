@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch
 from cdtrans.methods.cdan_e import CDANE, CDANEOptions
-from cdtrans.network.head import Output
+from cdtrans.network.network import Output
 from cdtrans.schema import option
 
 AUTHORS_SIZE = 36 * 256  # images of a domain in a batch, times features

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from cdtrans.methods.base import Sizes
 from cdtrans.methods.dann import DANN, Critic, DANNOptions, domain_loss, reversed_gradient
 from cdtrans.methods.minent import entropy
-from cdtrans.network.head import Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Network, Output
 from cdtrans.schema import option
 
 

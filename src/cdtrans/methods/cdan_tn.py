@@ -19,8 +19,7 @@ from torch.func import functional_call
 
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdan_e import CDANE, CDANEOptions
-from cdtrans.network.network import Network
-from cdtrans.network.per_domain import require_batchnorm, with_layers
+from cdtrans.network.network import Network, require_batchnorm, with_layers
 
 
 class CDANTN(CDANE):

@@ -1,18 +1,41 @@
-"""CDTrans (Xu et al., ICLR 2022): two-way, centre-aware pairs, and three branches that share one transformer."""
+"""CDTrans (Xu et al., ICLR 2022): two-way, centre-aware pairs, and one vision transformer run as three branches with
+shared weights (section 3.3 of the paper).
 
-from typing import Any
+    Eq. 1, source branch          softmax(Q_s K_s^T / sqrt(d)) V_s
+    Eq. 1, target branch          softmax(Q_t K_t^T / sqrt(d)) V_t
+    Eq. 2, source-target branch   softmax(Q_s K_t^T / sqrt(d)) V_t
+
+The source-target branch has no weights of its own, and no queries, keys or values: in every block it takes the source's
+queries and the target's keys and values, and then the block's own projection, norm and MLP. So the three branches are
+one batch of 3B images, pair by pair: source, source-target, target. Because source and target are neighbours in
+memory, their queries are one long query, and one call of attention with the target's keys and values computes both the
+source-target and the target branch, without a copy.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.config import BranchOptions, CDTransOptions
+from cdtrans.errors import MethodError
 from cdtrans.methods.base import Batch, Method, Round, Sizes
-from cdtrans.network.cross_attention import Branches, require_cross_attention, three_branches
-from cdtrans.network.network import Network
+from cdtrans.network.blocks import attend, embed, position, project_heads, why_no_shared_attention
+from cdtrans.network.network import Network, Output
+from cdtrans.network.operations import Stream, Update, add_norm, queries_keys_values
 from cdtrans.pairing.pairs import Domains, Proposals, one_way, union
 
+EXAMPLES = "deit_small, dinov2_small or dinov3_small"
 ONE_WAY = ("one_way_source", "one_way_target")
+
+
+class Branches(NamedTuple):
+    """The head's output for a batch of pairs, one per branch."""
+
+    source: Output
+    target: Output
+    source_target: Output
 
 
 class ThreeBranches(Method):
@@ -91,3 +114,55 @@ def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Eq. 8 with the minus sign that the paper leaves out: cross-entropy of the student's probabilities p under the
     teacher's q, [B, K] twice -> scalar. Gradient flows through both unless the caller detaches the teacher."""
     return -(teacher.softmax(dim=1) * student.log_softmax(dim=1)).sum(dim=1).mean()
+
+
+def three_branches(network: Network, source: Tensor, target: Tensor, *, first_block_residual: bool = True) -> Branches:
+    """[B, 3, H, W] twice -> three outputs. The bottleneck norm gets the branches one by one in the authors' order:
+    source, source-target, target, so that the target's statistics come last in the running ones."""
+    feature_s, feature_t, feature_c = branch_features(
+        network, source, target, first_block_residual=first_block_residual
+    )  # each [B, D]
+    out_s = network.head(feature_s)
+    out_c = network.head(feature_c)
+    out_t = network.head(feature_t)
+    return Branches(out_s, out_t, out_c)
+
+
+def branch_features(
+    network: Network, source: Tensor, target: Tensor, *, first_block_residual: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The backbone's features of the source, target and source-target branch, [B, D] each.
+
+    The authors' code starts the source-target branch from the target's tokens; the paper's footnote has no addition in
+    the first block, which is the same as starting from zeros (`first_block_residual=False`)."""
+    tokens = embed(network.backbone, torch.stack([source, target], dim=1).flatten(0, 1))  # [2B, N, D]
+    tokens_s, tokens_t = tokens.x.unflatten(0, (-1, 2)).unbind(1)
+    start = tokens_t if first_block_residual else torch.zeros_like(tokens_t)
+    x = torch.stack([tokens_s, start, tokens_t], dim=1).flatten(0, 1)  # [3B, N, D]
+    scales = network.drop_path_scales(x)
+    features = network.run_blocks(tokens._replace(x=x), scales, cross_attention, together=3)  # [3B, D]
+    feature_s, feature_c, feature_t = features.unflatten(0, (-1, 3)).unbind(1)
+    return feature_s, feature_t, feature_c
+
+
+def cross_attention(block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Update]:
+    """The attention of all three branches of P pairs (Eq. 1 and 2): [3P, N, D] -> [3P, N, D] and an update of
+    [3P, rows, D]. Rotary positions are applied to queries and keys as in self-attention."""
+    attn = block.attn
+    x, normed = add_norm(stream, block.norm1, cross=True)  # [3P, N, D], and of source and target alone [2P, N, D]
+    parts = queries_keys_values(attn, normed, rows=rows, cross=True)
+    q_s, k_s, v_s = position(attn, parts[:3], rope, rows)  # [P, N, heads, d]
+    q_st, k_t, v_t = position(attn, parts[3:], rope, rows)  # q_st [P, 2N, heads, d]: of source and target in a row
+    source = attend(attn, q_s, k_s, v_s)  # Eq. 1  [P, N, heads, d]
+    others = attend(attn, q_st, k_t, v_t)  # Eq. 2 for source-target, Eq. 1 for target  [P, 2N, heads, d]
+    branches = torch.cat([source, others], dim=1).unflatten(1, (3, -1)).flatten(0, 1)  # [3P, N, heads, d]
+    return x, project_heads(block, branches)
+
+
+def require_cross_attention(backbone: nn.Module, name: str) -> None:
+    """Refuse a backbone in which source and target cannot share attention."""
+    if why := why_no_shared_attention(backbone):
+        raise MethodError(
+            "backbone-misfit",
+            f"The backbone '{name}' {why}; use --method dann, or a ViT such as {EXAMPLES} with --method cdtrans.",
+        )

@@ -31,10 +31,9 @@ from torch.nn import functional as F
 
 from cdtrans.inputs.augmentation import masked, strong
 from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.cdtrans import branch_features, require_cross_attention
 from cdtrans.methods.instant import probe_on_both, set_probe, set_statistics
-from cdtrans.network.cross_attention import branch_features, require_cross_attention
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.pairing.graphs import label_target, relabel_target
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled
 from cdtrans.runtime.ranks import gather

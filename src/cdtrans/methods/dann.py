@@ -18,8 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Method, Sizes
-from cdtrans.network.head import Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Network, Output
 from cdtrans.schema import option
 
 

@@ -30,9 +30,7 @@ from torch.nn import functional as F
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.minent import entropy
-from cdtrans.network.head import CorrectedHead, Head
-from cdtrans.network.network import Network
-from cdtrans.network.per_domain import PerDomain, with_layers
+from cdtrans.network.network import CorrectedHead, Head, Network, PerDomain, with_layers
 from cdtrans.schema import option
 
 KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of features, relative to their mean squared distance

@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Method, Round, Sizes
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.pairing.graphs import CLOSE, Probe, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains, Proposals
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Method, Sizes, Update
-from cdtrans.network.head import MeanHead
-from cdtrans.network.network import Network
+from cdtrans.network.network import MeanHead, Network
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 

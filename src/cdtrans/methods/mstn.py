@@ -26,8 +26,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.dann import Critic, domain_loss, rising
-from cdtrans.network.head import Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Network, Output
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 

@@ -13,9 +13,7 @@ from torch import nn
 
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.mstn import MSTN, MSTNOptions
-from cdtrans.network.head import Head, Output
-from cdtrans.network.network import Network
-from cdtrans.network.per_domain import PerDomain, require_batchnorm, with_layers
+from cdtrans.network.network import Head, Network, Output, PerDomain, require_batchnorm, with_layers
 from cdtrans.runtime.ranks import gather
 
 

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.minent import entropy
-from cdtrans.network.head import BottleneckHead
-from cdtrans.network.network import Network
+from cdtrans.network.network import BottleneckHead, Network
 from cdtrans.schema import option
 
 

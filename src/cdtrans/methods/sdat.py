@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from cdtrans.methods.base import Batch, Update
 from cdtrans.methods.cdan_e import CDANE, CDANEOptions
 from cdtrans.methods.mcc import confusion
-from cdtrans.network.head import Output
+from cdtrans.network.network import Output
 from cdtrans.runtime.ranks import average_gradients
 from cdtrans.schema import option
 

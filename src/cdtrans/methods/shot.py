@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.methods.minent import entropy
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled
 from cdtrans.schema import option
 

@@ -33,10 +33,9 @@ from cdtrans.methods.base import Batch, Sizes, Update, require_vit
 from cdtrans.methods.cotraining import follow
 from cdtrans.methods.dann import DANN, DANNOptions
 from cdtrans.network.blocks import AttentionStep, embed, self_attention
-from cdtrans.network.fast.operations import Stream
-from cdtrans.network.fast.operations import Update as Residual
-from cdtrans.network.head import Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Network, Output
+from cdtrans.network.operations import Stream
+from cdtrans.network.operations import Update as Residual
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 

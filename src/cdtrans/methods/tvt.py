@@ -28,10 +28,9 @@ from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Batch, Method, Sizes, require_vit
 from cdtrans.methods.dann import Critic, domain_loss, reversed_gradient, rising
 from cdtrans.methods.minent import entropy
-from cdtrans.network.blocks import rows_read, self_attention
-from cdtrans.network.fast.operations import Stream, Update
+from cdtrans.network.blocks import Transferability, rows_read, self_attention
 from cdtrans.network.network import Network
-from cdtrans.network.transferability import Transferability
+from cdtrans.network.operations import Stream, Update
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 

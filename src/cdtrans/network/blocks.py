@@ -1,6 +1,7 @@
 """A vision transformer run block by block: timm's VisionTransformer, and its Eva class (EVA-02, DINOv3, Perception
 Encoder). Needed for cross-attention, and faster than timm's own forward on a GPU."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from cdtrans.network.fast.operations import LayerScale, Stream, Update, add_norm, mlp, project, queries_keys_values
+from cdtrans.network.operations import LayerScale, Stream, Update, add_norm, mlp, project, queries_keys_values
 
 
 class Tokens(NamedTuple):
@@ -192,3 +193,38 @@ def layer_scale(block: Any, half: int) -> LayerScale | None:
         return None if gamma is None else lambda y: gamma * y
     scale = block.ls1 if half == 1 else block.ls2
     return None if isinstance(scale, nn.Identity) else scale
+
+
+class Transferability(nn.Module):
+    """How much the class token may take from each patch in the last block. A critic tells source from target by the key
+    of a patch, in each head; the weight of the patch is the critic's entropy in bits: 1 where it cannot tell, 0 where
+    it is sure."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        dim, self.prefix = backbone.blocks[-1].attn.head_dim, backbone.num_prefix_tokens
+        self.critic = nn.Sequential(
+            nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 1), nn.Flatten(-2)
+        )
+        for layer in self.critic:
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_normal_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """[B, N, heads, d] -> [B, N, heads, 1]: the factors of all tokens."""
+        return self.factors(self.logits(keys))
+
+    def logits(self, keys: Tensor) -> Tensor:
+        """[B, N, heads, d] -> [B, patches, heads]: positive for source."""
+        logits: Tensor = self.critic(keys[:, self.prefix :])
+        return logits.float()
+
+    def factors(self, logits: Tensor) -> Tensor:
+        """[B, patches, heads] -> [B, N, heads, 1]. Class and register tokens have 1."""
+        return F.pad(bits(logits), (0, 0, self.prefix, 0), value=1.0)[..., None]
+
+
+def bits(logits: Tensor) -> Tensor:
+    """The entropy of a decision between two, by its logit."""
+    return (F.softplus(logits) - logits * logits.sigmoid()) / math.log(2)

@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save
 from cdtrans.config import Resolved
 from cdtrans.errors import CdtransError
 from cdtrans.network.backbone import create_backbone, normalisation
-from cdtrans.network.head import build_head
-from cdtrans.network.network import Network, feature_dim
-from cdtrans.network.transferability import Transferability
+from cdtrans.network.blocks import Transferability
+from cdtrans.network.network import Network, build_head, feature_dim
 from cdtrans.record.card_file import RESTORE, read_card, write_card
 from cdtrans.record.files import atomic, intact, replace_folder
 from cdtrans.record.shapes import Misfit

@@ -10,8 +10,7 @@ from cdtrans.config import Config
 from cdtrans.errors import Hopeless
 from cdtrans.inputs.batches import Images
 from cdtrans.network.graph import Graph
-from cdtrans.network.head import Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Network, Output
 from cdtrans.network.retry import half, until_it_fits
 from cdtrans.runtime.device import TOO_LITTLE, autocast, between_passes
 from cdtrans.runtime.ranks import gather, world

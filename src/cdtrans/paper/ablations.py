@@ -17,7 +17,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.inputs.domains import check_distinct
 from cdtrans.methods import method_class, require_method
 from cdtrans.methods.base import Method
-from cdtrans.network.backbone import read_state
+from cdtrans.network.weights import read_state
 from cdtrans.paper.ablation_rows import Ablation, Variant
 from cdtrans.paper.ablation_tables import AblationTable, Row, Scored, markdown
 from cdtrans.paper.known_pairs import METHODS

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from cdtrans.network.blocks import embed, position, run_block, self_attention, why_no_shared_attention
-from cdtrans.network.fast.operations import Stream, queries_keys_values
 from cdtrans.network.network import Network
+from cdtrans.network.operations import Stream, queries_keys_values
 
 
 def why_no_heat_maps(model: Network) -> str:

@@ -16,8 +16,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.inputs.batches import Images
 from cdtrans.network.card import FROM_SCRATCH, Card
 from cdtrans.network.encoding import Encoder, Frozen
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network, feature_dim
+from cdtrans.network.network import Head, Network, feature_dim
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record.files import intact
 from cdtrans.record.run import Run

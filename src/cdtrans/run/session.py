@@ -14,9 +14,8 @@ from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
 from cdtrans.network.encoding import Encoder, Frozen
-from cdtrans.network.fast.fused import build
-from cdtrans.network.head import AnyHead
-from cdtrans.network.network import Network, require_no_batchnorm_on_ranks
+from cdtrans.network.network import AnyHead, Network, require_no_batchnorm_on_ranks
+from cdtrans.network.operations import build
 from cdtrans.record.files import csv_line
 from cdtrans.record.run import Run
 from cdtrans.record.run_folder import CONFIG, RESULT, check_folder, read_result
@@ -168,7 +167,7 @@ def make_method(kind: type[Method], network: Network, config: Config, sizes: Siz
     if not isinstance(served.head, AnyHead) or any(id(p) not in own for p in served.parameters()):
         raise CdtransError(
             f"{kind.__name__}.served() must return a Network made of the method's own modules, with a head of "
-            "cdtrans.network.head; see docs/methods.md."
+            "cdtrans.network.network; see docs/methods.md."
         )
     return method
 

@@ -148,8 +148,8 @@ def initial_network(config: Config, card: "Card", *, with_weights: bool = True) 
     """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
     import torch
 
-    from cdtrans.network.backbone import load_pretrained, load_weights
     from cdtrans.network.card import build_model
+    from cdtrans.network.weights import load_pretrained, load_weights
     from cdtrans.training.state import step_seed
 
     torch.manual_seed(step_seed(config.seed, "init", 0, 0))
@@ -179,8 +179,8 @@ def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
 
 def _from_file(file: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
     """A timm classifier as the source-only network, and its card."""
-    from cdtrans.network.backbone import load_classifier
     from cdtrans.network.card import build_model
+    from cdtrans.network.weights import load_classifier
 
     network = build_model(card, drop_path=drop_path)
     load_classifier(network, file)

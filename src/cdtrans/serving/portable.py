@@ -14,10 +14,10 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from cdtrans.errors import CdtransError
-from cdtrans.network.backbone import load_classifier, timm_call
+from cdtrans.network.backbone import timm_call
 from cdtrans.network.card import Card, build_model
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
+from cdtrans.network.weights import load_classifier
 from cdtrans.record.card_file import check_card
 from cdtrans.record.files import intact
 from cdtrans.record.shapes import Misfit

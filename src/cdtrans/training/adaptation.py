@@ -11,8 +11,7 @@ from cdtrans.errors import Hopeless, counted
 from cdtrans.inputs.batches import Images, LabelledImages, Plan
 from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
-from cdtrans.network.head import Output
-from cdtrans.network.network import Network
+from cdtrans.network.network import Network, Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
 from cdtrans.record.run import Run
 from cdtrans.runtime.device import between_passes

@@ -7,8 +7,7 @@ from torch.nn import functional as F
 from cdtrans.config import Config
 from cdtrans.inputs.batches import Images
 from cdtrans.network.encoding import Encoder
-from cdtrans.network.head import Head
-from cdtrans.network.network import Network
+from cdtrans.network.network import Head, Network
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.record.run import Run
 from cdtrans.runtime.ranks import part, world

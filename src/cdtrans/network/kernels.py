@@ -1,4 +1,4 @@
-"""The kernels of `cdtrans.network.fast.fused`, in Triton.
+"""The kernels of `cdtrans.network.operations`, in Triton.
 
 A program passes over rows, a tile of [ROWS, BLOCK] at a time. What it sums up over them stays in its registers until
 the end and becomes one row of sums, so that the result does not depend on which program is faster."""

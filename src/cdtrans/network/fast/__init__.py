@@ -1,1 +1,0 @@
-"""The steps of a transformer block (`operations`), and the GPU kernels that run them (`fused`, `kernels`)."""

@@ -1,0 +1,240 @@
+"""Weights for a backbone: from the hub, from a folder or from a file, in the format of timm or of a model's authors."""
+
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import VisionTransformer
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
+
+from cdtrans.config import require_weights
+from cdtrans.errors import CdtransError, DataError, SettingsError
+from cdtrans.network.backbone import FOLDER, HUB_FILES, ask_hub, config_of, unavailable
+from cdtrans.network.network import Head, Network
+
+LARGEST_WEIGHT = 1e12  # no trained network comes near, and its square still is a float32
+WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # of vision transformers
+RESNETS = {8: "resnet18", 16: "resnet50", 33: "resnet101", 50: "resnet152"}  # by their number of blocks
+
+State = dict[str, Tensor]
+
+
+def load_pretrained(backbone: nn.Module, name: str) -> None:
+    """timm's pretrained weights for this name and tag, through the Hugging Face hub, or those in a folder."""
+    cfg = config_of(name)
+    if not cfg.has_weights:
+        raise SettingsError(
+            "no-pretrained-weights",
+            f"timm has no pretrained weights for '{name}'; give --weights FILE, or --no-pretrained.",
+        )
+    try:
+        if cfg.hf_hub_id and not name.startswith(FOLDER):
+            ask_hub(cfg.hf_hub_id, (cfg.hf_hub_filename,) if cfg.hf_hub_filename else HUB_FILES)
+        reference = timm.create_model(name, pretrained=True)
+    except Exception as error:  # whatever the hub client raises without a network; all of it means the same to the user
+        raise unavailable(name, error) from error
+    load_state(backbone, reference.state_dict(), f"the weights of '{name}'")
+
+
+def load_weights(backbone: nn.Module, file: Path) -> None:
+    """Weights from a .safetensors or .pth file."""
+    load_state(backbone, read_state(file), f"'{file}'")
+
+
+def load_classifier(network: Network, file: Path) -> None:
+    """The weights of a whole timm classifier, into a network with a plain linear head."""
+    backbone, head = network.backbone, network.head
+    assert isinstance(head, Head), "a plain one"
+    load_weights(backbone, file)
+    state, layer = read_state(file), getattr(backbone, "default_cfg", {}).get("classifier")
+    weight, bias = (state.get(f"{layer}.{name}") if isinstance(layer, str) else None for name in ("weight", "bias"))
+    if weight is None or bias is None:
+        raise DataError(
+            "no-classifier",
+            f"'{file}' holds no classifier ('{layer}' in timm's model of this --backbone); give the weights of a whole "
+            "classifier with one linear layer at its end.",
+        )
+    if weight.numel() != head.classifier.weight.numel():
+        raise DataError(
+            "classifier-misfit",
+            f"The classifier in '{file}' has {len(weight)} classes of {weight[0].numel()} features, not "
+            f"{len(head.classifier.weight)} of {head.classifier.in_features}; check --source-classes and --backbone.",
+        )
+    with torch.no_grad():
+        head.classifier.weight.copy_(weight.view_as(head.classifier.weight))  # a convolution in some models
+        head.classifier.bias.copy_(bias)
+
+
+def read_state(file: Path) -> State:
+    """The tensors of a weights file, unwrapped from 'model' or 'state_dict' and freed of DataParallel's prefix."""
+    require_weights(file)
+    try:
+        safe = file.suffix == ".safetensors"
+        state: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise DataError(
+            "weights-unsafe",
+            f"'{file}' is damaged or holds more than tensors, so it was not loaded; save the model's state_dict alone.",
+        ) from error
+    except Exception as error:  # on bytes that are no weights torch and safetensors raise almost anything
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}".rstrip(": .")
+        raise DataError("weights-unreadable", f"'{file}' is not a readable weights file ({cause}).") from error
+    for wrapper in ("model", "state_dict"):
+        if isinstance(state, dict) and wrapper in state:
+            state = state[wrapper]
+    if not isinstance(state, dict) or not state or not all(_is_weight(*item) for item in state.items()):
+        raise DataError(
+            "no-state-dict", f"'{file}' holds no state dict of tensors; save the model's state_dict and try again."
+        )
+    for name, value in state.items():
+        if value.is_floating_point() and value.numel() and not value.float().abs().max() <= LARGEST_WEIGHT:
+            raise DataError(
+                "weights-not-finite",
+                f"'{file}' is damaged, or its training diverged: '{name}' holds values that are not finite or "
+                f"larger than {LARGEST_WEIGHT:g}; give other --weights.",
+            )
+    return {
+        name.removeprefix("module."): value.float() if value.is_floating_point() else value
+        for name, value in state.items()
+    }
+
+
+def _is_weight(name: Any, value: Any) -> bool:
+    plain = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return isinstance(name, str) and plain and not value.is_quantized and not value.is_complex()
+
+
+def load_state(backbone: nn.Module, state: State, origin: str) -> None:
+    """Load every tensor or none: heads are dropped, everything else must fit."""
+    expected = backbone.state_dict()
+    if isinstance(backbone, VisionTransformer):
+        state = convert_for_vit(backbone, state)
+    elif not fits(drop_heads(backbone, state), expected):
+        with suppress(Exception):  # timm's converters take the shapes for granted; misfit_error names those that differ
+            state = sys.modules[type(backbone).__module__].checkpoint_filter_fn(state, backbone)
+    state = drop_heads(backbone, state)
+    if not fits(state, expected):
+        raise misfit_error(backbone, state, origin)
+    backbone.load_state_dict(state)
+
+
+def fits(state: State, expected: State) -> bool:
+    return state.keys() == expected.keys() and all(state[name].shape == expected[name].shape for name in expected)
+
+
+def drop_heads(backbone: Any, state: State) -> State:
+    """Without the classifier, which lies in the modules that timm names. Other layers in them are the backbone's, such
+    as ConvNeXt's last norm."""
+    classifier = getattr(backbone, "default_cfg", {}).get("classifier") or "head"
+    names = (classifier,) if isinstance(classifier, str) else classifier
+    heads = {name.split(".")[0] for name in names}
+    expected = backbone.state_dict().keys()
+    return {name: value for name, value in state.items() if name in expected or name.split(".")[0] not in heads}
+
+
+def convert_for_vit(vit: VisionTransformer, state: State) -> State:
+    state = drop_heads(vit, drop_distillation(state))
+    if "pos_embed" in state:
+        state["pos_embed"] = resize_positions(state["pos_embed"], vit)
+    with suppress(Exception):  # as above
+        state = checkpoint_filter_fn(state, vit)
+    return state
+
+
+def drop_distillation(state: State) -> State:
+    """A distilled DeiT's tensors without its distillation token, recognised by their names."""
+    if "dist_token" not in state:
+        return state
+    state = {name: value for name, value in state.items() if name != "dist_token" and not name.startswith("head")}
+    if "pos_embed" in state:
+        positions = state["pos_embed"]  # [1, 2 + patches, D]: class, distillation, patches
+        state["pos_embed"] = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
+    return state
+
+
+def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
+    """Position embedding for another patch grid, bilinear as the authors do it; the same grid is left alone."""
+    if vit.pos_embed is None or positions.shape == vit.pos_embed.shape or positions.ndim != 3:
+        return positions
+    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+    patches = positions.shape[1] - prefix
+    if positions.shape[2] != vit.pos_embed.shape[2] or patches < 1 or not (patches**0.5).is_integer():
+        return positions  # another grid is not the cause: misfit_error names the shapes
+    return resample_abs_pos_embed(  # type: ignore[no-any-return]
+        positions, list(vit.patch_embed.grid_size), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False
+    )
+
+
+def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError:
+    """Why weights without a head do not fit, and the backbone that they do fit. The error's `details` list every tensor
+    that is missing, unexpected or of another shape."""
+    expected = backbone.state_dict()
+    shared = sorted(expected.keys() & state.keys())
+    misshapen = [name for name in shared if state[name].shape != expected[name].shape]
+    shapes = [f"{name} {tuple(state[name].shape)}, expected {tuple(expected[name].shape)}" for name in misshapen]
+    differences = {
+        "missing": sorted(expected.keys() - state.keys()),
+        "unexpected": sorted(state.keys() - expected.keys()),
+        "of another shape": shapes,
+    }
+    cause = other_size(state, expected)
+    if not cause and len(shared) < len(expected) / 2:
+        cause = "it is of another architecture"
+    if not cause:
+        firsts = (f"{kind}: {names[0]}{_more(names)}" for kind, names in differences.items() if names)
+        cause = "; ".join(firsts)
+    name = getattr(backbone, "default_cfg", {}).get("architecture") or type(backbone).__name__
+    meant = likely_architecture(name, state)
+    advice = f"did you mean --backbone {meant}?" if meant and is_of(meant, state) else "check --backbone and --weights."
+    error = DataError("weights-misfit", f"{origin} does not fit '{name}', so nothing was loaded: {cause}; {advice}")
+    error.details = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in differences.items() if names)
+    return error
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def other_size(state: State, expected: State) -> str:
+    """How the width or depth of a vision transformer differs."""
+    widths = [s["patch_embed.proj.weight"].shape[0] for s in (state, expected) if "patch_embed.proj.weight" in s]
+    if len(widths) == 2 and widths[0] != widths[1]:
+        return f"its width is {widths[0]}, the model's is {widths[1]}"
+    depths = [len({name.split(".")[1] for name in s if name.startswith("blocks.")}) for s in (state, expected)]
+    if all(depths) and depths[0] != depths[1]:
+        return f"it has {depths[0]} blocks, the model has {depths[1]}"
+    return ""
+
+
+def likely_architecture(name: str, state: State) -> str:
+    """By the file's width, the model's own family in another size, or a DeiT; a ResNet by its number of blocks."""
+    if "layer1.0.conv1.weight" in state:
+        blocks = {layer.rsplit(".conv1.", 1)[0] for layer in state if layer.endswith(".conv1.weight")}
+        return RESNETS.get(len(blocks), "")
+    width = state["patch_embed.proj.weight"].shape[0] if "patch_embed.proj.weight" in state else 0
+    if width not in WIDTHS:
+        return ""
+    sibling, same_family = re.subn(r"_(tiny|small|base|large|huge)(?=_)", f"_{WIDTHS[width]}", name, count=1)
+    return sibling if same_family else f"deit_{WIDTHS[width]}_patch16_224"
+
+
+def is_of(architecture: str, state: State) -> bool:
+    """Whether a model has these tensors, apart from its head and its position embedding. It is built on the meta
+    device, where it takes no memory."""
+    if not timm.is_model(architecture):
+        return False
+    with torch.device("meta"):
+        model: Any = timm.create_model(architecture, num_classes=0)
+    ours, theirs = (
+        {name: value.shape for name, value in tensors.items() if name != "pos_embed"}
+        for tensors in (model.state_dict(), drop_heads(model, state))
+    )
+    return ours == theirs
