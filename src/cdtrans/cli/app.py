@@ -288,7 +288,7 @@ def push(
     debug: Debug = False,
 ) -> None:
     """Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no images."""
-    from cdtrans.serving.push import push as push_model
+    from cdtrans.serving.export import push as push_model
 
     screen = Screen(quiet=quiet, machine=json)
     pushed = push_model(run, name, private=private, model=model, screen=screen)
