@@ -32,9 +32,9 @@ from cdtrans.methods.instant import probe_on_both
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
+from cdtrans.record.probabilities import calibrated, probabilities, temperature
 from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.probabilities import calibrated, probabilities, temperature
 from cdtrans.trust import estimate, guard
 from cdtrans.trust.support import Evidence, Support
 

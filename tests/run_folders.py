@@ -1,20 +1,25 @@
-"""Run folders for the report's tests: with everything it can show, stopped before stage 2, as the first version left
-them, and bare records."""
+"""Run folders for tests: with everything a report can show, stopped before stage 2, refused by the guard, and bare
+records."""
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cdtrans.measure.evaluate import evaluate
+from cdtrans.record.layout import RESULT, Data, Scanned, SourceData, TargetData
+from cdtrans.record.outcome import Choice, Measure, Outcome, Verdict
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run import predictions_of, rewrite
 from cdtrans.record.run_folder import EVALUATION
 from cdtrans.reporting.record import Record
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.recorded import LOGITS
 
-LATER = {"source_agreement", "target_agreement", "source_accuracy"}  # what the first version did not log of a round
+DATA = Data(SourceData(3, 0, {"a": 3}, "f", "p"), TargetData(2, "g", "q"), Scanned("f", "g"))  # of a run's images
 
 
 def complete(run: Path, answers: Path) -> Path:
@@ -31,10 +36,10 @@ def stopped(run: Path) -> Path:
     for file in [*run.glob("predictions/epoch-*.npz"), *run.glob("pairs/round-*.npz")]:
         if file.name not in ("epoch-000.npz", "round-01.npz"):
             file.unlink()
-    result = json.loads((run / "result.json").read_text())
-    guard = {"verdict": "harm", "opening": "The guard stopped the run.", "findings": [], "advice": "", "warning": ""}
-    result |= {"chosen_model": "source", "chosen_epoch": 0, "judged_epoch": 0, "guard": guard}
-    (run / "result.json").write_text(json.dumps(result | {"estimate": result["estimate"] | {"harm": True}}))
+    measures = (Measure("source-not-learnt", 0.3, 0.5, decisive=True),)
+    change(
+        run, verdict=Verdict("harm", measures), adapted_epoch=0, choice=Choice("source", 0), estimates={"source": None}
+    )
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     lines = [x for x in lines if not (x["event"] == "scores" and x["epoch"]) and x.get("stage") != "adaptation"]
     (run / "log.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines if x.get("round", 1) == 1))
@@ -48,21 +53,18 @@ def stopped(run: Path) -> Path:
     return run
 
 
-def older(run: Path) -> Path:
-    """A finished run made into one of the first version, which chose the last epoch and looked at nothing."""
-    (run / "views.npz").unlink()
-    (run / LOGITS).unlink()
-    (run / EVALUATION).unlink(missing_ok=True)
-    result = json.loads((run / "result.json").read_text())
-    chosen = {name: result[name] for name in ("chosen_epoch", "chosen_model")}
-    (run / "result.json").write_text(json.dumps(chosen | {"selection": "last"}))
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    lines = [{k: v for k, v in line.items() if k not in LATER} for line in lines if line["event"] != "scores"]
-    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for file in (run / "pairs").iterdir():
-        with np.load(file) as arrays:
-            kept = {name: arrays[name][arrays["kept"]] for name in arrays.files if name != "kept"}
-        np.savez(file, **kept)
+def change(run: Path, **fields: Any) -> Outcome:
+    """A finished run with another outcome."""
+    outcome = replace(RunRecord(run).outcome, **fields)
+    rewrite(run, RESULT, outcome)
+    return outcome
+
+
+def refused(run: Path) -> Path:
+    """A finished run made into one whose guard has refused the adapted model."""
+    harm = Verdict("harm", (Measure("training-broken", 0.01, 0.05, decisive=True),))
+    change(run, verdict=harm, choice=Choice("source", 0))
+    (run / "predictions.csv").write_bytes(predictions_of(RunRecord(run)))
     return run
 
 

@@ -39,7 +39,8 @@ from cdtrans.measure.comparison import wilson
 from cdtrans.measure.evaluate import Evaluation
 from cdtrans.measure.metrics import score
 from cdtrans.methods import METHODS, method_class
-from cdtrans.record.card_file import set_temperature
+from cdtrans.record.model import set_temperature
+from cdtrans.record.outcome import Choice, Estimate, Outcome, Verdict
 from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result
@@ -86,7 +87,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def adapt(**given: Any) -> Result:
         values.update(given)
-        return Result(Path("runs/x"), 7, explanation="Fine.", estimate=(0.6, 0.9))
+        estimates: Any = {"source": None, "adapted": Estimate(0.6, 0.9)}
+        outcome = Outcome(Verdict("better", ()), True, Choice("adapted", 7), 7, estimates, 40, "consensus")
+        return Result(Path("runs/x"), outcome)
 
     monkeypatch.setattr(cdtrans.run.pipeline, "adapt", adapt)
     return values
@@ -411,7 +414,7 @@ class TestAdapt:
             "run": "runs/x",
             "chosen_epoch": 7,
             "harm": False,
-            "explanation": "Fine.",
+            "explanation": "The guard judges that the adapted model is better than the source-only one.",
             "estimate": [0.6, 0.9],
             "target_labels": 0,
         }
@@ -420,8 +423,8 @@ class TestAdapt:
     def test_what_to_do_next_is_said_unless_quiet(self, run: Run, called: dict[str, Any]) -> None:
         loud, quiet = run("adapt", "a", "b"), run("adapt", "a", "b", "--quiet")
         assert "Next: cdtrans predict runs/x IMAGES --csv predictions.csv" in loud.out
-        assert "Done: runs/x (chosen: the adapted model, epoch 7)\n" in loud.out
-        assert quiet.out == "Done: runs/x (chosen: the adapted model, epoch 7, estimated accuracy 60% to 90%)\n"
+        assert "Done: runs/x (chosen: the adapted model of epoch 7)\n" in loud.out
+        assert quiet.out == "Done: runs/x (chosen: the adapted model of epoch 7, estimated accuracy 60% to 90%)\n"
         assert quiet.err == loud.err == ""
 
     def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:
@@ -844,7 +847,7 @@ class TestCache:
         )
         listed = json.loads(run("cache", "--cache", str(place), "--json").out)
         (store,) = listed["stores"]
-        assert store == {"root": str(images), "size": 8, "images": 1, "bytes": store["bytes"]}
+        assert store == {"root": str(images), "size": 8, "images": 1, "bytes": store["bytes"], "outdated": False}
         assert store["bytes"] > 8 * 8 * 3
         assert str(images) in run("cache", "--cache", str(place)).out.replace("\n", "")
         other = run("cache", "--cache", str(place), "--clear", "--root", str(tmp_path / "other"), "--json")

@@ -7,18 +7,20 @@ import shutil
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import cdtrans.network.card as card_module
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError
-from cdtrans.network.card import WEIGHTS, Card, build_model, load_model, make_card, save_model
+from cdtrans.network.card import build_model, load_model, make_card
 from cdtrans.network.network import Network
-from cdtrans.record.run_folder import CARD
-from support import error_says
+from cdtrans.record import model as record_model
+from cdtrans.record.layout import CARD, WEIGHTS
+from cdtrans.record.model import Card, save_model, set_temperature
+from support import error_says, raises
 from tiny_task import TINY
 
 CLASSES = ("Äpfel", "a b", "[red]")
@@ -90,14 +92,22 @@ def test_the_switches_travel(tmp_path: Path, card: Card, change: dict) -> None:
     assert (model.head.classifier.bias is not None) == (other.neck == "none")
 
 
-def test_a_card_of_before_has_the_temperature_1(saved: Path) -> None:
-    values = json.loads((saved / CARD).read_text(encoding="utf-8"))
-    assert values.pop("temperature") == 1.0
-    (saved / CARD).write_text(json.dumps(values))
-    assert load_model(saved)[1].temperature == 1.0
-    (saved / CARD).write_text(json.dumps(values | {"temperature": -1}))
-    with error_says("temperature", "-1"):
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), 1e-30, 10**400, True, "2", None, [1.0]])
+def test_a_temperature_that_is_none_is_refused(saved: Path, value: Any) -> None:
+    before = (saved / CARD).read_bytes()
+    with raises("temperature"):
+        set_temperature(saved, value)
+    assert (saved / CARD).read_bytes() == before
+    (saved / CARD).write_text(json.dumps(json.loads(before) | {"temperature": value}))
+    with raises("run-damaged"):
         load_model(saved)
+
+
+def test_the_temperature_changes_and_nothing_else(saved: Path, card: Card) -> None:
+    untouched = (saved / WEIGHTS).stat()
+    set_temperature(saved, 2)
+    assert load_model(saved)[1] == replace(card, temperature=2.0)
+    assert (saved / WEIGHTS).stat() == untouched
 
 
 def test_a_newer_model_replaces_an_older_whole(saved: Path, model: Network, card: Card) -> None:
@@ -136,17 +146,17 @@ def test_a_kill_never_leaves_one_model_s_weights_beside_the_other_s_card(
     class Killed(BaseException):
         pass
 
-    replace_folder = card_module.replace_folder
+    replace_folder = record_model.replace_folder
 
     def die(draft: Path, final: Path) -> None:
         assert {p.name for p in draft.iterdir()} == {WEIGHTS, CARD}  # whole before it takes the place
         raise Killed
 
-    monkeypatch.setattr(card_module, "replace_folder", die)
+    monkeypatch.setattr(record_model, "replace_folder", die)
     with pytest.raises(Killed):
         save_model(saved, model, replace(card, epoch=9))
     assert load_model(saved)[1].epoch == 3
-    monkeypatch.setattr(card_module, "replace_folder", replace_folder)
+    monkeypatch.setattr(record_model, "replace_folder", replace_folder)
     save_model(saved, model, replace(card, epoch=9))  # the draft that the kill left is in nobody's way
     assert load_model(saved)[1].epoch == 9
     assert [p.name for p in saved.parent.iterdir() if p.name != "cache"] == ["source"]
@@ -169,7 +179,7 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(saved: Path, monkeypa
     def refuse(file: Path) -> None:
         raise FileNotFoundError(2, "Permission denied")  # as safetensors says it
 
-    monkeypatch.setattr(card_module, "load_file", refuse)
+    monkeypatch.setattr("safetensors.torch.load_file", refuse)
     with error_says(WEIGHTS, "cannot be read", "Permission denied"):
         load_model(saved)
 

@@ -7,7 +7,7 @@ import pytest
 
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
-from run_folders import complete, older, stopped
+from run_folders import complete, stopped
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +28,3 @@ def run(full: Path, tmp_path: Path) -> Path:
 def stopped_run(finished, tmp_path: Path) -> Path:
     """A run that was stopped before there was an adapted model, and what an answer key said of it; without a report."""
     return complete(stopped(shutil.copytree(finished.run, tmp_path / "stopped")), finished.answers)
-
-
-@pytest.fixture
-def old_run(finished, tmp_path: Path) -> Path:
-    """A run of the first version, without a report."""
-    return older(shutil.copytree(finished.run, tmp_path / "old"))

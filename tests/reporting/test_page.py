@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -150,52 +149,10 @@ def test_what_is_expected_of_the_surest_labels(parsed: Parsed, full: Path, stopp
     assert "unknown without labels" in written(stopped_run).sections["keep"]
 
 
-def test_agreement_of_neighbours_is_told_where_it_is_known(parsed: Parsed, full: Path, old_run: Path) -> None:
-    text = parsed.sections["pairs"]
-    assert "source agreement" in text
-    lines = [json.loads(line) for line in (full / "log.jsonl").read_text().splitlines()]
-    for line in lines:
-        if line["event"] == "pairs":
-            told = "".join(f"{line[k]:.0%}" for k in ("source_agreement", "target_agreement", "source_accuracy"))
-            assert f"{line['classes_used']}{told}" in text
-    assert "agreement" not in written(old_run).sections["pairs"].lower()
-
-
 def test_equal_folders_have_equal_pages(full: Path) -> None:
     before = (full / "report.html").read_bytes()
     assert write_report(full, QUIET) == full / "report.html"
     assert (full / "report.html").read_bytes() == before
-
-
-def test_an_older_run_says_what_it_lacks(old_run: Path) -> None:
-    """As the first version of the program left it, and then without anything that a report does not need."""
-    run = old_run
-    texts = written(run).sections
-    for name, words in {
-        "scores": "no label-free scores",
-        "evidence": "no estimate",
-        "keep": "logits.npz",
-        "epochs": "no label-free scores",
-        "pairs": "not record rejected pairs",
-        "changed": "views.npz",
-        "uncertain": "views.npz",
-        "features": "no features",
-        "mislabelled": "views.npz",
-        "labels": "cdtrans eval",
-    }.items():
-        assert words in texts[name], name
-    assert "kept in round 2: both" in texts["gallery"]
-    assert "loss" in texts["epochs"].lower()
-    for path in run.iterdir():
-        if path.name != "result.json":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    bare = (write_report(run, QUIET)).read_text(encoding="utf-8")
-    texts = Parsed(bare).sections
-    assert list(texts) == SECTIONS
-    assert bare.count('class="why"') == 16
-    assert "cannot be shown" not in bare
-    chosen = json.loads((run / "result.json").read_text())["chosen_epoch"]
-    assert f"adapted model of epoch {chosen}" in bare
 
 
 def test_vanished_images_are_told(run: Path, tmp_path: Path) -> None:

@@ -27,16 +27,6 @@ def test_a_complete_run(full: Path, finished) -> None:
     assert len(record.predicted(0)) == 21
 
 
-def test_an_older_run_has_kept_pairs_alone(old_run: Path) -> None:
-    record = read_record(old_run)
-    assert record.views is None
-    assert record.evaluation is None
-    for r in record.rounds:
-        assert r.kept.all()
-        assert not r.complete
-        assert len(r.kept) == r.facts["kept"] == len(r.source)
-
-
 @pytest.mark.parametrize("damage", [b"", b"PK\3\4 cut short", b"\xff\xfe"])
 def test_damaged_files_count_as_missing(run: Path, damage: bytes) -> None:
     for name in (

@@ -30,15 +30,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cdtrans
-from cdtrans.network.card import build_model, load_model, save_model
-from cdtrans.record.card_file import read_card, write_card
+from cdtrans.inputs import shards
+from cdtrans.network.card import build_model, load_model
+from cdtrans.record.model import read_card, save_model, write_card
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving import classifier as exported_module
 from cdtrans.serving import export as module
-from cdtrans.serving import parts as shards
+from cdtrans.serving import exported as exported_module
 from cdtrans.serving import portable
 from cdtrans.serving.hub import upload
-from cdtrans.serving.portable import crop_share
+from cdtrans.serving.hub_folder import crop_share
 from support import error_says
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
@@ -137,7 +137,7 @@ def test_a_model_of_the_run_is_not_overwritten(finished) -> None:
 def test_the_weights_that_a_run_started_from_are_not_overwritten(finished, tmp_path: Path) -> None:
     run, weights = tmp_path / "run", tmp_path / "start.safetensors"
     shutil.copytree(finished.run, run)
-    write_card(run / "source", read_card(run / "source") | {"weights": str(weights)})
+    write_card(run / "source", dataclasses.replace(read_card(run / "source"), weights=str(weights)))
     weights.write_bytes(b"precious")
     with error_says("start.safetensors", "choose another --out"):
         cdtrans.export(run, weights)
@@ -243,7 +243,7 @@ def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
 
 
 def test_an_onnx_file_predicts_in_parts(finished, flowers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PART", 8)
+    monkeypatch.setattr(shards, "CHUNK", 8)
     counts = cdtrans.predict(flowers.file, finished.task.target, csv=tmp_path / "p.csv", quiet=True)
     assert counts.images == 21
     labels = [line.split(",")[1] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
@@ -348,7 +348,7 @@ def test_transformers_loads_a_hub_folder(
     monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
     run, folder = tmp_path / "run", tmp_path / "hub"
     shutil.copytree(finished.run if taps == 1 else tapped, run)
-    write_card(run / "adapted", read_card(run / "adapted") | {"temperature": 1.7})
+    write_card(run / "adapted", dataclasses.replace(read_card(run / "adapted"), temperature=1.7))
     cdtrans.export(run, folder, to="hub-folder")
     images = [Image.open(file).convert("RGB") for file in sorted(finished.task.target.iterdir())[:6]]
     images.append(images[0].resize((50, 23)))
@@ -379,8 +379,8 @@ def test_the_model_card_says_what_matters_and_no_path(
     monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph, which would have another temperature
     run, folder = tmp_path / "run", tmp_path / "hub"
     shutil.copytree(finished.run, run)
-    backbone = read_card(run / "adapted")["backbone"]
-    write_card(run / "adapted", read_card(run / "adapted") | {"weights": backbone, "temperature": 1.25})
+    backbone = read_card(run / "adapted").backbone
+    write_card(run / "adapted", dataclasses.replace(read_card(run / "adapted"), weights=backbone, temperature=1.25))
     result = json.loads((run / "result.json").read_text())
     cdtrans.export(run, folder, to="hub-folder")
     card = (folder / "README.md").read_text()

@@ -26,6 +26,7 @@ from cdtrans.training.adaptation import Adaptation, Data, Planner, adapt_to_targ
 from cdtrans.training.optimisation import learning_rate
 from cdtrans.training.state import load_state
 from cdtrans.trust.selection import Watch
+from run_folders import DATA
 from support import error_says
 from tiny_task import log_lines
 
@@ -103,7 +104,7 @@ class Probe(Method):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run.open(tmp_path / "run", settings(), {})
+    run = Run.open(tmp_path / "run", settings(), DATA)
     yield run
     run.close()
 
@@ -233,7 +234,7 @@ def test_coupled_pairs_stay_together_and_others_are_shuffled_side_by_side(run: R
     assert all(t - s == FIRST_TARGET for s, t in together.pairs)
 
     apart = Probe(some_pairs(9, coupled=False))
-    other = Run.open(tmp_path / "apart", settings(), {})
+    other = Run.open(tmp_path / "apart", settings(), DATA)
     adapt(other, apart, epochs=2, batch_size=3)
     other.close()
     for epoch in (apart.pairs[:9], apart.pairs[9:]):
@@ -472,13 +473,13 @@ class Everything(Teaching):
 
 @pytest.mark.slow
 def test_stopped_after_any_step_it_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    whole = Run.open(tmp_path / "whole", settings(), {})
+    whole = Run.open(tmp_path / "whole", settings(), DATA)
     undisturbed = Everything()
     expected = adapt(whole, undisturbed, save_every=0, holdout=True)
     whole.close()
     assert len(undisturbed.batches) == 15
     for stop in range(1, 15):
-        run = Run.open(tmp_path / str(stop), settings(), {})
+        run = Run.open(tmp_path / str(stop), settings(), DATA)
         with pytest.raises(Stopped):
             adapt(run, Everything(stop), save_every=0, holdout=True)
         method = Everything()

@@ -16,6 +16,7 @@ from cdtrans.runtime.outlook import Outlook
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import reporting
 from cdtrans.training.reporting import StageReport
+from run_folders import DATA
 
 
 class Heard(Screen):
@@ -60,7 +61,7 @@ class Stage:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run.open(tmp_path / "run", make_config({"device": "cpu"}), {})
+    run = Run.open(tmp_path / "run", make_config({"device": "cpu"}), DATA)
     yield run
     run.close()
 

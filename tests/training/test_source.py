@@ -17,6 +17,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.training import source as source_module
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.source import batch_slices, fit_source
+from run_folders import DATA
 from tiny_task import log_lines
 
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ class Probe(nn.Module):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run.open(tmp_path / "run", settings(), {})
+    run = Run.open(tmp_path / "run", settings(), DATA)
     yield run
     run.close()
 

@@ -16,6 +16,7 @@ from cdtrans.runtime.signals import StopSignals
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.state import STATE_FILE, Loop, all_finite, load_state, step_seed
 from commands import warm
+from run_folders import DATA
 from support import devices, error_says, says
 from tiny_task import make_task
 
@@ -30,7 +31,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def new_run(folder: Path) -> Run:
-    return Run.open(folder, make_config({"device": "cpu"}), {})
+    return Run.open(folder, make_config({"device": "cpu"}), DATA)
 
 
 class Net(nn.Sequential):

@@ -99,6 +99,7 @@ def adapt(
     **settings: Any,
 ) -> None:
     """Adapt a classifier from labelled SOURCE images to unlabelled TARGET images."""
+    from cdtrans.record import wording
     from cdtrans.run.pipeline import adapt as adapt_images
 
     if target is not None and target_alone is not None:
@@ -111,11 +112,8 @@ def adapt(
     if json:
         print_json(result.summary())
     else:
-        about = result.chosen
-        if quiet and result.estimate:  # else it has been said
-            about += ", estimated accuracy {:.0%} to {:.0%}".format(*result.estimate)
-        screen.result(f"Done: {result.run} (chosen: {about})")
-        screen.say(f"Next: cdtrans predict {result.run} IMAGES --csv predictions.csv")
+        screen.result(wording.done(result.outcome, result.run, with_estimate=quiet))  # else the screen has shown it
+        screen.say(wording.next_step(result.run))
     if result.harm:
         raise typer.Exit(HARM)
 
@@ -288,7 +286,7 @@ def push(
     debug: Debug = False,
 ) -> None:
     """Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no images."""
-    from cdtrans.serving.export import push as push_model
+    from cdtrans.serving.push import push as push_model
 
     screen = Screen(quiet=quiet, machine=json)
     pushed = push_model(run, name, private=private, model=model, screen=screen)
@@ -309,14 +307,13 @@ def choose(
 ) -> None:
     """Change which model a finished run uses, whatever the guard said; nothing is trained."""
     from cdtrans.run.choose import choose as choose_model
-    from cdtrans.run.choose import confirmation
 
     screen = Screen(quiet=quiet, machine=json)
     choice = choose_model(run, model, screen)
     if json:
-        print_json({"run": str(run), **choice._asdict()})
+        print_json(choice.summary())
     else:
-        screen.result(confirmation(run, choice))
+        screen.result(str(choice))
 
 
 @app.command()
@@ -383,7 +380,8 @@ def cache(
     debug: Debug = False,
 ) -> None:
     """List the decoded images that runs share, or clear them."""
-    from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
+    from cdtrans.inputs.pixels import default_cache
+    from cdtrans.inputs.store import clear_stores, list_stores
 
     screen = Screen(quiet=quiet, machine=json)
     place = folder or default_cache()
@@ -392,13 +390,17 @@ def cache(
     below = sorted({str(s.root) for s in every if root is not None and root.resolve() in s.root.parents})
     freed = clear_stores(place, root) if clear else 0
     if json:
-        listed = [{"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes} for s in stores]
+        listed = [
+            {"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes, "outdated": s.outdated}
+            for s in stores
+        ]
         print_json({"cache": str(place), "stores": listed, "below": below, "freed": freed})
         return
     table = Table(whole("images of"), "size", "images", "MB", "last used", title=str(place))
     for s in stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
-        table.add_row(cell(str(s.root)), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
+        place_of = f"{s.root}{' (of an older version, rebuilt when used)' if s.outdated else ''}"
+        table.add_row(cell(place_of), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
     screen.result(table if stores else f"Nothing is cached in {place}{f' for {root} itself' if root else ''}.")
     if below:
         screen.result(f"Folders below it are cached separately and not affected by --root {root}: {named(below)}.")

@@ -13,11 +13,11 @@ from cdtrans.measure.intervals import Interval, accuracy_interval, labels_to_dec
 from cdtrans.measure.labels import NO_CLASS, UNSURE, Answer, Answers, settled_part
 from cdtrans.measure.matching import match
 from cdtrans.measure.target import FinishedTarget, read_target
-from cdtrans.record.card_file import read_card
+from cdtrans.record.model import read_card
+from cdtrans.record.probabilities import temperature
 from cdtrans.record.run_folder import MODEL_NAMES, choose_command
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import checked
-from cdtrans.serving.probabilities import temperature
 from cdtrans.serving.recorded import LOGITS, calibrated_with, recalibrate, target_logits
 
 ENOUGH = 20  # labels of the random part that calibrate better than no label
@@ -161,7 +161,7 @@ def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None)
     result = measure(target, answers)
     recorded = (target.run / LOGITS).exists()  # not by older runs
     if recorded and result.adapted is not None and result.chosen == "adapted" and result.random >= ENOUGH:
-        logits = target_logits(target.run, "adapted") * read_card(target.run / "adapted")["temperature"]
+        logits = target_logits(target.run, "adapted") * read_card(target.run / "adapted").temperature
         logits = logits[target.rows]  # a model is surer of images that it was trained with, and they are not measured
         recalibrate(target.run, temperature(logits, result.adapted.estimate))
         result = replace(result, recalibrated=True)

@@ -8,8 +8,8 @@ import numpy as np
 
 from cdtrans.errors import CdtransError
 from cdtrans.measure.matching import TargetImages
-from cdtrans.record.card_file import RESTORE
 from cdtrans.record.files import intact
+from cdtrans.record.layout import RESTORE
 from cdtrans.record.run_folder import trained_labels
 from cdtrans.record.shapes import Misfit
 from cdtrans.reporting.record import Record, read_record

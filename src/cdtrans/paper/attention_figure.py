@@ -18,8 +18,8 @@ from cdtrans.measure.evaluate import match_classes, scan_key
 from cdtrans.network.card import load_model
 from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import UNKNOWN, Answers
-from cdtrans.record.card_file import RESTORE
 from cdtrans.record.files import atomic, intact
+from cdtrans.record.layout import RESTORE
 from cdtrans.record.run_folder import CONFIG, require_output
 from cdtrans.reporting.gallery import BATCH, look, turn
 from cdtrans.reporting.pictures import Pictures, enlarged, heated

@@ -14,8 +14,8 @@ from cdtrans.errors import CdtransError
 from cdtrans.inputs.decode import decode_files
 from cdtrans.inputs.domains import UnlabelledDomain, scan_labelled, scan_unlabelled
 from cdtrans.measure.evaluate import match_classes, scan_key
-from cdtrans.record.card_file import RESTORE
 from cdtrans.record.files import atomic, intact
+from cdtrans.record.layout import RESTORE
 from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen
 

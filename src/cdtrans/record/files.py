@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cdtrans.errors import CdtransError, DiskFull
-from cdtrans.record.shapes import Misfit
+from cdtrans.errors import CdtransError, DeviceError, DiskFull, RunError, SettingsError
+from cdtrans.record import shapes
+from cdtrans.schema import Misfit
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -43,24 +44,30 @@ def intact(file: Path, advice: str) -> Iterator[None]:
     except (CdtransError, MemoryError):
         raise
     except OSError as error:
-        raise CdtransError(f"'{file}' cannot be read ({error.strerror or error}); {advice}.") from error
+        raise RunError("run-unreadable", f"'{file}' cannot be read ({error.strerror or error}); {advice}.") from error
     except Exception as error:  # libraries raise almost anything on bytes that they did not write
         if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU that other processes use too
-            raise CdtransError(
-                f"The GPU has too little memory for what '{file}' holds; free some and run the same command again."
+            raise DeviceError(
+                "gpu-memory",
+                f"The GPU has too little memory for what '{file}' holds; free some and run the same command again.",
             ) from error
-        kind = "" if isinstance(error, Misfit) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, Misfit | shapes.Misfit) else f"{type(error).__name__}: "
         cause = f"{kind}{' '.join(str(error).split())[:80]}".rstrip(": .")
-        raise CdtransError(f"'{file}' is damaged ({cause}); {advice}.") from error
+        raise RunError("run-damaged", f"'{file}' is damaged ({cause}); {advice}.") from error
 
 
 def require_writable(file: Path, what: str, flag: str) -> None:
     """Fail before the work and not after it. An existing file is replaced, anything else is an error."""
     if file.exists() and not file.is_file():
-        raise CdtransError(f"'{file}' is not a file that the {what} could replace; choose another {flag}.")
+        raise SettingsError(
+            "output-refused", f"'{file}' is not a file that the {what} could replace; choose another {flag}."
+        )
     folder = next(above for above in file.absolute().parents if above.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise CdtransError(f"'{file}' cannot be written: '{folder}' is not a writable folder; choose another {flag}.")
+        raise SettingsError(
+            "output-refused",
+            f"'{file}' cannot be written: '{folder}' is not a writable folder; choose another {flag}.",
+        )
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -74,8 +81,9 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def disk_full(path: Path) -> DiskFull:
     return DiskFull(
+        "disk-full",
         f"The disk is full: '{path}' could not be written, and nothing was replaced; free some space and run the same "
-        "command again, which resumes a run."
+        "command again, which resumes a run.",
     )
 
 
@@ -91,10 +99,6 @@ def csv_lines(rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def replace_folder(draft: Path, final: Path) -> None:
-    """Put a finished folder in the place of an older one. A kill leaves one of them whole, or neither; never half."""
-    older = draft.with_name(f"{draft.name}.older")
-    shutil.rmtree(older, ignore_errors=True)
-    if final.exists():
-        os.replace(final, older)
+    """Replace an older folder by a finished one."""
+    shutil.rmtree(final, ignore_errors=True)
     os.replace(draft, final)
-    shutil.rmtree(older, ignore_errors=True)

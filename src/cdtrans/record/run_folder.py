@@ -2,17 +2,17 @@
 folder is reported at once."""
 
 import csv
-import json
 import os
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from cdtrans.backbone_names import may_mean
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml
 from cdtrans.errors import CdtransError, first_of, nearest
+from cdtrans.record import wording
 from cdtrans.record.files import intact, require_writable
-from cdtrans.record.shapes import require
+from cdtrans.record.outcome import Measure, Outcome
+from cdtrans.record.record import RunRecord
 
 FIRST_FILES = (".lock", ".config.yaml.draft")  # left by a run that was killed right at the start
 CONFIG = "config.yaml"  # the resolved settings; written when a run begins
@@ -32,14 +32,7 @@ OWN = {  # what a run consists of: files and folders that no verb may write to a
 MODELS = ("chosen", "adapted", "last", "source")
 AGAIN = "remove it and run the 'cdtrans adapt' command again"
 MODEL_NAMES = {"source": "source-only", "adapted": "adapted"}  # the models that a run can choose, in words
-
-ESTIMATE = {"low": (float, None), "high": (float, None), "sentence": str, "accuracy": (float, None)}
-RESULT_SHAPE = {
-    **{"chosen_epoch": int, "chosen_model": set(MODEL_NAMES), "chosen_by": str, "judged_epoch": int, "selection": str},
-    **{"trained_with_key": bool, "target_labels": int, "support": dict},
-    "guard": {"verdict": str, "opening": str, "findings": [dict], "advice": str, "warning": str, "paragraph": str},
-    **{"estimate": ESTIMATE, "estimates": dict.fromkeys(MODEL_NAMES, ESTIMATE)},
-}
+choose_command = wording.choose_command
 
 
 def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None:
@@ -94,10 +87,57 @@ def read_result(run: Path) -> dict[str, Any]:
         if not (run / CONFIG).exists():
             raise CdtransError(f"'{run}' holds no finished run; give the folder that 'cdtrans adapt' has written.")
         raise CdtransError(f"'{run}' holds no finished run; run its 'cdtrans adapt' command again to finish it.")
-    with intact(file, AGAIN):
-        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        require(result, RESULT_SHAPE, needs=("chosen_epoch", "chosen_model"))
-    return result
+    return as_before(RunRecord(run).outcome)
+
+
+def as_before(outcome: Outcome) -> dict[str, Any]:
+    """Transition: the outcome as result.json was written."""
+
+    def estimate(model: str) -> dict[str, Any]:
+        found = outcome.estimates[model]  # type: ignore[index]
+        low, high = (None, None) if found is None else (found.low, found.high)
+        return {"low": low, "high": high, "sentence": wording.estimate(outcome, model)}
+
+    kind = "off" if outcome.verdict.kind == "harm" and not outcome.guard else outcome.verdict.kind
+
+    def told(measure: Measure) -> dict[str, Any]:
+        name, sentence = measure.code.replace("-", " "), wording.finding_sentence(measure) if measure.harm else ""
+        what = wording.MEASURES[measure.code]
+        return {
+            "name": name,
+            "what": what,
+            "found": measure.value,
+            "limit": measure.limit,
+            "sentence": sentence,
+            "harm": measure.harm,
+            "decisive": measure.decisive,
+        }
+
+    guard = {
+        "verdict": kind,
+        "opening": wording.opening(outcome),
+        "advice": wording.advice(outcome),
+        "warning": wording.setback(outcome) if outcome.own_choice == "adapted" else "",
+        "start": wording.crowd(outcome.crowd),
+        "findings": [told(m) for m in outcome.verdict.findings],
+        "measures": [told(m) for m in outcome.verdict.measures],
+        "paragraph": " ".join(
+            filter(None, (wording.evidence(outcome), wording.crowd(outcome.crowd), wording.advice(outcome)))
+        ),
+    }
+    return {
+        "chosen_epoch": outcome.choice.epoch,
+        "chosen_model": outcome.choice.model,
+        "chosen_by": outcome.choice.by,
+        "judged_epoch": outcome.adapted_epoch,
+        "selection": outcome.selection,
+        "guard": guard,
+        "evidence_features": outcome.basis.features if outcome.basis else None,
+        "trained_with_key": outcome.trained_with_labels,
+        "target_labels": outcome.target_labels,
+        "estimate": estimate(outcome.choice.model),
+        "estimates": {model: estimate(model) for model in outcome.estimates},
+    }
 
 
 def trained_labels(run: Path) -> dict[str, str]:
@@ -130,7 +170,3 @@ def adapted_epoch(result: dict[str, Any]) -> int:
 def chosen_by_person(result: dict[str, Any]) -> bool:
     """Whether a person has changed the run's choice."""
     return bool(result.get("chosen_by") == "person")
-
-
-def choose_command(run: Path, model: str) -> str:
-    return f"cdtrans choose {quote(str(run))} {model}"

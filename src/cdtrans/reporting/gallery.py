@@ -9,8 +9,10 @@ import torch
 
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.batches import Images
-from cdtrans.network.card import WEIGHTS, Card, load_model
+from cdtrans.network.card import load_model
 from cdtrans.network.network import Network
+from cdtrans.record.layout import WEIGHTS
+from cdtrans.record.model import Card
 from cdtrans.reporting.attention import cross_attention, why_no_heat_maps
 from cdtrans.reporting.pictures import Pictures, heated, in_parallel, jpeg
 from cdtrans.reporting.record import Record, Round

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup, escape
 
-from cdtrans.record.card_file import RESTORE
 from cdtrans.record.files import atomic, intact
+from cdtrans.record.layout import RESTORE
+from cdtrans.record.probabilities import Kept
 from cdtrans.reporting import gallery as galleries
 from cdtrans.reporting import sections
 from cdtrans.reporting.answer import Answer, answer, points, shown, span
@@ -22,7 +23,6 @@ from cdtrans.reporting.target_labels import LabelledResults, labelled_results
 from cdtrans.reporting.templates import templates
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.trade_off import Kept
 
 NAME = "report.html"
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from cdtrans.errors import CdtransError
 from cdtrans.methods import WITHOUT_SOURCE
+from cdtrans.record.probabilities import Kept
+from cdtrans.record.probabilities import trade_off as trade_off_of
 from cdtrans.record.run_folder import MODEL_NAMES, choose_command, chosen_by_person
 from cdtrans.reporting.record import Record, Round
 from cdtrans.serving.recorded import calibrated_with, confidences
-from cdtrans.serving.trade_off import Kept
-from cdtrans.serving.trade_off import trade_off as trade_off_of
 from cdtrans.trust.support import crowded_class
 
 SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown

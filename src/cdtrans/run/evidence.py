@@ -14,11 +14,11 @@ from torch import Tensor
 from cdtrans.config import Config, read_recipe
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.batches import Images
-from cdtrans.network.card import FROM_SCRATCH, Card
 from cdtrans.network.encoding import Encoder, Frozen
 from cdtrans.network.network import Head, Network, feature_dim
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record.files import intact
+from cdtrans.record.model import FROM_SCRATCH, Card
 from cdtrans.record.run import Run
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.ranks import from_main

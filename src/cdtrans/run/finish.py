@@ -1,103 +1,129 @@
-"""The end of a run: the guard's verdict, the models, the chosen one's predictions, and what is printed."""
+"""The end of a run: judge both models, then save them, the predictions of the chosen one and the outcome."""
 
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from cdtrans.config import Config
-from cdtrans.errors import CdtransError
 from cdtrans.inputs.domains import UnlabelledDomain
 from cdtrans.methods.base import Method
-from cdtrans.network.card import Card, save_model
-from cdtrans.record.run import Run
-from cdtrans.record.run_folder import PREDICTIONS, RESULT
-from cdtrans.run.choose import explanation
+from cdtrans.record import wording
+from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, SOURCE, VIEWS
+from cdtrans.record.model import Card, save_model
+from cdtrans.record.outcome import Basis, Choice, Estimate, ModelName, Outcome, Verdict
+from cdtrans.record.probabilities import calibrated, temperature, trade_off
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run import Run, confidence_views, predictions_csv
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.probabilities import calibrated, temperature
-from cdtrans.serving.recorded import LOGITS, VIEWS, confidence_views, confidences, predictions_csv
-from cdtrans.serving.trade_off import in_a_line, trade_off
 from cdtrans.training.adaptation import Adaptation
-from cdtrans.trust.estimate import estimate, measurable, unknown
+from cdtrans.trust.estimate import estimate, expected_accuracy, measurable
 from cdtrans.trust.guard import crowded_start, decide, labels_to_settle, supported
-from cdtrans.trust.support import views
+from cdtrans.trust.support import Impression, views
 
 
-def finish(
-    run: Run,
-    card: Card,
-    target: UnlabelledDomain,
-    adaptation: Adaptation,
-    config: Config,
-    kind: type[Method],
-    target_labels: int,
-) -> dict[str, Any]:
-    """Judge, then save the models, the predictions of the chosen one and, last, result.json, which is returned. The
-    source-only model keeps its temperature, which does not depend on a target."""
-    network, before, after = adaptation.network, adaptation.before, adaptation.after
-    models = {"source": before} if after is None else {"source": before, "adapted": after}
-    labels = labels_to_settle(before, after or before)
-    verdict = decide(
-        adaptation.measures, guard=config.guard, adapted=after is not None, warning=adaptation.warning, labels=labels
-    )._replace(start=crowded_start(before, card.classes))
-    chosen = "source" if verdict.verdict == "harm" or after is None else "adapted"
-    evidence = adaptation.evidence
-    with run.timed("verdict"):
-        support = {n: evidence.support(m.predicted) for n, m in models.items() if before.has_source}
-        stayed = {name: evidence.stayed(models[name].predicted, before.predicted) for name in support}
-        reference = {"agreement": float(evidence.agreement), "steady": float(evidence.steady), "stayed": stayed}
-        judged = {"source": verdict.verdict in ("better", "unknown"), "adapted": verdict.verdict == "better"}
-        # its own features flatter a source-only model, and the graphs' labels a method that serves them as they are
-        judged["source"] &= evidence.pretrained
-        judged["adapted"] &= evidence.pretrained or kind.trains
-        enough = before.has_source and measurable(evidence.source_labels, len(target))
-        estimates = dict.fromkeys(models, unknown(labels)) | {
-            name: estimate(x, stayed[name], evidence, known=enough and judged[name] and supported(x), labels=labels)
-            for name, x in support.items()
-        }
-        logits = {name: seen.target_logits.numpy() for name, seen in models.items()}
-        hot = temperature(logits["adapted"], estimates["adapted"].accuracy) if "adapted" in support else 1.0
-        scaled = {name: calibrated(x, hot if name == "adapted" else 1.0) for name, x in logits.items()}
-        sure = confidence_views(scaled["source"], scaled.get("adapted", scaled["source"]))
-        run.write_arrays(LOGITS, logits)
-        run.write_arrays(VIEWS, views(before, after or before) | sure)
-    run.write(PREDICTIONS, predictions_csv(target.paths, card.classes, scaled[chosen], scaled["source"]))
-    card = replace(
-        card, stage="adaptation", head=network.head.spec, transferability=network.transferability is not None
+def judge(adaptation: Adaptation, config: Config, kind: type[Method], classes: tuple[str, ...], given: int) -> Outcome:
+    """Verdict, estimates and choice. `given`: images that --target-labels trained."""
+    before, after = adaptation.before, adaptation.after
+    verdict, basis = decide(adaptation.measures, adapted=after is not None), basis_of(adaptation)
+    kept = verdict.kind != "harm" or not config.guard
+    outcome = Outcome(
+        verdict=verdict,
+        guard=config.guard,
+        choice=Choice("source", 0),
+        adapted_epoch=0 if after is None else adaptation.chosen_epoch,
+        estimates=estimates(adaptation, verdict, basis, trains=kind.trains),
+        labels=labels_to_settle(before, after or before),
+        selection=config.select,
+        setback=adaptation.setback if kept else None,
+        crowd=crowded_start(before, classes),
+        basis=basis,
+        target_labels=given,
+        trained_with_labels=kind.uses_target_labels,
     )
-    card = replace(card, target_labels=target_labels, temperature=hot)
+    return outcome.choose(outcome.own_choice)
+
+
+def models_of(adaptation: Adaptation) -> dict[ModelName, Impression]:
+    if adaptation.after is None:
+        return {SOURCE: adaptation.before}
+    return {SOURCE: adaptation.before, ADAPTED: adaptation.after}
+
+
+def basis_of(adaptation: Adaptation) -> Basis | None:
+    evidence, before = adaptation.evidence, adaptation.before
+    if not before.has_source:
+        return None
+    predicted = {name: model.predicted for name, model in models_of(adaptation).items()}
+    return Basis(
+        features="pretrained" if evidence.pretrained else "source-only",
+        agreement=float(evidence.agreement),
+        steady=float(evidence.steady),
+        support={name: evidence.support(labels) for name, labels in predicted.items()},
+        stayed={name: evidence.stayed(labels, before.predicted) for name, labels in predicted.items()},
+    )
+
+
+def estimates(
+    adaptation: Adaptation, verdict: Verdict, basis: Basis | None, *, trains: bool
+) -> dict[ModelName, Estimate | None]:
+    """A range for each model, where there can be one. Its own features flatter a source-only model, and the graphs'
+    labels a method that serves them as they are."""
+    models = models_of(adaptation)
+    evidence, images = adaptation.evidence, len(adaptation.before.predicted)
+    if basis is None or not measurable(evidence.source_labels, images):
+        return dict.fromkeys(models)
+    known = {
+        SOURCE: verdict.kind != "harm" and evidence.pretrained,
+        ADAPTED: verdict.kind == "better" and (evidence.pretrained or trains),
+    }
+    return {
+        name: estimate(support, basis.stayed[name], evidence) if known[name] and supported(support) else None
+        for name, support in basis.support.items()
+    }
+
+
+def fitted_temperature(adaptation: Adaptation, basis: Basis | None) -> float:
+    """The adapted model's temperature. The source-only model keeps its own, which does not depend on a target."""
+    if basis is None or adaptation.after is None:
+        return 1.0
+    expected = expected_accuracy(basis.support[ADAPTED], basis.stayed[ADAPTED], adaptation.evidence)
+    return temperature(adaptation.after.target_logits.numpy(), expected)
+
+
+def save(
+    run: Run, adaptation: Adaptation, outcome: Outcome, card: Card, target: UnlabelledDomain, config: Config
+) -> None:
+    """The models, the predictions of the chosen one and, last, the outcome."""
+    network, before, after = adaptation.network, adaptation.before, adaptation.after
+    hot = fitted_temperature(adaptation, outcome.basis)
+    logits: dict[str, np.ndarray] = {n: model.target_logits.numpy() for n, model in models_of(adaptation).items()}
+    scaled = {name: calibrated(x, hot if name == ADAPTED else 1.0) for name, x in logits.items()}
+    run.write_arrays(LOGITS.name, logits)
+    sure = confidence_views(scaled[SOURCE], scaled.get(ADAPTED, scaled[SOURCE]))
+    run.write_arrays(VIEWS.name, views(before, after or before) | sure)
+    table = predictions_csv(target.paths, card.classes, scaled[outcome.choice.model], scaled[SOURCE])
+    run.write(PREDICTIONS.name, table)
+    card = replace(
+        card,
+        stage="adaptation",
+        head=network.head.spec,
+        transferability=network.transferability is not None,
+        target_labels=outcome.target_labels,
+        temperature=hot,
+    )
     if run.writes and after is not None:
-        save_model(run.folder / "adapted", network, replace(card, epoch=adaptation.chosen_epoch))
+        save_model(run.folder / ADAPTED, network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
         network.load_state_dict(adaptation.last)
-        save_model(run.folder / "last", network, replace(card, epoch=config.epochs))
-    result = {
-        "chosen_epoch": adaptation.chosen_epoch if chosen == "adapted" else 0,
-        "chosen_model": chosen,
-        "chosen_by": "run",  # or "person", after `cdtrans choose`
-        "judged_epoch": 0 if after is None else adaptation.chosen_epoch,  # compared with the source-only model
-        "selection": config.select,
-        "guard": verdict.summary(),
-        "evidence_features": evidence.features if before.has_source else None,
-        "support": {name: found._asdict() for name, found in support.items()},
-        "reference": reference if support else None,
-        "trained_with_key": kind.uses_target_labels,
-        "target_labels": target_labels,  # images that the user's --target-labels trained
-        "estimate": estimates[chosen].summary(),
-        "estimates": {name: found.summary() for name, found in estimates.items()},  # of all that could be chosen
-    }
-    run.write_json(RESULT, result)
-    return result
+        save_model(run.folder / LAST, network, replace(card, epoch=config.epochs))
+    run.write_result(outcome)
 
 
-def show(run: Path, result: dict[str, Any], screen: Screen) -> None:
-    """Print the guard's verdict, the estimate, and the accuracy to expect of fewer labels."""
-    guard, estimated = result.get("guard", {}), result.get("estimate", {})  # runs of the first version have neither
-    tell = screen.warn if guard.get("findings") or guard.get("warning") or guard.get("start") else screen.say
-    if verdict := explanation(run, result):
-        tell(verdict)
-    if estimated:
-        screen.say(estimated["sentence"])
-    if estimated and estimated["low"] is not None and not estimated.get("harm"):
-        with suppress(CdtransError):  # a run of an earlier version has recorded no logits
-            screen.say(in_a_line(trade_off(confidences(run))))
+def show(run: Path, outcome: Outcome, screen: Screen) -> None:
+    """Print the verdict, the estimate, and the accuracy to expect of fewer labels."""
+    alarming = outcome.verdict.findings or outcome.setback or outcome.crowd
+    (screen.warn if alarming else screen.say)(wording.explanation(outcome, run))
+    screen.say(wording.estimate(outcome))
+    if outcome.estimate is not None:
+        screen.say(wording.trade_off(trade_off(RunRecord(run).confidences())))

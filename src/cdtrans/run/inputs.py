@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from cdtrans.config import Config, Resolved
 from cdtrans.errors import DataError, SettingsError, counted
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
+from cdtrans.record.layout import Data, Scanned, SourceData, TargetData
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
@@ -42,25 +43,21 @@ class Inputs:
         """Domain -> path -> why the file could not be read."""
         return {"source": self.source.skipped, "target": self.target.skipped}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Data:
         """The run's record of its data; a resumed run must find the same."""
         source, target = self.source.domain, self.target.domain
-        return {
-            "source": {
-                "images": len(source),
-                "held_out": len(self.held_out),
-                "classes": dict(zip(source.classes, source.counts(), strict=True)),
-                "fingerprint": source.fingerprint(),
-                "pixels": self.source.pixel_digest(),
-            },
-            "target": {
-                "images": len(target),
-                "fingerprint": target.fingerprint(),
-                "pixels": self.target.pixel_digest(),
-            },
-            "found": self.scanned,
-            **self.given.describe(),
-        }
+        return Data(
+            SourceData(
+                images=len(source),
+                held_out=len(self.held_out),
+                classes=dict(zip(source.classes, source.counts(), strict=True)),
+                fingerprint=source.fingerprint(),
+                pixels=self.source.pixel_digest(),
+            ),
+            TargetData(images=len(target), fingerprint=target.fingerprint(), pixels=self.target.pixel_digest()),
+            Scanned(**self.scanned),
+            self.given.describe(),
+        )
 
 
 def scan_domains(

@@ -1,16 +1,19 @@
 """From two folders to an adapted classifier. Most mistakes are reported before torch and timm are imported, which takes
-seconds."""
+seconds; meanwhile the images are decoded."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config, compose_run
+from cdtrans.inputs.ahead import decoding_ahead
 from cdtrans.inputs.domains import require_outside, warnings_for
 from cdtrans.methods import require_method
-from cdtrans.record.run_folder import RESULT, check_folder, chosen_by_person, read_result
-from cdtrans.run.choose import explanation
+from cdtrans.record import wording
+from cdtrans.record.outcome import Outcome
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run_folder import RESULT, check_folder
 from cdtrans.run.inputs import scan_domains
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import Given
@@ -31,27 +34,46 @@ class Result:
     """What `adapt` returns."""
 
     run: Path
-    chosen_epoch: int  # 0: the source-only model
-    harm: bool = False  # whether the guard found harm, and nobody has chosen the adapted model since
-    explanation: str = ""  # the guard's verdict and evidence, in a paragraph
-    estimate: tuple[float, float] | None = None  # a range for the accuracy on the target; None if none can be given
-    target_labels: int = 0  # target images that were trained with their labels (--target-labels)
+    outcome: Outcome
+
+    @property
+    def chosen_epoch(self) -> int:
+        """The epoch of the chosen model; 0 for the source-only one."""
+        return self.outcome.choice.epoch
+
+    @property
+    def harm(self) -> bool:
+        """Whether the guard found harm, and nobody has chosen the adapted model since."""
+        return self.outcome.harm
+
+    @property
+    def explanation(self) -> str:
+        """The guard's verdict and evidence, in a paragraph."""
+        return wording.explanation(self.outcome, self.run)
+
+    @property
+    def estimate(self) -> tuple[float, float] | None:
+        """A range for the accuracy on the target; None if none can be given."""
+        found = self.outcome.estimate
+        return None if found is None else (found.low, found.high)
+
+    @property
+    def target_labels(self) -> int:
+        """Target images that were trained with their labels (--target-labels)."""
+        return self.outcome.target_labels
 
     def classifier(self) -> Classifier:
         return load(self.run)
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `adapt --json`."""
-        return asdict(self) | {"run": str(self.run)}
-
-    @property
-    def chosen(self) -> str:
-        """The chosen model, in words."""
-        return f"the adapted model, epoch {self.chosen_epoch}" if self.chosen_epoch else "the source-only model"
+        names = ("chosen_epoch", "harm", "explanation", "estimate", "target_labels")
+        return {"run": str(self.run)} | {name: getattr(self, name) for name in names}
 
     def _repr_html_(self) -> str:
         accuracy = "unknown" if self.estimate is None else "{:.0%} to {:.0%}".format(*self.estimate)
-        rows = [("run folder", str(self.run)), ("chosen", self.chosen), ("estimated accuracy", accuracy)]
+        chosen = wording.chosen_model(self.outcome.choice)
+        rows = [("run folder", str(self.run)), ("chosen", chosen), ("estimated accuracy", accuracy)]
         if self.target_labels:
             rows.append(("target labels trained with", str(self.target_labels)))
         return html_table("Adaptation did harm" if self.harm else "Adapted", (), rows, self.explanation)
@@ -100,21 +122,12 @@ def run_pipeline(
     finished = (out / RESULT).exists()
     if not finished:
         Stage1(out, config).require()
-    with importing():
+
+    needed = () if finished else tuple(domain for domain in (source, target) if len(domain))
+    with decoding_ahead(config, *needed), importing():
         from cdtrans.run.session import run_session
         from cdtrans.runtime.ranks import joined
 
     with joined(config.device):
         run_session(config, source, target, out, screen, force=force, method=method, started=started)
-    return finished_result(out)
-
-
-def finished_result(run: Path) -> Result:
-    """The result of a finished run. Runs of the first version have no verdict and no estimate."""
-    result = read_result(run)
-    guard, estimate = result.get("guard", {}), result.get("estimate") or {}
-    unknown = estimate.get("low") is None or estimate.get("harm")  # the last in older runs
-    band = None if unknown else (estimate["low"], estimate["high"])
-    harm = guard.get("verdict") == "harm" and not chosen_by_person(result)
-    given = int(result.get("target_labels", 0))
-    return Result(run, result["chosen_epoch"], harm, explanation(run, result), band, given)
+    return Result(out, RunRecord(out).outcome)

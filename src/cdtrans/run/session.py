@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,11 +18,11 @@ from cdtrans.network.encoding import Encoder, Frozen
 from cdtrans.network.network import AnyHead, Network, require_no_batchnorm_on_ranks
 from cdtrans.network.operations import build
 from cdtrans.record.files import csv_line
+from cdtrans.record.record import RunRecord
 from cdtrans.record.run import Run
-from cdtrans.record.run_folder import CONFIG, RESULT, check_folder, read_result
-from cdtrans.reporting.record import read_json
+from cdtrans.record.run_folder import CONFIG, RESULT, check_folder
 from cdtrans.run.evidence import evidence_network, left_untouched, pretrained_evidence
-from cdtrans.run.finish import finish, show
+from cdtrans.run.finish import judge, save, show
 from cdtrans.run.inputs import Inputs, decode_inputs, fingerprints
 from cdtrans.run.resolve import resolve
 from cdtrans.run.stage_1 import Stage1
@@ -80,8 +81,8 @@ def run_session(
     data = inputs.describe()
     if is_method_file(config.method):
         file = Path(config.method.rpartition(":")[0])
-        data["method"] = hashlib.sha256(file.read_bytes()).hexdigest()  # a resumed run must find the same code
-    stage_1.require_same_images(data["source"])
+        data = replace(data, method=hashlib.sha256(file.read_bytes()).hexdigest())
+    stage_1.require_same_images(data.source)
 
     run = Run.open(out, config, data)
     if run.finished:
@@ -134,14 +135,16 @@ def run_session(
             adapting = make_method(kind, network, config, sizes).to(device)
             training = Data(source_images, labels, target_images, holdout, inputs.given.tensors(beside), untouched)
             adaptation = adapt_to_target(run, adapting, training, config, screen, frozen, evidence)
-        result = finish(run, card, inputs.target.domain, adaptation, config, kind, len(inputs.given))
+        with run.timed("verdict"):
+            outcome = judge(adaptation, config, kind, card.classes, len(inputs.given))
+        save(run, adaptation, outcome, card, inputs.target.domain, config)
         log_session(run, started)  # before the report, which shows it
         if config.report and run.writes:
             with run.timed("report"):
                 from cdtrans.reporting.page import write_report
 
                 screen.say(f"report: {write_report(out, screen)}")
-        show(out, result, screen)
+        show(out, outcome, screen)
         remove_state(out)
         barrier()  # the others read the result that the main rank has written
     except Interrupted:
@@ -175,8 +178,8 @@ def make_method(kind: type[Method], network: Network, config: Config, sizes: Siz
 def show_finished(out: Path, found: dict[str, str], config: Config, screen: Screen) -> None:
     """Say that a run is finished already, and whether its images have changed since."""
     screen.say(f"The run in '{out}' is already finished.")
-    before = (read_json(out / "data.json") or {}).get("found")  # runs of the first versions have none
-    changed = [name for name in found if isinstance(before, dict) and before.get(name) != found[name]]
+    before = vars(RunRecord(out).data.scanned)
+    changed = [name for name in found if before[name] != found[name]]
     if changed:
         screen.warn(
             f"The {' and '.join(changed)} images have changed since the run in '{out}' began, but its result is "
@@ -185,7 +188,7 @@ def show_finished(out: Path, found: dict[str, str], config: Config, screen: Scre
     remove_state(out)  # left over only if the run was killed at the very end, before its report was written
     if config.report and is_main():
         add_report(out, screen)
-    show(out, read_result(out), screen)
+    show(out, RunRecord(out).outcome, screen)
 
 
 def opening(config: Config, out: Path, *, trains: bool) -> list[str]:
@@ -213,8 +216,8 @@ def opening(config: Config, out: Path, *, trains: bool) -> list[str]:
 
 def warn_about_threads(out: Path, config: Config, screen: Screen) -> None:
     """On a CPU the number of threads decides how sums are rounded."""
-    before, now = (read_json(out / "environment.json") or {}).get("threads"), torch.get_num_threads()
-    if config.device == "cpu" and before not in (None, now):
+    before, now = RunRecord(out).environment.threads, torch.get_num_threads()
+    if config.device == "cpu" and before != now:
         screen.warn(
             f"The run began with {before} CPU threads and resumes with {now}, so its result will differ in the last "
             f"digits from that of an uninterrupted run; set OMP_NUM_THREADS={before} to avoid this."

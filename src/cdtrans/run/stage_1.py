@@ -7,23 +7,23 @@ holds out may have been trained on. That one rule covers --holdout and --seed to
 source images has the classes and the backbone of the model that it adapts. Needs no torch until a network is made, so
 that mistakes are reported at once."""
 
-import json
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cdtrans.config import Config, Resolved, make_config, require_weights
-from cdtrans.errors import CdtransError, first_of
+from cdtrans.errors import CdtransError, RunError, first_of
 from cdtrans.methods import WITHOUT_SOURCE
-from cdtrans.record.card_file import read_card
 from cdtrans.record.files import intact
+from cdtrans.record.layout import SourceData
+from cdtrans.record.model import Card, read_card, save_model
+from cdtrans.record.record import RunRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cdtrans.inputs.batches import Images
-    from cdtrans.network.card import Card
     from cdtrans.network.encoding import Encoder
     from cdtrans.network.network import Network
     from cdtrans.record.run import Run
@@ -91,13 +91,10 @@ class Stage1:
         if origin.is_file():
             return make_config(config.to_dict() | {"neck": "none", "taps": 1}), read_classes(config)
         card = read_card(origin / SOURCE)
-        if missing := [name for name in (*BUILT, "classes") if name not in card]:
-            raise CdtransError(f"The model in '{origin / SOURCE}' is damaged: its card has no '{missing[0]}'.")
-        described = {name: card[name] for name in BUILT}
-        return make_config(config.to_dict() | described), tuple(map(str, card["classes"]))
+        return make_config(config.to_dict() | {name: getattr(card, name) for name in BUILT}), card.classes
 
-    def require_same_images(self, source: dict[str, Any]) -> None:
-        """`source` is what this run's data.json will say about the images that it trains on."""
+    def require_same_images(self, source: SourceData) -> None:
+        """`source` describes the images that this run trains on."""
         if self.config.source_model and self.config.source and not self.done:
             _check_same_images(Path(self.config.source_model), self.config, source)
 
@@ -119,7 +116,7 @@ class Stage1:
         """Fit the encoder's network, or load it if that has been done. Afterwards this run has its source-only
         model."""
         network = encode.model
-        from cdtrans.network.card import load_model, save_model
+        from cdtrans.network.card import load_model
         from cdtrans.training.source import fit_source, probe_source
 
         folder = run.folder / SOURCE
@@ -222,18 +219,12 @@ def _check_classes(run: Path, theirs: tuple[str, ...], ours: tuple[str, ...]) ->
         )
 
 
-def _check_same_images(run: Path, config: Config, source: dict[str, Any]) -> None:
-    file = run / "data.json"
-    try:
-        theirs = json.loads(file.read_text(encoding="utf-8"))["source"]
-        images, held, fingerprint = theirs["images"], theirs["held_out"], theirs["fingerprint"]
-    except Exception as error:  # it is missing or damaged, in any way
-        raise CdtransError(
-            f"'{file}' does not say which images its stage 1 was trained on; use another run."
-        ) from error
-    if fingerprint != source["fingerprint"] or theirs.get("pixels", source["pixels"]) != source["pixels"]:
-        raise CdtransError(
-            f"Stage 1 of '{run}' was trained on other source images ({images}, and {held} held out, there; "
-            f"{source['images']}, and {source['held_out']} held out with --holdout {config.holdout} --seed "
-            f"{config.seed}, here); give the same source, --holdout and --seed, {OR_TRAIN}."
+def _check_same_images(run: Path, config: Config, source: SourceData) -> None:
+    theirs = RunRecord(run).data.source
+    if (theirs.fingerprint, theirs.pixels) != (source.fingerprint, source.pixels):
+        raise RunError(
+            "other-source",
+            f"Stage 1 of '{run}' was trained on other source images ({theirs.images}, and {theirs.held_out} held out, "
+            f"there; {source.images}, and {source.held_out} held out with --holdout {config.holdout} --seed "
+            f"{config.seed}, here); give the same source, --holdout and --seed, {OR_TRAIN}.",
         )

@@ -4,7 +4,7 @@ draws a random part to measure with: it is left out, so that `answer` can measur
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cdtrans.config import Config, Resolved
 from cdtrans.errors import CdtransError, DataError, SettingsError, counted
@@ -13,6 +13,7 @@ from cdtrans.inputs.domains import UnlabelledDomain
 from cdtrans.measure.labels import NO_CLASS, UNSURE
 from cdtrans.measure.matching import TargetImages, filled_rows, match
 from cdtrans.record.files import csv_line
+from cdtrans.record.layout import GivenData
 from cdtrans.record.run_folder import TARGET_LABELS, trained_labels
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.recorded import target_digests, target_paths
@@ -117,12 +118,12 @@ class Given:
                 "another --out to train with them as they are now."
             )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> GivenData | None:
         """Their entry in data.json: a resumed run must find the same labels."""
         if not self.labels:
-            return {}
+            return None
         digest = hashlib.sha256(repr(list(self.labels.items())).encode()).hexdigest()
-        return {"target_labels": {"images": len(self), "fingerprint": digest}}
+        return GivenData(len(self), digest)
 
     def write(self, run: "Run", classes: tuple[str, ...], target: Decoded[UnlabelledDomain]) -> None:
         """target_labels.csv: the images that later verbs must not use to measure the model."""

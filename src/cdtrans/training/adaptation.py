@@ -13,7 +13,9 @@ from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.network.network import Network, Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
+from cdtrans.record.outcome import Measure, Setback
 from cdtrans.record.run import Run
+from cdtrans.record.wording import finding_sentence
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import part, share_buffers
 from cdtrans.runtime.screen import Screen
@@ -23,7 +25,7 @@ from cdtrans.training.reporting import StageReport
 from cdtrans.training.state import Loop, Stateful, step_seed
 from cdtrans.training.step import Step, Train
 from cdtrans.training.workload import Workload
-from cdtrans.trust.guard import Measure, fell_later, gave_up, judge_adapted, judge_source, objections
+from cdtrans.trust.guard import fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.selection import Watch
 from cdtrans.trust.support import Evidence, Impression, impression
 
@@ -51,7 +53,7 @@ class Adaptation(NamedTuple):
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
     evidence: Evidence  # of the guard, from fixed features of both domains
     measures: list[Measure]  # for or against the adapted model
-    warning: str = ""  # evidence against the training after the chosen epoch
+    setback: Setback | None = None  # after the chosen epoch
 
 
 def adapt_to_target(
@@ -96,8 +98,7 @@ def adapt_to_target(
         measures += judge_adapted(before, after, watch.evidence)
     reached = config.epochs if last else best.epoch
     later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
-    warning = fell_later(best.epoch, later)
-    return Adaptation(network, before, after, best.epoch, last, watch.evidence, measures, warning)
+    return Adaptation(network, before, after, best.epoch, last, watch.evidence, measures, fell_later(later))
 
 
 def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, screen: Screen) -> Encoded:
@@ -221,7 +222,7 @@ def start_from(watch: Watch, domains: Domains, method: Method, config: Config, *
             watch.evidence = Evidence.of(domains, method.sizes.classes, method.network.leading, pretrained=pretrained)
     against = [measure for measure in objections(judge_source(watch.before, watch.evidence)) if measure.decisive]
     if against and config.guard:
-        raise Hopeless(against[0].sentence, "See the guard's findings.")
+        raise Hopeless(finding_sentence(against[0]), "See the guard's findings.")
 
 
 class Planner:

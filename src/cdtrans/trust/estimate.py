@@ -15,50 +15,27 @@ them. In features that are not pretrained, there is none for the source-only mod
 that serves the reference's own labels."""
 
 import math
-from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from cdtrans.errors import counted
-from cdtrans.trust.support import NEIGHBOURS, Evidence, Support
+from cdtrans.record.outcome import Estimate, Support
+from cdtrans.trust.support import NEIGHBOURS, Evidence
 
 LEVEL, AGREEMENT, STEADY, SHIFT, STAYED = -0.56, 0.86, 0.30, -0.32, -1.37
 HALF_WIDTH = 0.132  # contains the true accuracy in nine of ten runs
 IMAGES, PER_CLASS = 200, NEIGHBOURS  # of the target, and of the source's middle class: with fewer there is no range
 
 
-class Estimate(NamedTuple):
-    """An estimate of a model's accuracy on the target."""
-
-    accuracy: float
-    known: bool  # whether the range is reliable
-    labels: int  # how many target images to label to measure the accuracy instead
-
-    @property
-    def low(self) -> float:
-        return max(0.0, self.accuracy - HALF_WIDTH)
-
-    @property
-    def high(self) -> float:
-        return min(1.0, self.accuracy + HALF_WIDTH)
-
-    def summary(self) -> dict[str, Any]:
-        if not self.known:
-            labels = counted(self.labels, "label")
-            sentence = f"The accuracy on the target is unknown without labels: about {labels} would show it."
-            return {"low": None, "high": None, "sentence": sentence}
-        sentence = (
-            f"Estimated accuracy on the target, without labels: {self.low:.0%} to {self.high:.0%}. In one of "
-            "ten runs the true accuracy is outside this range."
-        )
-        return {"low": round(self.low, 4), "high": round(self.high, 4), "sentence": sentence}
+def estimate(support: Support, stayed: float, evidence: Evidence) -> Estimate:
+    """The range for a model with this support."""
+    accuracy = expected_accuracy(support, stayed, evidence)
+    return Estimate(max(0.0, accuracy - HALF_WIDTH), min(1.0, accuracy + HALF_WIDTH))
 
 
-def estimate(support: Support, stayed: float, evidence: Evidence, *, known: bool, labels: int) -> Estimate:
-    """The estimate for a model with this support."""
+def expected_accuracy(support: Support, stayed: float, evidence: Evidence) -> float:
+    """The middle of the range."""
     task = LEVEL + AGREEMENT * _logit(float(evidence.agreement)) + STEADY * _logit(float(evidence.steady))
-    x = task + SHIFT * _logit(support.shift) + STAYED * stayed
-    return Estimate(1 / (1 + math.exp(-x)), known, labels)
+    return 1 / (1 + math.exp(-(task + SHIFT * _logit(support.shift) + STAYED * stayed)))
 
 
 def measurable(source_labels: Tensor, images: int) -> bool:
@@ -66,11 +43,6 @@ def measurable(source_labels: Tensor, images: int) -> bool:
     chance moves an agreement by only a few points."""
     counts = source_labels.bincount()
     return images >= IMAGES and int(counts[counts > 0].median()) >= PER_CLASS
-
-
-def unknown(labels: int) -> Estimate:
-    """The estimate where there are no source images to base it on."""
-    return Estimate(0.0, known=False, labels=labels)
 
 
 def _logit(share: float) -> float:

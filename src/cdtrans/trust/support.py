@@ -29,6 +29,7 @@ from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, TILE, Statistics, fit_probe, label_target, nearest
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains
+from cdtrans.record.outcome import Support
 
 NEIGHBOURS = 10
 IMAGES = 20_000  # of a domain at most, evenly spread
@@ -120,14 +121,6 @@ def crowded_class(predicted: Sequence[int], source: Sequence[int]) -> Crowded | 
     share = predicted[label] / images
     fair = max(1 / len(predicted), source[label] / max(labelled, 1))
     return Crowded(label, share, fair) if share > MOST and share > TIMES_FAIR * fair else None
-
-
-class Support(NamedTuple):
-    """What the evidence says of one model's predictions."""
-
-    first: float  # by the nearest source image alone
-    mean: float  # by the nearest ten
-    shift: float
 
 
 class Evidence(NamedTuple):

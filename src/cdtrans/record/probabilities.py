@@ -1,13 +1,47 @@
-"""Fewer labels, more of them right: which labels to keep, by how sure the model is of the run's own target images. The
-expected accuracy of a set of labels is the mean of their probabilities, so it is as good as these are calibrated."""
+"""Probabilities of a run's labels: from logits by a temperature, and how many of the most confident ones are right.
 
+The expected accuracy of a set of labels is the mean of their probabilities, so it is as good as these are
+calibrated."""
+
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from cdtrans.errors import CdtransError
+from cdtrans.errors import SettingsError
 
+COLDEST, HOTTEST = 0.05, 50.0
+STEPS = 40  # of the search for a temperature
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+
+
+def calibrated(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """[N, K] -> [N, K] in double precision, whatever was recorded: equal wherever it is computed."""
+    return np.asarray(logits.astype(np.float64) / temperature)
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """[N, K] -> [N, K] softmax."""
+    p = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    return np.asarray(p / p.sum(axis=1, keepdims=True))
+
+
+def temperature(logits: np.ndarray, accuracy: float) -> float:
+    """At which a model with these logits [N, K] is, on average, as confident as it is right. Confidence falls as the
+    temperature rises, so halving the interval finds it."""
+    low, high = COLDEST, HOTTEST
+    for _ in range(STEPS):
+        middle = math.sqrt(low * high)
+        confidence = float(probabilities(calibrated(logits, middle)).max(axis=1).mean())
+        low, high = (middle, high) if confidence > accuracy else (low, middle)
+    return math.sqrt(low * high)
+
+
+def no_class(source_only: np.ndarray) -> np.ndarray:
+    """Logits of the source-only model [N, K] -> [N]: 1 less its largest probability. Adaptation makes a model sure of
+    every target image, whether it belongs to a class or not; the source-only model has seen none of them
+    (docs/results/unknown.md)."""
+    return np.asarray(1 - probabilities(source_only).max(axis=1))
 
 
 @dataclass(frozen=True)
@@ -22,8 +56,9 @@ class Kept:
 def threshold_for_share(confidences: np.ndarray, share: float) -> Kept:
     """The surest `share` of the images; a few more if several are equally sure."""
     if not 0 < share <= 1:
-        raise CdtransError(
-            f"The share to keep must be above 0 and at most 1, not {share:g}; 0.8 is the most confident 80%."
+        raise SettingsError(
+            "keep-share",
+            f"The share to keep must be above 0 and at most 1, not {share:g}; 0.8 is the most confident 80%.",
         )
     surest = np.sort(confidences)[::-1]
     return _first(surest, max(1, round(share * len(surest))))
@@ -32,15 +67,18 @@ def threshold_for_share(confidences: np.ndarray, share: float) -> Kept:
 def threshold_for_accuracy(confidences: np.ndarray, accuracy: float) -> Kept:
     """As many of the surest images as can be kept with this accuracy expected of them."""
     if not 0 < accuracy <= 1:
-        raise CdtransError(f"The accuracy must be above 0 and at most 1, not {accuracy:g}; 0.95 is 95%.")
+        raise SettingsError(
+            "keep-accuracy", f"The accuracy must be above 0 and at most 1, not {accuracy:g}; 0.95 is 95%."
+        )
     surest = np.sort(confidences)[::-1]
     means = surest.cumsum() / np.arange(1, len(surest) + 1)
     ends = np.append(surest[1:] < surest[:-1], True)  # where no equally sure image follows
     enough = np.flatnonzero(ends & (means >= accuracy))
     if not len(enough):
-        raise CdtransError(
+        raise SettingsError(
+            "keep-accuracy",
             f"An accuracy of {accuracy:.1%} cannot be expected of any part of the images: of the most confident it is "
-            f"{_floor(surest[0])}; give a lower --accuracy."
+            f"{_floor(surest[0])}; give a lower --accuracy.",
         )
     return _first(surest, int(enough[-1]) + 1)
 

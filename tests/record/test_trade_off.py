@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdtrans.serving.trade_off import (
+from cdtrans.record.probabilities import (
     SHARES,
     Kept,
     in_a_line,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cdtrans.serving.probabilities import COLDEST, HOTTEST, probabilities, temperature
+from cdtrans.record.probabilities import COLDEST, HOTTEST, probabilities, temperature
 
 
 @pytest.mark.parametrize("accuracy", [0.3, 0.6, 0.95])

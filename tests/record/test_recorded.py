@@ -1,20 +1,20 @@
 """What a run recorded of its target images, and what another temperature makes of it."""
 
 import csv
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cdtrans.record.card_file import read_card, set_temperature
-from cdtrans.record.run_folder import RESULT
+from cdtrans.record.model import read_card, set_temperature
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run import recalibrate, refresh
 from cdtrans.run import finish
 from cdtrans.run.pipeline import adapt
 from cdtrans.serving.classifier import load
-from cdtrans.serving.recorded import confidences, recalibrate, refresh, target_logits
-from support import error_says
+from run_folders import refused
+from support import raises
 from tiny_task import make_task
 
 
@@ -25,6 +25,10 @@ def run(finished, tmp_path: Path) -> Path:
     set_temperature(run / "adapted", 1.0)
     refresh(run)
     return run
+
+
+def confidences(run: Path, model: str = "chosen") -> np.ndarray:
+    return RunRecord(run).confidences(model)
 
 
 def table(run: Path) -> dict[str, dict[str, str]]:
@@ -56,8 +60,8 @@ def test_what_is_recorded_is_what_the_models_say(run: Path, finished) -> None:
 def test_another_temperature_changes_probabilities_and_no_label(run: Path, finished) -> None:
     before, sure = table(run), confidences(run)
     weights = (run / "adapted" / "model.safetensors").read_bytes()
-    recalibrate(run, 2.5)
-    assert read_card(run / "adapted")["temperature"] == 2.5
+    recalibrate(RunRecord(run), 2.5)
+    assert read_card(run / "adapted").temperature == 2.5
     assert (run / "adapted" / "model.safetensors").read_bytes() == weights
     after = table(run)
     assert {path: row["label"] for path, row in after.items()} == {path: row["label"] for path, row in before.items()}
@@ -69,16 +73,15 @@ def test_another_temperature_changes_probabilities_and_no_label(run: Path, finis
         np.testing.assert_allclose(views["confidence_after"], confidences(run), atol=1e-3)
         np.testing.assert_array_equal(views["confidence_before"], old["confidence_before"])
         assert (views["changed"] != old["changed"]).any()
-    recalibrate(run, 1.0)
+    recalibrate(RunRecord(run), 1.0)
     assert table(run) == before
 
 
 def test_the_chosen_model_is_the_one_that_is_recalibrated(run: Path) -> None:
-    result = json.loads((run / RESULT).read_text())
-    (run / RESULT).write_text(json.dumps(result | {"chosen_model": "source"}))
-    recalibrate(run, 2.0)
-    assert (read_card(run / "source")["temperature"], read_card(run / "adapted")["temperature"]) == (2.0, 1.0)
-    assert {row["label"] for row in table(run).values()} <= set(read_card(run / "source")["classes"])
+    refused(run)
+    recalibrate(RunRecord(run), 2.0)
+    assert (read_card(run / "source").temperature, read_card(run / "adapted").temperature) == (2.0, 1.0)
+    assert {row["label"] for row in table(run).values()} <= set(read_card(run / "source").classes)
 
 
 @pytest.mark.slow
@@ -86,7 +89,7 @@ def test_a_run_gives_its_models_their_temperatures(tmp_path: Path, monkeypatch: 
     task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
     monkeypatch.setattr(finish, "temperature", lambda logits, accuracy: 2.0)
     run = adapt(source=task.source, target=task.target, out=tmp_path / "run", config=task.config, quiet=True).run
-    read = {model: read_card(run / model)["temperature"] for model in ("source", "adapted", "last")}
+    read = {model: read_card(run / model).temperature for model in ("source", "adapted", "last")}
     assert read == {"source": 1.0, "adapted": 2.0, "last": 2.0}
     for model in ("chosen", "adapted", "source"):
         agrees(run, task.target, model)
@@ -97,7 +100,7 @@ def test_a_run_gives_its_models_their_temperatures(tmp_path: Path, monkeypatch: 
 
 def test_without_logits_nothing_is_changed(run: Path) -> None:
     (run / "logits.npz").unlink()
-    for ask in (lambda: target_logits(run), lambda: recalibrate(run, 2.0)):
-        with error_says("logits.npz", str(run)):
+    for ask in (lambda: RunRecord(run).calibrated_logits(), lambda: recalibrate(RunRecord(run), 2.0)):
+        with raises("run-damaged"):
             ask()
-    assert read_card(run / "adapted")["temperature"] == 1.0
+    assert read_card(run / "adapted").temperature == 1.0

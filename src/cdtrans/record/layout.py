@@ -1,0 +1,201 @@
+"""Every file of a run folder, once: its name, the type that it holds, and what to do if it is damaged.
+
+`RunWriter` writes them and `RunRecord` reads them; no other module names them."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from cdtrans.config import Resolved
+from cdtrans.record.measured import Answers, Measured, Questions
+from cdtrans.record.outcome import Outcome
+
+VERSION = 1  # of this layout and of the saved state; data.json records it
+
+AGAIN = "run the 'cdtrans adapt' command again with another --out"
+RESTORE = f"restore it, or {AGAIN}"
+REMOVE = "remove it and run the 'cdtrans adapt' command again"
+MOVE = "move it away and run the command again"
+
+
+@dataclass(frozen=True)
+class SourceData:
+    images: int  # to train on
+    held_out: int
+    classes: dict[str, int]  # images of each class, without those held out
+    fingerprint: str  # of names, sizes and labels
+    pixels: str  # digest of all pixels
+
+
+@dataclass(frozen=True)
+class TargetData:
+    images: int
+    fingerprint: str  # of names and sizes
+    pixels: str
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """The images on disk before any was read, so that they can be compared at any time."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """The labels of --target-labels."""
+
+    images: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data of a run. A resumed run must find the same."""
+
+    source: SourceData
+    target: TargetData
+    scanned: Scanned
+    target_labels: GivenData | None = None
+    method: str | None = None  # digest of the method's own file
+    layout: int = VERSION
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The versions and the device of a run."""
+
+    python: str
+    system: str
+    device: str  # such as 'cuda: NVIDIA H200'
+    threads: int
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images behind the indices of all other files, by domain: 'source', 'holdout', 'target'."""
+
+    paths: dict[str, tuple[str, ...]]
+    digests: dict[str, tuple[str, ...]]  # of the pixels
+
+    def positions(self, domain: str) -> dict[str, int]:
+        """The index of each image by its digest."""
+        return {digest: i for i, digest in enumerate(self.digests[domain])}
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits of the target before the temperature, [Nt, K]."""
+
+    source: np.ndarray  # by the source-only model
+    adapted: np.ndarray | None = None  # None without an adapted model
+
+
+@dataclass(frozen=True)
+class Views:
+    """How the source-only and the adapted model see the images. Without an adapted model both are the same."""
+
+    before_source: np.ndarray  # [S, D] features of some source images, by the source-only model
+    before_target: np.ndarray  # [T, D]
+    after_source: np.ndarray  # [S, D] by the adapted model
+    after_target: np.ndarray  # [T, D]
+    sampled_source: np.ndarray  # [S] the images with features
+    sampled_target: np.ndarray  # [T]
+    source_labels: np.ndarray  # [Ns]
+    source_predicted: np.ndarray  # [Ns] by the source-only model, as are the next two
+    source_confidence: np.ndarray  # [Ns]
+    source_own: np.ndarray  # [Ns] probability of the image's own label
+    target_before: np.ndarray  # [Nt] predicted classes
+    target_after: np.ndarray  # [Nt]
+    confidence_before: np.ndarray  # [Nt] calibrated
+    confidence_after: np.ndarray  # [Nt]
+    changed: np.ndarray  # [Nt] total variation between both models' probabilities
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The target after one epoch."""
+
+    predicted: np.ndarray  # [Nt]
+    confidence: np.ndarray  # [Nt] without temperature
+
+
+@dataclass(frozen=True)
+class Round:
+    """One search for pairs: every proposal."""
+
+    source: np.ndarray  # [P] indices of images; -1 without source images
+    target: np.ndarray  # [P]
+    source_labels: np.ndarray  # [P]
+    target_labels: np.ndarray  # [P] pseudo-labels
+    kept: np.ndarray  # [P] bool
+
+
+@dataclass(frozen=True)
+class TrainedLabel:
+    """A target image that the run was trained with the label of (--target-labels)."""
+
+    path: str
+    label: str
+    digest: str
+
+
+Line = dict[str, Any]  # of a .jsonl file
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class File(Generic[T]):
+    """A file of a run folder. The ending of its name decides the format."""
+
+    name: str
+    holds: type[T]
+    advice: str = RESTORE  # what to do if it is damaged
+
+    def numbered(self, number: int) -> "File[T]":
+        """One of a series."""
+        return File(self.name.format(number), self.holds, self.advice)
+
+
+# Written when a run begins
+CONFIG = File("config.yaml", Resolved, AGAIN)
+DATA = File("data.json", Data, AGAIN)
+ENVIRONMENT = File("environment.json", Environment)
+IMAGES = File("images.csv", Images)
+TARGET_LABELS = File("target_labels.csv", TrainedLabel)
+EVIDENCE = File("evidence.npz", dict, AGAIN)  # of the pretrained features, see trust.support.Evidence
+# While it trains
+LOG = File("log.jsonl", Line)  # events; without timestamps, so that equal runs have equal logs
+TIMINGS = File("timings.jsonl", Line)  # how long every stage took, and when it ended
+STATE = File("state/state.pt", dict, AGAIN)  # to resume from; a finished run has none
+ROUND = File("pairs/round-{:02}.npz", Round)
+PREDICTED = File("predictions/epoch-{:03}.npz", Predictions)  # epoch 0: the source-only model
+# When it ends; result.json is the last, except for the report
+LOGITS = File("logits.npz", Logits)
+VIEWS = File("views.npz", Views)
+PREDICTIONS = File("predictions.csv", bytes)  # the target, by the chosen model
+RESULT = File("result.json", Outcome, REMOVE)
+REPORT = File("report.html", bytes)
+# By later commands
+MEASURED = File("evaluation.json", Measured, MOVE)  # `eval` with most images of the run's own target
+QUESTIONS = File("ask/questions.json", Questions, MOVE)
+ANSWERS = File("answers.json", Answers, MOVE)
+ONNX = "model.onnx"  # where `export` writes if it is not told otherwise
+
+# Folders of models; each holds these two files
+SOURCE, ADAPTED, LAST = MODELS = ("source", "adapted", "last")
+CARD, WEIGHTS = "model.json", "model.safetensors"
+
+LOCK = ".lock"
+TENSORBOARD, WANDB, MLFLOW = TRACKERS = ("tensorboard", "wandb", "mlflow-run.txt")
+FIRST = (LOCK, f".{CONFIG.name}.draft")  # left by a run that was killed right at the start
+
+FILES = (
+    *(CONFIG, DATA, ENVIRONMENT, IMAGES, TARGET_LABELS, EVIDENCE, LOG, TIMINGS, STATE, ROUND, PREDICTED, LOGITS, VIEWS),
+    *(PREDICTIONS, RESULT, REPORT, MEASURED, QUESTIONS, ANSWERS),
+)
+# What no verb may write to at a user's wish
+OWN = {LOCK, *MODELS, *TRACKERS, *(file.name.partition("/")[0] for file in FILES)} - {"ask"}

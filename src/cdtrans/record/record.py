@@ -1,0 +1,309 @@
+"""A run folder as typed values: read when they are asked for, never written. Needs no torch.
+
+A file that is damaged, or missing although every run has it, is a RunError 'run-damaged' that names the file and what
+to do. Files that a run may lack are None or empty."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from cdtrans.config import Resolved, read_yaml
+from cdtrans.errors import CdtransError, RunError, SettingsError, nearest
+from cdtrans.record import layout
+from cdtrans.record.files import intact
+from cdtrans.record.layout import Data, Environment, File, Images, Line, Logits, Predictions, Round, TrainedLabel, Views
+from cdtrans.record.measured import Answers, Measured, Questions
+from cdtrans.record.model import Card, read_card
+from cdtrans.record.outcome import Outcome
+from cdtrans.record.probabilities import calibrated, probabilities
+from cdtrans.schema import Misfit, build
+
+T = TypeVar("T")
+
+
+class RunRecord:
+    """Everything that a run has left in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # State of the run
+
+    @property
+    def begun(self) -> bool:
+        return self.has(layout.CONFIG)
+
+    @property
+    def finished(self) -> bool:
+        return self.has(layout.RESULT)
+
+    def has(self, file: File[Any]) -> bool:
+        return (self.folder / file.name).exists()
+
+    # What every run has
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        self._require_finished()
+        outcome = self._json(layout.RESULT)
+        with self._intact(layout.RESULT):
+            missing = {"source", outcome.choice.model} - outcome.estimates.keys()
+            require(not missing, f"it has no estimate for the model '{next(iter(missing), '')}'")
+        return outcome
+
+    @cached_property
+    def config(self) -> Resolved:
+        with self._intact(layout.CONFIG) as file:
+            try:
+                return build(Resolved, read_yaml(file))
+            except CdtransError as error:  # its sentence would ask to correct the file
+                raise Misfit("kind", "", str(error).rstrip(".")) from error
+
+    @cached_property
+    def data(self) -> Data:
+        data = self._json(layout.DATA)
+        if data.layout != layout.VERSION:
+            raise RunError("run-version", f"'{self.folder}' was written by another version of cdtrans; {layout.AGAIN}.")
+        return data
+
+    @cached_property
+    def environment(self) -> Environment:
+        return self._json(layout.ENVIRONMENT)
+
+    @cached_property
+    def images(self) -> Images:
+        paths: dict[str, list[str]] = {"source": [], "holdout": [], "target": []}
+        digests: dict[str, list[str]] = {domain: [] for domain in paths}
+        for row in self._table(layout.IMAGES, ("domain", "index", "path", "digest")):
+            with self._intact(layout.IMAGES):
+                require(int(row["index"]) == len(paths[row["domain"]]), "its indices are not in order")
+            paths[row["domain"]].append(row["path"])
+            digests[row["domain"]].append(row["digest"])
+        return Images(*({domain: tuple(of[domain]) for domain in of} for of in (paths, digests)))
+
+    @cached_property
+    def logits(self) -> Logits:
+        """Before the temperature."""
+        logits = self._arrays(layout.LOGITS)
+        shape = len(self.images.paths["target"]), len(self.classes)
+        with self._intact(layout.LOGITS):
+            for values in (logits.source, *([] if logits.adapted is None else [logits.adapted])):
+                require(
+                    values.shape == shape, f"it holds {values.shape} logits, and the run {shape} images and classes"
+                )
+                require(np.isfinite(values).all(), "its numbers are not logits")
+        return logits
+
+    @cached_property
+    def views(self) -> Views:
+        views = self._arrays(layout.VIEWS)
+        source, target = (len(self.images.paths[domain]) for domain in ("source", "target"))
+        sampled = {"before": (len(views.sampled_source), len(views.sampled_target))}
+        sampled["after"] = sampled["before"]
+        with self._intact(layout.VIEWS):
+            for name, values in vars(views).items():
+                if name.startswith("sampled"):
+                    continue
+                when, _, domain = name.partition("_")
+                if when in sampled:
+                    expected = sampled[when][domain == "target"]
+                else:
+                    expected = source if when == "source" else target
+                require(len(values) == expected, f"its {name} are of {len(values)} images, not {expected}")
+            for classes in (views.source_labels, views.source_predicted, views.target_before, views.target_after):
+                require(((classes >= 0) & (classes < len(self.classes))).all(), "it has other classes")
+            for rows, images in ((views.sampled_source, source), (views.sampled_target, target)):
+                require(((rows >= 0) & (rows < images)).all(), "its samples are of other images")
+        return views
+
+    @cached_property
+    def log(self) -> tuple[Line, ...]:
+        return self._lines(layout.LOG)
+
+    def events(self, name: str) -> list[Line]:
+        """The log's lines of one kind."""
+        return [line for line in self.log if line.get("event") == name]
+
+    @cached_property
+    def timings(self) -> tuple[Line, ...]:
+        return self._lines(layout.TIMINGS)
+
+    # What a run may lack
+
+    @cached_property
+    def rounds(self) -> dict[int, Round]:
+        """Every search for pairs."""
+        return {number: self._arrays(layout.ROUND.numbered(number)) for number in self._numbers(layout.ROUND)}
+
+    @cached_property
+    def epochs(self) -> tuple[int, ...]:
+        """The epochs with predictions; none if the user has deleted them."""
+        return self._numbers(layout.PREDICTED)
+
+    def predictions(self, epoch: int) -> Predictions:
+        """The target after an epoch; 0 is the source-only model."""
+        predictions = self._arrays(file := layout.PREDICTED.numbered(epoch))
+        with self._intact(file):
+            require(len(predictions.predicted) == len(self.images.paths["target"]), "it is about other images")
+            classes = predictions.predicted
+            require(((classes >= 0) & (classes < len(self.classes))).all(), "it has other classes")
+        return predictions
+
+    @cached_property
+    def trained_labels(self) -> tuple[TrainedLabel, ...]:
+        """The target images that the run was trained with the labels of: they cannot measure its models."""
+        if not self.has(layout.TARGET_LABELS):
+            return ()
+        names = tuple(spec.name for spec in fields(TrainedLabel))
+        return tuple(TrainedLabel(*map(row.get, names)) for row in self._table(layout.TARGET_LABELS, names))
+
+    @cached_property
+    def evaluation(self) -> Measured | None:
+        """What `eval` has measured."""
+        return self._json(layout.MEASURED) if self.has(layout.MEASURED) else None
+
+    @cached_property
+    def questions(self) -> Questions | None:
+        return self._json(layout.QUESTIONS) if self.has(layout.QUESTIONS) else None
+
+    @cached_property
+    def answers(self) -> Answers | None:
+        return self._json(layout.ANSWERS) if self.has(layout.ANSWERS) else None
+
+    @property
+    def measured(self) -> Measured | None:
+        """What target labels show: by `eval`, or else by `answer`."""
+        return self.evaluation or (self.answers.measured if self.answers else None)
+
+    # Models
+
+    def model_name(self, model: str = "chosen") -> str:
+        """The folder of the 'chosen', 'adapted', 'last' or 'source' model of a finished run."""
+        known = ["chosen", "adapted", "last", "source"]
+        if model not in known:
+            raise SettingsError("model-unknown", f"Unknown model '{model}': {nearest(model, known)}")
+        chosen = self.outcome.choice.model
+        if model in ("adapted", "last") and not self.has_model(model):
+            raise RunError(
+                "model-missing",
+                f"The run in '{self.folder}' has no {model} model: it ended before that; use --model source.",
+            )
+        return chosen if model == "chosen" else model
+
+    def has_model(self, name: str) -> bool:
+        return self.model_folder(name).is_dir()
+
+    def model_folder(self, name: str) -> Path:
+        return self.folder / name
+
+    def card(self, name: str) -> Card:
+        return read_card(self.model_folder(name))
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        return self.card(layout.SOURCE).classes
+
+    def calibrated_logits(self, model: str = "chosen") -> np.ndarray:
+        """[Nt, K] logits of the target by a model of a finished run, divided by its temperature."""
+        name = self.model_name(model)
+        logits = getattr(self.logits, name, None)
+        if logits is None:
+            raise RunError("no-logits", f"'{self.folder}' keeps no logits of its {name} model; use another --model.")
+        return calibrated(logits, self.card(name).temperature)
+
+    def confidences(self, model: str = "chosen") -> np.ndarray:
+        """[Nt] calibrated probability of the predicted class of each target image."""
+        return np.asarray(probabilities(self.calibrated_logits(model)).max(axis=1))
+
+    def calibrated_with(self, model: str = "chosen") -> Literal["labels", "estimate", "nothing"]:
+        """The origin of a model's temperature: labels that `answer` has read, or the estimate. The source-only model
+        keeps its own, which does not depend on a target."""
+        name = self.model_name(model)
+        if name == layout.ADAPTED and self.answers is not None and self.answers.calibrated:
+            return "labels"
+        return "nothing" if name == layout.SOURCE or self.outcome.estimates[layout.ADAPTED] is None else "estimate"
+
+    # The images
+
+    def root(self, domain: Literal["source", "target"]) -> Path:
+        """The folder that the paths of a domain are relative to."""
+        place, root = getattr(self.config, domain), self.config.root
+        if os.path.isfile(place):  # a list
+            return Path(root) if root else Path(place).parent
+        return Path(place)
+
+    # Reading
+
+    def _require_finished(self) -> None:
+        place = self.folder
+        if self.finished:
+            return
+        if place.is_file():
+            raise RunError("no-run", f"'{place}' is a file; give the run folder that 'cdtrans adapt' has written.")
+        if not place.is_dir():
+            make = f"make one with 'cdtrans adapt SOURCE TARGET --out {place}'"
+            raise RunError("no-run", f"The run folder '{place}' does not exist; {make}.")
+        if not self.begun:
+            raise RunError(
+                "no-run", f"'{place}' holds no finished run; give the folder that 'cdtrans adapt' has written."
+            )
+        raise RunError(
+            "run-unfinished", f"'{place}' holds no finished run; run its 'cdtrans adapt' command again to finish it."
+        )
+
+    @contextmanager
+    def _intact(self, file: File[Any]) -> Iterator[Path]:
+        """For reading a file and checking its content."""
+        path = self.folder / file.name
+        if not path.exists():
+            raise RunError("run-damaged", f"'{path}' is missing; {file.advice}.")
+        with intact(path, file.advice):
+            yield path
+
+    def _json(self, file: File[T]) -> T:
+        with self._intact(file) as path:
+            return build(file.holds, json.loads(path.read_text(encoding="utf-8")))
+
+    def _lines(self, file: File[Line]) -> tuple[Line, ...]:
+        with self._intact(file) as path:
+            lines = tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+            require(all(isinstance(line, dict) for line in lines), "a line of it is no object")
+        return lines
+
+    def _table(self, file: File[Any], columns: tuple[str, ...]) -> list[dict[str, str]]:
+        with (
+            self._intact(file) as path,
+            open(path, encoding="utf-8", errors="surrogateescape", newline="") as lines,
+        ):
+            rows = list(csv.DictReader(lines))
+            require(all(row.get(name) is not None for row in rows for name in columns), "a row of it lacks a column")
+        return rows
+
+    def _arrays(self, file: File[T]) -> T:
+        with self._intact(file) as path, np.load(path) as arrays:
+            known = {spec.name: spec.default is MISSING for spec in fields(file.holds)}  # type: ignore[arg-type]
+            missing = [name for name, needed in known.items() if needed and name not in arrays.files]
+            require(not missing, f"it has no array '{''.join(missing[:1])}'")
+            return file.holds(**{name: arrays[name] for name in known if name in arrays.files})
+
+    def _numbers(self, series: File[Any]) -> tuple[int, ...]:
+        """The numbers of the files of a series."""
+        folder, _, name = series.name.partition("/")
+        first, last = name[: name.index("{")], name[name.index("}") + 1 :]
+        names = (file.name for file in (self.folder / folder).glob(f"{first}*{last}"))
+        numbers = (name.removeprefix(first).removesuffix(last) for name in names)
+        return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
+
+
+def require(fits: bool | np.bool_, cause: str) -> None:
+    """Content that no run has written is damage."""
+    if not fits:
+        raise Misfit("kind", "", cause)

@@ -1,0 +1,237 @@
+"""Every sentence about the outcome of a run, made from typed values: for the screen, --json, the report, the model card
+and notebooks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Literal, NamedTuple
+
+from cdtrans.errors import counted, ended
+from cdtrans.record.outcome import Choice, Crowd, Estimate, Measure, ModelName, Outcome
+from cdtrans.record.probabilities import SHARES, Kept
+
+MODEL_NAMES: dict[str, str] = {"source": "source-only", "adapted": "adapted", "last": "last"}
+
+# What a measure of the guard is a measure of, by its code.
+MEASURES = {
+    "source-not-learnt": "accuracy of the source-only model on its own training images",
+    "labels-not-learnable": "accuracy of a probe on the source, cross-validated, from chance (0%) to perfect (100%)",
+    "source-forgotten": "share of the accuracy on the source that is kept",
+    "training-broken": "agreement of the predictions with the nearest source images' labels, from chance (0%) to "
+    "perfect (100%)",
+    "support-fell": "change of the agreement with the nearest source images' labels, from the source-only model to the "
+    "adapted one",
+    "not-supported": "agreement of the predictions with the nearest source images' labels, beyond chance and relative "
+    "to what the features can know, less a penalty for the shift of the class shares",
+    "no-source-images": "whether there are source images to check with (100%)",
+    "training-broke-off": "whether training finished (100%)",
+}
+
+FEATURES = {
+    "pretrained": "The evidence comes from features of the pretrained backbone, before the run trained it.",
+    "source-only": (
+        "The evidence comes from features of the source-only model, because no pretrained weights were available. They "
+        "tend to agree with that model's own predictions: trust the evidence less."
+    ),
+}
+CALIBRATED = {
+    "estimate": "With it, the probabilities are calibrated to that estimate.",
+    "labels": "With it, the probabilities are calibrated with the labels of some target images.",
+    "nothing": "The probabilities are not calibrated on the target: fewer of the labels may be right than they say.",
+}
+
+
+class Headline(NamedTuple):
+    """The verdict in a few words and in one sentence."""
+
+    tone: Literal["good", "warned", "bad"]
+    badge: str
+    sentence: str
+
+
+def headline(outcome: Outcome) -> Headline:
+    model, kind = chosen_model(outcome.choice), outcome.verdict.kind
+    if outcome.trained_with_labels:
+        sentence = "This run was trained on pairs made with target labels: it is a measurement, not an adaptation."
+        return Headline("warned", "trained with target labels", sentence)
+    if outcome.choice.by == "person":
+        sentence = f"This run uses {model}, which was chosen by hand ('cdtrans choose') against the run's own choice."
+        return Headline("warned", "chosen by hand", sentence)
+    if not outcome.adapted_epoch:
+        return Headline("bad", "stopped", f"There is no adapted model: the run was stopped and selected {model}.")
+    if kind == "unknown":
+        sentence = f"This run selected {model}; without labels it could not tell if that is better than the source-only"
+        return Headline("warned", "cannot tell", f"{sentence} model.")
+    if kind == "harm":
+        sentence = f"Adaptation was judged to do harm, so this run selected {model}."
+        if not outcome.guard:
+            sentence = f"This run selected {model} against the evidence, because the guard was off."
+        return Headline("bad", "harm found", sentence)
+    if outcome.setback:
+        sentence = f"Training went wrong later on, so this run selected {model}, an earlier one."
+        return Headline("warned", "later epochs went wrong", sentence)
+    return Headline("good", "better", f"This run selected {model}, which the evidence supports.")
+
+
+def opening(outcome: Outcome) -> str:
+    """The guard's conclusion."""
+    if outcome.verdict.kind == "better":
+        return "The guard judges that the adapted model is better than the source-only one."
+    if outcome.verdict.kind == "unknown":
+        return "The guard cannot tell whether adaptation helped or did harm; the adapted model is kept."
+    if not outcome.guard:
+        return "The guard is off, so the adapted model is kept; it would have judged that adaptation did harm."
+    if outcome.adapted_epoch:
+        return "The guard judges that adaptation did harm, so the source-only model is kept."
+    return "The guard stopped the run before there was an adapted model; the source-only model is kept."
+
+
+def findings(outcome: Outcome) -> list[str]:
+    """The evidence against the adapted model."""
+    return [f"{finding.code.replace('-', ' ')}: {finding_sentence(finding)}" for finding in outcome.verdict.findings]
+
+
+def evidence(outcome: Outcome) -> str:
+    """The guard's conclusion and the findings, without advice."""
+    against = "; ".join(findings(outcome))
+    return f"{opening(outcome)} Evidence, all without labels: {ended(against)}" if against else opening(outcome)
+
+
+def finding_sentence(finding: Measure) -> str:
+    """The problem that a measure has detected."""
+    n, value = finding.numbers, finding.value
+    if finding.code == "source-not-learnt":
+        return (
+            f"the source-only model is right on only {value:.0%} of the images it was trained on (healthy runs: over "
+            f"{finding.limit:.0%}): are the source's labels right, and was it trained long enough?"
+        )
+    if finding.code == "labels-not-learnable":
+        return (
+            f"a probe is right on only {n['unseen']:.0%} of the source images that it has not seen (always the largest "
+            f"class: {n['chance']:.0%}): are the source's labels right?"
+        )
+    if finding.code == "source-forgotten":
+        return f"accuracy on the source fell from {n['before']:.0%} to {n['after']:.0%}"
+    if finding.code == "training-broken":
+        return "the predictions agree with the labels of the nearest source images no more often than by chance"
+    if finding.code == "support-fell":
+        return (
+            f"the labels of the nearest ten source images support {max(0.0, n['after']):.0%} of the predictions, and "
+            f"{n['before']:.0%} of the source-only model's"
+        )
+    if finding.code == "not-supported":
+        return (
+            f"the labels of the nearest source images support {max(0.0, n['first']):.0%} of the predictions, and the "
+            f"class shares differ from the source's by {n['shift']:.0%}, as happens if the target has other or fewer "
+            "classes than the source, but also if it is very different from it"
+        )
+    if finding.code == "no-source-images":
+        return (
+            "without them it was not checked whether the source's labels can be learnt, whether the adapted model has "
+            "forgotten the source, and whether the source's labels support its predictions"
+        )
+    return finding.cause
+
+
+def advice(outcome: Outcome) -> str:
+    """What to do about the verdict, or empty."""
+    labels = f"About {counted(outcome.labels, 'label')} of target images would"
+    if outcome.verdict.kind == "unknown":
+        return f"{labels} settle it ('cdtrans ask' chooses them). {setback(outcome)}".rstrip()
+    if outcome.own_choice == "adapted":
+        return setback(outcome)
+    if outcome.adapted_epoch:
+        return f"{labels} confirm it ('cdtrans ask' chooses them)."
+    return (
+        "If labels and classes are right, use a stronger --backbone, or train the source longer (--source-epochs) if "
+        "it was not learnt; --no-guard continues anyway, in another --out."
+    )
+
+
+def setback(outcome: Outcome) -> str:
+    """A warning if training went wrong after the chosen epoch, or empty."""
+    if outcome.setback is None:
+        return ""
+    before, lowest = outcome.setback.consensus, outcome.setback.lowest
+    return (
+        f"Training went wrong after epoch {outcome.adapted_epoch}, which is the epoch kept: the consensus of the "
+        f"label-free scores fell from {before:.3f} to {lowest:.3f}. A lower learning rate (--lr) is likely to do "
+        "better."
+    )
+
+
+def crowd(found: Crowd | None) -> str:
+    """A warning if the source-only model puts most images into one class, or empty."""
+    if found is None:
+        return ""
+    return (
+        f"The source-only model puts {found.share:.0%} of the target images into the class {found.label!r}: most of "
+        "these are probably wrong."
+    )
+
+
+def explanation(outcome: Outcome, run: Path) -> str:
+    """The verdict, its evidence, advice, and how to use the other model: a paragraph."""
+    parts = [evidence(outcome), crowd(outcome.crowd), advice(outcome)]
+    if outcome.choice.by == "person":
+        name = MODEL_NAMES[outcome.choice.model]
+        parts.append(f"Since then the {name} model was chosen by hand ('cdtrans choose').")
+    elif outcome.harm and outcome.adapted_epoch:
+        parts.append(
+            f"To use the adapted model anyway: '{choose_command(run, 'adapted')}', or just once: 'cdtrans predict "
+            f"{quote(str(run))} IMAGES --model adapted'."
+        )
+    return " ".join(filter(None, parts))
+
+
+def estimate(outcome: Outcome, model: str = "chosen") -> str:
+    """The accuracy to expect of a model on the target."""
+    known: dict[str, Estimate | None] = {"chosen": outcome.estimate, **outcome.estimates}
+    if model not in known:
+        return "The accuracy of this model on the target was not estimated."
+    found = known[model]
+    if found is None:
+        labels = counted(outcome.labels, "label")
+        return f"The accuracy on the target is unknown without labels: about {labels} would show it."
+    return (
+        f"Estimated accuracy on the target, without labels: {found.low:.0%} to {found.high:.0%}. In one of ten runs "
+        "the true accuracy is outside this range."
+    )
+
+
+def trade_off(table: Sequence[Kept]) -> str:
+    """The accuracy to expect of the most confident labels."""
+    kept = dict(zip(SHARES, table, strict=True))
+    parts = [f"{kept[share].accuracy:.0%} of the most confident {kept[share].share:.0%}" for share in (0.8, 0.5)]
+    return (
+        f"Expected accuracy, by the model's probabilities: {kept[1.0].accuracy:.0%} of all images, "
+        f"{', '.join(parts)} (see 'cdtrans predict --keep')."
+    )
+
+
+def chosen_model(choice: Choice) -> str:
+    return "the source-only model" if choice.model == "source" else f"the adapted model of epoch {choice.epoch}"
+
+
+def done(outcome: Outcome, run: Path, *, with_estimate: bool) -> str:
+    """The last line of a run, with the estimate if nothing else has shown it."""
+    found = outcome.estimate if with_estimate else None
+    accuracy = f", estimated accuracy {found.low:.0%} to {found.high:.0%}" if found else ""
+    return f"Done: {run} (chosen: {chosen_model(outcome.choice)}{accuracy})"
+
+
+def next_step(run: Path) -> str:
+    return f"Next: cdtrans predict {quote(str(run))} IMAGES --csv predictions.csv"
+
+
+def choice_confirmed(run: Path, choice: Choice, *, changed: bool) -> str:
+    """The answer of `cdtrans choose`."""
+    if not changed:
+        return f"The run in '{run}' already uses the {MODEL_NAMES[choice.model]} model; nothing was changed."
+    other: ModelName = "source" if choice.model == "adapted" else "adapted"
+    back = choose_command(run, other)
+    return f"The run in '{run}' now uses {chosen_model(choice)}; '{back}' changes it back."
+
+
+def choose_command(run: Path | str, model: str) -> str:
+    return f"cdtrans choose {quote(str(run))} {model}"
