@@ -55,10 +55,10 @@ def says(text: str, *words: str) -> bool:
 
 
 @contextmanager
-def raises(code: str, kind: type[CdtransError] = CdtransError) -> Iterator[None]:
+def raises(code: str, kind: type[CdtransError] = CdtransError) -> Iterator[pytest.ExceptionInfo[CdtransError]]:
     """An error with this code, in one line that ends as a sentence does."""
     with pytest.raises(kind) as caught:
-        yield
+        yield caught
     text = str(caught.value)
     assert caught.value.code == code, text
     assert "\n" not in text

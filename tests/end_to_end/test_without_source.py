@@ -11,7 +11,6 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from cdtrans.methods import METHODS, WITHOUT_SOURCE
 from cdtrans.network.card import load_model
 from cdtrans.network.network import Head, Network
 from cdtrans.network.weights import load_classifier
@@ -137,10 +136,6 @@ class TestLoadClassifier:
             load_classifier(self.network(3), file)
 
 
-def test_the_methods_without_a_source_are_methods() -> None:
-    assert set(WITHOUT_SOURCE) <= set(METHODS)
-
-
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a model folder that is none, files of weights and names."""
@@ -157,8 +152,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("flags", "words"),
     [
         ((*SHOT,), ("No source was given", "--source-model")),
-        (("--method", "dann", "--source-model", "empty"), ("'dann' needs source images", "--method shot")),
-        (("--source-model", "empty"), ("'cotraining' needs source images",)),
         ((*SHOT, "--source-model", "nowhere"), ("no run and no weights file", "nowhere'")),
         ((*SHOT, "--source-model", "empty"), ("no finished stage 1", "empty'")),
         ((*SHOT, "--source-model", "weights.pth"), ("what its classes are", "--source-classes FILE")),

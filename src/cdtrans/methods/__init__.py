@@ -5,13 +5,14 @@ Needs no torch, so that a wrong name is reported at once. A class is imported wh
 import hashlib
 import importlib.util
 import sys
+import traceback
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import is_method_file
-from cdtrans.errors import CdtransError, nearest
+from cdtrans.errors import MethodError, MissingFileError, SettingsError, nearest
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method
@@ -46,22 +47,19 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
 }
-WITHOUT_SOURCE = ("shot", "shot_im")  # these can adapt a --source-model with target images alone
 WITH_TARGET_LABELS = ("ground_truth", "sampled_pairs")  # only `cdtrans ablate` has these: cdtrans.paper.known_pairs
 
 
 def require_method(name: str) -> None:
     """Refuse a method that does not exist. A class in a user's file is looked up when it is loaded."""
     if name in WITH_TARGET_LABELS:
-        raise CdtransError(
-            f"The method '{name}' trains on target labels, which 'adapt' does not read; see 'cdtrans ablate --help'."
-        )
+        raise _with_labels(name)
     if is_method_file(name):
         file = name.rpartition(":")[0]
         if not Path(file).is_file():
-            raise CdtransError(f"There is no file '{file}' with the method; check its path.")
+            raise MissingFileError("no-method-file", f"There is no file '{file}' with the method; check its path.")
     elif name not in METHODS:
-        raise CdtransError(f"Unknown method '{name}': {nearest(name, list(METHODS))}")
+        raise SettingsError("method-unknown", f"Unknown method '{name}': {nearest(name, list(METHODS))}")
 
 
 def method_class(name: str) -> "type[Method]":
@@ -74,18 +72,29 @@ def method_class(name: str) -> "type[Method]":
     return loaded
 
 
+def _with_labels(name: str) -> MethodError:
+    return MethodError(
+        "method-needs-labels",
+        f"The method '{name}' trains on target labels, which 'adapt' does not read; see 'cdtrans ablate --help'.",
+    )
+
+
 def _checked(method: "type[Method]", name: str) -> "type[Method]":
     """Refuse a class that cannot work before anything is trained."""
     from cdtrans.methods.base import Method
 
     if method.uses_target_labels:
-        raise CdtransError(f"The method '{name}' trains on target labels, which 'adapt' does not read.")
+        raise _with_labels(name)
     if method.trains and method.losses is Method.losses and method.train_step is Method.train_step:
-        raise CdtransError(f"The method '{name}' has neither 'losses' nor 'train_step'; see docs/methods.md.")
+        raise MethodError(
+            "method-no-step", f"The method '{name}' has neither 'losses' nor 'train_step'; see docs/methods.md."
+        )
     if not is_dataclass(method.Options) or any(
         f.default is MISSING and f.default_factory is MISSING for f in fields(method.Options)
     ):
-        raise CdtransError(f"The Options of '{name}' must be a dataclass whose fields all have defaults.")
+        raise MethodError(
+            "method-options", f"The Options of '{name}' must be a dataclass whose fields all have defaults."
+        )
     return method
 
 
@@ -101,15 +110,19 @@ def _class_in_file(file: str, attribute: str) -> "type[Method]":
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's code raises
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
         cause = f"{type(error).__name__}: {error}"
-        raise CdtransError(f"The method file '{file}' cannot be imported ({cause}); correct it.") from error
-    candidate: Any = getattr(module, attribute, None)
-    methods = [name for name, value in vars(module).items() if _is_method(value, Method) and value is not Method]
-    if not _is_method(candidate, Method):
+        raise MethodError(
+            "method-file-fails", f"The method file '{file}' cannot be imported (line {line}, {cause}); correct it."
+        ) from error
+
+    def is_method(value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, Method) and value is not Method
+
+    candidate = getattr(module, attribute, None)
+    if not is_method(candidate):
+        methods = [name for name, value in vars(module).items() if is_method(value)]
         hint = nearest(attribute, methods) if methods else "a method is a subclass of cdtrans.methods.base.Method."
-        raise CdtransError(f"'{file}' has no method '{attribute}': {hint}")
-    return candidate  # type: ignore[no-any-return]
-
-
-def _is_method(value: Any, base: type) -> bool:
-    return isinstance(value, type) and issubclass(value, base)
+        raise MethodError("method-not-in-file", f"'{file}' has no method '{attribute}': {hint}")
+    return candidate  # type: ignore[return-value]

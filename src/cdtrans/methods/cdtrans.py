@@ -73,6 +73,10 @@ class CDTrans(ThreeBranches):
     paper = "Xu et al. 2022"
     title = "CDTrans: Cross-domain Transformer for Unsupervised Domain Adaptation, ICLR"
     cost = "1"
+    pairs_mean = (
+        "Each image proposes its nearest neighbour in the other domain. A pair is kept if the source image's class is "
+        "the class of the target's nearest centre."
+    )
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         """Pair every image with its nearest neighbour in the other domain (Eq. 3 and 4). A pair is kept if the class of

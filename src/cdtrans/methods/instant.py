@@ -18,6 +18,7 @@ class Instant(Method):
     cost = "0"
     trains = False
     takes_target_labels = True
+    pairs_mean = "Each target image is paired with the most similar source image of the class that it was given."
     passes = 0.0
 
     def __init__(self, network: Network, options: object, sizes: Sizes) -> None:

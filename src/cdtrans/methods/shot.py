@@ -50,6 +50,7 @@ class SHOTIM(Method):
     paper = "Liang et al. 2020"
     title = "Do We Really Need to Access the Source Data? Source Hypothesis Transfer, ICML"
     cost = "0.44"
+    needs_source = False
     passes = 3.0  # the target forward and backward
 
     def __init__(self, network: Network, options: SHOTIMOptions, sizes: Sizes) -> None:

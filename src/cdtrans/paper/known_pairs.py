@@ -31,6 +31,7 @@ class KnownPairs(ThreeBranches):
     """CDTrans on pairs that its plan makes with the target's true labels. A target image is taught its pair's class."""
 
     uses_target_labels = True
+    pairs_mean = "The two images of a pair are nearest neighbours or of one class, by the target's true labels."
 
     @staticmethod
     def true_labels() -> Tensor:

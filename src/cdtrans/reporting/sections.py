@@ -4,18 +4,21 @@ reason."""
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdtrans.errors import CdtransError
-from cdtrans.methods import WITHOUT_SOURCE
+from cdtrans.methods import method_class
 from cdtrans.record.probabilities import Kept
 from cdtrans.record.probabilities import trade_off as trade_off_of
 from cdtrans.record.run_folder import MODEL_NAMES, choose_command, chosen_by_person
 from cdtrans.reporting.record import Record, Round
 from cdtrans.serving.recorded import calibrated_with, confidences
 from cdtrans.trust.support import crowded_class
+
+if TYPE_CHECKING:
+    from cdtrans.methods.base import Method
 
 SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
 
@@ -38,7 +41,6 @@ LOSSES = {
     "loss_divergence": ("Loss, model regularisation", "the penalty of MRKLD+LRENT for certain predictions"),
     "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
 }
-PAIRING_METHODS = ("cdtrans", "ground_truth", "sampled_pairs")  # whose pairs are neighbours, or of one class
 NOT_LOSSES = ("event", "stage", "epoch", "lr", "pairs")  # in the log's line of an epoch
 
 
@@ -257,16 +259,11 @@ def model_in_words(record: Record) -> str:
 
 def about_pairs(record: Record) -> str:
     """What a pair of this run is."""
-    method = str(record.config.get("method", "cdtrans"))
-    if method == "instant":
-        return "Each target image is paired with the most similar source image of the class that it was given."
-    if method in WITHOUT_SOURCE:
+    method, kind = str(record.config.get("method", "cdtrans")), method_of(record)
+    if kind is not None and kind.pairs_mean:
+        return kind.pairs_mean
+    if kind is not None and not kind.needs_source:
         return f"The method '{method}' trains on every target image; no source image takes part."
-    if method in PAIRING_METHODS:
-        return (
-            "Each image proposes its nearest neighbour in the other domain. A pair is kept if the source image's class "
-            "is the class of the target's nearest centre."
-        )
     return (
         f"The table counts the images of each domain that a round uses. The method '{method}' trains on source and "
         "target images side by side; the two of a pair need not belong together."
@@ -274,7 +271,16 @@ def about_pairs(record: Record) -> str:
 
 
 def pairs_belong_together(record: Record) -> bool:
-    return str(record.config.get("method", "cdtrans")) in (*PAIRING_METHODS, "instant")
+    kind = method_of(record)
+    return kind is not None and bool(kind.pairs_mean)
+
+
+def method_of(record: Record) -> "type[Method] | None":
+    """The method's class, unless its file is gone or it belongs to an ablation."""
+    try:
+        return method_class(str(record.config.get("method", "cdtrans")))
+    except CdtransError:
+        return None
 
 
 def estimate(record: Record) -> Estimate | Missing:

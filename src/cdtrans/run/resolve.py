@@ -5,7 +5,7 @@ from dataclasses import asdict
 from cdtrans.config import Config, Resolved, check_options, make_config
 from cdtrans.errors import SettingsError
 from cdtrans.inputs.pixels import resize_for
-from cdtrans.methods import method_class
+from cdtrans.methods import METHODS, method_class
 from cdtrans.methods.base import Method
 from cdtrans.network.backbone import native_crop, resolve_name
 from cdtrans.runtime.device import pick_device, pick_precision
@@ -33,3 +33,14 @@ def resolve(config: Config, method: type[Method] | None = None) -> Resolved:
     here = {"device": str(device), "backbone": backbone, "crop": crop, "resize": resize}
     here |= {"precision": pick_precision(config.precision, device), "method_args": asdict(options)}
     return Resolved(**make_config(config.to_dict() | here).to_dict())
+
+
+def require_source(kind: type[Method], config: Config) -> None:
+    """Refuse a run without source images of a method that needs them."""
+    if kind.needs_source and not config.source:
+        others = [name for name in METHODS if not method_class(name).needs_source]
+        raise SettingsError(
+            "no-source",
+            f"The method '{config.method}' needs source images and none were given: name them, as in 'cdtrans adapt "
+            f"SOURCE TARGET', or use --method {' or '.join(others)}.",
+        )

@@ -24,7 +24,7 @@ from cdtrans.record.run_folder import CONFIG, RESULT, check_folder
 from cdtrans.run.evidence import evidence_network, left_untouched, pretrained_evidence
 from cdtrans.run.finish import judge, save, show
 from cdtrans.run.inputs import Inputs, decode_inputs, fingerprints
-from cdtrans.run.resolve import resolve
+from cdtrans.run.resolve import require_source, resolve
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.device import between_passes
@@ -54,6 +54,7 @@ def run_session(
     when the session began, by the monotonic clock. `method` replaces the class that the configuration names."""
     kind = method or method_class(settings.method)
     config = resolve(settings, kind)
+    require_source(kind, config)
     Given.require_use(kind, config)
     check_folder(out, config)
     if from_main((out / RESULT).exists()):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from cdtrans.config import Config, Resolved, make_config, require_weights
 from cdtrans.errors import CdtransError, RunError, first_of
-from cdtrans.methods import WITHOUT_SOURCE
 from cdtrans.record.files import intact
 from cdtrans.record.layout import SourceData
 from cdtrans.record.model import Card, read_card, save_model
@@ -82,11 +81,6 @@ class Stage1:
         config, origin = self.config, self.origin
         if origin is None:
             return config, ()
-        if config.method not in WITHOUT_SOURCE:
-            raise CdtransError(
-                f"The method '{config.method}' needs source images and none were given: name them, as in 'cdtrans "
-                f"adapt SOURCE TARGET', or use --method {' or '.join(WITHOUT_SOURCE)}."
-            )
         self.require()
         if origin.is_file():
             return make_config(config.to_dict() | {"neck": "none", "taps": 1}), read_classes(config)
