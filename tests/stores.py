@@ -1,21 +1,22 @@
-"""Stores of decoded images in the small, for the tests of data/pixels.py and data/store.py."""
+"""Small stores of decoded images."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torchvision.transforms import Resize
 
-from cdtrans.inputs import pixels
-from cdtrans.inputs.pixels import open_pixels
-from cdtrans.inputs.thumbnails import thumbnail
+from cdtrans.inputs.images import thumbnail
+from cdtrans.inputs.pixels import Pixels, open_pixels
 from cdtrans.runtime.screen import Screen
 
 SIZE = 12
 
 
 class Notes(Screen):
-    """A screen that remembers what it said."""
+    """A screen that remembers its lines."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -42,12 +43,12 @@ def expected(file: Path) -> np.ndarray:
         return np.asarray(Resize((SIZE, SIZE))(image.convert("RGB")))
 
 
-def open_store(files: list[Path], cache: Path, *, root: Path | None = None, **options) -> pixels.Pixels:
+def open_store(files: list[Path], cache: Path, *, root: Path | None = None, **options) -> Pixels:
     options = {"size": SIZE, "screen": Notes(), "name": "source"} | options
     return open_pixels(files, root=root or files[0].parent, cache=cache, **options)
 
 
-def assert_right(opened: pixels.Pixels, files: list[Path]) -> None:
+def assert_right(opened: Pixels, files: list[Path]) -> None:
     assert not opened.bad
     for row, file in zip(opened.rows, files, strict=True):
         np.testing.assert_array_equal(opened.array[row], expected(file), err_msg=file.name)
@@ -57,3 +58,9 @@ def assert_right(opened: pixels.Pixels, files: list[Path]) -> None:
 def store_file(cache: Path, name: str) -> Path:
     (file,) = cache.glob(f"pixels/*/{name}")
     return file
+
+
+def edit_index(cache: Path, statement: str, *values: object) -> list[tuple]:
+    """The result of an SQL statement on the only store's index."""
+    with closing(sqlite3.connect(store_file(cache, "index.sqlite"))) as index, index:
+        return index.execute(statement, values).fetchall()

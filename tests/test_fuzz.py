@@ -337,10 +337,10 @@ def test_the_cache(place: Path, no_run: None) -> None:
     for n, rng in tries(12, "cache"):
         shutil.rmtree(place / "cache")
         shutil.copytree(place / "kept-cache", place / "cache")
-        file = rng.choice(sorted((place / "cache").rglob("index.jsonl")))
-        file.write_bytes(mutated(file.read_bytes(), ".jsonl", rng))
+        file = rng.choice(sorted((place / "cache").rglob("index.sqlite")))
+        file.write_bytes(mutated(file.read_bytes(), file.suffix, rng))
         for words in (["cache", "--cache", place / "cache"], adapt, ["cache", "--clear", "--cache", place / "cache"]):
             problems.run((n, words[0]), *words)
-        if list((place / "cache").rglob("index.jsonl")):
+        if list((place / "cache").rglob("index.sqlite")):
             problems.append((n, "not cleared"))
     assert not problems

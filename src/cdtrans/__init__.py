@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from cdtrans.run.check import Check, check
     from cdtrans.run.pipeline import Result, adapt
     from cdtrans.serving.classifier import Classifier, Prediction, Predictions, load
-    from cdtrans.serving.export import Exported, export
+    from cdtrans.serving.export import Exported, Pushed, export, push
     from cdtrans.serving.predict import Predicted, predict
-    from cdtrans.serving.push import Pushed, push
     from cdtrans.studies.benchmark import BenchResult, bench
 
 __all__ = [
@@ -69,8 +68,8 @@ _HOMES = {
     "Exported": "cdtrans.serving.export",
     "predict": "cdtrans.serving.predict",
     "Predicted": "cdtrans.serving.predict",
-    "push": "cdtrans.serving.push",
-    "Pushed": "cdtrans.serving.push",
+    "push": "cdtrans.serving.export",
+    "Pushed": "cdtrans.serving.export",
 }
 
 

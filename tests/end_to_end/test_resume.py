@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import cdtrans
 from cdtrans.inputs import stream
-from cdtrans.inputs.store import store_folder
+from cdtrans.inputs.pixels import store_folder
 from cdtrans.network.backbone import create_backbone
 from cdtrans.run import inputs, session
 from cdtrans.training.state import Loop

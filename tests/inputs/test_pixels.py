@@ -1,5 +1,7 @@
+"""The store of decoded images: what it holds, what damages it, who shares it, and how it is listed and cleared."""
+
 import errno
-import json
+import fcntl
 import os
 import shutil
 import subprocess
@@ -11,14 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cdtrans.inputs import pixels, store, stream
-from cdtrans.inputs.images import UnreadableImage, pixel_digest
-from cdtrans.inputs.pixels import default_cache
-from cdtrans.inputs.store import list_stores
+from cdtrans.inputs import pixels, stream
+from cdtrans.inputs.images import SIDE, pixel_digest
+from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
 from cdtrans.inputs.stream import StreamedPixels
-from cdtrans.inputs.thumbnails import SIDE
-from stores import SIZE, Notes, assert_right, draw, expected, make_images, open_store, store_file
-from support import error_says
+from cdtrans.runtime.locks import Lock
+from stores import SIZE, Notes, assert_right, draw, edit_index, expected, make_images, open_store, store_file
+from support import raises
+
+INDEX, PIXELS, THUMBNAILS, LOCK = "index.sqlite", "pixels.u8", "thumbnails.u8", "lock"
 
 
 def test_pixels_are_those_of_torchvisions_resize(files, cache):
@@ -30,7 +33,7 @@ def test_pixels_are_those_of_torchvisions_resize(files, cache):
     assert opened.array.nbytes == 10 * SIZE * SIZE * 3
 
 
-def test_digests_tell_pictures_apart_whatever_they_are_called(files, cache, decoded):
+def test_equal_images_have_equal_digests_whatever_their_names(files, cache, decoded):
     shutil.copy(files[3], files[0].with_name("zzz.png"))
     files.append(files[0].with_name("zzz.png"))
     opened = open_store(files, cache)
@@ -42,7 +45,7 @@ def test_digests_tell_pictures_apart_whatever_they_are_called(files, cache, deco
     assert decoded == []
 
 
-def test_looking_at_every_file_gives_what_a_store_would(files, cache):
+def test_streamed_pixels_have_the_traces_of_stored_ones(files, cache):
     files[1].write_bytes(b"")
     files[4].write_bytes(files[4].read_bytes()[:100])
     opened = open_store(files, cache)
@@ -50,21 +53,6 @@ def test_looking_at_every_file_gives_what_a_store_would(files, cache):
     assert (digests, bad) == (opened.digests, opened.bad)
     good = opened.rows >= 0
     np.testing.assert_array_equal(thumbnails[good], opened.thumbnails[opened.rows[good]])
-
-
-def test_a_store_of_the_format_before_is_built_anew(files, cache, decoded):
-    """It has no thumbnails."""
-    open_store(files, cache)
-    index = store_file(cache, "index.jsonl")
-    header, *lines = [json.loads(line) for line in index.read_text().splitlines()]
-    assert header["format"] == store.FORMAT == 3
-    older = [header | {"format": 2}, *lines]
-    index.write_text("".join(json.dumps(line) + "\n" for line in older))
-    store_file(cache, "thumbnails.u8").unlink()
-    decoded.clear()
-    again = open_store(files, cache)
-    assert_right(again, files)
-    assert len(decoded) == 10
 
 
 def test_second_open_decodes_nothing(files, cache, decoded):
@@ -94,13 +82,10 @@ def test_each_size_has_its_own_store(files, cache):
 def test_only_a_changed_file_is_decoded_again(files, cache, decoded, same_bytes):
     before = open_store(files, cache)
     decoded.clear()
-    if same_bytes:
-        stat = files[3].stat()
-        os.utime(files[3], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    else:
-        stat = files[3].stat()
+    stat = files[3].stat()
+    if not same_bytes:
         Image.new("RGB", (5, 5), "red").save(files[3])
-        os.utime(files[3], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.utime(files[3], ns=(stat.st_atime_ns, stat.st_mtime_ns + same_bytes))
     after = open_store(files, cache)
     assert decoded == [files[3].name]
     assert_right(after, files)
@@ -110,7 +95,7 @@ def test_only_a_changed_file_is_decoded_again(files, cache, decoded, same_bytes)
     assert decoded == [files[3].name]
 
 
-def test_bad_files_are_remembered_until_they_change(files, cache, decoded):
+def test_bad_files_have_no_row_and_are_tried_again(files, cache, decoded, monkeypatch):
     files[1].write_bytes(b"")
     files[4].write_bytes(files[4].read_bytes()[:100])
     opened = open_store(files, cache)
@@ -120,23 +105,11 @@ def test_bad_files_are_remembered_until_they_change(files, cache, decoded):
     assert opened.array.nbytes == 8 * SIZE * SIZE * 3
     assert [digest == "" for digest in opened.digests] == [n in (1, 4) for n in range(10)]
     decoded.clear()
-    assert open_store(files, cache).bad == opened.bad
-    assert decoded == []
     draw(files[1], seed=77)
     mended = open_store(files, cache)
-    assert decoded == [files[1].name]
+    assert decoded == [files[1].name, files[4].name]
     assert mended.rows[1] == 8
     np.testing.assert_array_equal(mended.array[8], expected(files[1]))
-
-
-def test_a_file_out_of_reach_is_tried_again(files, cache, monkeypatch):
-    def out_of_reach(path: Path) -> Image.Image:
-        raise UnreadableImage("no permission to read it") from PermissionError(errno.EACCES, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stream, "decode", out_of_reach)
-        assert set(open_store(files, cache).bad.values()) == {"no permission to read it"}
-    assert_right(open_store(files, cache), files)
 
 
 def test_a_missing_file_is_bad_and_nothing_else_is(files, cache):
@@ -162,37 +135,36 @@ def test_rows_follow_the_files_whichever_thread_is_first(files, cache, monkeypat
         return real(path)
 
     monkeypatch.setattr(stream, "decode", last_first)
-    opened = open_store(files, cache, workers=10)
+    monkeypatch.setattr(stream, "processor_count", lambda: 10)
+    opened = open_store(files, cache)
     assert opened.rows.tolist() == list(range(10))
     assert_right(opened, files)
 
 
-def test_duplicates_share_a_row(files, cache, decoded):
-    opened = open_store([files[0], files[1], files[0]], cache)
-    assert opened.rows.tolist() == [0, 1, 0]
-    assert len(decoded) == 2
-
-
-def test_files_outside_the_root_and_odd_names(files, cache, tmp_path, decoded):
+def test_files_that_are_listed_twice_lie_elsewhere_or_have_odd_names(files, cache, tmp_path, decoded):
     odd = [draw(tmp_path / name, seed=50 + n) for n, name in enumerate(["ü \n.png", os.fsdecode(b"\xff.png")])]
+    listed = [*odd, files[0], odd[0]]
     for _ in range(2):
-        assert_right(open_store([*odd, files[0]], cache, root=files[0].parent), [*odd, files[0]])
+        opened = open_store(listed, cache, root=files[0].parent)
+        assert_right(opened, listed)
+        assert opened.rows.tolist() == [0, 1, 2, 0]
     assert len(decoded) == 3
 
 
 def test_a_bounded_number_of_images_is_decoded_ahead(tmp_path, cache, decoded, monkeypatch):
     files = make_images(tmp_path / "images", 40)
     ahead: list[int] = []
-    real = store.Store.append
+    real = pixels.Store.append
 
-    def append(store, results) -> None:
+    def append(store, images) -> None:
         ahead.append(len(decoded) - store.rows)
-        real(store, results)
+        real(store, images)
 
     monkeypatch.setattr(pixels, "CHUNK_IMAGES", 8)
     monkeypatch.setattr(stream, "IN_FLIGHT_PER_WORKER", 4)
-    monkeypatch.setattr(store.Store, "append", append)
-    assert_right(open_store(files, cache, workers=2), files)
+    monkeypatch.setattr(stream, "processor_count", lambda: 2)
+    monkeypatch.setattr(pixels.Store, "append", append)
+    assert_right(open_store(files, cache), files)
     assert len(ahead) == 5
     assert max(ahead) <= 16
 
@@ -200,65 +172,77 @@ def test_a_bounded_number_of_images_is_decoded_ahead(tmp_path, cache, decoded, m
 # Damage
 
 
-@pytest.mark.parametrize("kept", [1, 20, -1])
-def test_a_torn_last_line_is_ignored(files, cache, decoded, kept):
-    open_store(files[:5], cache)
-    index = store_file(cache, "index.jsonl")
-    *whole, last = index.read_bytes().splitlines(keepends=True)
-    index.write_bytes(b"".join(whole) + last[:kept])
-    decoded.clear()
-    assert_right(open_store(files, cache), files)
-    assert sorted(decoded) == [file.name for file in files[4:]]
-    lines = [json.loads(line) for line in index.read_text().splitlines()]
-    assert [line["row"] for line in lines[1:]] == list(range(10))
+def test_an_index_of_another_program_or_cut_short_is_begun_anew(files, cache):
+    whole = open_store(files, cache)
+    index = store_file(cache, INDEX)
+    sound = index.read_bytes()
+    for damaged in (b"", b"no database", sound[:1000], sound[: len(sound) // 2], bytes(len(sound))):
+        index.write_bytes(damaged)
+        assert_right(open_store(files[5:], cache), files[5:])
+        for name, side in ((PIXELS, SIZE), (THUMBNAILS, SIDE)):
+            assert store_file(cache, name).stat().st_size == 5 * side * side * 3
+        assert_right(whole, files)  # a map made before is not disturbed
+        assert_right(open_store(files, cache), files)
 
 
-def test_a_damaged_line_ends_the_index(files, cache, decoded):
-    """What came after it would otherwise vouch for rows that are about to be overwritten."""
+@pytest.mark.parametrize("change", ["size = size + 1", "root = 'elsewhere'"])
+def test_an_index_of_another_size_or_root_is_begun_anew(files, cache, decoded, change):
     open_store(files, cache)
-    index = store_file(cache, "index.jsonl")
-    lines = index.read_bytes().splitlines(keepends=True)
-    lines[6] = bytes(len(lines[6]) - 1) + b"\n"
-    index.write_bytes(b"".join(lines))
-    open_store(files[9:], cache)
-    assert [json.loads(line)["path"] for line in index.read_text().splitlines()[6:]] == ["009.png"]
+    edit_index(cache, f"UPDATE store SET {change}")
     decoded.clear()
     assert_right(open_store(files, cache), files)
-    assert sorted(decoded) == [file.name for file in files[5:9]]
+    assert len(decoded) == len(files)
 
 
-@pytest.mark.parametrize(("name", "side"), [("pixels.u8", SIZE), ("thumbnails.u8", SIDE)])
+@pytest.mark.parametrize("row", [-1, 10, 10**15, None, "four", 4.5, 3])
+def test_a_wrong_row_in_the_index_is_noticed(files, cache, decoded, row):
+    open_store(files, cache)
+    edit_index(cache, "UPDATE images SET row = ? WHERE path = ?", row, b"004.png")
+    decoded.clear()
+    assert_right(open_store(files, cache), files)
+    assert set(decoded) == ({"003.png", "004.png"} if row == 3 else {"004.png"})
+
+
+@pytest.mark.parametrize("column", ["path", "state", "digest"])
+def test_another_wrong_value_in_the_index_is_noticed(files, cache, decoded, column):
+    open_store(files, cache)
+    for value in (7, None, "text", b"\xff"):
+        if column != "path" or value is not None:
+            edit_index(cache, f"UPDATE images SET {column} = ? WHERE row = 4", value)
+            decoded.clear()
+            assert_right(open_store(files, cache), files)
+            assert len(decoded) <= 1
+
+
+def test_no_flipped_bit_in_the_index_gives_wrong_pixels(files, cache):
+    open_store(files, cache)
+    index = store_file(cache, INDEX)
+    sound, rng = index.read_bytes(), np.random.default_rng(0)
+    used = [n for n, byte in enumerate(sound) if byte]
+    for place in rng.choice(used, 60, replace=False):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << rng.integers(8)
+        index.write_bytes(damaged)
+        assert_right(open_store(files, cache), files)
+        index.write_bytes(sound)
+
+
+@pytest.mark.parametrize(("name", "side"), [(PIXELS, SIZE), (THUMBNAILS, SIDE)])
 def test_lost_rows_are_decoded_again(files, cache, decoded, name, side):
     open_store(files, cache)
-    os.truncate(store_file(cache, name), 7 * side * side * 3 + 5)
-    decoded.clear()
-    assert_right(open_store(files, cache), files)
-    assert sorted(decoded) == [file.name for file in files[7:]]
+    for lost in (7, 0):
+        if lost:
+            os.truncate(store_file(cache, name), lost * side * side * 3 + 5)
+        else:
+            store_file(cache, name).unlink()
+        decoded.clear()
+        assert_right(open_store(files, cache), files)
+        assert sorted(decoded) == [file.name for file in files[lost:]]
 
 
-@pytest.mark.parametrize("name", ["pixels.u8", "thumbnails.u8"])
-def test_a_deleted_file_of_rows_is_made_anew(files, cache, decoded, name):
+def test_pixels_that_have_changed_on_the_disk_are_decoded_again(files, cache, decoded):
     open_store(files, cache)
-    store_file(cache, name).unlink()
-    decoded.clear()
-    assert_right(open_store(files, cache), files)
-    assert sorted(decoded) == [file.name for file in files]
-
-
-@pytest.mark.parametrize("header", [b"", b"{}\n", b"[]\n", b"\x00\xff\n", b'{"root": "/', b'{"format": 0}\n'])
-def test_a_broken_or_foreign_header_begins_anew(files, cache, header):
-    mapped = open_store(files, cache)
-    index = store_file(cache, "index.jsonl")
-    index.write_bytes(header + index.read_bytes().split(b"\n", 1)[1])
-    assert_right(open_store(files[5:], cache), files[5:])
-    assert store_file(cache, "pixels.u8").stat().st_size == 5 * SIZE * SIZE * 3
-    assert store_file(cache, "thumbnails.u8").stat().st_size == 5 * SIDE * SIDE * 3
-    assert_right(mapped, files)  # a map made before is not disturbed
-
-
-def test_pixels_that_have_changed_on_the_disk_are_noticed_and_decoded_again(files, cache, decoded):
-    open_store(files, cache)
-    rows, length = store_file(cache, "pixels.u8"), SIZE * SIZE * 3
+    rows, length = store_file(cache, PIXELS), SIZE * SIZE * 3
     content = bytearray(rows.read_bytes())
     content[3 * length : 5 * length] = bytes(2 * length)  # zeros
     content[-1] ^= 1  # one bit
@@ -273,45 +257,10 @@ def test_pixels_that_have_changed_on_the_disk_are_noticed_and_decoded_again(file
     assert decoded == []
 
 
-def test_a_file_of_thumbnails_that_has_changed_is_noticed_too(files, cache):
+def test_thumbnails_that_have_changed_on_the_disk_are_noticed_too(files, cache):
     open_store(files, cache)
-    thumbnails = store_file(cache, "thumbnails.u8")
+    thumbnails = store_file(cache, THUMBNAILS)
     thumbnails.write_bytes(bytes(thumbnails.stat().st_size))
-    assert_right(open_store(files, cache), files)
-
-
-def test_a_store_of_another_size_or_root_than_its_header_says_begins_anew(files, cache, decoded):
-    for before, after in ((b'"size": 12', b'"size": 11'), (b"images", b"smiles")):
-        open_store(files, cache)
-        index = store_file(cache, "index.jsonl")
-        header, *lines = index.read_bytes().splitlines(keepends=True)
-        assert before in header
-        index.write_bytes(b"".join([header.replace(before, after), *lines]))
-        decoded.clear()
-        assert_right(open_store(files, cache), files)
-        assert len(decoded) == len(files)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"more": 1},
-        {"row": "4"},
-        {"row": None},
-        {"nbytes": [1]},
-        {"path": 7},
-        {"digest": 5},
-        {"digest": "0"},
-        {"row": 5.0},
-    ],
-)
-def test_a_line_with_another_type_or_field_ends_the_index(files, cache, decoded, change):
-    open_store(files, cache)
-    index = store_file(cache, "index.jsonl")
-    lines = index.read_bytes().splitlines(keepends=True)
-    lines[5] = json.dumps(json.loads(lines[5]) | change).encode() + b"\n"
-    index.write_bytes(b"".join(lines))
-    assert list_stores(cache)
     assert_right(open_store(files, cache), files)
 
 
@@ -327,7 +276,7 @@ def test_growing_does_not_disturb_an_open_map(files, cache):
 
 
 BUILDERS = """
-import os, random, signal, sys, time
+import os, random, signal, sqlite3, sys, time
 from pathlib import Path
 from cdtrans.inputs import pixels, stream
 from cdtrans.runtime.screen import Screen
@@ -335,6 +284,7 @@ from cdtrans.runtime.screen import Screen
 root, cache, task = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 files = sorted(root.iterdir())
 decode, fsync, pixels.CHUNK_IMAGES = stream.decode, os.fsync, 2
+stream.processor_count = lambda: 1
 
 def slow_decode(path):
     time.sleep(0.003)
@@ -348,17 +298,17 @@ def build():
     pid = os.fork()
     if pid == 0:
         stream.decode, os.fsync = slow_decode, slow_fsync
-        pixels.open_pixels(files, root=root, size=12, cache=cache, screen=Screen(), name="source", workers=1)
+        pixels.open_pixels(files, root=root, size=12, cache=cache, screen=Screen(), name="source")
         os._exit(0)
     return pid
 
 def rows():
-    return sum(index.read_bytes().count(b"row") for index in cache.glob("pixels/*/index.jsonl"))
+    return sum(file.stat().st_size // (12 * 12 * 3) for file in cache.glob("pixels/*/pixels.u8"))
 
 if task == "kill":
     for _ in range(8):
         before, pid = rows(), build()
-        while rows() < before + 2:
+        while rows() < before + 6:
             time.sleep(0.001)
         time.sleep(random.uniform(0, 0.02))
         os.kill(pid, signal.SIGKILL)
@@ -393,20 +343,20 @@ def test_killed_builds_add_up_to_an_uninterrupted_one(tmp_path, cache, decoded):
 @pytest.mark.slow
 def test_processes_side_by_side_build_one_store(tmp_path, cache, decoded):
     files = make_images(tmp_path / "images", 60)
-    said = run_builders(tmp_path / "images", cache, "together")
-    assert said.count("Waiting for another run") == 2
+    printed = run_builders(tmp_path / "images", cache, "together")
+    assert printed.count("Waiting for another run") == 2
     opened = open_store(files, cache)
     assert decoded == []
     assert opened.array.shape[0] == 60
     assert_right(opened, files)
 
 
-# What the disk may answer
+# Errors of the disk
 
 
-def test_too_little_space_is_said_before_decoding(files, cache, decoded, monkeypatch):
+def test_too_little_space_is_an_error_before_decoding(files, cache, decoded, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with error_says("0.0315 GB", str(cache), "--cache"):
+    with raises("cache-full"):
         open_store(files, cache, size=1024)
     assert decoded == []
     open_store(files[:1], cache, size=8)  # 192 bytes do fit
@@ -422,27 +372,41 @@ def test_a_disk_that_fills_up_leaves_the_store_whole(files, cache, decoded, monk
             raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(pixels, "CHUNK_IMAGES", 2)
+    monkeypatch.setattr(stream, "processor_count", lambda: 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        with error_says("full", str(cache)):
-            open_store(files, cache, workers=1)
+        with raises("cache-full"):
+            open_store(files, cache)
     decoded.clear()
-    assert_right(open_store(files, cache, workers=1), files)
+    assert_right(open_store(files, cache), files)
     assert sorted(decoded) == [file.name for file in files[4:]]
 
 
-def test_a_real_write_error_is_one_sentence(files, cache):
-    """/dev/full answers every write with ENOSPC."""
+def test_a_full_disk_of_the_pixels_or_the_index_is_one_sentence(files, cache, monkeypatch):
     open_store(files[:1], cache)
-    store_file(cache, "pixels.u8").unlink()
-    store_file(cache, "index.jsonl").with_name("pixels.u8").symlink_to("/dev/full")
-    with error_says("full", str(cache)):
+    store_file(cache, PIXELS).unlink()
+    store_file(cache, INDEX).with_name(PIXELS).symlink_to("/dev/full")  # answers every write with ENOSPC
+    with raises("cache-full"):
         open_store(files, cache)
+    store_file(cache, PIXELS).unlink()
+    real = pixels.Store.open
+
+    def full(*arguments) -> pixels.Store:
+        store = real(*arguments)
+        store.index.execute("PRAGMA max_page_count = 1")
+        return store
+
+    many = make_images(files[0].parent, 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(pixels.Store, "open", full)
+        with raises("cache-full"):
+            open_store(many, cache)
+    assert_right(open_store(many, cache), many)
 
 
 def test_a_cache_that_cannot_be_used(files, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with error_says(f"{tmp_path / 'file'}", "cannot be used", "--cache"):
+    with raises("cache-unusable"):
         open_store(files, tmp_path / "file")
 
 
@@ -465,7 +429,95 @@ def test_progress_only_when_there_is_something_to_decode_or_verify(files, cache)
     assert bars.said == []
 
 
-def test_default_cache(monkeypatch, tmp_path):
+# All stores
+
+
+def test_list_and_clear(tmp_path, cache):
+    first, second = make_images(tmp_path / "first", 3), make_images(tmp_path / "second", 2)
+    assert list_stores(cache) == []
+    opened = open_store(first, cache)
+    open_store(first, cache, size=8)
+    second[0].write_bytes(b"bad")
+    open_store(second, cache)
+    stores = {(store.root, store.size): store for store in list_stores(cache)}
+    assert {key: store.images for key, store in stores.items()} == {
+        (tmp_path / "first", SIZE): 3,
+        (tmp_path / "first", 8): 3,
+        (tmp_path / "second", SIZE): 1,
+    }
+    assert stores[tmp_path / "first", SIZE].nbytes > 3 * SIZE * SIZE * 3
+
+    freed = clear_stores(cache, tmp_path / "first")
+    assert freed == stores[tmp_path / "first", SIZE].nbytes + stores[tmp_path / "first", 8].nbytes
+    assert [store.root for store in list_stores(cache)] == [tmp_path / "second"]
+    assert_right(opened, first)  # an open map outlives its file
+    assert clear_stores(cache) == stores[tmp_path / "second", SIZE].nbytes
+    assert list((cache / "pixels").iterdir()) == []
+
+
+def test_the_store_used_last_is_listed_first(tmp_path, cache):
+    first, second = make_images(tmp_path / "first", 1), make_images(tmp_path / "second", 1)
+    open_store(first, cache)
+    open_store(second, cache)
+    for lock in cache.glob("pixels/*/lock"):
+        os.utime(lock, (1e9, 1e9))
+    open_store(first, cache)
+    stores = list_stores(cache)
+    assert [store.root.name for store in stores] == ["first", "second"]
+    assert stores[0].last_used.timestamp() == pytest.approx(time.time(), abs=60)
+
+
+def test_clear_spares_what_is_not_ours_or_in_use(cache, files):
+    open_store(files, cache)
+    (cache / "pixels" / "holiday").mkdir()
+    mine = [cache / "pixels" / "holiday" / INDEX, store_file(cache, LOCK).with_name("notes.txt")]
+    for file in mine:
+        file.write_text("mine")
+    with store_file(cache, LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert clear_stores(cache) == 0
+    assert_right(open_store(files, cache), files)
+    assert clear_stores(cache) > 0
+    assert all(file.read_text() == "mine" for file in mine)
+
+
+def test_clear_removes_a_store_that_cannot_be_read(cache, files):
+    open_store(files, cache)
+    store_file(cache, INDEX).write_bytes(b"damage")
+    assert list_stores(cache) == []
+    assert clear_stores(cache) == 10 * (SIZE * SIZE + SIDE * SIDE) * 3 + len("damage")
+
+
+def test_a_store_cleared_while_waiting_is_begun_anew(cache, files, monkeypatch):
+    """The lock that the waiting process gets may be of a file that is no longer there."""
+    open_store(files, cache)
+    real = fcntl.flock
+
+    def cleared_just_before(lock, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        assert clear_stores(cache) > 0
+        real(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", cleared_just_before)
+    assert_right(open_store(files, cache), files)
+    assert len(list_stores(cache)) == 1
+
+
+def test_clear_spares_the_lock_of_a_store_that_is_begun_right_after(cache, files, monkeypatch):
+    """Without it, two processes could write to that store."""
+    open_store(files, cache)
+    file, close = store_file(cache, LOCK), Lock.close
+
+    def begun_right_after(lock: Lock) -> None:
+        close(lock)
+        file.write_text("of the next store")
+
+    monkeypatch.setattr(Lock, "close", begun_right_after)
+    assert clear_stores(cache) > 0
+    assert file.exists()
+
+
+def test_default_cache(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("CDTRANS_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

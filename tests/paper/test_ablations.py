@@ -13,7 +13,7 @@ import yaml
 from ablation_task import make_key, run, start, true_classes
 from cdtrans.config import SETTINGS, compose_run
 from cdtrans.errors import CdtransError
-from cdtrans.inputs.store import list_stores
+from cdtrans.inputs.pixels import list_stores
 from cdtrans.paper.ablation_rows import LOSSES, PSEUDO_LABELS, Ablation
 from cdtrans.paper.ablations import ablate, make_plan, read_scored
 from cdtrans.paper.known_pairs import SampledPairsOptions

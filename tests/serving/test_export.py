@@ -30,15 +30,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cdtrans
-from cdtrans.inputs import shards
 from cdtrans.network.card import build_model, load_model
 from cdtrans.record.model import read_card, save_model, write_card
 from cdtrans.runtime.screen import Screen
+from cdtrans.serving import classifier as exported_module
 from cdtrans.serving import export as module
-from cdtrans.serving import exported as exported_module
+from cdtrans.serving import parts as shards
 from cdtrans.serving import portable
 from cdtrans.serving.hub import upload
-from cdtrans.serving.hub_folder import crop_share
+from cdtrans.serving.portable import crop_share
 from support import error_says
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
@@ -243,7 +243,7 @@ def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
 
 
 def test_an_onnx_file_predicts_in_parts(finished, flowers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "CHUNK", 8)
+    monkeypatch.setattr(shards, "PART", 8)
     counts = cdtrans.predict(flowers.file, finished.task.target, csv=tmp_path / "p.csv", quiet=True)
     assert counts.images == 21
     labels = [line.split(",")[1] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]

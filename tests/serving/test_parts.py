@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.inputs import shards
+import cdtrans
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import parts
+from cdtrans.serving import predict as module
 from cdtrans.serving.classifier import Classifier, Prediction, load
 from cdtrans.serving.parts import PartFolder, folder_of
-from cdtrans.serving.predict import Predicted, classify
-from cdtrans.serving.tables import ParquetTable
+from cdtrans.serving.predict import ParquetTable, Predicted, classify
 from commands import Ended, start_ranks, warm
-from support import add_member, error_says, make_tar, says
+from support import add_member, error_says, make_tar, raises, says
 from tiny_task import draw
 
 PART = 8
-CONSTANTS = {"cdtrans.inputs.shards.CHUNK": PART}
+CONSTANTS = {"cdtrans.serving.parts.PART": PART}
 IMAGES = 30  # in four parts
 
 
@@ -50,22 +50,18 @@ def images(drawn: Path, tmp_path: Path) -> Path:
     return shutil.copytree(drawn, tmp_path / "images")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "CHUNK", PART)
-
-
 class Watched:
-    """Counts what a classifier is given, and hears what is said."""
+    """Predicts with one classifier, counts the images that it is given, and hears what is said."""
 
-    def __init__(self, classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.classifier, self.given, self.heard = classifier, 0, []
+    def __init__(self, run: Path, classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run, self.classifier, self.given, self.heard = run, classifier, 0, []
         stream = classifier.stream_batches
 
         def counted(batches, **how):
             return stream((self.count(batch) for batch in batches), **how)
 
         monkeypatch.setattr(classifier, "stream_batches", counted)
+        monkeypatch.setattr(module, "load", lambda *_, **__: self.classifier)
         self.screen = Screen(quiet=True)
         self.screen.warn = self.screen.result = self.heard.append
 
@@ -73,16 +69,16 @@ class Watched:
         self.given += len(batch)
         return batch
 
-    def __call__(self, images: Path, file: Path, kind: str = "csv", **options) -> Predicted:
+    def __call__(self, images: Path, file: Path | None, kind: str = "csv", **options) -> Predicted:
         self.given = 0
         self.heard.clear()
-        settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.05} | options
-        return classify(self.classifier, images, file, kind, screen=self.screen, **settings)
+        return cdtrans.predict(self.run, images, **{kind: file}, screen=self.screen, **options)
 
 
 @pytest.fixture
-def watched(classifier: Classifier, monkeypatch: pytest.MonkeyPatch, small: None) -> Watched:
-    return Watched(classifier, monkeypatch)
+def watched(finished, classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr(parts, "PART", PART)
+    return Watched(finished.run, classifier, monkeypatch)
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -104,9 +100,28 @@ def uninterrupted(classifier: Classifier, images: Path, file: Path, **options) -
     probability depends on how many images are predicted at once."""
     settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.1} | options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdtrans.inputs.shards.CHUNK", PART)
+        patch.setattr("cdtrans.serving.parts.PART", PART)
         classify(classifier, images, file, screen=Screen(quiet=True), **settings)
     return file.read_bytes()
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (4, [4]), (5, [4, 1]), (8, [4, 4]), (11, [4, 4, 3])])
+def test_every_image_is_in_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, sizes: list) -> None:
+    monkeypatch.setattr(parts, "PART", 4)
+    names = [f"{n:02}.png" for n in range(count)]
+    for name in names:
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / "images" / name).touch()
+    make_tar(tmp_path / "a.tar", *names)
+    make_tar(tmp_path / "empty.tar", "x.txt")
+    for where in ("images", "a.tar"):
+        (shard,) = parts.find_shards(tmp_path / where, None)
+        cut = list(parts.parts_of(shard))
+        assert [len(part.images) for part in cut] == sizes
+        assert [part.number for part in cut] == list(range(len(sizes)))
+        assert [part.last for part in cut] == [False] * (len(sizes) - 1) + [True]
+    (empty,) = parts.parts_of(*parts.find_shards(tmp_path / "empty.tar", None))
+    assert (empty.images, empty.last) == ([], True)
 
 
 class TestKilled:
@@ -161,8 +176,8 @@ class TestKilled:
             watched(tmp_path / "t", file, max_bad=0.0)
         assert (watched.given, len(times(file))) == (30, 5)
         (folder_of(file) / "00001-00001.part").unlink()
-        members = shards.members
-        monkeypatch.setattr(shards, "members", lambda tar: opened.append(tar.name) or members(tar))
+        members = parts.members
+        monkeypatch.setattr(parts, "members", lambda tar: opened.append(tar.name) or members(tar))
         assert watched(tmp_path / "t", file, max_bad=0.1).images == 29
         assert (watched.given, opened) == (8, ["b.tar"])
         names = [Path(row["path"]).name for row in rows(file)]
@@ -206,7 +221,7 @@ class TestWhatHasChanged:
 
     def test_the_settings(self, watched: Watched, images: Path, file: Path, finished) -> None:
         before = times(file)
-        for options, words in (({"top": 2}, ["top: 1 there, 2 now"]), ({"threshold": 0.5}, ["threshold: 0.0 there"])):
+        for options, words in (({"top": 2}, ["top: 1 there, 2 now"]), ({"abstain": 0.5}, ["threshold: 0.0 there"])):
             with error_says("p.csv.parts'", "another command", "remove the folder", *words):
                 watched(images, file, **options)
         watched.classifier = load(finished.run, model="source", device="cpu")
@@ -215,11 +230,26 @@ class TestWhatHasChanged:
         assert (watched.given, times(file)) == (0, before)
 
     def test_a_part_is_damaged(self, watched: Watched, images: Path, file: Path) -> None:
+        """Cut short, foreign, or with one bit of its rows or of its counts flipped."""
         stored = sorted(folder_of(file).glob("*.part"))
         os.truncate(stored[0], stored[0].stat().st_size - 1)
-        stored[2].write_bytes(b"{}\n")
+        stored[1].write_bytes(b"{}\n")
+        for part, place in ((stored[2], -9), (stored[3], stored[3].read_bytes().index(b'"images": ') + 10)):
+            content = bytearray(part.read_bytes())
+            content[place] ^= 1
+            part.write_bytes(content)
+        (folder_of(file) / "zz-y.part").write_bytes(b"not ours")
         assert watched(images, file).images == 29
-        assert watched.given == 2 * PART
+        assert watched.given == IMAGES
+        assert file.read_bytes() == uninterrupted(watched.classifier, images, file.with_name("whole.csv"))
+        assert [left.name for left in folder_of(file).iterdir()] == ["zz-y.part"]
+
+    def test_a_part_is_damaged_before_it_is_joined(self, watched: Watched, images: Path, file: Path) -> None:
+        first = folder_of(file) / "00000-00000.part"
+        draw(images / "28.png", 0, seed=9)
+        watched.count = lambda batch: first.write_bytes(b"") or batch
+        with raises("part-damaged"):
+            watched(images, file)
 
     def test_fewer_than_a_part(self, watched: Watched, images: Path, file: Path) -> None:
         for path in sorted(images.iterdir())[PART:]:
@@ -236,7 +266,7 @@ class TestWhatHasChanged:
 
         with monkeypatch.context() as patch:
             patch.setattr(watched, "count", touched)
-            with error_says("have changed while they were predicted", "run the same command again"):
+            with error_says("changed while it was predicted", "run the same command again"):
                 watched(tar, file)
         assert not file.exists()
         assert watched(tar, file).images == 29
@@ -250,33 +280,8 @@ def test_two_commands_at_once(watched: Watched, images: Path, tmp_path: Path) ->
     assert watched(images, tmp_path / "p.csv").images == 29
 
 
-def test_where_open_files_cannot_be_deleted(watched: Watched, images: Path, tmp_path: Path, monkeypatch) -> None:
-    """As on Windows."""
-    unlink, opened = Path.unlink, set()
-    monkeypatch.setattr(parts, "DELETES_OPEN_FILES", False)
-    real = parts.try_lock
-
-    class Open:
-        def __init__(self, file: Path) -> None:
-            self.file, self.lock = file, real(file)
-            opened.add(file)
-
-        def close(self) -> None:
-            self.lock.close()
-            opened.discard(self.file)
-
-    def refused(file: Path, missing_ok: bool = False) -> None:
-        assert file not in opened, "it is open"
-        unlink(file, missing_ok=missing_ok)
-
-    monkeypatch.setattr(parts, "try_lock", Open)
-    monkeypatch.setattr(Path, "unlink", refused)
-    assert watched(images, tmp_path / "p.csv").images == 29
-    assert not folder_of(tmp_path / "p.csv").exists()
-
-
 def test_what_fits_into_one_part_needs_no_folder(watched: Watched, images: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shards, "CHUNK", IMAGES)
+    monkeypatch.setattr(parts, "PART", IMAGES)
     monkeypatch.setattr(parts, "try_lock", None)
     assert watched(images, tmp_path / "p.csv").images == 29
 
@@ -285,7 +290,7 @@ class TestRanks:
     def test_two_of_torchrun_write_what_one_process_writes(self, finished, images, classifier, tmp_path: Path) -> None:
         program = tmp_path / "small_parts.py"
         program.write_text(
-            f"import cdtrans.inputs.shards as s\ns.CHUNK = {PART}\nfrom cdtrans.cli.entry import main\nmain()\n"
+            f"import cdtrans.serving.parts as s\ns.PART = {PART}\nfrom cdtrans.cli.entry import main\nmain()\n"
         )
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
         command += ["predict", finished.run, images, "--csv", tmp_path / "p.csv", "--json", "--device", "cpu"]
@@ -438,7 +443,7 @@ class TestParquet:
         watched.classifier.source_only = load(finished.run, model="source", device="cpu")
         try:
             sure = sorted(p.probability for p in watched.classifier.predict(sorted(images.glob("1*.png"))))[5]
-            how = {"top": 2, "threshold": sure}
+            how = {"top": 2, "abstain": sure}
             watched(images, tmp_path / "p.csv", **how)
             result = watched(images, tmp_path / "p.parquet", "parquet", **how)
         finally:

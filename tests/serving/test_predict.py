@@ -5,17 +5,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import cdtrans
 from cdtrans.errors import CdtransError
 from cdtrans.record.run_folder import OWN
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
-from cdtrans.serving.predict import Predicted, classify
+from cdtrans.serving.predict import Predicted
 from support import error_says, says
 from tiny_task import draw
+
+Write = Callable[..., Predicted]
 
 
 class Heard(Screen):
@@ -30,19 +35,24 @@ class Heard(Screen):
         self.heard.append(text)
 
 
-@pytest.fixture(scope="module")
-def classifier(finished) -> Classifier:
-    return load(finished.run, device="cpu")
-
-
 @pytest.fixture
 def screen() -> Heard:
     return Heard()
 
 
-def write(classifier: Classifier, images: Path, file: Path | None, screen: Screen, **options) -> Predicted:
-    settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.05} | options
-    return classify(classifier, images, file, screen=screen, **settings)
+@pytest.fixture
+def classifier(finished) -> Classifier:
+    return load(finished.run, device="cpu")
+
+
+@pytest.fixture
+def write(finished, screen: Heard) -> Write:
+    """Predict with the finished run, to a file or to standard output."""
+
+    def write(images: Path, file: Any, **options: Any) -> Predicted:
+        return cdtrans.predict(finished.run, images, csv=file, device="cpu", screen=screen, **options)
+
+    return write
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -50,7 +60,7 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(text))
 
 
-def test_neither_the_input_nor_a_run_is_replaced(finished, classifier, screen, tmp_path: Path) -> None:
+def test_neither_the_input_nor_a_run_is_replaced(finished, write: Write, tmp_path: Path) -> None:
     image = draw(tmp_path / "photo.png", 0, seed=1)
     listed = tmp_path / "list.txt"
     listed.write_text("photo.png\n")
@@ -61,18 +71,17 @@ def test_neither_the_input_nor_a_run_is_replaced(finished, classifier, screen, t
     before = {file: file.read_bytes() for _, file in taken if file.exists()}
     for images, file in [*taken, (image, part)]:
         with error_says(file.name, "choose another --csv"):
-            write(classifier, images, file, screen)
+            write(images, file)
     assert all(file.read_bytes() == content for file, content in before.items())
     assert not part.exists()
     assert {file.name for file in finished.run.iterdir()} <= OWN
-    for _ in range(2):  # what it wrote itself may be replaced, wherever it is
-        assert write(classifier, tmp_path, tmp_path / "predictions.csv", screen).images == 1
+    for _ in range(2):  # predictions may be replaced, wherever they are
+        assert write(tmp_path, tmp_path / "predictions.csv").images == 1
 
 
-def test_path_label_and_probability_of_every_image(finished, classifier, screen, tmp_path: Path) -> None:
-    counts = write(classifier, finished.task.target, tmp_path / "new" / "p.csv", screen)
+def test_the_columns_of_a_table(finished, classifier: Classifier, write: Write, screen: Heard, tmp_path: Path) -> None:
+    counts = write(finished.task.target, tmp_path / "new" / "p.csv")
     predictions = classifier.predict(finished.task.target)
-    expected = sum(p.probability for p in predictions) / 21
     assert counts.summary() == {
         "csv": str(tmp_path / "new" / "p.csv"),
         "parquet": None,
@@ -81,91 +90,83 @@ def test_path_label_and_probability_of_every_image(finished, classifier, screen,
         "abstained": 0,
         "skipped": 0,
         "threshold": 0.0,
-        "expected_accuracy": pytest.approx(expected),
+        "expected_accuracy": pytest.approx(sum(p.probability for p in predictions) / 21),
     }
     table = rows(tmp_path / "new" / "p.csv")
     assert list(table[0]) == ["path", "label", "probability"]
     for row, prediction in zip(table, predictions, strict=True):
-        assert row["path"] == str(prediction.path)
-        assert row["label"] == prediction.label
+        assert (row["path"], row["label"]) == (str(prediction.path), prediction.label)
         assert float(row["probability"]) == pytest.approx(prediction.probability, abs=1e-6)
     assert screen.heard == [f"Wrote {tmp_path / 'new' / 'p.csv'}: 21 images."]
 
 
-def test_the_score_for_no_class(finished, screen, tmp_path: Path) -> None:
+def test_the_score_for_no_class(finished, write: Write, tmp_path: Path) -> None:
     """1 less the largest probability of the source-only model, whichever model predicts."""
     source = load(finished.run, model="source", device="cpu").predict(finished.task.target)
     for model in ("chosen", "source"):
-        classifier = load(finished.run, model=model, device="cpu", unknown=True)
-        write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=2)
+        write(finished.task.target, tmp_path / "p.csv", top=2, model=model, unknown=True)
         table = rows(tmp_path / "p.csv")
         assert list(table[0])[:5] == ["path", "label", "probability", "no_class", "label_1"]
         for row, prediction in zip(table, source, strict=True):
             assert float(row["no_class"]) == pytest.approx(1 - prediction.probability, abs=2e-6)
-    assert all(p.no_class is None for p in load(finished.run, device="cpu").predict(finished.task.target))
 
 
-@pytest.mark.parametrize(("top", "columns"), [(2, 2), (3, 3), (50, 3)])
-def test_the_best_classes(finished, classifier, screen, tmp_path: Path, top: int, columns: int) -> None:
-    write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=top)
-    table = rows(tmp_path / "p.csv")
+@pytest.mark.parametrize(("top", "columns"), [(2, 2), (50, 3)])
+def test_the_best_classes(
+    finished, classifier: Classifier, write: Write, tmp_path: Path, top: int, columns: int
+) -> None:
+    """They are listed whether the label is kept or left out."""
+    write(finished.task.target, tmp_path / "p.csv", top=top)
+    write(finished.task.target, tmp_path / "none.csv", top=top, abstain=1.0)
     others = [f"{what}_{k}" for k in range(1, columns + 1) for what in ("label", "probability")]
+    table, none = rows(tmp_path / "p.csv"), rows(tmp_path / "none.csv")
     assert list(table[0]) == ["path", "label", "probability", *others]
-    for row, prediction in zip(table, classifier.predict(finished.task.target, top=top), strict=True):
+    for row, without, prediction in zip(table, none, classifier.predict(finished.task.target, top=top), strict=True):
         assert (row["label"], row["probability"]) == (row["label_1"], row["probability_1"])
+        assert without == row | {"label": ""}
         for k in range(1, columns + 1):
             assert row[f"label_{k}"] == prediction.top[k - 1][0]
             assert float(row[f"probability_{k}"]) == pytest.approx(prediction.top[k - 1][1], abs=1e-6)
 
 
-def test_an_abstention_still_lists_the_best_classes(finished, classifier, screen, tmp_path: Path) -> None:
-    write(classifier, finished.task.target, tmp_path / "p.csv", screen, top=2, threshold=1.0)
-    for row, prediction in zip(rows(tmp_path / "p.csv"), classifier.predict(finished.task.target), strict=True):
-        assert row["label"] == ""
-        assert row["label_1"] == prediction.label
-
-
-def test_below_the_threshold_there_is_no_label(finished, classifier, screen, tmp_path: Path) -> None:
+def test_below_the_threshold_there_is_no_label(
+    finished, classifier: Classifier, write: Write, screen: Heard, tmp_path: Path
+) -> None:
     predictions = classifier.predict(finished.task.target)
     threshold = sorted(p.probability for p in predictions)[10]  # ten are less sure
-    counts = write(classifier, finished.task.target, tmp_path / "p.csv", screen, threshold=threshold)
+    counts = write(finished.task.target, tmp_path / "p.csv", abstain=threshold)
     assert (counts.images, counts.kept, counts.abstained) == (21, 11, 10)
     sure = [p.probability for p in predictions if p.probability >= threshold]
     assert counts.expected_accuracy == pytest.approx(sum(sure) / 11)
     for row, prediction in zip(rows(tmp_path / "p.csv"), predictions, strict=True):
         assert row["label"] == ("" if prediction.probability < threshold else prediction.label)
-        assert float(row["probability"]) > 0  # how unsure it was stays visible
+        assert float(row["probability"]) > 0, "how unsure it was stays visible"
     assert says(screen.heard[-1], "21 images", "10 of them", "without a label")
 
 
-def test_a_single_image_and_a_list(finished, classifier, screen, tmp_path: Path) -> None:
+def test_a_single_image_and_a_list(finished, write: Write, tmp_path: Path) -> None:
     one = finished.task.target / "04.png"
-    write(classifier, one, tmp_path / "one.csv", screen)
+    write(one, tmp_path / "one.csv")
     assert [row["path"] for row in rows(tmp_path / "one.csv")] == [str(one)]
     (tmp_path / "list.txt").write_text("04.png\n00.png 7\n")
-    write(classifier, tmp_path / "list.txt", tmp_path / "list.csv", screen, root=finished.task.target)
+    write(tmp_path / "list.txt", tmp_path / "list.csv", root=finished.task.target)
     assert [Path(row["path"]).name for row in rows(tmp_path / "list.csv")] == ["04.png", "00.png"]
 
 
-def test_odd_names_survive(classifier, screen, tmp_path: Path, capfdbinary) -> None:
+def test_odd_names_survive_in_a_file_and_on_standard_output(
+    write: Write, screen: Heard, tmp_path: Path, capfdbinary
+) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
     names = sorted([b"a,b.png", b'quo"te.png', b"new\nline.png", "größe 日本.png".encode(), b"\xff\xfe.png"])
     plain = draw(tmp_path / "plain.png", 0, 0).read_bytes()
     for name in names:
         Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(plain)
-    write(classifier, folder, tmp_path / "p.csv", screen)
-    found = sorted(os.path.basename(os.fsencode(row["path"])) for row in rows(tmp_path / "p.csv"))
-    assert found == names
-    write(classifier, folder, sys.stdout.buffer, screen)
+    write(folder, tmp_path / "p.csv")
+    assert sorted(os.path.basename(os.fsencode(row["path"])) for row in rows(tmp_path / "p.csv")) == names
+    screen.heard.clear()
+    write(folder, sys.stdout.buffer)
     assert capfdbinary.readouterr().out == (tmp_path / "p.csv").read_bytes()
-
-
-def test_without_a_file_the_table_goes_to_standard_output(finished, classifier, screen, capfdbinary) -> None:
-    write(classifier, finished.task.target, sys.stdout.buffer, screen)
-    lines = capfdbinary.readouterr().out.decode().splitlines()
-    assert lines[0] == "path,label,probability"
-    assert len(lines) == 22
     assert screen.heard == []
 
 
@@ -178,88 +179,90 @@ class TestBadFiles:
         (tmp_path / "images" / "07b.png").write_bytes(b"")
         return tmp_path / "images"
 
-    def test_a_few_are_skipped_named_and_counted(self, classifier, screen, folder: Path, tmp_path: Path) -> None:
-        counts = write(classifier, folder, tmp_path / "p.csv", screen)
+    def test_a_few_are_skipped_named_and_counted(
+        self, write: Write, screen: Heard, folder: Path, tmp_path: Path
+    ) -> None:
+        counts = write(folder, tmp_path / "p.csv")
         assert (counts.images, counts.abstained, counts.skipped) == (20, 0, 1)
         assert "07b.png" not in (tmp_path / "p.csv").read_text()
         assert says(screen.heard[0], "skipped", f"'{folder / '07b.png'}'", "empty")
         assert says(screen.heard[1], "1 of 21 files", "cannot be read", "listed in", "p.csv.skipped.csv'")
         assert rows(tmp_path / "p.csv.skipped.csv") == [{"path": str(folder / "07b.png"), "cause": "empty file"}]
         (folder / "07b.png").unlink()
-        write(classifier, folder, tmp_path / "p.csv", screen)
+        write(folder, tmp_path / "p.csv")
         assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv"}, "the old list must not remain"
 
     def test_many_are_an_error_and_only_their_list_is_left(
-        self, classifier, screen, folder: Path, tmp_path: Path
+        self, write: Write, screen: Heard, folder: Path, tmp_path: Path
     ) -> None:
         for n in range(8):
             (folder / f"{n}c.png").write_bytes(b"")
+        (tmp_path / "p.csv").write_text("older")
         with error_says("9 of 29 files", "--max-bad"):
-            write(classifier, folder, tmp_path / "p.csv", screen)
-        assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv.skipped.csv"}
-        named = [text for text in screen.heard if text.startswith("skipped")]
-        assert len(set(named)) == 9
-        assert write(classifier, folder, tmp_path / "p.csv", screen, max_bad=0.5).skipped == 9
+            write(folder, tmp_path / "p.csv")
+        assert (tmp_path / "p.csv").read_text() == "older"
+        assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv", "p.csv.skipped.csv"}
+        assert len({text for text in screen.heard if text.startswith("skipped")}) == 9
+        assert write(folder, tmp_path / "p.csv", max_bad=0.5).skipped == 9
 
-    def test_missing_files_of_a_list_count(self, classifier, screen, folder: Path, tmp_path: Path) -> None:
+    def test_missing_files_of_a_list_count(self, write: Write, folder: Path, tmp_path: Path) -> None:
         (folder / "list.txt").write_text("gone.png 1\n" + "".join(f"{n:02}.png\n" for n in range(20)))
-        result = write(classifier, folder / "list.txt", tmp_path / "p.csv", screen)
+        result = write(folder / "list.txt", tmp_path / "p.csv")
         assert (result.images, result.skipped) == (20, 1)
         missing = {"path": str(folder / "gone.png"), "cause": "missing, or a broken link"}
         assert rows(tmp_path / "p.csv.skipped.csv") == [missing]
         with error_says("1 of 21 files", "gone.png'", "--max-bad"):
-            write(classifier, folder / "list.txt", tmp_path / "p.csv", screen, max_bad=0.01)
+            write(folder / "list.txt", tmp_path / "p.csv", max_bad=0.01)
 
-    def test_an_older_table_is_kept_when_the_new_one_fails(self, classifier, screen, folder, tmp_path: Path) -> None:
-        (tmp_path / "p.csv").write_text("older")
+
+def test_files_of_other_kinds_are_named(write: Write, screen: Heard, tmp_path: Path) -> None:
+    draw(tmp_path / "images" / "a.png", 0, seed=1)
+    (tmp_path / "images" / "b.heic").write_bytes(b"ftypheic")
+    (tmp_path / "images" / "notes.txt").write_text("nothing to see")
+    assert write(tmp_path / "images", tmp_path / "p.csv").images == 1
+    (warning,) = [text for text in screen.heard if "Ignored" in text]
+    assert says(warning, "1 file", "1 '.heic'", "'b.heic'")
+    screen.heard.clear()
+    assert write(tmp_path / "images" / "a.png", tmp_path / "p.csv").images == 1
+    assert not [text for text in screen.heard if "Ignored" in text]
+
+
+def test_bad_places_are_refused_before_anything_is_written(finished, write: Write, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")  # stands for /dev/null, which must not become a table
+    before = set(tmp_path.rglob("*"))
+    for images, file in (
+        (tmp_path / "nowhere", tmp_path / "new" / "p.csv"),
+        (tmp_path / "empty", tmp_path / "new" / "p.csv"),
+        (finished.task.target, tmp_path),
+        (finished.task.target, tmp_path / "pipe"),
+        (finished.task.target, tmp_path / "file" / "deep" / "p.csv"),
+    ):
         with pytest.raises(CdtransError):
-            write(classifier, folder, tmp_path / "p.csv", screen, max_bad=0.0)
-        assert (tmp_path / "p.csv").read_text() == "older"
-        assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv", "p.csv.skipped.csv"}
-
-    def test_no_images_at_all(self, classifier, screen, tmp_path: Path) -> None:
-        with error_says("nowhere'", "not exist"):
-            write(classifier, tmp_path / "nowhere", tmp_path / "new" / "p.csv", screen)
-        (tmp_path / "empty").mkdir()
-        with error_says("no image", "empty'"):
-            write(classifier, tmp_path / "empty", tmp_path / "new" / "p.csv", screen)
-        assert {p.name for p in tmp_path.iterdir()} == {"empty"}
+            write(images, file)
+    assert set(tmp_path.rglob("*")) == before
+    assert (tmp_path / "pipe").is_fifo()
 
 
-class TestBadDestinations:
-    def test_a_folder(self, finished, classifier, screen, tmp_path: Path) -> None:
-        with error_says(f"'{tmp_path}'", "not a file", "--csv"):
-            write(classifier, finished.task.target, tmp_path, screen)
-
-    def test_a_device_is_not_replaced(self, finished, classifier, screen, tmp_path: Path) -> None:
-        os.mkfifo(tmp_path / "pipe")  # stands for /dev/null, which must not become a table
-        with error_says("pipe'", "--csv"):
-            write(classifier, finished.task.target, tmp_path / "pipe", screen)
-        assert (tmp_path / "pipe").is_fifo()
-
-    def test_below_a_file(self, finished, classifier, screen, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with error_says("not a writable folder", "--csv"):
-            write(classifier, finished.task.target, tmp_path / "file" / "deep" / "p.csv", screen)
-
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-    def test_a_folder_without_permission(self, finished, classifier, screen, tmp_path: Path) -> None:
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with error_says("closed'", "not a writable folder"):
-            write(classifier, finished.task.target, tmp_path / "closed" / "p.csv", screen)
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(finished, write: Write, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with error_says("closed'", "not a writable folder"):
+        write(finished.task.target, tmp_path / "closed" / "p.csv")
 
 
 MEMORY = r"""
 import json, re, sys
 from pathlib import Path
-from cdtrans.inputs import shards
+from cdtrans.serving import parts
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import classify
 from cdtrans.runtime.screen import Screen
 from dataclasses import replace
 
 run, few, many = map(Path, sys.argv[1:])
-shards.CHUNK = 256  # so that there are parts
+parts.PART = 256  # so that there are parts
 classifier = load(run, device="cpu")
 classifier.card = replace(classifier.card, resize=160)  # 77 kB an image, so that keeping them would show
 peaks, counts = [], []
@@ -288,16 +291,3 @@ def test_many_images_need_no_more_memory_than_few(finished, tmp_path: Path) -> N
     few, many = found["peaks"]
     assert many - few < 30, f"peak memory grew from {few:.0f} to {many:.0f} MB"
     assert len(rows(tmp_path / "many.csv")) == 3000
-
-
-def test_what_is_left_out_for_its_ending_is_told(classifier: Classifier, screen: Heard, tmp_path: Path) -> None:
-    draw(tmp_path / "images" / "a.png", 0, seed=1)
-    (tmp_path / "images" / "b.heic").write_bytes(b"ftypheic")
-    (tmp_path / "images" / "notes.txt").write_text("nothing to see")
-    how = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.05, "screen": screen}
-    assert classify(classifier, tmp_path / "images", tmp_path / "p.csv", **how).images == 1
-    (warning,) = [text for text in screen.heard if "Ignored" in text]
-    assert says(warning, "1 file", "1 '.heic'", "'b.heic'", "convert")
-    screen.heard.clear()
-    assert classify(classifier, tmp_path / "images" / "a.png", tmp_path / "p.csv", **how).images == 1
-    assert not [text for text in screen.heard if "Ignored" in text]

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from cdtrans.inputs.images import pixel_digest, resized
-from cdtrans.inputs.thumbnails import SIDE, thumbnail
+from cdtrans.inputs.images import SIDE, pixel_digest, resized, thumbnail
 from cdtrans.trust import duplicates
 from cdtrans.trust.duplicates import LIKENESS, PLAIN, Looks, exact_groups, near_groups, near_pairs
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdtrans.inputs.images import Header
-from cdtrans.inputs.thumbnails import SIDE, Traces
+from cdtrans.inputs.images import SIDE, Header, Traces
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, graded, gravest, refuse
 from cdtrans.trust.preflight import Labels, examine, examine_target

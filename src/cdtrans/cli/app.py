@@ -286,7 +286,7 @@ def push(
     debug: Debug = False,
 ) -> None:
     """Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no images."""
-    from cdtrans.serving.push import push as push_model
+    from cdtrans.serving.export import push as push_model
 
     screen = Screen(quiet=quiet, machine=json)
     pushed = push_model(run, name, private=private, model=model, screen=screen)
@@ -380,8 +380,7 @@ def cache(
     debug: Debug = False,
 ) -> None:
     """List the decoded images that runs share, or clear them."""
-    from cdtrans.inputs.pixels import default_cache
-    from cdtrans.inputs.store import clear_stores, list_stores
+    from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
 
     screen = Screen(quiet=quiet, machine=json)
     place = folder or default_cache()
@@ -390,17 +389,13 @@ def cache(
     below = sorted({str(s.root) for s in every if root is not None and root.resolve() in s.root.parents})
     freed = clear_stores(place, root) if clear else 0
     if json:
-        listed = [
-            {"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes, "outdated": s.outdated}
-            for s in stores
-        ]
+        listed = [{"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes} for s in stores]
         print_json({"cache": str(place), "stores": listed, "below": below, "freed": freed})
         return
     table = Table(whole("images of"), "size", "images", "MB", "last used", title=str(place))
     for s in stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
-        place_of = f"{s.root}{' (of an older version, rebuilt when used)' if s.outdated else ''}"
-        table.add_row(cell(place_of), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
+        table.add_row(cell(str(s.root)), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
     screen.result(table if stores else f"Nothing is cached in {place}{f' for {root} itself' if root else ''}.")
     if below:
         screen.result(f"Folders below it are cached separately and not affected by --root {root}: {named(below)}.")

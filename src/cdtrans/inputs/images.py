@@ -1,9 +1,11 @@
-"""One image file -> upright 8-bit RGB pixels, or a short cause why it cannot be read."""
+"""One image file -> upright 8-bit RGB pixels, or a short cause why it cannot be read; and the digest and thumbnail that
+show copies without reading the pixels again."""
 
 import hashlib
 import io
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,8 @@ from PIL import Image, UnidentifiedImageError
 from cdtrans.errors import CdtransError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+
+SIDE = 16  # pixels of a thumbnail; few enough to hide compression, enough to tell similar objects apart
 
 ARCHIVE_LEFTOVERS = "__MACOSX"  # the folder of an archive in which macOS stores metadata of every file
 
@@ -91,6 +95,39 @@ def resized(image: Image.Image, size: int) -> np.ndarray:
 def pixel_digest(pixels: np.ndarray) -> str:
     """A hash of the pixels: equal images have equal digests, whatever their file names."""
     return hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest()
+
+
+class Trace(NamedTuple):
+    """What identifies an image."""
+
+    digest: str  # of its pixels
+    thumbnail: np.ndarray  # uint8 [SIDE, SIDE, 3]
+
+
+class Traces(NamedTuple):
+    """The traces of a domain's images."""
+
+    paths: Sequence[str]
+    digests: Sequence[str]
+    thumbnails: np.ndarray  # uint8 [N, SIDE, SIDE, 3]
+
+
+def trace(pixels: np.ndarray) -> Trace:
+    """Made by the threads that decode, so that later comparisons do not read the pixels again."""
+    return Trace(pixel_digest(pixels), thumbnail(pixels))
+
+
+def thumbnail(pixels: np.ndarray) -> np.ndarray:
+    """uint8 [size, size, 3] -> [SIDE, SIDE, 3]: each pixel is the mean of its area. About 0.1 ms."""
+    size = len(pixels)
+    begins = np.arange(SIDE) * size // SIDE
+    lengths = np.maximum(np.diff(begins, append=size), 1)  # in an image smaller than SIDE some pixels count twice
+    flat = pixels.reshape(size, -1)
+    strips = [flat[i : i + n].sum(axis=0, dtype=np.uint32) for i, n in zip(begins, lengths, strict=True)]
+    rows = np.stack(strips).reshape(SIDE, size, 3)
+    sums = np.add.reduceat(rows, begins, axis=1)  # [SIDE, SIDE, 3]
+    means: np.ndarray = np.rint(sums / np.outer(lengths, lengths)[..., None]).astype(np.uint8)
+    return means
 
 
 def judge_unreadable(name: str, bad: int, total: int, first: str, cause: str, max_bad: float) -> str:

@@ -1,34 +1,51 @@
-"""Decode once: the resized images of a folder as uint8 rows of a memory-mapped file that later runs share."""
+"""Decoded images on disk: every image is decoded once, and later runs map its pixels into memory.
 
+A store is a folder `CACHE/pixels/<hash of root, size and format>/` with four files:
+
+    pixels.u8       rows of size x size x 3 bytes, append-only, so that memory maps of other processes stay valid
+    thumbnails.u8   rows of 16 x 16 x 3 bytes, likewise
+    index.sqlite    per image file: its size and time, its row, and the digest of the row's pixels
+    lock            held by the process that reads or extends the store; its mtime is the time of last use
+
+The index names a row once its pixels are on disk, so a process may be killed at any moment: rows that are not in the
+index are overwritten by the next process. The index is not trusted either: a row beyond the end of the file, or whose
+pixels have another digest, is decoded again.
+"""
+
+import errno
+import hashlib
 import os
+import shutil
+import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from cdtrans.errors import counted
-from cdtrans.inputs.store import (
-    Entry,
-    ImageFile,
-    Result,
-    Row,
-    Store,
-    check_space,
-    explained,
-    image_bytes,
-    lock_store,
-    store_folder,
-)
+from cdtrans.errors import DeviceError, DiskFull, counted
+from cdtrans.inputs.images import SIDE, Trace, UnreadableImage, pixel_digest, thumbnail, trace
 from cdtrans.inputs.stream import make_in_order
-from cdtrans.inputs.thumbnails import trace
+from cdtrans.record.files import is_disk_full
+from cdtrans.runtime.locks import Lock, try_lock
 from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 
+FORMAT = 4  # raise it when the layout changes, or when the same file would give another row
+PIXELS, THUMBNAILS, INDEX, LOCK = "pixels.u8", "thumbnails.u8", "index.sqlite", "lock"
+CONTENT = (PIXELS, THUMBNAILS, INDEX, f"{INDEX}-journal")
+SCHEMA = """
+CREATE TABLE store (root BLOB, size INTEGER);
+CREATE TABLE images (path BLOB PRIMARY KEY, state TEXT, row INTEGER, digest TEXT) WITHOUT ROWID;
+"""
+POLL_SECONDS = 0.1  # between attempts to take a lock that another process holds
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
 CHUNK_IMAGES = 64  # written at a time; a kill loses at most two chunks, and memory holds at most two
 
@@ -42,6 +59,29 @@ class Pixels:
     rows: np.ndarray  # int64 [N], -1 where the file could not be read
     digests: list[str]  # [N] of the pixels, '' for unreadable files
     bad: dict[int, str]  # position -> cause
+
+
+class ImageFile(NamedTuple):
+    """A file as it is now; its size and time show whether it has changed since it was decoded."""
+
+    key: str
+    path: Path
+    state: str
+
+
+class Entry(NamedTuple):
+    """An image in the index."""
+
+    state: str  # size and time of the file when it was decoded
+    row: int
+    digest: str
+
+
+class Row(NamedTuple):
+    """The pixels, thumbnail and digest of one image."""
+
+    pixels: np.ndarray  # uint8 [size, size, 3]
+    trace: Trace
 
 
 def resize_for(crop: int) -> int:
@@ -58,83 +98,27 @@ def default_cache() -> Path:
     return user_cache_path("cdtrans", appauthor=False)
 
 
-def open_pixels(
-    files: Sequence[Path],
-    *,
-    root: Path,
-    size: int,
-    cache: Path,
-    screen: Screen,
-    name: str,
-    workers: int | None = None,
-    verify: bool = True,
-) -> Pixels:
-    """Decode new and changed `files` into the store of `root` at `size`, and open it. With `verify`, what was decoded
-    earlier is compared with its digests, and decoded again where it is damaged."""
+def open_pixels(files: Sequence[Path], *, root: Path, size: int, cache: Path, screen: Screen, name: str) -> Pixels:
+    """Decode new and changed `files` into the store of `root` at `size`, and open it. Rows of an earlier process are
+    compared with their digests, and decoded again where they are damaged."""
     keys = _keys(files, root)
-    images, gone = _look_at(dict(zip(keys, files, strict=True)))
+    images, bad = _look_at(dict(zip(keys, files, strict=True)))
     damaged: set[int] = set()
     while True:
-        store, old = _fill(images, damaged, root, size, cache, screen, name, workers)
-        found = _verify(store, old, screen, name, workers) if verify else set()
-        if not found:
+        store, old, unreadable = _fill(images, damaged, root, size, cache, screen, name)
+        wrong = _verify(store, old, screen, name)
+        if not wrong:
             break
-        are = counted(len(found), f"{name} image is", f"{name} images are")
+        are = counted(len(wrong), f"{name} image is", f"{name} images are")
         screen.warn(f"{are} damaged in the cache {cache} and will be decoded again.")
-        damaged |= found
+        damaged |= wrong
     with explained(cache):
-        array, thumbnails = store.pixels(), store.thumbnails()
-    entries = store.entries | gone
-    bad = {n: entries[key].cause for n, key in enumerate(keys) if entries[key].row < 0}
-    rows = np.array([entries[key].row for key in keys], dtype=np.int64)
-    return Pixels(array, thumbnails, rows, [entries[key].digest for key in keys], bad)
-
-
-def _fill(
-    images: list[ImageFile],
-    damaged: set[int],
-    root: Path,
-    size: int,
-    cache: Path,
-    screen: Screen,
-    name: str,
-    workers: int | None,
-) -> tuple[Store, list[Entry]]:
-    """The store with all images in it, and the entries of those that were in it before."""
-    folder, need = store_folder(cache, root, size), len(images) * image_bytes(size)
-    disk = partial(explained, cache, need)
-    with lock_store(folder, disk, waiting=lambda: screen.say(f"Waiting for another run to decode the {name} images.")):
-        with disk():
-            store = Store.open(folder, root, size)
-            held = {image.key for image in images if store.holds(image)}
-            held -= {key for key in held if store.entries[key].row in damaged}
-            todo = [image for image in images if image.key not in held]
-            check_space(cache, len(todo) * image_bytes(size))
-        if todo:
-            with screen.track(f"decode {name}", total=len(images), done=len(images) - len(todo)) as task:
-                began, done = time.monotonic(), 0
-                for chunk in _decoded(todo, size, workers):
-                    with disk():
-                        store.append(chunk)
-                    done += len(chunk)
-                    task.advance(len(chunk), f"{done / (time.monotonic() - began):.0f} images/s")
-    return store, [store.entries[key] for key in held if store.entries[key].row >= 0]
-
-
-def _verify(store: Store, entries: list[Entry], screen: Screen, name: str, workers: int | None) -> set[int]:
-    """The rows of the entries that are damaged. Outside the lock: rows never change, and ranks verify side by side. It
-    takes a core 0.4 ms an image at size 256, and reads what the training reads anyway."""
-    if not entries:
-        return set()
-    workers = workers or processor_count()
-    entries.sort(key=lambda entry: entry.row)
-    chunks = [entries[n : n + CHUNK_IMAGES] for n in range(0, len(entries), CHUNK_IMAGES)]
-    damaged: set[int] = set()
-    with screen.track(f"verify {name}", len(entries)) as task, ThreadPoolExecutor(workers) as pool:
-        for chunk, found in zip(chunks, pool.map(store.damaged, chunks), strict=True):
-            damaged |= found
-            task.advance(len(chunk))
-    return damaged
+        array, thumbnails = store.map(PIXELS), store.map(THUMBNAILS)
+    bad |= unreadable
+    entries = [Entry("", -1, "") if key in bad else store.entries[key] for key in keys]
+    rows = np.array([entry.row for entry in entries], dtype=np.int64)
+    positions = {n: bad[key] for n, key in enumerate(keys) if key in bad}
+    return Pixels(array, thumbnails, rows, [entry.digest for entry in entries], positions)
 
 
 def _keys(files: Sequence[Path], root: Path) -> list[str]:
@@ -143,25 +127,285 @@ def _keys(files: Sequence[Path], root: Path) -> list[str]:
     return [os.path.join(here, file).removeprefix(prefix) for file in files]
 
 
-def _look_at(paths: dict[str, Path]) -> tuple[list[ImageFile], dict[str, Entry]]:
-    """The files as they are now, and entries for those that cannot be found."""
+def _look_at(paths: dict[str, Path]) -> tuple[list[ImageFile], dict[str, str]]:
+    """The files as they are now, and key -> cause of those that cannot be looked at."""
     images, gone = [], {}
     for key, path in paths.items():
         try:
             stat = os.stat(path)
-            images.append(ImageFile(key, path, stat.st_size, stat.st_mtime_ns))
+            images.append(ImageFile(key, path, f"{stat.st_size} {stat.st_mtime_ns}"))
         except OSError as error:
-            gone[key] = Entry(0, 0, row=-1, cause=str(error.strerror))
+            gone[key] = str(error.strerror)
     return images, gone
 
 
-def _decoded(todo: list[ImageFile], size: int, workers: int | None) -> Iterator[list[Result]]:
+def _fill(
+    images: list[ImageFile], damaged: set[int], root: Path, size: int, cache: Path, screen: Screen, name: str
+) -> tuple["Store", list[Entry], dict[str, str]]:
+    """The store with all readable images in it, the entries that it had before, and key -> cause of the other files,
+    which every run tries again."""
+    folder, disk = store_folder(cache, root, size), partial(explained, cache, len(images) * image_bytes(size))
+    bad: dict[str, str] = {}
+    with ExitStack() as stack:
+        stack.enter_context(_locked(folder, disk, screen, name))
+        with disk():
+            store = stack.enter_context(closing(Store.open(folder, root, size)))
+            held = {image.key for image in images if store.holds(image, damaged)}
+            todo = [image for image in images if image.key not in held]
+            if len(todo) * image_bytes(size) > shutil.disk_usage(cache).free:  # known now, not after an hour of work
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        old = [store.entries[key] for key in held]
+        if todo:
+            task = stack.enter_context(screen.track(f"decode {name}", total=len(images), done=len(held)))
+            began, done = time.monotonic(), 0
+            for chunk in _decoded(todo, size):
+                bad |= {image.key: str(row) for image, row in chunk if isinstance(row, UnreadableImage)}
+                with disk():
+                    store.append([(image, row) for image, row in chunk if isinstance(row, Row)])
+                done += len(chunk)
+                task.advance(len(chunk), f"{done / (time.monotonic() - began):.0f} images/s")
+    return store, old, bad
+
+
+def _decoded(todo: list[ImageFile], size: int) -> Iterator[list[tuple[ImageFile, "Row | UnreadableImage"]]]:
     """Chunks in the order of `todo`; the next one is decoded while the caller writes."""
-    rows = (result for _, result in make_in_order((image.path for image in todo), size, _row, workers))
+    rows = (row for _, row in make_in_order((image.path for image in todo), size, lambda x: Row(x, trace(x))))
     results = zip(todo, rows, strict=True)
     while chunk := list(islice(results, CHUNK_IMAGES)):
         yield chunk
 
 
-def _row(pixels: np.ndarray) -> Row:
-    return Row(pixels, trace(pixels))
+def _verify(store: "Store", entries: list[Entry], screen: Screen, name: str) -> set[int]:
+    """The rows of the entries that are damaged. Outside the lock: rows never change, and ranks verify side by side. It
+    takes a core 0.4 ms an image at size 256, and reads what the training reads anyway."""
+    if not entries:
+        return set()
+    entries = sorted(entries, key=lambda entry: entry.row)
+    chunks = [entries[n : n + CHUNK_IMAGES] for n in range(0, len(entries), CHUNK_IMAGES)]
+    damaged: set[int] = set()
+    with screen.track(f"verify {name}", len(entries)) as task, ThreadPoolExecutor(processor_count()) as pool:
+        for chunk, rows in zip(chunks, pool.map(store.damaged, chunks), strict=True):
+            damaged |= rows
+            task.advance(len(chunk))
+    return damaged
+
+
+@dataclass
+class Store:
+    """A store, read and extended by the process that holds its lock."""
+
+    folder: Path
+    size: int
+    index: sqlite3.Connection
+    entries: dict[str, Entry]
+    rows: int  # rows that are in use; the next image is written behind them
+
+    @classmethod
+    def open(cls, folder: Path, root: Path, size: int) -> "Store":
+        """The sound part of an existing store, or a new store if there is no index of this root and size."""
+        for name in (PIXELS, THUMBNAILS):  # a deleted file counts as empty
+            (folder / name).touch()
+        header = (os.fsencode(_real(root)), size)
+        index = sqlite3.connect(folder / INDEX)
+        with suppress(sqlite3.Error):
+            sound = index.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)]
+            if sound and index.execute("SELECT root, size FROM store").fetchall() == [header]:
+                return cls._sound(folder, size, index)
+        index.close()
+        for name in CONTENT:  # unlinked, not truncated: another process may have the old file mapped
+            (folder / name).unlink(missing_ok=True)
+        for name in (PIXELS, THUMBNAILS):
+            (folder / name).touch()
+        index = sqlite3.connect(folder / INDEX)
+        index.executescript(SCHEMA)
+        with index:
+            index.execute("INSERT INTO store VALUES (?, ?)", header)
+        return cls(folder, size, index, {}, 0)
+
+    @classmethod
+    def _sound(cls, folder: Path, size: int, index: sqlite3.Connection) -> "Store":
+        """The entries whose rows are on disk; the others are dropped."""
+        stored = "typeof(path) = 'blob' AND typeof(row) = 'integer' AND row >= 0 AND row < ?"
+        on_disk = min(_bytes(folder / PIXELS) // row_bytes(size), _bytes(folder / THUMBNAILS) // row_bytes(SIDE))
+        with index:
+            index.execute(f"DELETE FROM images WHERE NOT ({stored})", (on_disk,))
+        lines = index.execute("SELECT path, state, row, digest FROM images")
+        entries = {os.fsdecode(path): Entry(*values) for path, *values in lines}
+        return cls(folder, size, index, entries, rows=max((entry.row + 1 for entry in entries.values()), default=0))
+
+    def close(self) -> None:
+        """Close the index; the rows can still be read."""
+        self.index.close()
+
+    def holds(self, image: ImageFile, damaged: Collection[int]) -> bool:
+        """Whether the image has a row that is not damaged and was made from the file as it is now."""
+        entry = self.entries.get(image.key)
+        return entry is not None and entry.state == image.state and entry.row not in damaged
+
+    def damaged(self, entries: Sequence[Entry]) -> set[int]:
+        """The rows of these entries that are not what was written: disks and other programs can change them. Every
+        image is compared with its digest. Of the thumbnails, which cost as much and only help to find copies, the
+        first is compared; if it is wrong, all are."""
+        pixels, first = self.map(PIXELS), entries[0].row
+        if not np.array_equal(thumbnail(pixels[first]), self.map(THUMBNAILS)[first]):
+            return {entry.row for entry in entries}
+        return {entry.row for entry in entries if pixel_digest(pixels[entry.row]) != entry.digest}
+
+    def append(self, images: list[tuple[ImageFile, Row]]) -> None:
+        """Write pixels and thumbnails to disk first, then their entries."""
+        with (self.folder / PIXELS).open("r+b") as pixels, (self.folder / THUMBNAILS).open("r+b") as thumbnails:
+            pixels.seek(self.rows * row_bytes(self.size))
+            thumbnails.seek(self.rows * row_bytes(SIDE))
+            for _, row in images:
+                pixels.write(row.pixels.data)
+                thumbnails.write(row.trace.thumbnail.data)
+            for file in (pixels, thumbnails):
+                file.flush()
+                os.fsync(file.fileno())
+        entries = {
+            image.key: Entry(image.state, n, row.trace.digest) for n, (image, row) in enumerate(images, self.rows)
+        }
+        lines = [(os.fsencode(key), *entry) for key, entry in entries.items()]
+        with self.index:
+            self.index.executemany("INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?)", lines)
+        self.entries |= entries
+        self.rows += len(images)
+
+    def map(self, name: str) -> np.ndarray:
+        """The rows of PIXELS or THUMBNAILS, uint8 [rows, side, side, 3]."""
+        side = self.size if name == PIXELS else SIDE
+        shape = (self.rows, side, side, 3)
+        if not self.rows:  # an empty file cannot be mapped
+            return np.empty(shape, np.uint8)
+        return np.memmap(self.folder / name, np.uint8, mode="r", shape=shape)
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """The line of `cdtrans cache` on one store."""
+
+    root: Path
+    size: int
+    images: int
+    nbytes: int  # on disk
+    last_used: datetime
+
+
+def list_stores(cache: Path) -> list[StoreInfo]:
+    """Every store with a readable index, the most recently used first."""
+    with explained(cache):
+        stores = [_info(folder) for folder in _folders(cache)]
+    return sorted((store for store in stores if store), key=lambda store: store.last_used, reverse=True)
+
+
+def clear_stores(cache: Path, root: Path | None = None) -> int:
+    """Delete all stores, or those of `root`; one that is being built stays. Returns the bytes freed."""
+    freed = 0
+    with explained(cache):
+        for folder in _folders(cache):
+            info = _info(folder)
+            if root is None or (info and info.root == _real(root)):
+                freed += _clear(folder)
+    return freed
+
+
+def _info(folder: Path) -> StoreInfo | None:
+    if not (folder / INDEX).exists():
+        return None
+    with suppress(sqlite3.Error), closing(sqlite3.connect(folder / INDEX)) as index:
+        for root, size in index.execute("SELECT root, size FROM store"):
+            (images,) = index.execute("SELECT count(*) FROM images").fetchone()
+            used = datetime.fromtimestamp((folder / LOCK).stat().st_mtime)
+            return StoreInfo(Path(os.fsdecode(root)), int(size), images, _content_bytes(folder), used)
+    return None
+
+
+def _clear(folder: Path) -> int:
+    """Delete only the files of a store, by name, since the cache may be any folder of the user."""
+    lock = _try_lock(folder)
+    if lock is None:
+        return 0
+    with lock:
+        freed = _content_bytes(folder)
+        for name in CONTENT:
+            (folder / name).unlink(missing_ok=True)
+        if os.name != "nt":  # the lock last and still held, so that no other process starts a new store before
+            (folder / LOCK).unlink(missing_ok=True)
+    if os.name == "nt":  # an open file cannot be deleted there
+        with suppress(OSError):  # another process has taken it
+            (folder / LOCK).unlink()
+    with suppress(OSError):  # not empty: it has files of the user, or a new store
+        folder.rmdir()
+    return freed
+
+
+def _locked(folder: Path, disk: Callable[[], AbstractContextManager], screen: Screen, name: str) -> Lock:
+    """The store's lock; closing it, or the end of the process, releases it."""
+    with disk():
+        lock = _try_lock(folder)
+    if lock is None:
+        screen.say(f"Waiting for another run to decode the {name} images.")
+    while lock is None:
+        time.sleep(POLL_SECONDS)
+        with disk():
+            lock = _try_lock(folder)
+    return lock
+
+
+def _try_lock(folder: Path) -> Lock | None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):  # another process has just deleted it
+        lock = try_lock(folder / LOCK)
+        if lock is not None:
+            os.utime(folder / LOCK)
+        return lock
+    return None
+
+
+@contextmanager
+def explained(cache: Path, need: int = 0) -> Iterator[None]:
+    """Explain errors of the file system. Wrap only access to the store: a closed terminal is not a full disk."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        if is_disk_full(error) or "disk is full" in str(error):
+            raise DiskFull(
+                "cache-full",
+                f"The disk of the cache folder {cache} is too full: the decoded images need {need / 1e9:.3g} GB; "
+                "free some space there, use a folder on a larger disk with --cache DIR, or use --pixels stream.",
+            ) from error
+        cause = (isinstance(error, OSError) and error.strerror) or error
+        raise DeviceError(
+            "cache-unusable", f"The cache folder {cache} cannot be used ({cause}); use another one with --cache DIR."
+        ) from error
+
+
+def row_bytes(side: int) -> int:
+    return side * side * 3
+
+
+def image_bytes(size: int) -> int:
+    """Bytes on disk per image, thumbnail included."""
+    return row_bytes(size) + row_bytes(SIDE)
+
+
+def store_folder(cache: Path, root: Path, size: int) -> Path:
+    """The folder of a store; one of another format has another name."""
+    name = hashlib.sha256(os.fsencode(_real(root)) + f"\0{size}\0{FORMAT}".encode()).hexdigest()
+    return cache / "pixels" / name[:16]
+
+
+def _folders(cache: Path) -> list[Path]:
+    return [lock.parent for lock in (cache / "pixels").glob(f"*/{LOCK}")]
+
+
+def _real(root: Path) -> Path:
+    return Path(os.path.realpath(root))
+
+
+def _bytes(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _content_bytes(folder: Path) -> int:
+    return sum(_bytes(folder / name) for name in CONTENT)

@@ -11,9 +11,8 @@ import numpy as np
 from PIL import Image
 
 from cdtrans.errors import CdtransError
-from cdtrans.inputs.images import UnreadableImage, decode, resized, upright_rgb
+from cdtrans.inputs.images import SIDE, Trace, UnreadableImage, decode, resized, trace, upright_rgb
 from cdtrans.inputs.tars import TarMember
-from cdtrans.inputs.thumbnails import SIDE, Trace, trace
 from cdtrans.runtime.ranks import processor_count, processor_share
 from cdtrans.runtime.screen import Screen
 

@@ -29,7 +29,7 @@ from cdtrans.record.shapes import Misfit
 from cdtrans.runtime.notebook import html_table
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import checked
-from cdtrans.serving.classifier import Unreadable, key_warning, load
+from cdtrans.serving.classifier import Unreadable, labels_warning, load
 
 WITHOUT = "restore it, or delete it to score the chosen model alone"
 
@@ -188,7 +188,7 @@ def evaluate(
     folder, _ = find_model(run, model)
     labelled = scan_key(where, None if root is None else Path(root))
     classifier = load(run, model=model, device=device)
-    if warning := key_warning(run, classifier):
+    if warning := labels_warning(run, classifier):
         screen.warn(warning)
     true = match_classes(labelled, classifier.classes, where)
     position = {name: i for i, name in enumerate(classifier.classes)}

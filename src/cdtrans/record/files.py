@@ -99,6 +99,10 @@ def csv_lines(rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def replace_folder(draft: Path, final: Path) -> None:
-    """Replace an older folder by a finished one."""
-    shutil.rmtree(final, ignore_errors=True)
+    """Put a finished folder in the place of an older one. A kill leaves one of them whole, or neither; never half."""
+    older = draft.with_name(f"{draft.name}.older")
+    shutil.rmtree(older, ignore_errors=True)
+    if final.exists():
+        os.replace(final, older)
     os.replace(draft, final)
+    shutil.rmtree(older, ignore_errors=True)

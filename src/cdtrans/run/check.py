@@ -10,7 +10,6 @@ import numpy as np
 
 from cdtrans.config import Resolved, compose_run, require_weights
 from cdtrans.errors import CdtransError
-from cdtrans.inputs.ahead import decoding_ahead
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.inputs.images import Header, UnreadableImage, read_header
@@ -83,7 +82,7 @@ def check(
     if model:
         require_weights(layered.weights)
 
-    with decoding_ahead(layered, found_source, found_target), importing():
+    with importing():
         from cdtrans.run.check_model import look
         from cdtrans.run.resolve import resolve
 

@@ -1,5 +1,5 @@
 """From two folders to an adapted classifier. Most mistakes are reported before torch and timm are imported, which takes
-seconds; meanwhile the images are decoded."""
+seconds."""
 
 import time
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config, compose_run
-from cdtrans.inputs.ahead import decoding_ahead
 from cdtrans.inputs.domains import require_outside, warnings_for
 from cdtrans.methods import require_method
 from cdtrans.record import wording
@@ -122,9 +121,7 @@ def run_pipeline(
     finished = (out / RESULT).exists()
     if not finished:
         Stage1(out, config).require()
-
-    needed = () if finished else tuple(domain for domain in (source, target) if len(domain))
-    with decoding_ahead(config, *needed), importing():
+    with importing():
         from cdtrans.run.session import run_session
         from cdtrans.runtime.ranks import joined
 

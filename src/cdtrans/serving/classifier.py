@@ -1,25 +1,27 @@
-"""A trained model: images in, labels with probabilities out. torch is imported when a model is loaded, so that a wrong
-run folder is reported at once."""
+"""A trained model, of a run or exported: images in, labels with probabilities out. torch is imported when a model is
+loaded, so that a wrong run folder is reported at once."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cdtrans.config import require_device
-from cdtrans.errors import CdtransError, counted
+from cdtrans.errors import DataError, MissingFileError, RunError, SettingsError, counted
 from cdtrans.inputs.images import pixel_digest
 from cdtrans.inputs.stream import DecodedBatch, Source, cut, decode_batches
 from cdtrans.record.probabilities import no_class, probabilities
-from cdtrans.record.run_folder import find_model
+from cdtrans.record.run_folder import CARD, CONFIG, find_model
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.schema import checked
-from cdtrans.serving.exported import exported_file, is_exported, require_run
-from cdtrans.serving.inputs import One, each_image
+from cdtrans.serving.arrays import One, each_image
+from cdtrans.serving.hub import download
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 BATCH = 64  # images per forward pass
 GPU_BATCH = 256  # images per forward pass on a GPU: with fewer, launching kernels takes longer than running them
 NAMED = 3  # classes that `repr` names
+SUFFIXES = (".onnx", ".safetensors")
+FILES = ("model.safetensors", "model.onnx")  # in a hub folder; the first of them is loaded
+ON_HUB = re.compile(r"hf:/*(.*)")  # as a path, 'hf://' has lost a slash
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class Prediction:
     label: str  # empty if `cdtrans.predict` left it out, because the probability is too low
     probability: float
     top: tuple[tuple[str, float], ...]
-    digest: str = ""  # of the pixels, with `digests`
-    no_class: float | None = None  # with `unknown`, 0 to 1: the higher, the less the image is like any class
+    digest: str = ""  # identifies the pixels; with `digests`
+    no_class: float | None = None  # from 0 to 1: the higher, the less the image is like any class; with `unknown`
 
 
 class Predictions(list[Prediction]):
@@ -86,13 +91,13 @@ class Classifier:
     H, W, 1] or [N, 1, H, W]. Anything that would need a guess is an error."""
 
     def __init__(
-        self, model: "Network", card: "Card", device: "torch.device", *, trained_with_key: bool = False
+        self, model: "Network", card: "Card", device: "torch.device", *, trained_with_labels: bool = False
     ) -> None:
         import torch
 
         self.model, self.card, self.device = model.to(device).eval(), card, device
         self.mean, self.std = (torch.tensor(x, device=device).view(1, 3, 1, 1) for x in (card.mean, card.std))
-        self.trained_with_key = trained_with_key  # in an ablation that trains with target labels
+        self.trained_with_labels = trained_with_labels  # an ablation trained it with target labels
         self.source_only: Classifier | None = None  # the score for no class comes from its probabilities
         self.at_once: int | None = None  # images in a forward pass, once a GPU has had too little memory for all
 
@@ -144,7 +149,7 @@ class Classifier:
         """Like `stream`, for images that are already divided into batches. The results of a batch are fetched after the
         next one has been launched, so that a GPU never waits for Python."""
         if top < 1:
-            raise CdtransError(f"The number of classes to list, top, must be at least 1, not {top}.")
+            raise SettingsError("top-below-1", f"The number of classes to list, top, must be at least 1, not {top}.")
         before: tuple[DecodedBatch, list[ToHost]] | None = None
         for decoded in self._decoded(batches):
             launched = decoded, self._launch(decoded.pixels)
@@ -165,7 +170,7 @@ class Classifier:
         return array
 
     def _rows(self, images: One | Iterable[One], make: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
-        """[N, width] what `make` computes of every image."""
+        """[N, width] a row of `make` for every image."""
         rows = [np.zeros((0, width), np.float32)]
         for decoded in self._decoded(cut(each_image(images), self.batch)):
             for n, problem in decoded.problems.items():
@@ -174,7 +179,7 @@ class Classifier:
         return np.concatenate(rows)
 
     def _launch(self, pixels: np.ndarray) -> "list[ToHost]":
-        """The logits [B, K], and those of the source-only model if there is a score for no class."""
+        """The logits [B, K]; with a score for no class also the source-only model's."""
         from cdtrans.runtime.device import ToHost
 
         models = [self] if self.source_only in (None, self) else [self, self.source_only]
@@ -194,7 +199,7 @@ class Classifier:
                 yield Prediction(path, *ranked[0], top=ranked, digest=digest, no_class=score)
 
     def _best(self, logits: list[np.ndarray], top: int) -> Iterator[tuple[tuple[tuple[str, float], ...], float | None]]:
-        """What `_launch` gave -> the best classes of each image with their probabilities, and its score for no
+        """The logits of `_launch` -> the best classes of each image with their probabilities, and its score for no
         class."""
         import torch
 
@@ -252,7 +257,7 @@ class Classifier:
             return compute(normalised(images[:, centre, centre].contiguous(), self.mean, self.std)).float()
 
     def digest(self) -> str:
-        """Of the card and the weights; if there is a score for no class, also of those of the source-only model."""
+        """A digest of the card and the weights; with a score for no class, also of those of the source-only model."""
         content = hashlib.blake2b(repr(self.card).encode(), digest_size=16)
         for name, tensor in self.model.state_dict().items():
             content.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
@@ -266,7 +271,7 @@ class OnnxClassifier(Classifier):
 
     def __init__(self, file: Path, read: "Read", card: "Card", device: "torch.device") -> None:
         self.file, self.read, self.card, self.device = file, read, card, device
-        self.trained_with_key, self.source_only = False, None
+        self.trained_with_labels, self.source_only = False, None
 
     def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
         import torch
@@ -277,7 +282,9 @@ class OnnxClassifier(Classifier):
         return hashlib.blake2b(self.file.read_bytes(), digest_size=16).hexdigest()
 
     def embed(self, images: One | Iterable[One]) -> np.ndarray:
-        raise CdtransError("An ONNX file gives probabilities and no features; load the run to embed images.")
+        raise SettingsError(
+            "onnx-features", "An ONNX file gives probabilities and no features; load the run to embed images."
+        )
 
 
 def _require_readable(result: Prediction | Unreadable) -> Prediction:
@@ -286,9 +293,9 @@ def _require_readable(result: Prediction | Unreadable) -> Prediction:
     return result
 
 
-def _unreadable(path: Path | None, cause: str) -> CdtransError:
+def _unreadable(path: Path | None, cause: str) -> DataError:
     what = f"'{path}'" if path else "An image"
-    return CdtransError(f"{what} cannot be read: {cause}; leave it out.")
+    return DataError("image-unreadable", f"{what} cannot be read: {cause}; leave it out.")
 
 
 @checked()
@@ -308,18 +315,55 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
         from cdtrans.runtime.device import pick_device
 
     place = pick_device(device)
-    classifier = Classifier(*load_model(Path(run) / name), place, trained_with_key=with_key)
+    classifier = Classifier(*load_model(Path(run) / name), place, trained_with_labels=with_key)
     if unknown:
         is_source = name == "source"
         classifier.source_only = classifier if is_source else Classifier(*load_model(Path(run) / "source"), place)
     return classifier
 
 
+def is_exported(place: str | Path) -> bool:
+    """Whether this is no run folder but something that `export` wrote, existing or not."""
+    path = Path(place)
+    if path.is_dir():
+        return not any((path / name).exists() for name in (CONFIG, CARD)) and any((path / f).exists() for f in FILES)
+    return path.suffix.lower() in SUFFIXES or ON_HUB.fullmatch(path.as_posix()) is not None
+
+
+def require_run(place: str | Path, given: dict[str, bool]) -> None:
+    """Refuse options that need what only a run folder has."""
+    if flag := next((name for name, is_given in given.items() if is_given), None):
+        raise SettingsError(
+            "needs-a-run", f"--{flag} needs a run folder, and '{place}' is an exported model; leave it out."
+        )
+
+
+def exported_file(place: str | Path) -> Path:
+    """The file to load; one on the hub is downloaded."""
+    file = Path(place)
+    if on_hub := ON_HUB.fullmatch(file.as_posix()):
+        file = download(on_hub[1], FILES)
+    if file.is_dir():
+        present = [file / name for name in FILES if (file / name).exists()]
+        if not present:
+            raise RunError("no-model", f"'{place}' holds neither {' nor '.join(FILES)}; 'cdtrans push' uploads them.")
+        file = present[0]
+    if not file.is_file():
+        raise MissingFileError(
+            "no-exported-file", f"'{file}' does not exist; 'cdtrans export RUN --out {file.name}' writes such a file."
+        )
+    if file.suffix.lower() == ".onnx" and find_spec("onnxruntime") is None:
+        raise SettingsError("package-missing", f"'{file}' needs onnxruntime: 'pip install cdtrans[onnx]'.")
+    return file
+
+
 def _load_exported(file: Path, device: str) -> Classifier:
     require_device(device)
     on_cpu = file.suffix.lower() == ".onnx"
     if on_cpu and device not in ("auto", "cpu"):
-        raise CdtransError(f"An ONNX file is run on the CPU; leave --device {device} out, or load the run.")
+        raise SettingsError(
+            "onnx-device", f"An ONNX file is run on the CPU; leave --device {device} out, or load the run."
+        )
     with importing():
         from cdtrans.runtime.device import pick_device
         from cdtrans.serving.portable import open_onnx, open_timm
@@ -329,8 +373,8 @@ def _load_exported(file: Path, device: str) -> Classifier:
     return Classifier(*open_timm(file), pick_device(device))
 
 
-def key_warning(run: str | Path, classifier: Classifier) -> str:
+def labels_warning(run: str | Path, classifier: Classifier) -> str:
     """A warning if the classifier was trained with target labels, else empty."""
-    if not classifier.trained_with_key:
+    if not classifier.trained_with_labels:
         return ""
     return f"The model of '{run}' was trained with target labels (cdtrans ablate): it says nothing about adaptation."

@@ -1,30 +1,28 @@
 """Export a run's classifier for programs without cdtrans: as an ONNX graph, as weights for timm, or as a folder for the
-Hugging Face hub with both. An export is checked against the model before it is put in place."""
+Hugging Face hub with both, which `push` uploads. An export is checked against the model before it is put in place."""
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
-from cdtrans.errors import CdtransError, nearest
+from cdtrans.errors import RunError, SettingsError, nearest
 from cdtrans.record.files import atomic, replace_folder
 from cdtrans.record.model import read_card
 from cdtrans.record.run_folder import CARD, find_model, require_output
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import checked
-from cdtrans.serving.exported import CODE
-from cdtrans.serving.hub_card import MADE_BY, hub_card
-
-if TYPE_CHECKING:
-    from cdtrans.serving.classifier import Classifier
+from cdtrans.serving.classifier import Classifier, labels_warning, load
+from cdtrans.serving.hub import CODE, MADE_BY, hub_card, require_name, upload
 
 TARGETS = ("file", "hub-folder")
+FORMATS = {".onnx": "onnx", ".safetensors": "timm"}
 HUB_FILES = ("config.json", "model.safetensors", "model.onnx", "README.md", *CODE)
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CHECKED = 8  # images of random noise, which exercise every part of a model
@@ -62,26 +60,35 @@ def export(
 
     With `to="hub-folder"`, `out` is a folder (default: RUN/hub) for the Hugging Face hub. transformers loads it, and
     timm unless the model has several taps."""
-    screen = screen or Screen(quiet=True)
+    run, screen = Path(run), screen or Screen(quiet=True)
     if to not in TARGETS:
-        raise CdtransError(f"Unknown kind of export '{to}': {nearest(to, list(TARGETS))}")
-    find_model(Path(run), model)
+        raise SettingsError("export-kind", f"Unknown kind of export '{to}': {nearest(to, list(TARGETS))}")
+    find_model(run, model)
     if to == "hub-folder":
-        return export_folder(Path(run), Path(out) if out else Path(run) / "hub", model=model, screen=screen)
-    file = Path(out) if out else Path(run) / f"{'model' if model == 'chosen' else model}.onnx"
-    kind = format_of(file)
-    require_output(file, "export", "--out", started_from(Path(run)))
+        return export_folder(run, Path(out) if out else run / "hub", model=model, screen=screen)
+    return export_file(
+        run, Path(out) if out else run / f"{'model' if model == 'chosen' else model}.onnx", model=model, screen=screen
+    )
+
+
+def export_file(run: Path, file: Path, *, model: str, screen: Screen) -> Exported:
+    """One file, in the format of its suffix."""
+    kind = FORMATS.get(file.suffix.lower())
+    if kind is None:
+        raise SettingsError(
+            "export-suffix", f"'{file}' should end in .onnx, or in .safetensors for weights that timm reads."
+        )
+    if kind == "onnx" and (missing := missing_packages()):
+        raise SettingsError("package-missing", f"{missing}, or export .safetensors.")
+    require_output(file, "export", "--out", started_from(run))
     with importing():
-        from cdtrans.serving.classifier import key_warning, load
         from cdtrans.serving.portable import onnx_file, read_onnx, read_timm, timm_file
 
     make, read = (onnx_file, read_onnx) if kind == "onnx" else (timm_file, read_timm)
     with screen.track(f"exporting {kind}", 3) as task:
-        classifier = load(run, model=model, device="cpu")
-        if warning := key_warning(run, classifier):
-            screen.warn(warning)
+        classifier = loaded(run, model, screen)
         if kind == "onnx" and (why := why_not_onnx(classifier)):
-            raise CdtransError(f"{why}; export it as .safetensors.")
+            raise SettingsError("onnx-too-large", f"{why}; export it as .safetensors.")
         task.advance(1)
         content = make(classifier.model, classifier.card)
         task.advance(1)
@@ -94,31 +101,27 @@ def export(
 
 def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: str | None = None) -> Exported:
     """config.json and model.safetensors for timm or transformers, model.onnx, and README.md, the model card; `name` is
-    what the folder will be called on the hub. What cannot be made is left out with a warning."""
+    the repository's on the hub. What cannot be made is left out with a warning."""
     require_hub_folder(folder, run)
     with importing():
         from cdtrans.network.backbone import licence
-        from cdtrans.serving.classifier import key_warning, load
-        from cdtrans.serving.hub_folder import read_folder, write_folder
-        from cdtrans.serving.portable import facts, onnx_file, read_onnx, why_no_weights
+        from cdtrans.serving.portable import facts, onnx_file, read_folder, read_onnx, why_no_weights, write_folder
 
     final = Path(os.path.realpath(folder))
-    draft = final.with_name(f".{final.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        draft.mkdir(parents=True)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{final.name}.", dir=final.parent) as place:
+        draft = Path(place) / "draft"
+        draft.mkdir()
         with screen.track("exporting a hub folder", 3) as task:
-            classifier = load(run, model=model, device="cpu")
+            classifier = loaded(run, model, screen)
             network, card = classifier.model, classifier.card
-            if warning := key_warning(run, classifier):
-                screen.warn(warning)
             task.advance(1)
             no_weights, no_onnx = why_no_weights(network, card), why_not_onnx(classifier)
+            if no_weights and no_onnx:
+                raise SettingsError("nothing-to-export", f"There is nothing to export: {no_weights}, and {no_onnx}.")
             for left_out, why in {"config.json and model.safetensors": no_weights, "model.onnx": no_onnx}.items():
                 if why:
                     screen.warn(f"The folder does not include {left_out}: {why}.")
-            if no_weights and no_onnx:
-                raise CdtransError(f"There is nothing to export: {no_weights}, and {no_onnx}.")
             differences = []
             if not no_weights:
                 write_folder(draft, network, card)
@@ -141,9 +144,14 @@ def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: 
         (draft / "README.md").write_text(text, encoding="utf-8")
         size = sum(file.stat().st_size for file in draft.iterdir())
         replace_folder(draft, final)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return Exported(folder, "hub-folder", classifier.name, len(card.classes), size, CHECKED, max(differences))
+
+
+def loaded(run: Path, model: str, screen: Screen) -> Classifier:
+    classifier = load(run, model=model, device="cpu")
+    if warning := labels_warning(run, classifier):
+        screen.warn(warning)
+    return classifier
 
 
 def require_hub_folder(folder: Path, run: Path) -> None:
@@ -151,29 +159,22 @@ def require_hub_folder(folder: Path, run: Path) -> None:
     card, backbone = folder / "README.md", read_card(run / "source").backbone
     inputs = [Path(backbone.removeprefix("local-dir:"))] if backbone.startswith("local-dir:") else []
     require_output(card, "model card", "--out", started_from(run), *inputs)
-    if folder.exists() and folder.samefile(Path.cwd()):
-        raise CdtransError(f"'{folder}' is the current folder, which would be replaced; choose another --out.")
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    if others := sorted(names - set(HUB_FILES)):
-        raise CdtransError(f"'{folder}' holds other files, such as '{others[0]}'; choose another --out.")
-    if names and not (card.is_file() and MADE_BY in card.read_text(encoding="utf-8", errors="replace")):
-        raise CdtransError(f"'{folder}' holds a model that 'cdtrans export' did not write; choose another --out.")
+    others = sorted(names - set(HUB_FILES))
+    if folder.exists() and folder.samefile(Path.cwd()):
+        why = "is the current folder, which would be replaced"
+    elif others:
+        why = f"holds other files, such as '{others[0]}'"
+    elif names and not (card.is_file() and MADE_BY in card.read_text(encoding="utf-8", errors="replace")):
+        why = "holds a model that 'cdtrans export' did not write"
+    else:
+        return
+    raise SettingsError("folder-not-replaced", f"'{folder}' {why}; choose another --out.")
 
 
 def started_from(run: Path) -> Path | None:
     """The weights file that the run's training started from."""
     return Path(read_card(run / "source").weights) if (run / "source" / CARD).exists() else None
-
-
-def format_of(file: Path) -> str:
-    """The format by the suffix; the packages for ONNX must be installed."""
-    kinds = {".onnx": "onnx", ".safetensors": "timm"}
-    if file.suffix.lower() not in kinds:
-        raise CdtransError(f"'{file}' should end in .onnx, or in .safetensors for weights that timm reads.")
-    kind = kinds[file.suffix.lower()]
-    if kind == "onnx" and (missing := missing_packages()):
-        raise CdtransError(f"{missing}, or export .safetensors.")
-    return kind
 
 
 def missing_packages() -> str:
@@ -182,13 +183,13 @@ def missing_packages() -> str:
     return f"ONNX needs {' and '.join(missing)}: 'pip install cdtrans[onnx]'" if missing else ""
 
 
-def why_not_onnx(classifier: "Classifier") -> str:
+def why_not_onnx(classifier: Classifier) -> str:
     """Why there can be no ONNX file; empty if there can."""
     too_large = sum(x.numel() for x in classifier.model.parameters()) * 4 > LARGEST_ONNX
     return missing_packages() or ("The model is too large for one ONNX file (2 GiB)" if too_large else "")
 
 
-def check(classifier: "Classifier", exported: Callable[[np.ndarray], np.ndarray]) -> float:
+def check(classifier: Classifier, exported: Callable[[np.ndarray], np.ndarray]) -> float:
     """The largest difference between the logits of the exported file and of the model, as a share of the largest logit.
     More than TOLERANCE is an error."""
     size = classifier.card.resize
@@ -196,8 +197,39 @@ def check(classifier: "Classifier", exported: Callable[[np.ndarray], np.ndarray]
     ours = classifier.logits(images)
     difference = float(np.abs(exported(images) - ours).max() / np.abs(ours).max())
     if not difference <= TOLERANCE:
-        raise CdtransError(
+        raise RunError(
+            "export-differs",
             f"The exported file differs from the model (by {difference:.1g} of the largest logit) and was not written; "
-            "please report it with the versions of 'cdtrans --version'."
+            "please report it with the versions of 'cdtrans --version'.",
         )
     return difference
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What was uploaded. The keys are promised by `push --json`."""
+
+    name: str  # USER/NAME
+    address: str
+    model: str  # a description of the model
+    bytes: int
+
+    def summary(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@checked()
+def push(
+    run: str | Path, name: str, *, private: bool = False, model: str = "chosen", screen: Screen | None = None
+) -> Pushed:
+    """Upload a finished run's classifier to USER/NAME: weights, ONNX and a model card; no image. With
+    `private`, a new repository can be seen only by its owner. `cdtrans.load("hf://USER/NAME")` loads it."""
+    screen = screen or Screen(quiet=True)
+    require_name(name)
+    find_model(Path(run), model)
+    with TemporaryDirectory(prefix="cdtrans-") as place:
+        exported = export_folder(Path(run), Path(place) / "hub", model=model, screen=screen, name=name)
+        with screen.track(f"uploading to {name}", 1) as task:
+            address = upload(exported.file, name, private=private)
+            task.advance(1)
+    return Pushed(name, address, exported.model, exported.bytes)

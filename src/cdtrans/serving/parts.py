@@ -1,29 +1,72 @@
-"""Predictions for millions of images, part by part. A finished part is a file in a folder beside the output, so that a
-killed command resumes, and several processes share the work; they only tell rank 0 when they are done."""
+"""Predictions part by part. A finished part is a file in a folder beside the output, so that a killed command resumes
+and several processes share the work; they only tell rank 0 when they are done."""
 
+import hashlib
 import json
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from cdtrans.errors import CdtransError, first_of
-from cdtrans.inputs.shards import Chunk, Shard, Tar, chunks
-from cdtrans.inputs.stream import cut
-from cdtrans.inputs.tars import is_tar_name
+from cdtrans.errors import DataError, RunError, first_of
+from cdtrans.inputs.domains import find_tars, stream_files
+from cdtrans.inputs.tars import TarMember, is_tar_name, members
 from cdtrans.record.files import atomic
 from cdtrans.runtime.locks import Lock, try_lock
 from cdtrans.runtime.ranks import launched_rank, launched_world
-from cdtrans.serving.classifier import Classifier, Prediction, Unreadable
+from cdtrans.serving.classifier import Prediction, Unreadable
 
+PART = 8192  # images; a multiple of every batch size, so that the batches are the same wherever a process starts
 LOCK = ".lock"
-DELETES_OPEN_FILES = os.name != "nt"  # Windows refuses to
+NAME = re.compile(r"(\d{5,})-(\d{5,})\.part")
 
-Results = Iterator[Prediction | Unreadable]
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar, or a whole folder or list."""
+
+    where: Path
+    root: Path | None = None
+    is_tar: bool = False
+
+    def images(self) -> Iterator[Path | TarMember]:
+        return members(self.where) if self.is_tar else stream_files(self.where, self.root)
+
+    def digest(self, number: int, last: bool, images: Sequence[Path | TarMember]) -> str:
+        """Identifies a part: by the names, sizes and times of its images, or of its tar, so that a finished tar need
+        not be read again."""
+        if self.is_tar:
+            return _digest(self.where, _state(self.where), PART, number)
+        return _digest(number, last, *(f"{image}\0{_state(image)}" for image in images))
+
+
+@dataclass(frozen=True)
+class Part:
+    """At most PART images of one shard, in order."""
+
+    place: int  # index of the shard
+    number: int  # index of the part in its shard
+    images: list[Path | TarMember]
+    last: bool  # no other part of its shard follows
+    digest: str
+
+
+def find_shards(where: Path, root: Path | None) -> list[Shard]:
+    return [Shard(tar, is_tar=True) for tar in find_tars(where, root)] or [Shard(where, root)]
+
+
+def parts_of(shard: Shard, place: int = 0) -> Iterator[Part]:
+    """A shard cut into parts. One without images has an empty part."""
+    images = iter(shard.images())
+    part, number = list(islice(images, PART)), 0
+    while part or number == 0:
+        following = list(islice(images, PART if len(part) == PART else 0))
+        yield Part(place, number, part, not following, shard.digest(number, not following, part))
+        part, number = following, number + 1
 
 
 @dataclass
@@ -36,7 +79,7 @@ class Counts:
     skipped: int = 0
     right: float = 0.0  # expected number of correct labels: the sum of the probabilities of the kept labels
     first_skipped: Sequence[str] = ()  # path and cause of the first skipped file
-    tars: int = 0  # damaged: of the skipped ones, those that are no image but the rest of a tar
+    tars: int = 0  # damaged tars: skipped entries that stand for the rest of a tar
 
     def add(self, prediction: Prediction) -> bool:
         """Count a prediction, and return whether its label is kept."""
@@ -51,7 +94,7 @@ class Counts:
         self.tars += file.path is not None and is_tar_name(file.path.name)
         self.first_skipped = self.first_skipped or (str(file.path), file.cause)
 
-    def of_all(self, parts: Iterable["Counts"]) -> "Counts":
+    def total(self, parts: Iterable["Counts"]) -> "Counts":
         """Add the counts of all parts to these."""
         for part in parts:
             self.images += part.images
@@ -64,149 +107,134 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The predictions of a chunk of images."""
+class Finished:
+    """The predictions of a part."""
 
     counts: Counts
     skipped: bytes  # CSV lines: path and cause of the files that cannot be read
     rows: bytes  # of the table
-
-    def load(self) -> "Part":
-        return self
-
-
-@dataclass(frozen=True)
-class StoredPart:
-    """A part in a file. Only its first line is in memory; `load` reads the rest."""
-
-    file: Path
-    settings: dict[str, Any]
-    digest: str  # of the images
-    last: bool  # whether it is the last part of its shard
-    counts: Counts
-    lengths: tuple[int, int]  # bytes of `skipped` and `rows`
-
-    def load(self) -> Part:
-        with open(self.file, "rb") as file:
-            file.readline()
-            return Part(self.counts, file.read(self.lengths[0]), file.read(self.lengths[1]))
+    digest: str = ""  # of the part
+    last: bool = True
 
 
 class PartFolder:
-    """The folder of parts beside an output file. `settings` and the images determine the content of a part."""
+    """The folder of finished parts beside an output file. `settings` and the images determine the content of a part."""
 
     def __init__(self, output: Path, settings: dict[str, Any], shards: Sequence[Shard]) -> None:
         self.folder, self.settings, self.shards = folder_of(output), settings, shards
-        self.digests: dict[tuple[int, int], str] = {}  # by (shard, chunk), of the chunks seen so far; not of tars
         self.lock: Lock | None = None
+        self.done = 0  # images of this process that an earlier call has predicted or skipped
 
     def __enter__(self) -> "PartFolder":
+        """Lock the folder, and refuse it if its parts have other settings, so that no finished work is lost."""
         try:
-            self._claim()
+            if launched_rank() == 0:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.lock = try_lock(self.folder / LOCK)
+                if self.lock is None:
+                    raise RunError(
+                        "parts-locked", f"Another process is writing to '{self.folder}'; wait until it ends."
+                    )
+            for place, number in self.names():
+                part = self.read(place, number)
+                if part is not None and self.owns(place, number):
+                    self.done += part.counts.images + part.counts.skipped
         except BaseException:
-            self._close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _claim(self) -> None:
-        """Lock the folder, and refuse it if its parts have other settings, so that no finished work is lost."""
-        if launched_rank() == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = try_lock(self.folder / LOCK)
-            if self.lock is None:
-                raise CdtransError(f"Another process is writing to '{self.folder}'; wait until it ends.")
-        for there in (part.settings for part in self.stored()):
-            changed = [f"{k}: {there.get(k)} there, {v} now" for k, v in self.settings.items() if there.get(k) != v]
-            if changed:
-                raise CdtransError(
-                    f"'{self.folder}' holds the finished parts of another command ({first_of(changed)}); run that one "
-                    "again to resume it, remove the folder, or write to another file."
-                )
-
-    def _close(self) -> None:
-        """Rank 0 removes the folder, unless there is a part in it or another process is at work there."""
-        if self.lock is None and launched_rank() == 0 and self.folder.is_dir():
-            self.lock = try_lock(self.folder / LOCK)  # an interruption can come just before it is known to be taken
+        """Rank 0 removes the folder if no part is in it."""
         if self.lock is None:
             return
-        empty, file = not any(self.stored()), self.folder / LOCK
-        if empty and DELETES_OPEN_FILES:
-            file.unlink(missing_ok=True)  # before another process can take it
         self.lock.close()
-        if empty:
-            with suppress(OSError):
-                if not DELETES_OPEN_FILES:
-                    file.unlink(missing_ok=True)
+        if not any(self.names()):
+            with suppress(OSError):  # another process is at work there
+                (self.folder / LOCK).unlink(missing_ok=True)
                 self.folder.rmdir()
 
     def remove(self) -> None:
         """Delete the parts."""
-        for file in (*self.folder.glob("*.part"), *self.folder.glob(".*.part.draft")):
+        for place, number in self.names():
+            file = self._file(place, number)
             file.unlink(missing_ok=True)
+            file.with_name(f".{file.name}.draft").unlink(missing_ok=True)
 
-    def stored(self) -> Iterator[StoredPart]:
-        """Every finished part in the folder."""
-        return filter(None, map(_read_head, sorted(self.folder.glob("*.part"))))
+    def names(self) -> list[tuple[int, int]]:
+        """Place and number of every part in the folder; files of other names are not ours."""
+        files = self.folder.iterdir() if self.folder.is_dir() else iter(())
+        return sorted((int(name[1]), int(name[2])) for file in files if (name := NAME.fullmatch(file.name)))
 
-    @property
-    def by_shard(self) -> bool:
-        """Whether each process takes whole tars, so that it need not read the headers of all tars. Otherwise processes
-        take chunks."""
-        return len(self.shards) >= launched_world()
+    def read(self, place: int, number: int) -> Finished | None:
+        """A finished part; None if it is missing or damaged, and so must be predicted again."""
+        try:
+            checksum, head, content = self._file(place, number).read_bytes().split(b"\n", 2)
+        except (OSError, ValueError):
+            return None
+        if checksum != _checksum(head, content):
+            return None
+        values = json.loads(head)
+        there, cut = values["settings"], values["skipped"]
+        if changed := [f"{k}: {there.get(k)} there, {v} now" for k, v in self.settings.items() if there.get(k) != v]:
+            raise RunError(
+                "parts-of-another-command",
+                f"'{self.folder}' holds the finished parts of another command ({first_of(changed)}); run that one "
+                "again to resume it, remove the folder, or write to another file.",
+            )
+        counts = Counts(**values["counts"])
+        return Finished(counts, content[:cut], content[cut:], values["digest"], values["last"])
 
-    def owned(self, place: int, number: int) -> bool:
-        """Whether this process has to predict a chunk."""
-        return (place if self.by_shard else number) % launched_world() == launched_rank()
+    def store(self, part: Part, finished: Finished) -> None:
+        shard = self.shards[part.place]
+        if shard.is_tar and part.digest != shard.digest(part.number, part.last, part.images):
+            raise DataError(
+                "images-changed", f"'{shard.where}' has changed while it was predicted; run the same command again."
+            )
+        head = {"settings": self.settings, "counts": asdict(finished.counts), "skipped": len(finished.skipped)}
+        head |= {"digest": part.digest, "last": part.last}
+        line, content = json.dumps(head).encode(), finished.skipped + finished.rows
+        with atomic(self._file(part.place, part.number)) as file:
+            file.write(b"\n".join([_checksum(line, content), line, content]))
 
-    def done(self) -> int:
-        """How many of this process's images an earlier call has already predicted or skipped."""
-        mine = (part.counts for part in self.stored() if self.owned(*_numbers(part.file)))
-        return sum(counts.images + counts.skipped for counts in mine)
+    def owns(self, place: int, number: int) -> bool:
+        """Whether this process predicts a part. Processes take whole tars, so that none reads the headers of all; with
+        too few tars, or none, they take parts in turn."""
+        turn = place if len(self.shards) >= launched_world() else number
+        return turn % launched_world() == launched_rank()
 
-    def todo(self) -> Iterator[Chunk]:
-        """The chunks that this process still has to predict."""
-        for place in range(len(self.shards)):
-            if (self.by_shard and not self.owned(place, 0)) or all(self.parts_of(place)):
+    def todo(self) -> Iterator[Part]:
+        """The parts that this process still has to predict."""
+        for place, shard in enumerate(self.shards):
+            if len(self.shards) >= launched_world() and not self.owns(place, 0):
                 continue
-            for chunk in chunks(self.shards, place):
-                mine = self.owned(place, chunk.number)
-                if mine or launched_rank() == 0:  # rank 0 later waits for all parts
-                    self.digests[place, chunk.number] = chunk.digest
-                if mine and self.find(place, chunk.number) is None:
-                    yield chunk
+            if shard.is_tar and all(
+                part is not None and part.digest == shard.digest(number, part.last, ())
+                for number, part in enumerate(self.chain(place))
+            ):
+                continue
+            for part in parts_of(shard, place):
+                if self.owns(place, part.number):
+                    before = self.read(place, part.number)
+                    if before is None or before.digest != part.digest:
+                        yield part
 
-    def find(self, place: int, number: int) -> StoredPart | None:
-        """The part of a chunk; None if there is none, or if the images have changed since."""
-        shard = self.shards[place]
-        digest = shard.digest(number) if isinstance(shard, Tar) else self.digests.get((place, number))
-        part = _read_head(self._file(place, number))
-        return part if part is not None and part.digest == digest else None
-
-    def parts_of(self, place: int) -> Iterator[StoredPart | None]:
-        """The parts of a shard in order, and None for the first that is missing or of other images."""
+    def chain(self, place: int) -> Iterator[Finished | None]:
+        """The finished parts of a shard in order, and None for the first that is missing or damaged."""
         for number in count():
-            part = self.find(place, number)
+            part = self.read(place, number)
             yield part
             if part is None or part.last:
                 return
 
-    def collect(self) -> list[StoredPart]:
+    def __iter__(self) -> Iterator[Finished]:
         """All parts in order, when every process is done."""
-        parts = []
-        for part in chain.from_iterable(self.parts_of(place) for place in range(len(self.shards))):
+        for part in chain.from_iterable(map(self.chain, range(len(self.shards)))):
             if part is None:
-                raise CdtransError("Images have changed while they were predicted; run the same command again.")
-            parts.append(part)
-        return parts
-
-    def store(self, chunk: Chunk, part: Part) -> None:
-        head = {"settings": self.settings, "digest": chunk.digest, "last": chunk.last, "counts": asdict(part.counts)}
-        head["lengths"] = [len(part.skipped), len(part.rows)]
-        with atomic(self._file(chunk.place, chunk.number)) as file:
-            file.writelines([json.dumps(head).encode() + b"\n", part.skipped, part.rows])
+                raise RunError(
+                    "part-damaged", f"A part in '{self.folder}' is missing or damaged; run the same command again."
+                )
+            yield part
 
     def _file(self, place: int, number: int) -> Path:
         return self.folder / f"{place:05}-{number:05}.part"
@@ -216,45 +244,19 @@ def folder_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.parts")
 
 
-def predict_parts(
-    classifier: Classifier, folder: PartFolder, top: int, make: Callable[[Results], Part]
-) -> list[Counts]:
-    """Predict and store the missing parts of this process, and return their counts. All parts form one stream, so that
-    a GPU does not wait between them. No batch holds images of two parts, so that a part does not depend on what was
-    predicted before it."""
-    started: deque[Chunk] = deque()
-    counts = []
-
-    def batches() -> Iterator[list[Any]]:
-        for chunk in folder.todo():
-            if chunk.images:
-                started.append(chunk)
-                yield from cut(chunk.images, classifier.batch)
-            else:
-                folder.store(chunk, make(iter(())))
-
-    results = classifier.stream_batches(batches(), top=top)
-    for first in results:
-        chunk = started.popleft()
-        part = make(chain([first], islice(results, len(chunk.images) - 1)))
-        folder.store(chunk, part)
-        counts.append(part.counts)
-    return counts
-
-
-def _numbers(file: Path) -> tuple[int, int]:
-    place, number = file.stem.split("-")
-    return int(place), int(number)
-
-
-def _read_head(file: Path) -> StoredPart | None:
-    """None if there is no such part or it is damaged; it is then predicted again."""
+def _state(file: Path | TarMember) -> str:
+    """A file's size and time, which change with its content."""
     try:
-        with open(file, "rb") as content:
-            line = content.readline()
-            head = json.loads(line)
-            head |= {"counts": Counts(**head["counts"]), "lengths": tuple(head["lengths"])}
-            part = StoredPart(file, **head)
-            return part if content.seek(0, 2) == len(line) + sum(part.lengths) else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+        status = os.stat(file.tar if isinstance(file, TarMember) else file)
+    except OSError:
+        return "missing"
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _digest(*parts: object) -> str:
+    text = "\0\0".join(map(str, parts))
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def _checksum(*parts: bytes) -> bytes:
+    return hashlib.blake2b(b"\n".join(parts), digest_size=16).hexdigest().encode()

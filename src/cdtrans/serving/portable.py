@@ -1,30 +1,38 @@
-"""The target branch for other programs: a graph with its preprocessing, or the weights of a plain timm model."""
+"""The target branch for other programs: a graph with its preprocessing, the weights of a plain timm model, or a folder
+as the Hugging Face hub keeps it, which timm and transformers read. A model with several taps is none of timm's: its
+folder also has the code with which transformers runs it."""
 
-import io
 import json
+import math
+import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import timm
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
-from cdtrans.errors import CdtransError
-from cdtrans.network.backbone import timm_call
+from cdtrans.errors import RunError, SettingsError
+from cdtrans.network.backbone import FOLDER, timm_call
 from cdtrans.network.card import build_model
-from cdtrans.network.network import Head, Network
+from cdtrans.network.network import Head, Network, feature_dim
 from cdtrans.network.weights import load_classifier
 from cdtrans.record.files import intact
+from cdtrans.record.layout import WEIGHTS
 from cdtrans.record.model import Card, card_from
 from cdtrans.runtime.environment import package_version
 from cdtrans.schema import Misfit
+from cdtrans.serving.hub import CODE
+from cdtrans.serving.tapped_vit import tapped_logits, widen_head
 
 Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> logits [B, K]
 EXPORT_AGAIN = "export it again with 'cdtrans export'"
+HUB_CONFIG = "config.json"
 
 
 class Portable(nn.Module):
@@ -41,10 +49,10 @@ class Portable(nn.Module):
         self.register_buffer("mean", torch.tensor(card.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(card.std).view(3, 1, 1))
 
-    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         middle = slice(self.edge, self.edge + self.crop)
-        images = pictures[:, middle, middle].permute(0, 3, 1, 2).float() / 255  # [B, 3, crop, crop]
-        logits = self.model.encode((images - self.mean) / self.std).logits / self.temperature
+        pixels = images[:, middle, middle].permute(0, 3, 1, 2).float() / 255  # [B, 3, crop, crop]
+        logits = self.model.encode((pixels - self.mean) / self.std).logits / self.temperature
         return logits, logits.softmax(dim=1)
 
 
@@ -56,9 +64,9 @@ def onnx_file(model: Network, card: Card) -> bytes:
         program = torch.onnx.export(
             Portable(model, card).eval(),
             (example,),
-            input_names=["pictures"],
+            input_names=["images"],
             output_names=["logits", "probabilities"],
-            dynamic_shapes=({0: "images"},),
+            dynamic_shapes=({0: "count"},),
             dynamo=True,
             verbose=False,
         )
@@ -77,7 +85,7 @@ def read_onnx(content: bytes) -> Read:
 
 
 def open_onnx(file: Path) -> tuple[Read, Card]:
-    """A file of `onnx_file`, and what its metadata says of the model."""
+    """A file of `onnx_file`, and the card in its metadata."""
     with intact(file, EXPORT_AGAIN):
         session = _session(file.read_bytes())
         card = read_facts(session.get_modelmeta().custom_metadata_map, file)
@@ -94,17 +102,18 @@ def _session(content: bytes) -> Any:
 
 
 def _logits_of(session: Any) -> Read:
-    return lambda pictures: np.asarray(session.run(["logits"], {"pictures": pictures})[0])
+    return lambda images: np.asarray(session.run(["logits"], {"images": images})[0])
 
 
 def timm_file(model: Network, card: Card) -> bytes:
     """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata."""
     if why := why_no_weights(model, card):
-        raise CdtransError(f"{why}; export .onnx instead.")
+        raise SettingsError("no-timm-model", f"{why}; export .onnx instead.")
     if model.taps > 1:
-        raise CdtransError(
+        raise SettingsError(
+            "no-timm-model",
             f"This model classifies the features of its last {model.taps} blocks together, which timm's models cannot; "
-            "export .onnx or a hub folder (--to hub-folder) instead, or train with --taps 1."
+            "export .onnx or a hub folder (--to hub-folder) instead, or train with --taps 1.",
         )
     return weights_file(model, card)
 
@@ -112,7 +121,7 @@ def timm_file(model: Network, card: Card) -> bytes:
 def weights_file(model: Network, card: Card) -> bytes:
     """The backbone as it is, and as timm's head the classifier with the bottleneck norm and the temperature folded into
     it. With several taps it reads more features than timm's own."""
-    assert isinstance(model.head, Head), "why_no_weights says so of others"
+    assert isinstance(model.head, Head), "why_no_weights refuses others"
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
     layer, (weight, bias) = model.backbone.default_cfg["classifier"], folded(model.head)
     in_timm = _timm_state(card)[f"{layer}.weight"]  # [K, D], or [K, D, 1, 1]: a convolution in some models
@@ -136,9 +145,10 @@ def why_no_weights(model: Network, card: Card) -> str:
 
 def _timm_state(card: Card) -> dict[str, Tensor]:
     """Shapes of the tensors that timm's own model has."""
-    told = facts(card)
+    architecture, arguments = timm_call(card.backbone, crop=card.crop, args=card.backbone_args)
     with torch.device("meta"):
-        state: dict[str, Tensor] = timm.create_model(told["architecture"], **json.loads(told["arguments"])).state_dict()
+        model = timm.create_model(architecture, num_classes=len(card.classes), **arguments)
+    state: dict[str, Tensor] = model.state_dict()
     return state
 
 
@@ -178,8 +188,75 @@ def logits_by_timm(vit: Callable[[Tensor], Tensor], crop: int, mean: list[float]
     return logits
 
 
+def hub_config(model: Network, card: Card) -> dict[str, Any]:
+    """What timm and transformers need to build and feed the model. `squash` is how images are resized here: to a
+    square."""
+    entries, backbone = facts(card), model.backbone.default_cfg
+    arguments = json.loads(entries["arguments"])
+    kept = {name: backbone[name] for name in ("fixed_input_size", "first_conv", "classifier") if backbone.get(name)}
+    return {
+        "architecture": entries["architecture"].partition(".")[0],
+        "num_classes": arguments.pop("num_classes"),
+        "num_features": feature_dim(model.backbone),
+        "label_names": list(card.classes),
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "tag": "cdtrans",
+            "custom_load": False,
+            "input_size": [3, card.crop, card.crop],
+            "interpolation": "bilinear",
+            "crop_pct": crop_share(card.crop, card.resize),
+            "crop_mode": "squash",
+            "mean": list(card.mean),
+            "std": list(card.std),
+            "num_classes": len(card.classes),
+            **kept,
+        },
+        **(remote_code(model.taps) if model.taps > 1 else {}),
+    }
+
+
+def remote_code(taps: int) -> dict[str, Any]:
+    """What transformers needs to run the code of the folder."""
+    names = {"AutoConfig": "CdtransConfig", "AutoModelForImageClassification": "CdtransForImageClassification"}
+    return {
+        "model_type": "cdtrans",
+        "architectures": [names["AutoModelForImageClassification"]],
+        "auto_map": {auto: f"modeling_cdtrans.{name}" for auto, name in names.items()},
+        "taps": taps,
+    }
+
+
+def crop_share(crop: int, resize: int) -> float:
+    """crop / resize, so that timm, which rounds crop / share down, comes to `resize`."""
+    share = crop / resize
+    return share if math.floor(crop / share) == resize else math.nextafter(share, 0)
+
+
+def read_folder(folder: Path) -> Read:
+    """Read the folder with timm and its own code alone, without the rest of cdtrans."""
+    config = json.loads((folder / HUB_CONFIG).read_text(encoding="utf-8"))
+    data, taps = config["pretrained_cfg"], config.get("taps", 1)
+    run: Callable[[Tensor], Tensor]
+    if taps == 1:
+        run = timm.create_model(f"{FOLDER}{folder}", pretrained=True).eval()
+    else:  # as transformers does
+        vit = timm.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
+        widen_head(vit, taps)
+        vit.load_state_dict(load_file(folder / WEIGHTS))
+        run = partial(tapped_logits, vit.eval(), taps=taps)
+    return logits_by_timm(run, data["input_size"][-1], data["mean"], data["std"])
+
+
+def write_folder(folder: Path, model: Network, card: Card) -> None:
+    (folder / WEIGHTS).write_bytes(weights_file(model, card))
+    (folder / HUB_CONFIG).write_text(json.dumps(hub_config(model, card), indent=2) + "\n", encoding="utf-8")
+    for name in CODE if model.taps > 1 else ():
+        shutil.copyfile(Path(__file__).with_name(name), folder / name)
+
+
 def open_timm(file: Path) -> tuple[Network, Card]:
-    """A file of `weights_file` as a network with a plain head, and what its metadata says of the model."""
+    """A file of `weights_file` as a network with a plain head, and the card in its metadata."""
     with intact(file, EXPORT_AGAIN):
         card = read_facts(metadata(file.read_bytes()), file)
         network = build_model(card)
@@ -189,10 +266,9 @@ def open_timm(file: Path) -> tuple[Network, Card]:
 
 def metadata(content: bytes) -> dict[str, str]:
     """The metadata of a safetensors file, which starts with a length and a JSON header."""
-    file = io.BytesIO(content)
-    header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    facts: dict[str, str] = header.get("__metadata__", {})
-    return facts
+    header: dict[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    entries: dict[str, str] = header.get("__metadata__", {})
+    return entries
 
 
 def facts(card: Card) -> dict[str, str]:
@@ -217,21 +293,19 @@ def facts(card: Card) -> dict[str, str]:
 
 
 def read_facts(facts: dict[str, str], file: Path) -> Card:
-    """The card of an exported model from `facts`. Neck and temperature are in the weights. Older files have no taps
-    (their weights were of one, and an ONNX graph holds its own) and were computed in float32."""
-    facts = {"taps": "1", "precision": "fp32", **facts}
+    """The card of an exported model from `facts`. Neck and temperature are in the weights."""
     in_json = ("classes", "taps", "resize", "crop", "mean", "std", "epoch")
-    names = (*in_json, "architecture", "arguments", "stage", "method")
+    names = (*in_json, "architecture", "arguments", "precision", "stage", "method")
     if missing := [name for name in names if name not in facts]:
-        raise CdtransError(
-            f"'{file}' was not written by 'cdtrans export', or by an older version: its metadata has no '{missing[0]}'."
+        raise RunError(
+            "not-exported", f"'{file}' was not written by 'cdtrans export': its metadata has no '{missing[0]}'."
         )
-    text = {"backbone": facts["architecture"], "stage": facts["stage"], "method": facts["method"]}
-    parsed = {name: json.loads(facts[name]) for name in in_json}
+    values: dict[str, Any] = {name: json.loads(facts[name]) for name in in_json}
+    values |= {name: facts[name] for name in ("precision", "stage", "method")}
     arguments = json.loads(facts["arguments"])
     others = {name: value for name, value in arguments.items() if name not in ("num_classes", "img_size")}
-    plain = {"weights": str(file), "neck": "none", "precision": facts["precision"], "versions": {}}
-    values: dict[str, Any] = {**text, **parsed, **plain, "backbone_args": others}
+    values |= {"backbone": facts["architecture"], "backbone_args": others}
+    values |= {"weights": str(file), "neck": "none", "versions": {}}
     card = card_from(values)
     if not card.classes:
         raise Misfit("range", "classes", "it has no classes")

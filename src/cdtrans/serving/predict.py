@@ -1,37 +1,49 @@
-"""Labels for any number of images. The table of predictions is written in one step, when it is complete."""
+"""Labels for any number of images. A table of predictions is written in one step, when it is complete."""
 
+import io
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
-from cdtrans.errors import CdtransError, Interrupted, counted, printable
+from cdtrans.errors import ArgumentTypeError, DataError, Interrupted, SettingsError, counted, printable
 from cdtrans.inputs.domains import stream_images, stream_names
 from cdtrans.inputs.folders import no_image, walk
 from cdtrans.inputs.images import is_image_name, judge_unreadable
-from cdtrans.inputs.shards import Files, Shard, chunks, find_shards, share
 from cdtrans.inputs.stream import cut
 from cdtrans.inputs.tars import TarMember, is_tar_name
 from cdtrans.record.files import atomic, csv_line, csv_lines
 from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_share
 from cdtrans.record.run_folder import find_model, require_output
 from cdtrans.runtime.imports import importing
-from cdtrans.runtime.ranks import launched_rank, launched_world
+from cdtrans.runtime.ranks import Finish, launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen, Task
 from cdtrans.schema import checked
-from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, key_warning, load
-from cdtrans.serving.exported import exported_file, is_exported, require_run
-from cdtrans.serving.parts import Counts, Part, PartFolder, Results, StoredPart, folder_of, predict_parts
+from cdtrans.serving.classifier import (
+    Classifier,
+    Prediction,
+    Predictions,
+    Unreadable,
+    exported_file,
+    is_exported,
+    labels_warning,
+    load,
+    require_run,
+)
+from cdtrans.serving.parts import Counts, Finished, Part, PartFolder, Shard, find_shards, folder_of, parts_of
 from cdtrans.serving.recorded import calibrated_with, confidences
-from cdtrans.serving.tables import CsvTable, ParquetTable, Table, column_names, require_parquet
 from cdtrans.trust.preflight import ignored
 
-NAMED_SKIPS = 10  # how many unreadable files are named on the screen; all are in a list
+NAMED_SKIPS = 10  # unreadable files that are named on the screen; all are in a list
 POLL_SECONDS = 0.2  # between checks whether the other processes are done
 COUNTED_AT_ONCE = 1000  # names between two updates of the progress bar
+
+Results = Iterator[Prediction | Unreadable]
 
 
 @dataclass(frozen=True)
@@ -50,11 +62,10 @@ class Predicted:
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `predict --json`."""
-        names = ("images", "kept", "abstained", "skipped", "threshold", "expected_accuracy")
-        files = {"csv": self.csv, "parquet": self.parquet}
-        return {k: None if file is None else str(file) for k, file in files.items()} | {
-            name: getattr(self, name) for name in names
-        }
+        files = {name: file and str(file) for name, file in (("csv", self.csv), ("parquet", self.parquet))}
+        values = asdict(replace(self, predictions=Predictions())) | files
+        del values["predictions"]
+        return values
 
     def _repr_html_(self) -> str:
         if self.expected_accuracy is None:
@@ -95,9 +106,12 @@ def predict(
     images) and `accuracy` (expected of the labels) decides which labels are left empty. With `unknown` there is a score
     for images of no class. `model` is as for `load`. At most the share `max_bad` of the files may be unreadable."""
     if not isinstance(images, str | Path):
-        raise CdtransError("The images to predict must be a path; for images in memory, use load(run).predict(images).")
+        raise ArgumentTypeError(
+            "images-not-a-path",
+            "The images to predict must be a path; for images in memory, use load(run).predict(images).",
+        )
     if csv is not None and parquet is not None:
-        raise CdtransError("--csv and --parquet cannot be combined; give one of them.")
+        raise SettingsError("two-tables", "--csv and --parquet cannot be combined; give one of them.")
     images, screen = Path(images), screen or Screen(quiet=quiet)
     exported = is_exported(run)
     if exported:
@@ -113,10 +127,9 @@ def predict(
     check_places(images, root, file, kind, run if exported else None)  # before torch is imported
     if launched_world() > 1 and device != "cpu":
         with importing():
-            from cdtrans.runtime.ranks import take_gpu
-        take_gpu()
+            take_gpu()
     classifier = load(run, model=model, device=device, unknown=unknown)
-    if warning := key_warning(run, classifier):
+    if warning := labels_warning(run, classifier):
         screen.warn(warning)
     if not exported and {abstain, keep, accuracy} != {None} and calibrated_with(run, model) == "nothing":
         screen.warn(
@@ -134,20 +147,54 @@ def find_threshold(
 ) -> float:
     """The probability below which labels are left empty: as given, or found from the run's own target images."""
     if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
-        raise CdtransError("--abstain, --keep and --accuracy cannot be combined; give one of them.")
+        raise SettingsError("two-thresholds", "--abstain, --keep and --accuracy cannot be combined; give one of them.")
     if abstain is not None and not 0 <= abstain <= 1:
-        raise CdtransError(f"The probability to abstain below must be from 0 to 1, not {abstain:g}.")
+        raise SettingsError("no-probability", f"The probability to abstain below must be from 0 to 1, not {abstain:g}.")
     if keep is not None:
-        found = threshold_for_share(confidences(run, model), keep)
+        kept = threshold_for_share(confidences(run, model), keep)
     elif accuracy is not None:
-        found = threshold_for_accuracy(confidences(run, model), accuracy)
+        kept = threshold_for_accuracy(confidences(run, model), accuracy)
     else:
         return abstain or 0.0
     screen.say(
-        f"threshold: {found.threshold:.3f}; {found.share:.0%} of the run's own target images reach it, and "
-        f"{found.accuracy:.0%} of their labels are expected to be right"
+        f"threshold: {kept.threshold:.3f}; {kept.share:.0%} of the run's own target images reach it, and "
+        f"{kept.accuracy:.0%} of their labels are expected to be right"
     )
-    return found.threshold
+    return kept.threshold
+
+
+def check_places(
+    images: Path, root: Path | None, file: Path | IO[bytes] | None, kind: str, model: Path | None = None
+) -> None:
+    """Check that there is at least one image, and that the table can be written without replacing an input."""
+    if isinstance(file, Path):
+        flag, inputs = f"--{kind}", [model, images if images.is_file() else None]
+        require_output(file, "predictions", flag, *inputs)
+        require_output(skipped_list(file), "list of unreadable files", flag, *inputs)
+        if is_image_name(file.name) or is_tar_name(file.name):
+            raise SettingsError(
+                "table-named-as-image",
+                f"'{file}' has the name of an image or tar, but predictions are a table; choose another {flag}.",
+            )
+        if folder_of(file).exists() and not folder_of(file).is_dir():
+            raise SettingsError(
+                "no-folder-for-parts",
+                f"'{folder_of(file)}' must be a folder, for finished parts, but is a file; choose another {flag}.",
+            )
+        if kind == "parquet" and find_spec("pyarrow") is None:
+            raise SettingsError("package-missing", f"'{file}' needs pyarrow: 'pip install cdtrans[parquet]'.")
+    elif file is not None and launched_world() > 1:
+        raise SettingsError(
+            "output-shared", "Several processes cannot share standard output; give --csv or --parquet FILE."
+        )
+    damaged: TarMember | None = None
+    for image in stream_images(images, root):
+        if not (isinstance(image, TarMember) and image.path == image.tar):
+            return
+        damaged = damaged or image
+    if damaged:
+        raise DataError("tar-damaged", f"'{damaged.tar}' cannot be read: {damaged.problem}.")
+    raise no_image(images, "")
 
 
 def classify(
@@ -163,206 +210,267 @@ def classify(
     screen: Screen,
 ) -> Predicted:
     """Write a table of the kind 'csv' or 'parquet'; without a file, return the predictions."""
-    predictions, columns, shards = Predictions(), column_names(classifier, top), find_shards(images, root)
+    predictions, table = Predictions(), TABLES[kind](column_names(classifier, top))
+    job = Job(classifier, table, find_shards(images, root), top, threshold, max_bad, screen)
+    total = job.count_images(images) if launched_rank() == 0 else None
     if isinstance(file, Path):
-        check_places(images, root, file, kind)
-        table: Table = ParquetTable(columns) if kind == "parquet" else CsvTable(columns)
-        job = TableJob(classifier, file, table, top, threshold, max_bad, screen)
-        counts = job.write(images, shards)
+        counts = job.write(file, total)
     else:
         counts = Counts(threshold)
-        total = count_images(images, shards, screen)
         with screen.track("predicting", total) as task:
             results = classifier.stream_batches(cut(stream_images(images, root), classifier.batch), top=top)
-            found = labelled(results, counts, task, lambda skipped: _warn(skipped, screen))
+            labelled = job.labelled(results, counts, task, job.warn)
             if file is None:
-                predictions.extend(found)
+                predictions.extend(labelled)
             else:
-                write_lines(file, columns, found)
-        check_skipped(counts, shards, max_bad, screen)
+                write_lines(file, column_names(classifier, top), labelled)
+        job.judge(counts)
+    kept = counts.images - counts.abstained
+    expected = counts.right / kept if kept else None
     if isinstance(file, Path) and launched_rank() == 0:
         unsure = f", {counts.abstained} of them left without a label (probability below {threshold:.3g})"
         screen.result(f"Wrote {file}: {counted(counts.images, 'image')}{unsure if threshold else ''}.")
-    files = {name: file if isinstance(file, Path) and name == kind else None for name in ("csv", "parquet")}
-    kept = counts.images - counts.abstained
-    expected = counts.right / kept if kept else None
-    numbers = (counts.images, kept, counts.abstained, counts.skipped, threshold, expected)
     if threshold and counts.images:
         of_these = "" if expected is None else f"; expected to be right: {expected:.1%}"
         screen.say(f"Kept {kept} of {counts.images} labels ({kept / counts.images:.0%}){of_these}.")
-    return Predicted(files["csv"], files["parquet"], *numbers, predictions)
-
-
-def check_places(
-    images: Path, root: Path | None, file: Path | IO[bytes] | None, kind: str, model: Path | None = None
-) -> None:
-    """Check that there is at least one image, and that the table can be written without replacing an input."""
-    if isinstance(file, Path):
-        flag, inputs = f"--{kind}", [model, images if images.is_file() else None]
-        require_output(file, "predictions", flag, *inputs)
-        require_output(skipped_list(file), "list of unreadable files", flag, *inputs)
-        if is_image_name(file.name) or is_tar_name(file.name):
-            raise CdtransError(
-                f"'{file}' has the name of an image or tar, but predictions are a table; choose another {flag}."
-            )
-        if folder_of(file).exists() and not folder_of(file).is_dir():
-            raise CdtransError(
-                f"'{folder_of(file)}' must be a folder, for finished parts, but is a file; choose another {flag}."
-            )
-        if kind == "parquet":
-            require_parquet(file)
-    elif file is not None and launched_world() > 1:
-        raise CdtransError("Several processes cannot share standard output; give --csv or --parquet FILE.")
-    damaged = ""
-    for image in stream_images(images, root):
-        if not (isinstance(image, TarMember) and image.path == image.tar):
-            return
-        damaged = damaged or f"'{image.tar}' cannot be read: {image.problem}."
-    raise CdtransError(damaged) if damaged else no_image(images, "")
+    csv, parquet = (file if isinstance(file, Path) and kind == name else None for name in TABLES)
+    numbers = (counts.images, kept, counts.abstained, counts.skipped, threshold, expected)
+    return Predicted(csv, parquet, *numbers, predictions)
 
 
 @dataclass
-class TableJob:
-    """Writes a table of predictions: predicts parts, and joins them at the end."""
+class Job:
+    """Labels the images of some shards."""
 
     classifier: Classifier
-    file: Path
-    table: Table
+    table: "CsvTable"
+    shards: Sequence[Shard]
     top: int
     threshold: float
     max_bad: float
     screen: Screen
     named: int = 0  # unreadable files so far; the first are named on the screen
 
-    def write(self, images: Path, shards: list[Shard]) -> Counts:
-        """Images that fit into one part are predicted and written directly, without a folder of parts."""
-        total = count_images(images, shards, self.screen) if launched_rank() == 0 else None
-        plain = launched_world() == 1 and len(shards) == 1 and not folder_of(self.file).exists()
-        if plain and (first := next(chunks(shards, 0))).last:
+    def count_images(self, images: Path) -> int | None:
+        """The number of images, for the progress bar; None for tars, which would have to be read to count them. Also
+        warns about ignored files that may be images."""
+        others: list[str] = []
+        total: int | None = None
+        if not self.shards[0].is_tar:
+            total = 0
+            with self.screen.track("counting images", None) as task:
+                for names in cut(stream_names(images, self.shards[0].root, others), COUNTED_AT_ONCE):
+                    total += len(names)
+                    task.advance(len(names))
+        elif images.is_dir():
+            others = [path for path, _ in walk(images) if not is_tar_name(path)]
+        if others:
+            finding = ignored("", others)
+            self.screen.warn(f"{finding.statement}. {finding.advice}")
+        return total
+
+    def write(self, file: Path, total: int | None) -> Counts:
+        """Images that fit into one part are predicted and written directly, without a folder of parts. Rank 0 returns
+        the counts of all images, the others those of their own."""
+        plain = launched_world() == 1 and len(self.shards) == 1 and not folder_of(file).exists()
+        if plain and (first := next(parts_of(self.shards[0]))).last:
             with self.screen.track("predicting", len(first.images)) as task:
-                batches = cut(first.images, self.classifier.batch)
-                part = self.part(self.classifier.stream_batches(batches, top=self.top), task)
-            return self.join([part], shards)
+                finished = [part for _, part in self.predicted([first], task)]
+            return self.join(file, finished)
         settings = {"table": self.table.name, "top": self.top, "threshold": self.threshold}
         settings |= {"unknown": self.classifier.source_only is not None, "model": self.classifier.digest()}
-        with PartFolder(self.file, settings, shards) as folder:
+        with PartFolder(file, settings, self.shards) as folder:
             try:
-                counts = self.in_parts(folder, total)
+                counts = self.write_parts(folder, total)
+                if launched_rank() == 0:
+                    counts = self.join(file, folder)
+                    folder.remove()
+                return counts
             except KeyboardInterrupt as error:
-                if any(folder.stored()):
+                if folder.names():
                     raise Interrupted(signal.SIGINT) from error
                 raise
-            if launched_rank() == 0:
-                folder.remove()
-        return counts
 
-    def in_parts(self, folder: PartFolder, total: int | None) -> Counts:
-        """Predict and join the parts. Rank 0 returns the counts of all images, the others those of their own images."""
-        from cdtrans.runtime.ranks import Finish
-
-        if done := folder.done():
+    def write_parts(self, folder: PartFolder, total: int | None) -> Counts:
+        """Predict the missing parts of this process; rank 0 then waits for the others."""
+        if folder.done:
             self.screen.say(f"Resuming from '{folder.folder}'; parts whose images have changed are predicted again.")
-        mine = None if total is None else share(total, launched_world())  # the work of rank 0, which shows its progress
-        finish = Finish() if launched_world() > 1 else None
-        with self.screen.track("predicting", mine, done) as task:
-            counts = predict_parts(self.classifier, folder, self.top, lambda results: self.part(results, task))
+        finish, counts = Finish() if launched_world() > 1 else None, Counts(self.threshold)
+        mine = None if total is None else total // launched_world()
+        with self.screen.track("predicting", mine, folder.done) as task:
+            for part, finished in self.predicted(folder.todo(), task):
+                folder.store(part, finished)
+                counts.total([finished.counts])
         if finish is not None:
             finish.arrive()
-        if launched_rank() != 0:
-            return Counts(self.threshold).of_all(counts)
-        if finish is not None:
             with self.screen.track("waiting for the other processes", None):
-                while not finish.reached():
+                while launched_rank() == 0 and not finish.reached():
                     time.sleep(POLL_SECONDS)
-        return self.join(folder.collect(), folder.shards)
+        return counts
 
-    def part(self, results: Results, task: Task) -> Part:
-        """A part from its results. Warns about the first unreadable files."""
+    def predicted(self, parts: Iterable[Part], task: Task) -> Iterator[tuple[Part, Finished]]:
+        """All parts form one stream, so that a GPU does not wait between them. No batch holds images of two parts, so
+        that a part does not depend on what was predicted before it."""
+        started: deque[Part] = deque()
+
+        def batches() -> Iterator[list[Any]]:
+            for part in parts:
+                started.append(part)
+                yield from cut(part.images, self.classifier.batch)
+
+        results = self.classifier.stream_batches(batches(), top=self.top)
+        for first in results:
+            while not started[0].images:
+                yield started.popleft(), self.finished(iter(()), task)
+            part = started.popleft()
+            yield part, self.finished(chain([first], islice(results, len(part.images) - 1)), task)
+        for part in started:
+            yield part, self.finished(iter(()), task)
+
+    def finished(self, results: Results, task: Task) -> Finished:
+        """Count and format the results of a part. The first unreadable files are named on the screen."""
         counts, skipped = Counts(self.threshold), []
 
         def skip(file: Unreadable) -> None:
             skipped.append((file.path, file.cause))
             if self.named < NAMED_SKIPS:
-                _warn(file, self.screen)
+                self.warn(file)
             self.named += 1
 
-        rows = self.table.rows(labelled(results, counts, task, skip))
-        return Part(counts, csv_lines(skipped), rows)
+        rows = self.table.rows(self.labelled(results, counts, task, skip))
+        return Finished(counts, csv_lines(skipped), rows)
 
-    def join(self, parts: Sequence[Part | StoredPart], shards: Sequence[Shard]) -> Counts:
+    def labelled(
+        self, results: Results, counts: Counts, task: Task, skip: Callable[[Unreadable], None]
+    ) -> Iterator[Prediction]:
+        """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated."""
+        for result in results:
+            task.advance(1)
+            if isinstance(result, Unreadable):
+                counts.skip(result)
+                skip(result)
+            else:
+                yield result if counts.add(result) else replace(result, label="")
+
+    def warn(self, file: Unreadable) -> None:
+        self.screen.warn(f"skipped '{file.path}': {file.cause}")
+
+    def join(self, file: Path, parts: Iterable[Finished]) -> Counts:
         """Write the list of unreadable files, if there are any, and the table, unless too many are unreadable."""
-        counts, listed = Counts(self.threshold).of_all(part.counts for part in parts), skipped_list(self.file)
+        listed = skipped_list(file)
+        counts = Counts(self.threshold).total(part.counts for part in parts)
         if counts.skipped:
             with atomic(listed) as out:
                 out.write(csv_line(["path", "cause"]))
-                out.writelines(part.load().skipped for part in parts if part.counts.skipped)
+                out.writelines(part.skipped for part in parts)
         else:
             listed.unlink(missing_ok=True)
-        check_skipped(counts, shards, self.max_bad, self.screen, listed)
-        with self.screen.track("joining parts", len(parts)) as task, atomic(self.file) as out:
-            self.table.join(out, (_loaded(part, task) for part in parts))
+        self.judge(counts, listed)
+
+        def rows_of(part: Finished) -> bytes:
+            task.advance(1)
+            return part.rows
+
+        with self.screen.track("joining parts", None) as task, atomic(file) as out:
+            self.table.join(out, map(rows_of, parts))
         return counts
 
-
-def _loaded(part: Part | StoredPart, task: Task) -> bytes:
-    task.advance(1)
-    return part.load().rows
-
-
-def count_images(images: Path, shards: list[Shard], screen: Screen) -> int | None:
-    """The number of images, for the progress bar; None for tars, which would have to be read to count them. Also warns
-    about ignored files that may be images."""
-    others: list[str] = []
-    total: int | None = None
-    if isinstance(shards[0], Files):
-        total = 0
-        with screen.track("counting images", None) as task:
-            for names in cut(stream_names(shards[0].where, shards[0].root, others), COUNTED_AT_ONCE):
-                total += len(names)
-                task.advance(len(names))
-    elif images.is_dir():
-        others = [path for path, _ in walk(images) if not is_tar_name(path)]
-    if others:
-        finding = ignored("", others)
-        screen.warn(f"{finding.statement}. {finding.advice}")
-    return total
-
-
-def labelled(results: Results, counts: Counts, task: Task, skip: Callable[[Unreadable], None]) -> Iterator[Prediction]:
-    """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated."""
-    for result in results:
-        task.advance(1)
-        if isinstance(result, Unreadable):
-            counts.skip(result)
-            skip(result)
-        else:
-            yield result if counts.add(result) else replace(result, label="")
+    def judge(self, counts: Counts, listed: Path | None = None) -> None:
+        """As in training: a few unreadable files are a warning, many are an error. Damaged tars are also compared with
+        the number of tars, because nobody knows how many images are missing."""
+        if counts.tars > self.max_bad * len(self.shards):
+            where = f" (listed in '{listed}')" if listed else ""
+            raise DataError(
+                "too-many-damaged-tars",
+                f"{counts.tars} of {len(self.shards)} tars cannot be read to the end{where}: repair or remove them, or "
+                f"raise --max-bad above {self.max_bad:g}.",
+            )
+        if counts.skipped:
+            (path, cause), total = counts.first_skipped, counts.images + counts.skipped
+            cause += f"; all are listed in '{listed}'" if listed else ""
+            self.screen.warn(judge_unreadable("", counts.skipped, total, path, cause, self.max_bad))
 
 
 def skipped_list(file: Path) -> Path:
     return file.with_name(f"{file.name}.skipped.csv")
 
 
-def check_skipped(
-    counts: Counts, shards: Sequence[Shard], max_bad: float, screen: Screen, listed: Path | None = None
-) -> None:
-    """As in training: a few unreadable files are a warning, many are an error. Damaged tars are also compared with the
-    number of tars, because nobody knows how many images are missing."""
-    if counts.tars > max_bad * len(shards):
-        where = f" (listed in '{listed}')" if listed else ""
-        raise CdtransError(
-            f"{counts.tars} of {len(shards)} tars cannot be read to the end{where}: repair or remove them, or raise "
-            f"--max-bad above {max_bad:g}."
-        )
-    everything = f"; all are listed in '{listed}'" if listed else ""
-    if counts.skipped:
-        path, cause = counts.first_skipped
-        total = counts.images + counts.skipped
-        screen.warn(judge_unreadable("", counts.skipped, total, path, f"{cause}{everything}", max_bad))
+def column_names(classifier: Classifier, top: int) -> list[str]:
+    """Path, label, probability, the score for no class if the classifier has one and, for top > 1, the best classes."""
+    ranks = range(1, min(top, len(classifier.classes)) + 1) if top > 1 else ()
+    unknown = ["no_class"] if classifier.source_only else []
+    best = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
+    return ["path", "label", "probability", *unknown, *best]
 
 
-def _warn(file: Unreadable, screen: Screen) -> None:
-    screen.warn(f"skipped '{file.path}': {file.cause}")
+def fields(result: Prediction) -> list[str | float]:
+    """Values in the order of the columns."""
+    ranked = result.top if len(result.top) > 1 else ()
+    unknown = [] if result.no_class is None else [result.no_class]
+    return [str(result.path), result.label, result.probability, *unknown, *(x for pair in ranked for x in pair)]
+
+
+class CsvTable:
+    """Predictions as a CSV. Probabilities have six decimals, and a label that was left out is empty."""
+
+    name = "csv"
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = columns
+
+    def header(self) -> bytes:
+        return csv_lines([self.columns])
+
+    def rows(self, predictions: Iterable[Prediction]) -> bytes:
+        """A part of the table."""
+        return csv_lines([x if isinstance(x, str) else f"{x:.6f}" for x in fields(p)] for p in predictions)
+
+    def join(self, file: IO[bytes], parts: Iterable[bytes]) -> None:
+        """Write the table that consists of these parts."""
+        file.write(self.header())
+        file.writelines(parts)
+
+
+class ParquetTable(CsvTable):
+    """Predictions with a row group for every part. Probabilities are float32, and a label that was left out is null."""
+
+    name = "parquet"
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        import pyarrow
+
+        super().__init__(columns)
+        self.text = [name == "path" or name.startswith("label") for name in columns]
+        types = [pyarrow.string() if is_text else pyarrow.float32() for is_text in self.text]
+        self.schema = pyarrow.schema(list(zip(columns, types, strict=True)))
+
+    def rows(self, predictions: Iterable[Prediction]) -> bytes:
+        import pyarrow
+        from pyarrow import parquet
+
+        values: list[Sequence[Any]] = list(zip(*map(fields, predictions), strict=True))
+        if not values:
+            return b""
+        columns = [[_text(x) or None for x in v] if text else v for v, text in zip(values, self.text, strict=True)]
+        arrays = [pyarrow.array(x, kind) for x, kind in zip(columns, self.schema.types, strict=True)]
+        file = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=self.schema), file)
+        return file.getvalue()
+
+    def join(self, file: IO[bytes], parts: Iterable[bytes]) -> None:
+        from pyarrow import parquet
+
+        with parquet.ParquetWriter(file, self.schema) as table:
+            for part in filter(None, parts):
+                table.write_table(parquet.read_table(io.BytesIO(part)))
+
+
+TABLES = {"csv": CsvTable, "parquet": ParquetTable}
+
+
+def _text(path: str) -> str:
+    """Parquet holds only text: other bytes of a name are shown as \\xff."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def write_lines(out: IO[bytes], columns: list[str], predictions: Iterable[Prediction]) -> None:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cdtrans.errors import NAMED, counted, named
-from cdtrans.inputs.images import Header
-from cdtrans.inputs.thumbnails import Traces
+from cdtrans.inputs.images import Header, Traces
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
 from cdtrans.trust.findings import LISTED, Finding, State, graded
 

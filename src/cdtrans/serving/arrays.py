@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Union
 import numpy as np
 from PIL import Image
 
-from cdtrans.errors import CdtransError
+from cdtrans.errors import ArgumentTypeError, DataError
 from cdtrans.inputs.domains import stream_images
 from cdtrans.inputs.stream import Source
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 CHANNELS = {1: "grey", 3: "RGB", 4: "RGBA"}
-TOLERANCE = 1e-3  # by which interpolation may leave the range from 0 to 1
+TOLERANCE = 1e-3  # interpolation may leave the range from 0 to 1 by so much
 KINDS = "a path, a PIL image, a numpy array or a torch tensor"
 
 One = Union[str, Path, Image.Image, np.ndarray, "torch.Tensor"]
@@ -31,9 +31,9 @@ def each_image(images: One | Iterable[One]) -> Iterator[Source]:
     elif isinstance(images, Image.Image):
         yield with_pixels(images, "The image")
     elif (array := as_array(images)) is not None and array.dtype.kind not in "OU":  # not an array of paths
-        yield from pictures(array, "The images" if array.ndim == 4 else "The image")
+        yield from array_images(array, "The images" if array.ndim == 4 else "The image")
     elif not isinstance(images, Iterable) or isinstance(images, bytes | dict):
-        raise CdtransError(f"An image must be {KINDS}, not {a_kind(images)}.")
+        raise ArgumentTypeError("image-type", f"An image must be {KINDS}, not {a_kind(images)}.")
     else:
         for number, image in enumerate(images, start=1):
             yield from _one(image, number)
@@ -46,16 +46,19 @@ def _one(image: object, number: int) -> Iterator[Source]:
         return
     array = as_array(image)
     if array is None:
-        raise CdtransError(f"Image {number} must be {KINDS}, not {a_kind(image)}.")
+        raise ArgumentTypeError("image-type", f"Image {number} must be {KINDS}, not {a_kind(image)}.")
     if array.ndim == 4:
-        raise CdtransError(f"Image {number} is a batch, of shape {array.shape}; give one batch, or images one by one.")
-    yield from pictures(array, f"Image {number}")
+        raise DataError(
+            "image-shape", f"Image {number} is a batch, of shape {array.shape}; give one batch, or images one by one."
+        )
+    yield from array_images(array, f"Image {number}")
 
 
 def with_pixels(image: Image.Image, name: str) -> Image.Image:
-    """Refuse an image without pixels, of which PIL would make a black one."""
+    """Refuse an image without pixels, which PIL would make black."""
     if 0 in image.size:
-        raise CdtransError(f"{name} has no pixels: its size is {image.width} x {image.height}; leave it out.")
+        size = f"{image.width} x {image.height}"
+        raise DataError("image-shape", f"{name} has no pixels: its size is {size}; leave it out.")
     return image
 
 
@@ -71,12 +74,13 @@ def as_array(image: object) -> np.ndarray | None:
     return np.asarray((image.float() if image.is_floating_point() else image).numpy())
 
 
-def pictures(array: np.ndarray, name: str) -> Iterator[Image.Image]:
+def array_images(array: np.ndarray, name: str) -> Iterator[Image.Image]:
     """[H, W], [H, W, C] or [C, H, W], or a batch [N, H, W, C] or [N, C, H, W] -> PIL images. Three axes are always
     one image, so that [3, H, W] is RGB and no batch of grey images. `name` is for errors."""
     if array.ndim not in (2, 3, 4) or 0 in array.shape[-3:]:
-        raise CdtransError(
-            f"{name} cannot have the shape {array.shape}; give [H, W, C] or [C, H, W], or a batch of them."
+        raise DataError(
+            "image-shape",
+            f"{name} cannot have the shape {array.shape}; give [H, W, C] or [C, H, W], or a batch of them.",
         )
     if array.ndim > 2:
         array = channels_last(array, name)
@@ -89,14 +93,16 @@ def channels_last(array: np.ndarray, name: str) -> np.ndarray:
     """The channels are where there are 1, 3 or 4 of them."""
     last, first = array.shape[-1] in CHANNELS, array.shape[-3] in CHANNELS
     if last and first:
-        raise CdtransError(
-            f"{name} of shape {array.shape} may have its channels first or last; give a larger image, or a PIL image."
+        raise DataError(
+            "image-shape",
+            f"{name} of shape {array.shape} may have its channels first or last; give a larger image, or a PIL image.",
         )
     if not last and not first:
         batch = "; give a batch of grey images as [N, H, W, 1]" if array.ndim == 3 else ""
-        raise CdtransError(
+        raise DataError(
+            "image-shape",
             f"{name} of shape {array.shape} has its channels neither last nor first: there must be 1 (grey), 3 (RGB) "
-            f"or 4 (RGBA) of them{batch}."
+            f"or 4 (RGBA) of them{batch}.",
         )
     return array if last else np.moveaxis(array, -3, -1)
 
@@ -106,16 +112,19 @@ def eight_bits(image: np.ndarray, name: str) -> np.ndarray:
     if image.dtype == np.uint8:
         return np.ascontiguousarray(image)
     if image.dtype.kind != "f":
-        raise CdtransError(
+        raise DataError(
+            "pixel-type",
             f"{name} must be uint8 from 0 to 255 or float from 0 to 1, not {image.dtype}; if the values are from 0 to "
-            "255, use .astype('uint8') or .to(torch.uint8)."
+            "255, use .astype('uint8') or .to(torch.uint8).",
         )
     if not np.isfinite(image).all():
-        raise CdtransError(f"{name} has values that are NaN or infinite; replace them.")
+        raise DataError("pixel-range", f"{name} has values that are NaN or infinite; replace them.")
     low, high = float(image.min()), float(image.max())
     if low < -TOLERANCE or high > 1 + TOLERANCE:
         advice = "divide by 255" if low >= 0 and high <= 255 else "give the pixels before any normalisation"
-        raise CdtransError(f"{name} has floats from {low:.4g} to {high:.4g}, but they must be from 0 to 1; {advice}.")
+        raise DataError(
+            "pixel-range", f"{name} has floats from {low:.4g} to {high:.4g}, but they must be from 0 to 1; {advice}."
+        )
     return np.asarray(np.rint(255 * image.clip(0, 1)).astype(np.uint8))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cdtrans.serving.inputs import each_image
+from cdtrans.serving.arrays import each_image
 from support import error_says
 
 RGB = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
