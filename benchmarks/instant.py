@@ -21,8 +21,8 @@ from cdtrans.inputs.decode import decode_domain
 from cdtrans.inputs.domains import scan_labelled
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.instant import Instant
-from cdtrans.network.card import make_card
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
+from cdtrans.network.weights import make_card
 from cdtrans.pairing import graphs
 from cdtrans.pairing.pairs import Domains
 from cdtrans.run.resolve import resolve

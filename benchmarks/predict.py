@@ -29,7 +29,7 @@ from pipeline import watched_gpu
 import measure
 from cdtrans.config import make_config
 from cdtrans.inputs.stream import Source
-from cdtrans.network.card import build_model, make_card
+from cdtrans.network.weights import build_model, make_card
 from cdtrans.runtime.device import pick_precision
 from cdtrans.runtime.ranks import launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen

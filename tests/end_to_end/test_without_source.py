@@ -11,9 +11,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from cdtrans.network.card import load_model
 from cdtrans.network.network import Head, Network
-from cdtrans.network.weights import load_classifier
+from cdtrans.network.weights import load_classifier, load_model
 from commands import Ended, cold, warm
 from support import error_says, says
 from tiny_task import CLASSES, TINY, Task, log_lines, make_task, tree

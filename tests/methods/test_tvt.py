@@ -15,8 +15,8 @@ from cdtrans.config import make_config
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.tvt import TVT, TVTOptions, information
 from cdtrans.network.blocks import Transferability, bits
-from cdtrans.network.card import build_model, load_model, make_card
 from cdtrans.network.network import Head, Network
+from cdtrans.network.weights import build_model, load_model, make_card
 from cdtrans.record.model import save_model
 from cdtrans.record.run_folder import CARD
 from cdtrans.serving.portable import timm_file

@@ -10,10 +10,9 @@ import torch
 from huggingface_hub import constants
 from timm.models import VisionTransformer, save_for_hf
 
-from cdtrans.backbone_names import SHORT_NAMES, expand_short, may_mean
 from cdtrans.errors import CdtransError
 from cdtrans.methods.cdtrans import require_cross_attention
-from cdtrans.network.backbone import create_backbone, native_crop, normalisation, resolve_name
+from cdtrans.network.backbone import SHORT_NAMES, create_backbone, native_crop, normalisation, resolve_name
 from cdtrans.network.network import feature_dim
 from cdtrans.network.weights import load_pretrained, read_state
 from support import raises
@@ -71,12 +70,6 @@ class TestNames:
     def test_an_unknown_tag_lists_the_known_ones(self) -> None:
         with raises("backbone-tag-unknown"):
             create("deit_tiny_patch16_224.mine", 224)
-
-    def test_what_a_name_may_mean_before_timm_is_imported(self) -> None:
-        assert may_mean("deit_small", expand_short("deit_small"))
-        assert may_mean("resnet50", "resnet50.tv_in1k")
-        assert not may_mean("resnet50.a1_in1k", "resnet50.tv_in1k")
-        assert not may_mean("resnet5", "resnet50.tv_in1k")
 
 
 class TestFolders:

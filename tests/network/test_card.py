@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError
-from cdtrans.network.card import build_model, load_model, make_card
 from cdtrans.network.network import Network
+from cdtrans.network.weights import build_model, load_model, make_card
 from cdtrans.record import model as record_model
 from cdtrans.record.layout import CARD, WEIGHTS
 from cdtrans.record.model import Card, save_model, set_temperature

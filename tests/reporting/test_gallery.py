@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdtrans.network.card import load_model
+from cdtrans.network.weights import load_model
 from cdtrans.reporting import gallery
 from cdtrans.reporting.attention import cross_attention
 from cdtrans.reporting.gallery import sample_pairs, turn

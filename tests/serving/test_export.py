@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cdtrans
-from cdtrans.network.card import build_model, load_model
+from cdtrans.network.weights import build_model, load_model
 from cdtrans.record.model import read_card, save_model, write_card
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import classifier as exported_module

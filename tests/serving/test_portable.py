@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from cdtrans.config import Config
-from cdtrans.network.card import build_model, make_card
 from cdtrans.network.network import Network
+from cdtrans.network.weights import build_model, make_card
 from cdtrans.record.model import Card
 from cdtrans.serving import portable
 from cdtrans.serving.classifier import Classifier

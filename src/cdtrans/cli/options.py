@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cdtrans.backbone_names import SHORT_NAMES
 from cdtrans.config import HINTS, SETTINGS, choices, merged, parse_yaml, read_recipe, starting_layers
 from cdtrans.errors import CdtransError
+from cdtrans.network.backbone import SHORT_NAMES
 from cdtrans.runtime.ranks import launched_rank
 
 COMMON = (  # settings that --help shows; --help-all shows all

@@ -1,8 +1,10 @@
-"""Weights for a backbone: from the hub, from a folder or from a file, in the format of timm or of a model's authors."""
+"""Saved weights: of a backbone, from the hub, a folder or a file in the format of timm or of a model's authors; and of
+a whole network, with the card that describes it."""
 
 import re
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -15,10 +17,20 @@ from timm.models import VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
-from cdtrans.config import require_weights
-from cdtrans.errors import CdtransError, DataError, SettingsError
-from cdtrans.network.backbone import FOLDER, HUB_FILES, ask_hub, config_of, unavailable
-from cdtrans.network.network import Head, Network
+from cdtrans.config import Resolved, require_weights
+from cdtrans.errors import CdtransError, DataError, RunError, SettingsError
+from cdtrans.network.backbone import (
+    FOLDER,
+    HUB_FILES,
+    ask_hub,
+    config_of,
+    create_backbone,
+    normalisation,
+    unavailable,
+)
+from cdtrans.network.blocks import Transferability
+from cdtrans.network.network import Head, Network, build_head, feature_dim
+from cdtrans.record.model import FROM_SCRATCH, Card, read_card, read_weights
 
 LARGEST_WEIGHT = 1e12  # no trained network comes near, and its square still is a float32
 WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # of vision transformers
@@ -238,3 +250,45 @@ def is_of(architecture: str, state: State) -> bool:
         for tensors in (model.state_dict(), drop_heads(model, state))
     )
     return ours == theirs
+
+
+def make_card(config: Resolved, classes: tuple[str, ...], *, stage: str, epoch: int) -> Card:
+    mean, std = normalisation(config.backbone)
+    return Card(
+        classes=classes,
+        backbone=config.backbone,
+        backbone_args=config.backbone_args,
+        weights=config.weights or (config.backbone if config.pretrained else FROM_SCRATCH),
+        neck=config.neck,
+        resize=config.resize,
+        crop=config.crop,
+        precision=config.precision,
+        mean=mean,
+        std=std,
+        stage=stage,
+        epoch=epoch,
+        versions={p: version(p) for p in ("torch", "timm")},
+        method=config.method,
+        taps=config.taps,
+    )
+
+
+def build_model(card: Card, *, drop_path: float = 0.0) -> Network:
+    """The card's architecture with random weights."""
+    backbone = create_backbone(card.backbone, crop=card.crop, drop_path=drop_path, args=card.backbone_args)
+    head = build_head(card.head, feature_dim(backbone, card.taps), len(card.classes), card.neck)
+    return Network(backbone, head, card.taps, Transferability(backbone) if card.transferability else None)
+
+
+def load_model(folder: Path) -> tuple[Network, Card]:
+    """A saved model in eval mode, on the CPU."""
+    card, tensors = read_card(folder), read_weights(folder)
+    try:
+        model = build_model(card)
+        model.load_state_dict(tensors)
+    except Exception as error:  # a tensor too many or too few, or arguments that timm cannot use
+        cause = " ".join(str(error).split())[:100]
+        raise RunError(
+            "run-damaged", f"The model in '{folder}' is damaged: its card and weights do not fit ({cause})."
+        ) from error
+    return model.eval(), card

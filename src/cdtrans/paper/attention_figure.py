@@ -15,7 +15,7 @@ from cdtrans.config import Resolved
 from cdtrans.errors import CdtransError, counted
 from cdtrans.inputs.domains import UnlabelledDomain
 from cdtrans.measure.evaluate import match_classes, scan_key
-from cdtrans.network.card import load_model
+from cdtrans.network.weights import load_model
 from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import UNKNOWN, Answers
 from cdtrans.record.files import atomic, intact

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cdtrans.backbone_names import may_mean
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, flat, read_yaml
 from cdtrans.errors import CdtransError, first_of, nearest
 from cdtrans.record import wording
@@ -45,8 +44,6 @@ def check_folder(folder: Path, config: Config, *, resolved: bool = True) -> None
         free = set(RESUME_MAY_CHANGE)
         if not resolved:
             free |= {*DECIDED_LATE, *(k for k in now if k.startswith("method."))}
-        elif may_mean(before["backbone"], now["backbone"]):
-            free.add("backbone")  # a run of an older version recorded it without its tag
         if (folder / RESULT).exists():
             free.remove("guard")  # it has judged
         changed = [k for k in now if k not in free and before.get(k, now[k]) != now[k]]

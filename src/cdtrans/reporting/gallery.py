@@ -9,8 +9,8 @@ import torch
 
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.batches import Images
-from cdtrans.network.card import load_model
 from cdtrans.network.network import Network
+from cdtrans.network.weights import load_model
 from cdtrans.record.layout import WEIGHTS
 from cdtrans.record.model import Card
 from cdtrans.reporting.attention import cross_attention, why_no_heat_maps

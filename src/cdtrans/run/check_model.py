@@ -7,8 +7,8 @@ from cdtrans.config import Resolved
 from cdtrans.errors import WeightsUnavailable
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
-from cdtrans.network.card import make_card
 from cdtrans.network.encoding import Encoder
+from cdtrans.network.weights import make_card
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding

@@ -94,7 +94,7 @@ class Stage1:
 
     def network(self, config: Resolved, classes: tuple[str, ...]) -> "tuple[Network, Card]":
         """The network before stage 1, or after it if it is done, and its card."""
-        from cdtrans.network.card import make_card
+        from cdtrans.network.weights import make_card
 
         trained = config.source_fit == "train"
         card = make_card(config, classes, stage="source", epoch=config.source_epochs if trained else 0)
@@ -110,7 +110,7 @@ class Stage1:
         """Fit the encoder's network, or load it if that has been done. Afterwards this run has its source-only
         model."""
         network = encode.model
-        from cdtrans.network.card import load_model
+        from cdtrans.network.weights import load_model
         from cdtrans.training.source import fit_source, probe_source
 
         folder = run.folder / SOURCE
@@ -139,8 +139,7 @@ def initial_network(config: Config, card: "Card", *, with_weights: bool = True) 
     """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
     import torch
 
-    from cdtrans.network.card import build_model
-    from cdtrans.network.weights import load_pretrained, load_weights
+    from cdtrans.network.weights import build_model, load_pretrained, load_weights
     from cdtrans.training.state import step_seed
 
     torch.manual_seed(step_seed(config.seed, "init", 0, 0))
@@ -154,7 +153,7 @@ def initial_network(config: Config, card: "Card", *, with_weights: bool = True) 
 
 def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
     """A run's source-only network and its card, which equals `card` except for how it was trained."""
-    from cdtrans.network.card import build_model, load_model
+    from cdtrans.network.weights import build_model, load_model
 
     require_stage_1(run)
     taken, theirs = load_model(run / SOURCE)
@@ -170,8 +169,7 @@ def _taken(run: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
 
 def _from_file(file: Path, card: "Card", drop_path: float) -> "tuple[Network, Card]":
     """A timm classifier as the source-only network, and its card."""
-    from cdtrans.network.card import build_model
-    from cdtrans.network.weights import load_classifier
+    from cdtrans.network.weights import build_model, load_classifier
 
     network = build_model(card, drop_path=drop_path)
     load_classifier(network, file)

@@ -311,7 +311,7 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
     name, with_key = find_model(Path(run), model)
     require_device(device)
     with importing():
-        from cdtrans.network.card import load_model
+        from cdtrans.network.weights import load_model
         from cdtrans.runtime.device import pick_device
 
     place = pick_device(device)

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from cdtrans.errors import RunError, SettingsError
 from cdtrans.network.backbone import FOLDER, timm_call
-from cdtrans.network.card import build_model
 from cdtrans.network.network import Head, Network, feature_dim
-from cdtrans.network.weights import load_classifier
+from cdtrans.network.weights import build_model, load_classifier
 from cdtrans.record.files import intact
 from cdtrans.record.layout import WEIGHTS
 from cdtrans.record.model import Card, card_from

@@ -13,8 +13,7 @@ from cdtrans.config import METHOD_FIELDS, Config, choices, compose, make_config,
 from cdtrans.errors import CdtransError, nearest
 from cdtrans.inputs.benchmarks import Benchmark
 from cdtrans.methods import METHODS, method_class, require_method
-from cdtrans.network.card import make_card
-from cdtrans.network.weights import read_state
+from cdtrans.network.weights import make_card, read_state
 from cdtrans.run.resolve import resolve
 from cdtrans.run.stage_1 import initial_network
 from cdtrans.studies.folder import flags, with_table_defaults
