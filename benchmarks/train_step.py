@@ -22,9 +22,8 @@ from cdtrans.run.session import make_method
 from cdtrans.runtime.device import autocast, pick_precision
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import training_step
-from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.step import WARM_UP, Step
+from cdtrans.training.step import WARM_UP, Memory, Step
 
 CLASSES = 65
 SOFT_LABELS = ("rpll", "mrkld_lrent", "cotraining")  # methods whose pseudo-labels are distributions

@@ -712,7 +712,7 @@ class TestPredict:
             assert says(one_sentence(ended.err), "logits.npz", "cdtrans adapt")
 
     def test_standard_output_holds_the_table_alone(self, run: Run, finished, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.setattr(cdtrans.runtime.screen, "PLAIN_LINE_SECONDS", 0.0)
+        monkeypatch.setattr(cdtrans.runtime.screen, "SILENCE_SECONDS", 0.0)
         (tmp_path / "list.txt").write_text("00.png\n" * 30)
         ended = run("predict", finished.run, tmp_path / "list.txt", "--root", finished.task.target, "--top", 2)
         assert ended.code == 0, ended.err

@@ -75,18 +75,6 @@ def test_it_ends_with_the_same_model_and_resumes_to_the_same_bytes(
         assert again == (state["stage"] == "source" or expected == 1), "what is remembered is not said again"
 
 
-def test_an_older_state_without_it_is_resumed(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(task, tmp_path / "whole")
-    out = tmp_path / "run"
-    stopped(task, out, 13, monkeypatch)
-    file = out / "state" / "state.pt"
-    state = torch.load(file, weights_only=True)
-    del state["parts"]["memory"]
-    torch.save(state, file)
-    run(task, out)
-    assert tree(out) == tree(whole)
-
-
 def test_with_nothing_left_to_try_it_is_one_sentence(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

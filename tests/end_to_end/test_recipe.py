@@ -92,7 +92,6 @@ def test_instant_sees_every_image_once(settings: dict[str, Any], tmp_path: Path,
         seen.append(len(images))
         return real(self, images)
 
-    monkeypatch.setattr("cdtrans.training.workload.measured_pace", lambda *_: 0.1)
     monkeypatch.setattr("cdtrans.network.network.Network.features", features)
     adapted(settings, tmp_path / "run", effort="instant")
     assert sum(seen) == 24 + 21

@@ -29,9 +29,8 @@ from cdtrans.run.session import make_method
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.export import export
 from cdtrans.training.adaptation import training_step
-from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.step import WARM_UP, Step
+from cdtrans.training.step import WARM_UP, Memory, Step
 from commands import Ended, start_ranks, warm
 from tiny_task import CLASSES, Task, log_lines, make_task, tree
 

@@ -1,4 +1,5 @@
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -7,8 +8,7 @@ from rich.table import Table
 
 from cdtrans.errors import printable
 from cdtrans.runtime import screen as screen_module
-from cdtrans.runtime.outlook import Outlook
-from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.screen import WARM_UP, Screen, Task
 
 EVIL = "\x1b]0;pwned\x07a\nerror: fake\u202egnp.\x9b\udcff"  # a file or class may be called so
 SHOWN = r"\x1b]0;pwned\x07a\nerror: fake\u202egnp.\x9b\udcff"
@@ -62,121 +62,112 @@ def test_for_a_machine_everything_goes_to_standard_error(capsys: pytest.CaptureF
     assert "hello" in err
 
 
-def test_without_a_terminal_a_long_task_prints_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+class Clock:
+    """The time that `time.monotonic` gives, which the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(screen_module.time, "monotonic", lambda: self.now)
+
+    def steps(self, task: Task, count: int, *, seconds: float, done: int = 1, note: str = "") -> None:
+        for _ in range(count):
+            self.now += seconds
+            task.advance(done, note)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_without_a_terminal_a_long_task_breaks_a_silence(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    screen = Screen()
+    with screen.track("decode [x]", 100, done=50) as task:
+        clock.steps(task, 2, seconds=4.0, done=5, note="7 images/s")
+        screen.say("something else")
+        clock.steps(task, 1, seconds=4.0, done=5, note="7 images/s")
+    # 10 done in 8 s leave 40 for 32 s; then no line within 5 s of another
+    assert capsys.readouterr().out.splitlines() == ["decode [x]: 60/100  0:32 left  7 images/s", "something else"]
+
+
+@pytest.mark.parametrize(
+    ("total", "done", "line"), [(5, 0, "losses: 0/5  running x"), (None, 7, "losses: 7  running x")]
+)
+def test_no_time_is_given_for_a_task_that_has_not_moved_or_has_no_known_end(
+    capsys: pytest.CaptureFixture[str], clock: Clock, total: int | None, done: int, line: str
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
-    with Screen().track("decode [x]", 100, done=50) as task:
-        for _ in range(5):
-            now += 4.0
-            task.advance(5, "7 images/s")
-    # 15 done in 12 s leave 35 for 28 s; lines come no closer than 10 s
-    assert capsys.readouterr().out.splitlines() == ["decode [x]: 65/100, 28 s left 7 images/s"]
-
-
-def test_of_a_task_that_has_not_moved_it_does_not_say_how_long_it_takes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
-    with Screen().track("losses", 5) as task:
-        now += 20.0
-        task.advance(0, "running x")
-    assert capsys.readouterr().out.splitlines() == ["losses: 0/5 running x"]
-
-
-def test_without_a_terminal_a_short_task_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen().track("decode", 3) as task:
-        for _ in range(3):
-            task.advance(1)
-    assert capsys.readouterr().out == ""
+    with Screen().track("losses", total) as task:
+        clock.steps(task, 1, seconds=20.0, done=done, note="running x")
+    assert capsys.readouterr().out.splitlines() == [line]
 
 
 def test_on_a_terminal_a_task_is_a_bar_with_its_note() -> None:
-    screen = Screen()
-    drawn = io.StringIO()
+    screen, drawn = Screen(), io.StringIO()
     screen.console = Console(file=drawn, force_terminal=True, width=120)
     with screen.track("adaptation 1/4", 10, done=4) as task:
         task.advance(3, "loss 0.5 [x]")
-    assert "adaptation 1/4" in drawn.getvalue()
-    assert "7/10" in drawn.getvalue()
-    assert "loss 0.5 [x]" in drawn.getvalue()
+    for part in ("adaptation 1/4", "7/10", "loss 0.5 [x]"):
+        assert part in drawn.getvalue()
 
 
-def test_a_bar_does_not_move_for_every_small_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
-    moves: list[int] = []
+def test_a_bar_does_not_move_for_every_small_step(clock: Clock) -> None:
+    places: list[int] = []
 
     class Bars:
-        def update(self, task_id: int, advance: int, note: str) -> None:
-            moves.append(advance)
+        def add_task(self, description: str, **how: Any) -> int:
+            return 0
 
-    bar = screen_module._Bar(Bars(), 0)
+        def update(self, bar: int, *, completed: int, total: int, note: str) -> None:
+            places.append(completed)
+
+    task = Task(Screen(), "decode", 100, 0, "", 1.0)
+    task.show_on(Bars())
     for _ in range(10):
-        bar.advance(3)
-        now += 0.05
-    assert moves == [3, 6, 6, 6, 6]
-
-
-def test_a_task_without_a_known_end_says_how_far_it_is(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
-    with Screen().track("counting images", None) as task:
-        now += 20.0
-        task.advance(7000)
-    assert capsys.readouterr().out.splitlines() == ["counting images: 7000"]
+        task.advance(3)
+        clock.now += 0.05
+    assert places == [3, 9, 15, 21, 27]
 
 
 # In a run
 
 
-def test_a_part_of_a_run_counts_its_work_and_says_how_much_is_left_of_the_run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
-    screen = Screen()
-    screen.outlook = Outlook(1000, 0.2)
-    with screen.track("adaptation 1/4", 100, done=50, work=6.0) as task:
-        for _ in range(3):
-            now += 6.0
-            task.advance(5, "loss 0.5")
-    assert screen.outlook.ahead == 1000 - 3 * 5 * 6
-    assert capsys.readouterr().out.splitlines() == ["adaptation 1/4: 60/100 run: 3:08 left  loss 0.5"]  # 940 * 0.2 s
+def test_the_time_left_of_a_run_is_its_work_at_the_measured_pace(clock: Clock) -> None:
+    """Every kind of work has its own pace; the first steps, which build kernels, are not timed."""
+    screen = Screen(quiet=True)
+    screen.work.expect(adaptation=600.0, encoding=200.0)
+    with screen.track("adaptation 1/2", 10, kind="adaptation", units=30.0) as task:
+        clock.steps(task, WARM_UP, seconds=9.0)
+        assert screen.work.time_left() == "", "nothing has been timed"
+        clock.steps(task, 5, seconds=3.0)
+    assert screen.work.time_left() == "0:50 left", "300 + 200 at 10 a second"
+    with screen.track("encoding target", 100, kind="encoding") as task:
+        clock.steps(task, WARM_UP, seconds=1.0, done=10)
+        clock.steps(task, 5, seconds=2.0, done=10)
+    assert screen.work.time_left() == "0:50 left", "300 at 10 a second, 100 at 5"
+    screen.work.expect(adaptation=900.0)
+    assert screen.work.time_left() == "1:50 left", "more pairs than expected"
+    assert screen.work.total == 300 + 100 + 900 + 100
 
 
-def test_on_a_terminal_the_bar_of_a_part_has_no_time_of_its_own() -> None:
-    screen = Screen()
-    for work in (0.0, 1.0):
-        drawn = io.StringIO()
-        screen.console = Console(file=drawn, force_terminal=True, width=120)
-        screen.outlook = Outlook(600, 0.2)
-        with screen.track("encoding target", 10, work=work) as task:
-            task.advance(0)
-        assert ("run: 2:00 left" in drawn.getvalue()) == bool(work)
-        assert ("-:--:--" in drawn.getvalue()) == (not work), "rich's own, unknown"
+def test_while_stage_1_trains_the_time_left_is_its_own(clock: Clock) -> None:
+    screen = Screen(quiet=True)
+    screen.work.expect(source=240.0, adaptation=1e6, encoding=100.0)
+    with screen.track("source 1/2", 20, kind="source", units=6.0) as task:
+        clock.steps(task, WARM_UP + 5, seconds=2.0)
+    assert screen.work.time_left() == "1:00 left of stage 1"
 
 
-def test_other_tasks_of_a_run_speak_of_themselves(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now)
-    screen = Screen()
-    screen.outlook = Outlook(1000, 0.2)
+def test_a_part_of_a_run_moves_the_bar_of_the_run(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    screen, drawn = Screen(), io.StringIO()
+    screen.work.expect(adaptation=180.0, encoding=120.0)
+    with screen.track("adaptation 1/4", 40, kind="adaptation", units=6.0) as task:
+        clock.steps(task, 10, seconds=0.6, note="loss 0.5")
+    assert capsys.readouterr().out.splitlines() == ["adaptation 1/4: 9/40  0:25 left  loss 0.5"]
+    screen.console = Console(file=drawn, force_terminal=True, width=120)
+    with screen.track("adaptation 2/4", 40, kind="adaptation", units=6.0) as task:
+        clock.steps(task, 5, seconds=0.6)
+    assert "adaptation 2/4" in drawn.getvalue()
+    assert " 30%" in drawn.getvalue(), "90 of 300"
     with screen.track("report", 10) as task:
-        now += 12.0
         task.advance(6)
-    assert screen.outlook.ahead == 1000
-    assert capsys.readouterr().out.splitlines() == ["report: 6/10, 8 s left"]
-
-
-def test_the_work_ahead_can_be_corrected() -> None:
-    screen = Screen()
-    screen.expect(600)
-    assert screen.time_left() == "", "there is no run"
-    screen.outlook = Outlook(1000, 0.2)
-    screen.expect(600)
-    assert screen.time_left() == "2:00 left"
+    assert "6/10" in drawn.getvalue(), "no part of the run's work"

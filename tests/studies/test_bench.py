@@ -546,17 +546,17 @@ class TestSettings:
         assert len(runs) == 18
         assert runs[1].folder == tmp_path / "out" / "A-W" / "seed-1234"
 
-    def test_several_methods_are_run_slowest_first_with_a_stage_1_for_each_start(
+    def test_several_methods_are_run_in_their_order_with_a_stage_1_for_each_start(
         self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         how = {"method": "dann,cotraining,cdtrans", "tasks": "A>W,D>W", "seeds": "2", "out": tmp_path / "out"}
         plan = self.plan(mini, monkeypatch, start="authors", **how)
         runs = plan.runs()
         assert [run.name for run in runs[:7]] == [
-            *("cdtrans A>W seed 1234", "cdtrans D>W seed 1234", "cotraining A>W seed 1234", "cotraining D>W seed 1234"),
-            *("dann A>W seed 1234", "dann D>W seed 1234", "cdtrans A>W seed 1"),
+            *("cotraining A>W seed 1234", "cotraining D>W seed 1234", "cdtrans A>W seed 1234", "cdtrans D>W seed 1234"),
+            *("dann A>W seed 1234", "dann D>W seed 1234", "cotraining A>W seed 1"),
         ]
-        peers = [[p.relative_to(plan.out).as_posix() for p in run.peers] for run in (runs[2], runs[4])]
+        peers = [[p.relative_to(plan.out).as_posix() for p in run.peers] for run in (runs[0], runs[4])]
         assert peers[0] == ["cotraining/A-D/seed-1234", "cotraining/A-W/seed-1234"]
         assert peers[1] == [f"{method}/{task}/seed-1234" for method in ("cdtrans", "dann") for task in ("A-D", "A-W")]
         assert [recipe.config.recipe for recipe in plan.recipes] == ["best", "authors", "authors"]

@@ -1,6 +1,7 @@
-"""What is said and logged of a stage, by a clock that the test moves."""
+"""What is shown and logged of a stage, by a clock that the test moves, and what trackers get."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,11 @@ import pytest
 
 from cdtrans.config import make_config
 from cdtrans.record.run import Run
-from cdtrans.runtime.outlook import Outlook
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import reporting
-from cdtrans.training.reporting import StageReport
+from cdtrans.training.reporting import StageReport, open_tracker
 from run_folders import DATA
+from support import raises
 
 
 class Heard(Screen):
@@ -32,8 +33,10 @@ class Heard(Screen):
         self.said.append(text)
 
     @contextmanager
-    def track(self, description: str, total: int, done: int = 0, *, work: float = 0.0) -> Iterator["Heard"]:
-        self.tracked.append((description, total, done, work))
+    def track(
+        self, description: str, total: int, done: int = 0, *, kind: str = "", units: float = 1.0
+    ) -> Iterator["Heard"]:
+        self.tracked.append((description, total, done, units))
         yield self
 
     def advance(self, done: int, note: str = "") -> None:
@@ -52,11 +55,11 @@ class Stage:
         self.report = StageReport(run, self.screen, self.loop, make_config({}))
 
     def train(self, steps: int = 10, seconds: float = 1.0) -> None:
-        with self.report.epoch(steps=10, images=16, work=48.0, lr=0.004, note="37 pairs") as bar:
+        with self.report.epoch(steps=10, images=16, lr=0.004, note="37 pairs"):
             for _ in range(steps):
                 self.now += seconds
                 self.loop.step += 1
-                bar.advance()
+                self.report.advance()
 
 
 @pytest.fixture
@@ -75,9 +78,9 @@ def lines(run: Run, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
 
 
-def test_the_line_of_an_epoch(run: Run, stage: Stage) -> None:
+def test_the_line_of_an_epoch(run: Run, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """With how much is left of the whole run."""
-    stage.screen.outlook = Outlook(1200, 0.1, rest=10)
+    monkeypatch.setattr(stage.screen.work, "time_left", lambda: "2:10 left")
     stage.train()
     stage.report.write({"loss_source": 0.25, "loss_target": 0.5}, pairs=37)
     losses = {"loss_source": 0.25, "loss_target": 0.5}
@@ -115,7 +118,127 @@ def test_the_note_is_made_anew_about_once_a_second(stage: Stage) -> None:
     assert [note[:6] for note in stage.screen.notes[3:]] == ["loss 4"] * 4 + ["loss 8"] * 3
 
 
-def test_outside_a_run_it_does_not_say_how_much_is_left(stage: Stage) -> None:
-    stage.train()
-    stage.report.write({"loss": 1.0})
-    assert stage.screen.said == ["adaptation 2/4  loss 1  lr 0.004  16 images/s"]
+# Trackers: the libraries are stand-ins that note what they are told
+
+
+class StandIn:
+    """Notes every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple, dict]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **named: self.calls.append((name, arguments, named))
+
+    def of(self, name: str) -> list[tuple[tuple, dict]]:
+        return [(arguments, named) for called, arguments, named in self.calls if called == name]
+
+
+def opened(folder: Path) -> Run:
+    folder.mkdir(exist_ok=True)
+    return Run(folder, open(folder / ".lock", "w"))  # a lock makes it the writing one
+
+
+@pytest.fixture
+def first_run(tmp_path: Path) -> Run:
+    return opened(tmp_path / "first")
+
+
+class WandB(StandIn):
+    """`run` is the open one, as in wandb."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: StandIn | None = None
+
+    def init(self, **named: Any) -> StandIn:
+        self.calls.append(("init", (), named))
+        self.run = self
+        return self
+
+    def finish(self) -> None:
+        self.run = None
+
+
+def test_weights_and_biases_counts_the_epochs_of_each_stage(first_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = WandB()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    config = make_config({"tracker": "wandb", "lr": 0.5})
+    for stage in ("source", "adaptation"):
+        tracker = open_tracker(config, first_run)
+        assert tracker is not None
+        tracker.log(stage, 3, {"loss": 0.25})
+    ((_, first),) = wandb.of("init")
+    assert (first["resume"], first["dir"], first["config"]["lr"]) == ("allow", str(first_run.folder.resolve()), 0.5)
+    assert (("source/*",), {"step_metric": "source/epoch"}) in wandb.of("define_metric")
+    assert wandb.of("log") == [(({f"{s}/loss": 0.25, f"{s}/epoch": 3},), {}) for s in ("source", "adaptation")]
+    first_run.close()
+    open_tracker(config, opened(first_run.folder))
+    assert wandb.of("init")[1][1]["id"] == first["id"], "a resumed one"
+
+
+class MLflow(StandIn):
+    """One run is active at a time, as in mlflow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active: object = None
+
+    def active_run(self) -> object:
+        return self.active
+
+    def start_run(self, **named: Any) -> object:
+        assert self.active is None, "mlflow refuses a second one"
+        self.calls.append(("start_run", (), named))
+        self.active = SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+        return self.active
+
+    def end_run(self) -> None:
+        self.active = None
+
+
+def test_mlflow_continues_the_run_that_it_knows(first_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = MLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    config = make_config({"tracker": "mlflow"})
+    tracker = open_tracker(config, first_run)
+    assert tracker is not None
+    assert open_tracker(config, first_run) is not None, "stage 2 of the same process"
+    tracker.log("adaptation", 2, {"loss": 0.5})
+    assert mlflow.of("log_metrics") == [(({"adaptation/loss": 0.5},), {"step": 2})]
+    assert mlflow.of("start_run") == [((), {"run_name": "first"})]
+    assert mlflow.of("log_params")[0][0][0]["method"] == "cdtrans"
+    first_run.close()
+    open_tracker(config, opened(first_run.folder))
+    assert mlflow.of("start_run")[1:] == [((), {"run_id": "abc"})], "a resumed one"
+
+
+@pytest.mark.parametrize(("name", "kind", "starts"), [("wandb", WandB, "init"), ("mlflow", MLflow, "start_run")])
+def test_runs_of_one_program_are_kept_apart_and_its_own_is_left_open(
+    name: str, kind: type[WandB | MLflow], starts: str, first_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = kind()
+    monkeypatch.setitem(sys.modules, name, library)
+    config = make_config({"tracker": name})
+    for each in (first_run, opened(tmp_path / "second")):
+        open_tracker(config, each)
+        each.close()
+    assert len(library.of(starts)) == 2
+    getattr(library, starts)()  # by the program
+    third = opened(tmp_path / "second")
+    open_tracker(config, third)
+    third.close()
+    assert len(library.of(starts)) == 3
+    assert (library.run if name == "wandb" else library.active) is not None
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_package_that_is_missing_is_named(name: str, first_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
+    with raises("tracker-missing"):
+        open_tracker(make_config({"tracker": name}), first_run)
+
+
+def test_only_one_of_several_processes_tracks_and_none_unasked(first_run: Run) -> None:
+    assert open_tracker(make_config({}), first_run) is None
+    assert open_tracker(make_config({"tracker": "wandb"}), Run(first_run.folder, None)) is None

@@ -14,9 +14,8 @@ from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.network.network import Head, Network
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import training_step
-from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.step import GRAPH_STEPS, WARM_UP, Step
+from cdtrans.training.step import GRAPH_STEPS, WARM_UP, Memory, Step
 
 STEPS = 20
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")

@@ -42,7 +42,6 @@ class ATDOCNA(Method):
     paper = "Liang et al. 2021"
     title = "Domain Adaptation with Auxiliary Target Domain-Oriented Classifier, CVPR"
     cost = "0.89"
-    passes = 7.0  # source and target forward and backward, and the target forward again for the bank
     without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
 
     def __init__(self, network: Network, options: ATDOCNAOptions, sizes: Sizes) -> None:

@@ -79,7 +79,6 @@ class Method(nn.Module):
     title: ClassVar[str] = ""  # of the paper, and its venue; without a paper: where the method is described
     backbones: ClassVar[str] = "any"  # which backbones it works with
     cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
-    passes: ClassVar[float] = 6.0  # cost of a pair in a step, in forward passes of an image; for the run time forecast
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
     takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the given labels of --target-labels
     trains: ClassVar[bool] = True  # whether it has training steps; if not, `plan` does everything
@@ -92,11 +91,6 @@ class Method(nn.Module):
     def __init__(self, network: Network, options: Any, sizes: Sizes) -> None:
         super().__init__()
         self.network, self.options, self.sizes = network, options, sizes
-
-    @classmethod
-    def expected_pairs(cls, options: Any, sizes: Sizes, rounds: int) -> int:
-        """Roughly how many pairs an epoch has. It is needed before `plan` is called, to forecast the run time."""
-        return max(sizes.source_images, sizes.target_images)
 
     @classmethod
     def check(cls, network: Network, name: str) -> None:

@@ -49,7 +49,6 @@ class CAT(DANN):
     paper = "Deng et al. 2019"
     title = "Cluster Alignment with a Teacher for Unsupervised Domain Adaptation, ICCV"
     cost = "0.91"
-    passes = 7.0  # source and target forward and backward, and the target forward again for its labels
     without_adaptation = {"trade_off": 0.0, "clustering": 0.0}  # noqa: RUF012 (a constant)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:

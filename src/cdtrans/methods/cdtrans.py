@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import BranchOptions, CDTransOptions
 from cdtrans.errors import MethodError
-from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.network.blocks import attend, embed, position, project_heads, why_no_shared_attention
 from cdtrans.network.network import Network, Output
 from cdtrans.network.operations import Stream, Update, add_norm, queries_keys_values
@@ -47,16 +47,10 @@ class ThreeBranches(Method):
     Options = BranchOptions
     backbones = "ViT"
     options: BranchOptions
-    passes = 9.0  # three branches, forward and backward
 
     @classmethod
     def check(cls, network: Network, name: str) -> None:
         require_cross_attention(network.backbone, name)
-
-    @classmethod
-    def expected_pairs(cls, options: Any, sizes: Sizes, rounds: int) -> int:
-        """One pair for each image of both domains, if all pairs are kept."""
-        return sizes.source_images + sizes.target_images
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         branches = three_branches(

@@ -53,7 +53,6 @@ class CGDM(MCD):
     paper = "Du et al. 2021"
     title = "Cross-Domain Gradient Discrepancy Minimization for Unsupervised Domain Adaptation, CVPR"
     cost = "5.1"
-    passes = 32.0  # A and four times C: both images forward and backward; B: both forward
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
         options = self.options

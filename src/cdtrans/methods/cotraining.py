@@ -65,7 +65,6 @@ class CoTraining(Method):
     options: CoTrainingOptions
     title = "The best recipe of this project, described in docs/results/recipe.md"
     cost = "0.96"
-    passes = 7.0  # source and target forward and backward, and the target through the teacher
     takes_target_labels = True
     shares: Tensor
     first: Tensor
@@ -88,10 +87,6 @@ class CoTraining(Method):
         self.register_buffer("steps", torch.zeros(()))  # so far
         self.pairs = pairs_of_run(options, sizes)
 
-    @classmethod
-    def expected_pairs(cls, options: CoTrainingOptions, sizes: Sizes, rounds: int) -> int:
-        return max(2, math.ceil(pairs_of_run(options, sizes) / rounds))
-
     def served(self) -> Network:
         return self.teacher
 
@@ -113,7 +108,7 @@ class CoTraining(Method):
         else:
             labels = relabel_target(domains, self.first, leading=leading)
         self.shares.copy_(labels.mean(dim=0))
-        count = self.expected_pairs(self.options, self.sizes, round.rounds)
+        count = max(2, math.ceil(self.pairs / round.rounds))
         source, target = (
             shuffled(torch.arange(images), count, generator).to(labels.device)
             for images in (self.sizes.source_images, self.sizes.target_images)

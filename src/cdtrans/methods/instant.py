@@ -19,7 +19,6 @@ class Instant(Method):
     trains = False
     takes_target_labels = True
     pairs_mean = "Each target image is paired with the most similar source image of the class that it was given."
-    passes = 0.0
 
     def __init__(self, network: Network, options: object, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

@@ -45,7 +45,6 @@ class MCD(Method):
     paper = "Saito et al. 2018"
     title = "Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR"
     cost = "2.8"
-    passes = 20.0  # A: both images forward and backward; B: both forward; C: four times the target, both ways
     weight_per_class: ClassVar[float] = 1 / 3  # of the discrepancy, where the trade-off is 'auto'
 
     def __init__(self, network: Network, options: MCDOptions, sizes: Sizes) -> None:

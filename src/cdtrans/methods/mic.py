@@ -46,7 +46,6 @@ class MIC(SDAT):
     paper = "Hoyer et al. 2023"
     title = "MIC: Masked Image Consistency for Context-Enhanced Domain Adaptation, CVPR"
     cost = "2.6"
-    passes = 19.0  # SDAT's, the masked images forward and backward twice, and the teacher
     steps: Tensor
 
     def __init__(self, network: Network, options: MICOptions, sizes: Sizes) -> None:

@@ -49,7 +49,6 @@ class MSTN(Method):
     paper = "Xie et al. 2018"
     title = "Learning Semantic Representations for Unsupervised Domain Adaptation, ICML"
     cost = "0.90"
-    passes = 7.0  # both images forward and backward, and the target once more
     without_adaptation: ClassVar[dict[str, Any] | None] = {"semantic": 0.0, "critic": 0.0}
     source_centers: Tensor
     target_centers: Tensor

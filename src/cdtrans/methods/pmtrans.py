@@ -49,7 +49,6 @@ class PMTrans(Method):
     title = "Patch-Mix Transformer for Unsupervised Domain Adaptation: A Game Perspective, CVPR"
     cost = "1.2"
     backbones = "ViT"
-    passes = 10.0  # source, target and mixed images forward and backward, and the target forward for the bank
 
     def __init__(self, network: Network, options: PMTransOptions, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

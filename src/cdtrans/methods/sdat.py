@@ -44,7 +44,6 @@ class SDAT(CDANE):
     paper = "Rangwani et al. 2022"
     title = "A Closer Look at Smoothness in Domain Adversarial Training, ICML"
     cost = "1.5"
-    passes = 12.0  # both images forward and backward, twice
     without_adaptation = None
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:

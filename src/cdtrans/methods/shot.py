@@ -16,7 +16,6 @@ they train without labels in the first round: `labels_from=2`. Not taken: their 
 and optimiser (a tenth of the rate for the backbone); new labels in every epoch, unless with --rebuild-every 1."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,16 +50,11 @@ class SHOTIM(Method):
     title = "Do We Really Need to Access the Source Data? Source Hypothesis Transfer, ICML"
     cost = "0.44"
     needs_source = False
-    passes = 3.0  # the target forward and backward
 
     def __init__(self, network: Network, options: SHOTIMOptions, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         assert isinstance(network.head, Head), "stage 1 leaves a plain one"
         network.head.classifier.requires_grad_(False)
-
-    @classmethod
-    def expected_pairs(cls, options: Any, sizes: Sizes, rounds: int) -> int:
-        return sizes.target_images
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         """Every target image once, with its centre's class. There need not be source images beside them."""

@@ -62,7 +62,6 @@ class SSRT(DANN):
     title = "Safe Self-Refinement for Transformer-based Domain Adaptation, CVPR"
     backbones = "ViT"
     cost = "1.2"
-    passes = 9.0  # source, target and perturbed target, forward and backward
     without_adaptation = {"trade_off": 0.0, "refinement": 0.0}  # noqa: RUF012 (a constant)
 
     def __init__(self, network: Network, options: SSRTOptions, sizes: Sizes) -> None:

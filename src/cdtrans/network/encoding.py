@@ -76,7 +76,7 @@ class Encoder:
 
         def attempt() -> list[Tensor]:
             with (
-                self.screen.track(f"encoding {name}", len(images), work=world()) as task,
+                self.screen.track(f"encoding {name}", len(images), kind="encoding", units=world()) as task,
                 autocast(images.device, self.config.precision),
             ):
                 out = []

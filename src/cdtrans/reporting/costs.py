@@ -5,7 +5,7 @@ from typing import Any
 
 from cdtrans.reporting.record import Record
 from cdtrans.reporting.sections import Missing
-from cdtrans.runtime.outlook import clock
+from cdtrans.runtime.screen import clock
 
 MINUTE = 60  # seconds
 STAGES = {  # stages of timings.jsonl -> their names on the page

@@ -31,10 +31,9 @@ from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import barrier, from_main, is_main, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
-from cdtrans.training.adaptation import Data, adapt_to_target
+from cdtrans.training.adaptation import Data, adapt_to_target, work_ahead
+from cdtrans.training.reporting import library
 from cdtrans.training.state import load_state, step_seed
-from cdtrans.training.trackers import library
-from cdtrans.training.workload import Workload, start_clock
 
 STOPPING = "Stopping after the current step, to save the state; press Ctrl-C again to stop at once."
 
@@ -113,18 +112,8 @@ def run_session(
             untrained = network if stage_1.origin is None else None
             pretrained = evidence_network(run, untrained, card, config, device, screen)
             sizes = Sizes(len(inputs.classes), len(inputs.source), len(inputs.target))
-            if not screen.quiet:
-                workload = Workload(config, kind, sizes, len(inputs.held_out))
-                start_clock(
-                    screen,
-                    workload,
-                    run,
-                    network,
-                    target_images,
-                    resumed=resumed,
-                    fits_source=stage_1.trains,
-                    evidence=pretrained is not None,
-                )
+            pairs = max(sizes.source_images, sizes.target_images) if kind.trains else 0  # until they are planned
+            screen.work.expect(**work_ahead(config, sizes, len(inputs.held_out), pairs))
             frozen = Frozen() if config.source_fit == "probe" else None
             encode = Encoder(network, config, screen, frozen)
             evidence = pretrained_evidence(
@@ -152,7 +141,6 @@ def run_session(
         log_session(run, started)
         raise
     finally:
-        screen.outlook = None
         run.close()
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -11,17 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from cdtrans.errors import printable
-from cdtrans.runtime.outlook import Outlook, clock
 from cdtrans.runtime.ranks import launched_rank
 
-PLAIN_LINE_SECONDS = 10.0  # without a terminal, a long task prints a line this often
+SILENCE_SECONDS = 5.0  # without a terminal, a long task prints a line after so long without any other
 BAR_SECONDS = 0.1  # on a terminal, its bar moves this often: a move costs more than the work on a small image
-
-
-class Task(Protocol):
-    """A task in progress: `advance` it by the work done, with an optional note."""
-
-    def advance(self, done: int, note: str = "") -> None: ...
+WARM_UP = 5  # first steps of a kind that are not timed: they load libraries, build kernels and capture graphs
+TIMED_SECONDS = 1.0  # a shorter measurement is no forecast
 
 
 class Terminal(Console):
@@ -35,23 +30,63 @@ class Terminal(Console):
         return super().render_str(printable(text, keep="\n"), **how)
 
 
+class Work:
+    """The work of a whole run by kind: 'source' and 'adaptation', the steps of its stages, and 'encoding'. The unit is
+    one image that passes the backbone forward.
+
+    The time left is the work ahead at the measured pace of its kind. Whatever happens between two steps, such as
+    planning and saving, counts as part of the second one."""
+
+    def __init__(self) -> None:
+        self.done = 0.0
+        self.ahead: dict[str, float] = {}
+        self.timed: dict[str, tuple[int, float, float]] = {}  # by kind: steps, and the units and seconds of most
+        self.last = time.monotonic()
+
+    @property
+    def total(self) -> float:
+        return self.done + sum(self.ahead.values())
+
+    def expect(self, **ahead: float) -> None:
+        """Set how much work of these kinds is ahead."""
+        self.ahead |= ahead
+
+    def did(self, kind: str, units: float) -> None:
+        now = time.monotonic()
+        steps, timed, seconds = self.timed.get(kind, (0, 0.0, 0.0))
+        if steps >= WARM_UP:
+            timed, seconds = timed + units, seconds + now - self.last
+        self.timed[kind], self.last = (steps + (units > 0), timed, seconds), now
+        self.done += units
+        self.ahead[kind] = max(self.ahead[kind] - units, 0.0)
+
+    def time_left(self) -> str:
+        """'1:30 left'; of stage 1 alone until stage 2 has begun; empty until the pace has been measured."""
+        paces = {kind: s / units for kind, (_, units, s) in self.timed.items() if units and s >= TIMED_SECONDS}
+        stages = [kind for kind in ("source", "adaptation") if self.ahead.get(kind)]
+        if not stages or stages[0] not in paces:
+            return ""
+        if stages[-1] not in paces:
+            return f"{clock(self.ahead['source'] * paces['source'])} left of stage 1"
+        usual = paces[stages[-1]]  # also of encoding, until that has been measured
+        return f"{clock(sum(units * paces.get(kind, usual) for kind, units in self.ahead.items()))} left"
+
+
 class Screen:
     """`say`, `warn`, show a `result`, `track` a long task. With `machine` everything goes to standard error, because
-    standard output is then one JSON object.
-
-    During a run it has the run's `outlook`. Tasks that are part of the run's work then show the time left of the whole
-    run; other tasks show their own."""
-
-    outlook: Outlook | None = None
+    standard output is then one JSON object. During a run, `work` is the run's."""
 
     def __init__(self, *, quiet: bool = False, machine: bool = False) -> None:
         follower = launched_rank() != 0
         self.quiet = quiet or follower
         self.console = Terminal(stderr=machine, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
         self.warnings = Terminal(stderr=True, highlight=False, emoji=False, soft_wrap=True, quiet=follower)
+        self.work = Work()
+        self.spoke = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print a line."""
+        self.spoke = time.monotonic()
         if not self.quiet:
             self.console.print(Text(printable(text)))
 
@@ -63,77 +98,65 @@ class Screen:
         """Print the result of a command, even when quiet."""
         self.console.print(Text(printable(text)) if isinstance(text, str) else text)
 
-    def expect(self, units: float) -> None:
-        """Set how much work the run has left, once it is known."""
-        if self.outlook is not None:
-            self.outlook.ahead = units
-
-    def time_left(self) -> str:
-        """The time left of the whole run, '1:30 left'; empty outside a run."""
-        return "" if self.outlook is None else f"{clock(self.outlook.left())} left"
-
     @contextmanager
-    def track(self, description: str, total: int | None, done: int = 0, *, work: float = 0.0) -> Iterator[Task]:
-        """`total` is None if it is not known. `work` is the run's work in one of `total`, in units of its outlook."""
-        outlook = self.outlook if work else None
-        if self.quiet:
-            yield _Silent()
-        elif self.console.is_terminal:
-            columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-            if outlook is None:
-                columns.append(TimeRemainingColumn())
-            columns.append(TextColumn("{task.fields[note]}"))
-            with Progress(*columns, console=self.console, transient=True) as bars:
-                bar = _Bar(bars, bars.add_task(description, total=total, completed=done, note=""))
-                yield bar if outlook is None else _Part(bar, outlook, work)
-        else:
-            lines = _Lines(self, description, total, done, timed=outlook is None)
-            yield lines if outlook is None else _Part(lines, outlook, work)
+    def track(
+        self, description: str, total: int | None, done: int = 0, *, kind: str = "", units: float = 1.0
+    ) -> Iterator["Task"]:
+        """`total` is None if it is not known. A task of a `kind` that the run's work has ahead moves the bar of the
+        whole run; `units` is the work in one of `total`."""
+        task = Task(self, description, total, done, kind if kind in self.work.ahead else "", units)
+        if self.quiet or not self.console.is_terminal:
+            yield task
+            return
+        own: list[ProgressColumn] = [MofNCompleteColumn(), TimeRemainingColumn()]
+        run: list[ProgressColumn] = [TextColumn("{task.percentage:>3.0f}%")]
+        columns = [TextColumn("{task.description}"), BarColumn(), *(run if task.kind else own)]
+        with Progress(*columns, TextColumn("{task.fields[note]}"), console=self.console, transient=True) as bars:
+            task.show_on(bars)
+            yield task
 
 
-class _Silent:
-    def advance(self, done: int, note: str = "") -> None:
-        pass
+class Task:
+    """A task in progress: `advance` it by the work done, with an optional note."""
 
-
-class _Part:
-    """A task that is part of a run: its work is counted, and its note shows the time left of the run."""
-
-    def __init__(self, task: Task, outlook: Outlook, work: float) -> None:
-        self.task, self.outlook, self.work = task, outlook, work
-
-    def advance(self, done: int, note: str = "") -> None:
-        self.outlook.did(done * self.work)
-        self.task.advance(done, f"run: {clock(self.outlook.left())} left  {note}".rstrip())
-
-
-class _Bar:
-    def __init__(self, bars: Progress, task_id) -> None:  # type: ignore[no-untyped-def]
-        self.bars, self.task_id = bars, task_id
-        self.done, self.next = 0, 0.0
-
-    def advance(self, done: int, note: str = "") -> None:
-        self.done += done
-        now = time.monotonic()
-        if now >= self.next:
-            self.bars.update(self.task_id, advance=self.done, note=escape(note))
-            self.done, self.next = 0, now + BAR_SECONDS
-
-
-class _Lines:
-    def __init__(self, screen: Screen, description: str, total: int | None, done: int, *, timed: bool) -> None:
+    def __init__(self, screen: Screen, description: str, total: int | None, done: int, kind: str, units: float) -> None:
         self.screen, self.description, self.total, self.done = screen, description, total, done
-        self.start = self.last = time.monotonic()
-        self.done_at_start, self.timed = done, timed  # timed: says how much is left of this task
+        self.kind, self.units = kind, units
+        self.start, self.done_at_start, self.next = time.monotonic(), done, 0.0
+        self.bars: Progress | None = None
+
+    def show_on(self, bars: Progress) -> None:
+        self.bars, self.bar = bars, bars.add_task(self.description, note="", **self._place())
 
     def advance(self, done: int, note: str = "") -> None:
         self.done += done
+        if self.kind:
+            self.screen.work.did(self.kind, done * self.units)
         now = time.monotonic()
-        if now - self.last >= PLAIN_LINE_SECONDS:
-            self.last = now
-            rate = (self.done - self.done_at_start) / (now - self.start)
-            left = ""
-            if self.total is not None:
-                ahead = f", {(self.total - self.done) / rate:.0f} s left" if self.timed and rate > 0 else ""
-                left = f"/{self.total}{ahead}"
-            self.screen.say(f"{self.description}: {self.done}{left} {note}".rstrip())
+        if self.bars is not None and now >= self.next:
+            self.next = now + BAR_SECONDS
+            self.bars.update(self.bar, note=escape(self._with_time(note)), **self._place())
+        elif self.bars is None and not self.screen.quiet and now - self.screen.spoke >= SILENCE_SECONDS:
+            of_total = "" if self.total is None else f"/{self.total}"
+            self.screen.say(f"{self.description}: {self.done}{of_total}  {self._with_time(note, now)}".rstrip())
+
+    def _place(self) -> dict[str, Any]:
+        work = self.screen.work
+        if self.kind:
+            return {"completed": work.done, "total": work.total}
+        return {"completed": self.done, "total": self.total}
+
+    def _with_time(self, note: str, now: float | None = None) -> str:
+        """The note, with the time left: of the run, or without a terminal of this task."""
+        left = self.screen.work.time_left() if self.kind else ""
+        done = self.done - self.done_at_start
+        if not self.kind and now is not None and self.total is not None and done:
+            left = f"{clock((self.total - self.done) * (now - self.start) / done)} left"
+        return "  ".join(part for part in (left, note) if part)
+
+
+def clock(seconds: float) -> str:
+    """90 -> '1:30'"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

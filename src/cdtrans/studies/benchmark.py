@@ -16,7 +16,7 @@ from cdtrans.config import LARGEST_SEED, Config
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.benchmarks import FoundBenchmark, Task, benchmark_named, find_benchmark
 from cdtrans.inputs.layouts import FoundDomain
-from cdtrans.methods import METHODS, method_class
+from cdtrans.methods import METHODS
 from cdtrans.record.files import atomic
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import checked
@@ -62,10 +62,8 @@ class Plan:
     misfits: dict[str, str] = field(default_factory=dict)  # methods that cannot be run, and what they need
 
     def runs(self) -> list[PlannedRun]:
-        """All tasks with the first seed, method by method, then all with the next, so that rows are complete early. The
-        methods with the longest steps come first: no slow run is left alone at the end."""
-        slowest_first = sorted(self.recipes, key=lambda recipe: -method_class(recipe.method).passes)
-        return [self._run(recipe, task, seed) for seed in self.seeds for recipe in slowest_first for task in self.tasks]
+        """All tasks with the first seed, method by method, then all with the next, so that rows are complete early."""
+        return [self._run(recipe, task, seed) for seed in self.seeds for recipe in self.recipes for task in self.tasks]
 
     def name(self, method: str, task: Task, seed: int) -> str:
         """Of a run. `method` is its folder, as below."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.errors import Hopeless, counted
 from cdtrans.inputs.batches import Images, LabelledImages, Plan
-from cdtrans.methods.base import Batch, Method, Round
+from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.network.network import Network, Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
@@ -19,12 +19,10 @@ from cdtrans.record.wording import finding_sentence
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import part, share_buffers
 from cdtrans.runtime.screen import Screen
-from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.reporting import StageReport
+from cdtrans.training.reporting import PASSES, StageReport
 from cdtrans.training.state import Loop, Stateful, step_seed
-from cdtrans.training.step import Step, Train
-from cdtrans.training.workload import Workload
+from cdtrans.training.step import Memory, Step, Train
 from cdtrans.trust.guard import fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.selection import Watch
 from cdtrans.trust.support import Evidence, Impression, impression
@@ -92,7 +90,6 @@ def adapt_to_target(
     with run.timed("verdict"):
         if best.epoch != config.epochs or not last:
             network.load_state_dict(best.weights)
-            screen.expect(len(data.target) + len(data.source))
             encoded = encode(data.target, "target")
         after = impression(both_domains(encode, data, encoded))
         measures += judge_adapted(before, after, watch.evidence)
@@ -112,10 +109,10 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
     parts: dict[str, Stateful] = {"watch": watch, "planner": planner, "memory": memory}
     loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=config.epochs, parts=parts)
     report = StageReport(run, screen, loop, config)
-    workload = Workload(config, type(method), method.sizes, len(data.holdout.images) if data.holdout else 0)
     progress = torch.zeros((), device=device)  # t / T; on the device, so that a captured step reads the current value
-    train_on = training_step(method, optimisation)
-    step_of = Step(train_on, optimisation, memory, config.compile, capturable=method.capturable)
+    step_of = Step(
+        training_step(method, optimisation), optimisation, memory, config.compile, capturable=method.capturable
+    )
     encode = watch.encode
     if loop.fresh:  # the method's own modules are untrained, so the source-only network plans the first round
         encode = encode if encode.model is method.network else Encoder(method.network, config, screen, encode.frozen)
@@ -134,30 +131,40 @@ def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, sc
             if method.trains:
                 planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
-        if pairs is None:  # the method has no steps: `plan` has done everything
-            encoded = encode(data.target, "target")
-            watch.epoch(epoch, encoded)
-            continue
-        if encode.frozen is not None:
-            encode.frozen.thaw()
-        lr = optimisation.start_epoch(epoch, loop.step)
-        batches = Batches(pairs, data, config, epoch)
-        step_of.ahead = len(batches) * (config.epochs - epoch + 1)
-        screen.expect(workload.training(epoch, loop.step, len(pairs)))
-        method.train()
-        work, note = batches.size * method.passes, counted(len(pairs), "pair")
-        with report.epoch(steps=len(batches), images=2 * batches.size, work=work, lr=lr, note=note) as bar:
-            for step in loop.steps(len(batches)):
-                optimisation.at(epoch, step / len(batches))
-                progress.fill_((epoch - 1 + step / len(batches)) / config.epochs)
-                losses = step_of(*batches[step], progress)
-                loop.update(step_of.names, losses)
-                bar.advance()
-        share_buffers(method)
-        report.write(loop.mean_losses(), pairs=len(pairs))
+        count = 0 if pairs is None else len(pairs)
+        held_out = len(data.holdout.images) if data.holdout else 0
+        screen.work.expect(**work_ahead(config, method.sizes, held_out, count, epoch, loop.step))
+        if pairs is not None:  # otherwise `plan` has done everything
+            if encode.frozen is not None:
+                encode.frozen.thaw()
+            lr = optimisation.start_epoch(epoch, loop.step)
+            batches = Batches(pairs, data, config, epoch)
+            step_of.ahead = len(batches) * (config.epochs - epoch + 1)
+            method.train()
+            with report.epoch(steps=len(batches), images=2 * batches.size, lr=lr, note=counted(len(pairs), "pair")):
+                for step in loop.steps(len(batches)):
+                    optimisation.at(epoch, step / len(batches))
+                    progress.fill_((epoch - 1 + step / len(batches)) / config.epochs)
+                    losses = step_of(*batches[step], progress)
+                    loop.update(step_of.names, losses)
+                    report.advance()
+            share_buffers(method)
+            report.write(loop.mean_losses(), pairs=len(pairs))
         encoded = encode(data.target, "target")
         watch.epoch(epoch, encoded)
     return encoded
+
+
+def work_ahead(
+    config: Config, sizes: Sizes, held_out: int, pairs: int, epoch: int = 1, step: int = 0
+) -> dict[str, float]:
+    """The work of stage 2 from a step of an epoch on, for the screen, if every round has so many pairs."""
+    epochs, size = config.epochs - epoch + 1, max(1, min(config.batch_size, pairs))
+    rounds = (config.epochs - 1) // config.rebuild_every - (epoch - 1) // config.rebuild_every
+    return {
+        "adaptation": PASSES * 2 * size * (epochs * (pairs // size) - step),
+        "encoding": float(epochs * (sizes.target_images + held_out) + (rounds + 1) * sizes.source_images),
+    }
 
 
 @torch.no_grad()

@@ -9,13 +9,12 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 from cdtrans.config import Config
-from cdtrans.errors import CdtransError
+from cdtrans.errors import DeviceError
 from cdtrans.network.network import Network
 from cdtrans.runtime.device import TOO_LITTLE
 from cdtrans.runtime.ranks import average_gradients
 
-WARMUP_START = 0.01  # of the base rate
-FLOOR = 0.002  # of the base rate
+WARMUP_START, FLOOR = 0.01, 0.002  # first and last rate, relative to the base rate
 NO_DECAY = {"weight_decay": 0.0}
 
 
@@ -65,7 +64,7 @@ def parameter_groups(
     decay_vectors: bool = True,
 ) -> list[dict[str, Any]]:
     """Weights and biases: the biases learn faster. `rates` are factors by the name of a submodule or parameter,
-    `of_backbone` those of the backbone's parameters. Weight decay is on everything, norms and tokens included, or on
+    `of_backbone` factors of the backbone's parameters. Weight decay is on everything, norms and tokens included, or on
     matrices alone."""
     groups: dict[tuple[float, bool, bool], list[Tensor]] = {}
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -165,9 +164,10 @@ class Optimisation:
         """The device ran out of memory, and the step begins again: the updates that it has made count and are not made
         a second time."""
         if self.applying:  # the activations are gone by then: smaller parts of the batch would not help
-            raise CdtransError(
+            raise DeviceError(
+                "gpu-memory",
                 f"{TOO_LITTLE} for the weights of this backbone, their gradients and the optimiser; use a smaller "
-                "--backbone."
+                "--backbone.",
             )
         self.calls = 0
         self.optimizer.zero_grad(set_to_none=True)

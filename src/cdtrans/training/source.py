@@ -12,13 +12,10 @@ from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.record.run import Run
 from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
-from cdtrans.training.memory import Memory
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.reporting import StageReport
+from cdtrans.training.reporting import PASSES, StageReport
 from cdtrans.training.state import Loop, step_seed
-from cdtrans.training.step import Step
-
-PASSES = 3.0  # of an image in a step, forward and backward, in forward ones
+from cdtrans.training.step import Memory, Step
 
 
 def fit_source(run: Run, network: Network, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
@@ -44,13 +41,15 @@ def fit_source(run: Run, network: Network, images: Images, labels: Tensor, confi
         shuffled_labels = labels[order.to(labels.device)].to(images.device)
         inputs = images.plan(order, [part(batch) for batch in batches], config.flip, generator)
         network.train()
-        with report.epoch(steps=len(batches), images=config.batch_size, work=step_work(batches), lr=lr) as bar:
+        screen.work.expect(source=PASSES * config.batch_size * (train.ahead - loop.step))
+        with report.epoch(steps=len(batches), images=config.batch_size, lr=lr):
             for step in loop.steps(len(batches)):
                 optimisation.at(epoch, step / len(batches))
                 values = train(inputs[step], shuffled_labels[batches[step]])
                 loop.update(train.names, values)
-                bar.advance()
+                report.advance()
         report.write(loop.mean_losses())
+    screen.work.expect(source=0.0)
 
 
 @torch.no_grad()
@@ -77,14 +76,8 @@ def probe_source(run: Run, network: Network, images: Images, labels: Tensor, *, 
             head.classifier.bias.copy_(bias)
 
 
-def step_work(batches: list[slice]) -> float:
-    """The average work of a step, in images that pass forward through the backbone."""
-    images: int = sum(batch.stop - batch.start for batch in batches)
-    return PASSES * images / len(batches)
-
-
 def batch_slices(count: int, size: int) -> list[slice]:
-    """All of `count` in order. A last batch of one image is left out, as the authors do: it has no variance for the
-    bottleneck norm. So is one of fewer images than ranks."""
+    """Batches of `count` images in order. A last batch of one image is left out, as the authors do: it has no variance
+    for the bottleneck norm. So is one of fewer images than ranks."""
     slices = [slice(start, min(start + size, count)) for start in range(0, count, size)]
     return [s for s in slices if s.stop - s.start >= max(2, world())]

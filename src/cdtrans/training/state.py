@@ -2,30 +2,38 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cdtrans.config import Config
-from cdtrans.errors import CdtransError, Hopeless, Interrupted
+from cdtrans.errors import Hopeless, Interrupted
 from cdtrans.record.files import atomic, intact
 from cdtrans.record.run import Run
-from cdtrans.record.shapes import require
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.signals import StopSignals
+from cdtrans.schema import Range, build
 from cdtrans.training.optimisation import Optimisation
 
 STATE_FILE = "state/state.pt"
-STATE_VERSION = 4  # of its layout
 STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
-
 DAMAGED = "start again in another --out"
-STATE_SHAPE = {
-    **{"stage": set(STAGES), "epoch": range(1, 2**31), "step": range(2**31), "names": [str], "parts": dict},
-    **{"log_size": range(2**63), "sums": object},
-}
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A stage as it is saved. `sums` are the losses of the epoch so far, `parts` the states of their owners."""
+
+    stage: Literal["source", "adaptation"]
+    epoch: Annotated[int, Range(1, 2**31)]
+    step: Annotated[int, Range(0, 2**31)]
+    names: list[str]
+    sums: Tensor | None
+    parts: dict[str, dict[str, Any]]
+    log_size: Annotated[int, Range(0, 2**62)]
 
 
 class Stateful(Protocol):
@@ -35,22 +43,17 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
-def load_state(run: Run) -> dict[str, Any] | None:
+def load_state(run: Run) -> SavedState | None:
     file = run.folder / STATE_FILE
     if not file.exists():
         return None
     with intact(file, DAMAGED):  # by the disk: atomic writes leave no half-written state behind
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        raise CdtransError(f"The saved state '{file}' was written by another version of cdtrans; {DAMAGED}.")
-    with intact(file, DAMAGED):
-        require(state, STATE_SHAPE, needs=STATE_SHAPE.keys())
-    return state
+        return build(SavedState, torch.load(file, map_location="cpu", weights_only=True))
 
 
 def step_seed(seed: int, stage: str, epoch: int, step: int) -> int:
-    """Randomness without memory: what is drawn in a step depends on where the step is, never on what came before, so
-    that a resumed run is exactly the undisturbed one."""
+    """The seed of a step by its position, whatever came before, so that a resumed run is exactly the undisturbed
+    one."""
     words = [seed, STAGES[stage], epoch, step]
     mixed = 0
     for word in words:
@@ -85,7 +88,7 @@ class Loop:
         self.parts: dict[str, Stateful] = {"model": model, "optimisation": optimisation, **(parts or {})}
         self._saved_at = time.monotonic()
         state = load_state(run)
-        if state is not None and state["stage"] == stage:
+        if state is not None and state.stage == stage:
             self._restore(state)
         else:
             self.save()
@@ -122,28 +125,20 @@ class Loop:
 
     def save(self) -> None:
         if self.run.writes:
-            state = {
-                "version": STATE_VERSION,
-                "stage": self.stage,
-                "epoch": self.epoch,
-                "step": self.step,
-                "names": list(self.names),
-                "sums": self.sums,
-                "parts": {name: part.state_dict() for name, part in self.parts.items()},
-                "log_size": self.run.log_size(),
-            }
+            parts = {name: part.state_dict() for name, part in self.parts.items()}
+            place = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "log_size": self.run.log_size()}
+            state = {**place, "names": list(self.names), "sums": self.sums, "parts": parts}
             with atomic(self.run.folder / STATE_FILE) as file:
                 torch.save(state, file)
         self._saved_at = time.monotonic()
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: SavedState) -> None:
         with intact(self.run.folder / STATE_FILE, DAMAGED):
             for name, part in self.parts.items():
-                part.load_state_dict(state["parts"].get(name, {}))  # an older state has no "memory"
-            self.epoch, self.step, self.names = state["epoch"], state["step"], tuple(state["names"])
-            device = between_passes(self.optimisation.device)
-            self.sums = None if state["sums"] is None else state["sums"].to(device)
-        self.run.cut_log(state["log_size"])
+                part.load_state_dict(state.parts[name])
+        self.epoch, self.step, self.names = state.epoch, state.step, tuple(state.names)
+        self.sums = None if state.sums is None else state.sums.to(between_passes(self.optimisation.device))
+        self.run.cut_log(state.log_size)
 
     def _save_if_due(self) -> None:
         stop = StopSignals.received if self.run.writes else None  # the others continue until the main rank has saved
