@@ -1,7 +1,6 @@
 """A finished run as a classifier."""
 
 import csv
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -12,9 +11,11 @@ import torch
 from PIL import Image
 
 import cdtrans
-from cdtrans.errors import CdtransError
+from cdtrans.record.layout import RESULT
+from cdtrans.record.record import RunRecord
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable, load
-from support import devices, error_says, small_gpu
+from run_folders import refused
+from support import devices, error_says, raises, small_gpu
 from tiny_task import CLASSES, draw
 
 
@@ -107,7 +108,7 @@ def test_the_best_classes(classifier: Classifier, files: list[Path]) -> None:
         assert prediction.top[0] == (prediction.label, prediction.probability)
     assert [len(p.top) for p in classifier.predict(files[:2], top=2)] == [2, 2]
     assert [len(p.top) for p in classifier.predict(files[:2], top=100)] == [3, 3]
-    with pytest.raises(CdtransError, match="at least 1"):
+    with raises("top-below-1"):
         classifier.predict(files, top=0)
 
 
@@ -125,35 +126,21 @@ def test_which_model(finished, classifier: Classifier, files: list[Path]) -> Non
     assert load(finished.run, model="adapted", device="cpu").predict(files) == chosen
     source = load(finished.run, model="source", device="cpu")
     assert (source.card.stage, source.card.epoch) == ("source", 3)
-    epoch = json.loads((finished.run / "result.json").read_text())["chosen_epoch"]
+    epoch = RunRecord(finished.run).outcome.choice.epoch
     assert (classifier.card.stage, classifier.card.epoch) == ("adaptation", epoch)
     assert [p.label for p in source.predict(files)] != [p.label for p in chosen]
-    with error_says("model 'adaptd'", "'adapted'?"):
+    with raises("model-unknown"):
         load(finished.run, model="adaptd")
 
 
-def test_the_chosen_model_is_the_one_that_the_result_names(finished, tmp_path: Path) -> None:
-    run = shutil.copytree(finished.run, tmp_path / "run")
-    result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source"}))
+def test_the_chosen_model_is_the_one_that_the_run_uses(finished, tmp_path: Path) -> None:
+    run = refused(shutil.copytree(finished.run, tmp_path / "run"))
     assert load(run, device="cpu").card.stage == "source"
-
-
-def test_no_run_and_no_finished_run(finished, tmp_path: Path) -> None:
-    with error_says("nowhere'", "not exist", "cdtrans adapt"):
+    (run / RESULT.name).unlink()
+    with raises("run-unfinished"):
+        load(run)
+    with raises("no-run"):
         load(tmp_path / "nowhere")
-    run = shutil.copytree(finished.run, tmp_path / "run")
-    (run / "result.json").unlink()
-    with error_says(f"'{run}'", "no finished run", "cdtrans adapt"):
-        load(run)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"chosen_model": "adapted"}'])
-def test_a_damaged_result(finished, tmp_path: Path, content: str) -> None:
-    run = shutil.copytree(finished.run, tmp_path / "run")
-    (run / "result.json").write_text(content)
-    with error_says("result.json'", "damaged"):
-        load(run)
 
 
 def test_an_unreadable_image_is_an_error_that_names_it(
@@ -161,19 +148,16 @@ def test_an_unreadable_image_is_an_error_that_names_it(
 ) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"")
-    with error_says("bad.png'", "cannot be read", "empty"):
-        classifier.predict([files[0], bad])
-    with error_says("nowhere.png'", "missing"):
-        classifier.predict([tmp_path / "nowhere.png"])
-    with error_says("nowhere'", "not exist"):
-        classifier.predict(tmp_path / "nowhere")
+    for images in ([files[0], bad], [tmp_path / "nowhere.png"]):
+        with raises("image-unreadable"):
+            classifier.predict(images)
 
 
 def test_a_pil_image_whose_file_is_truncated_is_an_error_too(classifier: Classifier, tmp_path: Path) -> None:
     """PIL reads the pixels only when they are asked for."""
     cut = tmp_path / "cut.png"
     cut.write_bytes(draw(tmp_path / "whole.png", 0, 0).read_bytes()[:200])
-    with Image.open(cut) as image, error_says("image cannot be read", "truncated"):
+    with Image.open(cut) as image, raises("image-unreadable"):
         classifier.predict(image)
     with Image.open(cut) as image:
         (result,) = classifier.stream([image])

@@ -30,16 +30,22 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cdtrans
+from cdtrans.errors import CdtransError
 from cdtrans.network.weights import build_model, load_model
+from cdtrans.record import wording
+from cdtrans.record.layout import ANSWERS
+from cdtrans.record.measured import Answers
 from cdtrans.record.model import read_card, save_model, write_card
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run import rewrite
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving import classifier as exported_module
+from cdtrans.serving import classifier as classifier_module
 from cdtrans.serving import export as module
-from cdtrans.serving import parts as shards
-from cdtrans.serving import portable
+from cdtrans.serving import parts, portable
 from cdtrans.serving.hub import upload
 from cdtrans.serving.portable import crop_share
-from support import error_says
+from run_folders import change
+from support import error_says, raises
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 
@@ -129,7 +135,7 @@ def test_the_model_asked_for_is_the_one_exported(finished, tmp_path: Path) -> No
 
 def test_a_model_of_the_run_is_not_overwritten(finished) -> None:
     before = (finished.run / "source" / "model.safetensors").read_bytes()
-    with error_says(f"'{finished.run / 'source'}'", "folder of a model", "--out"):
+    with pytest.raises(CdtransError, match="folder of a model"):
         cdtrans.export(finished.run, finished.run / "source" / "model.safetensors")
     assert (finished.run / "source" / "model.safetensors").read_bytes() == before
 
@@ -139,7 +145,7 @@ def test_the_weights_that_a_run_started_from_are_not_overwritten(finished, tmp_p
     shutil.copytree(finished.run, run)
     write_card(run / "source", dataclasses.replace(read_card(run / "source"), weights=str(weights)))
     weights.write_bytes(b"precious")
-    with error_says("start.safetensors", "choose another --out"):
+    with pytest.raises(CdtransError, match=r"start\.safetensors"):
         cdtrans.export(run, weights)
     assert weights.read_bytes() == b"precious"
 
@@ -147,7 +153,7 @@ def test_the_weights_that_a_run_started_from_are_not_overwritten(finished, tmp_p
 def test_a_model_too_large_for_onnx_is_told(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: object())
     monkeypatch.setattr(module, "LARGEST_ONNX", 1000)
-    with error_says("too large", "ONNX", ".safetensors"):
+    with raises("onnx-too-large"):
         cdtrans.export(finished.run, tmp_path / "model.onnx")
 
 
@@ -178,9 +184,9 @@ def test_a_file_that_differs_is_not_handed_over(
     monkeypatch.setattr(portable, "folded", wrong)
     file = tmp_path / "model.safetensors"
     file.write_text("of before")
-    with error_says("differs from the model", "not written"):
+    with raises("export-differs"):
         cdtrans.export(finished.run, file)
-    with error_says("differs from the model", "not written"):
+    with raises("export-differs"):
         cdtrans.export(tapped, tmp_path / "hub", to="hub-folder")
     assert file.read_text() == "of before"
     assert os.listdir(tmp_path) == ["model.safetensors"]
@@ -188,7 +194,7 @@ def test_a_file_that_differs_is_not_handed_over(
 
 def test_without_onnx_it_says_what_to_install(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "onnxscript" else object())
-    with error_says("onnxscript", "pip install cdtrans[onnx]"):
+    with raises("package-missing"):
         cdtrans.export(finished.run, tmp_path / "model.onnx")
     assert cdtrans.export(finished.run, tmp_path / "model.safetensors").format == "timm"
 
@@ -231,19 +237,19 @@ def test_exported_weights_are_read_as_the_run_is(finished, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("options", [{"keep": 0.5}, {"accuracy": 0.9}, {"unknown": True}, {"model": "source"}])
 def test_what_needs_a_run_is_refused_for_a_file(tmp_path: Path, options: dict) -> None:
-    with error_says(f"--{next(iter(options))}", "needs a run folder", "flowers.onnx"):
+    with raises("needs-a-run"):
         cdtrans.predict(tmp_path / "flowers.onnx", tmp_path, **options)
 
 
 def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
-    with error_says("no features", "load the run"):
+    with raises("onnx-features"):
         cdtrans.load(flowers.file).embed([])
-    with error_says("ONNX", "CPU", "--device cuda"):
+    with raises("onnx-device"):
         cdtrans.load(flowers.file, device="cuda")
 
 
 def test_an_onnx_file_predicts_in_parts(finished, flowers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PART", 8)
+    monkeypatch.setattr(parts, "PART", 8)
     counts = cdtrans.predict(flowers.file, finished.task.target, csv=tmp_path / "p.csv", quiet=True)
     assert counts.images == 21
     labels = [line.split(",")[1] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
@@ -253,37 +259,37 @@ def test_an_onnx_file_predicts_in_parts(finished, flowers, tmp_path: Path, monke
 def test_predictions_do_not_replace_the_file_that_is_read(finished, tmp_path: Path) -> None:
     file = cdtrans.export(finished.run, tmp_path / "flowers.safetensors").file
     before = file.read_bytes()
-    with error_says("flowers.safetensors", "is an input of this command", "--csv"):
+    with pytest.raises(CdtransError, match="input of this command"):
         cdtrans.predict(file, finished.task.target, csv=file)
     assert file.read_bytes() == before
 
 
 def test_files_that_no_export_wrote_are_told(finished, flowers, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    with error_says("nowhere.onnx", "does not exist", "cdtrans export"):
+    with raises("no-exported-file"):
         cdtrans.load(tmp_path / "nowhere.onnx")
     for broken in (b"", b"no graph", flowers.file.read_bytes()[:-50]):
         (tmp_path / "broken.onnx").write_bytes(broken)
-        with error_says("broken.onnx", "damaged", "export it again"):
+        with raises("run-damaged"):
             cdtrans.load(tmp_path / "broken.onnx")
-    with error_says("model.safetensors", "not written by 'cdtrans export'", "classes"):
+    with raises("not-exported"):
         cdtrans.load(finished.run / "adapted" / "model.safetensors")
     graph = onnx.load(flowers.file)
     facts = {entry.key: entry for entry in graph.metadata_props}
     facts["classes"].value = json.dumps(["one", "two"])
     onnx.save(graph, tmp_path / "other.onnx")
-    with error_says("other.onnx", "damaged"):
+    with raises("run-damaged"):
         cdtrans.load(tmp_path / "other.onnx")
     del graph.metadata_props[:]
     onnx.save(graph, tmp_path / "foreign.onnx")
-    with error_says("foreign.onnx", "not written by 'cdtrans export'", "classes"):
+    with raises("not-exported"):
         cdtrans.load(tmp_path / "foreign.onnx")
 
 
 def test_reading_onnx_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exported_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(classifier_module, "find_spec", lambda name: None)
     (tmp_path / "flowers.onnx").touch()
-    with error_says("onnxruntime", "pip install cdtrans[onnx]"):
+    with raises("package-missing"):
         cdtrans.load(tmp_path / "flowers.onnx")
 
 
@@ -334,7 +340,7 @@ def test_a_hub_folder_of_several_taps_has_weights_and_the_code_to_run_them(
         assert f"class {name}(" in (folder / f"{file}.py").read_text()
     with pytest.raises(RuntimeError, match=re.escape("size mismatch for head.weight")):
         timm.create_model(f"local-dir:{folder}", pretrained=True)
-    with error_says("last 2 blocks", "--to hub-folder", "--taps 1"):
+    with raises("no-timm-model"):
         cdtrans.export(tapped, tmp_path / "model.safetensors")
 
 
@@ -381,12 +387,12 @@ def test_the_model_card_says_what_matters_and_no_path(
     shutil.copytree(finished.run, run)
     backbone = read_card(run / "adapted").backbone
     write_card(run / "adapted", dataclasses.replace(read_card(run / "adapted"), weights=backbone, temperature=1.25))
-    result = json.loads((run / "result.json").read_text())
+    outcome = RunRecord(run).outcome
     cdtrans.export(run, folder, to="hub-folder")
     card = (folder / "README.md").read_text()
     for words in (
         *("license: apache-2.0\n", "'source', 24 labelled images", "'target', 21 unlabelled images", "method cdtrans"),
-        *(backbone, "licensed apache-2.0", result["guard"]["opening"], result["estimates"]["adapted"]["sentence"]),
+        *(backbone, "licensed apache-2.0", wording.opening(outcome), wording.estimate(outcome, "adapted")),
         *("temperature 1.250", "calibrated to that estimate"),
         *("recipe authors", 'timm.create_model("local-dir:FOLDER"', "| green | 8 |"),
     ):
@@ -406,14 +412,12 @@ def test_the_model_card_says_what_calibrates_the_probabilities(
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
     run, folder = shutil.copytree(finished.run, tmp_path / "run"), tmp_path / "hub"
-    result = json.loads((run / "result.json").read_text())
-    result["estimates"]["adapted"] |= {"low": None, "high": None, "sentence": "The accuracy is unknown."}
-    (run / "result.json").write_text(json.dumps(result))
+    change(run, estimates={"source": None, "adapted": None})
     cdtrans.export(run, folder, to="hub-folder")
     card = (folder / "README.md").read_text()
     assert "that estimate" not in card
     assert "The probabilities are not calibrated on the target" in card
-    (run / "answers.json").write_text(json.dumps({"result": {"recalibrated": True}}))
+    rewrite(run, ANSWERS, Answers("", "", True, None, ()))
     cdtrans.export(run, folder, to="hub-folder")
     assert "calibrated with the labels of some target images" in (folder / "README.md").read_text()
 
@@ -444,7 +448,7 @@ def test_a_model_that_timm_cannot_hold_has_a_graph_and_a_card(
     assert "does not include config.json and model.safetensors: It is odd." in capsys.readouterr().err
     assert "timm" not in (tmp_path / "hub" / "README.md").read_text()
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with error_says("nothing to export", "It is odd", "pip install cdtrans[onnx]"):
+    with raises("nothing-to-export"):
         cdtrans.export(finished.run, tmp_path / "hub", to="hub-folder")
     assert sorted(os.listdir(tmp_path / "hub")) == ["README.md", "model.onnx"], "as it was"
     assert os.listdir(tmp_path) == ["hub"]
@@ -452,17 +456,17 @@ def test_a_model_that_timm_cannot_hold_has_a_graph_and_a_card(
 
 def test_a_hub_folder_replaces_no_other(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "thesis.txt").touch()
-    with error_says("thesis.txt", "--out"):
+    with raises("folder-not-replaced"):
         cdtrans.export(finished.run, tmp_path, to="hub-folder")
     (tmp_path / "backbone").mkdir()
     (tmp_path / "backbone" / "model.safetensors").touch()
-    with error_says("backbone", "did not write", "--out"):
+    with raises("folder-not-replaced"):
         cdtrans.export(finished.run, tmp_path / "backbone", to="hub-folder")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with error_says("'.' is the current folder", "--out"):
+    with raises("folder-not-replaced"):
         cdtrans.export(finished.run, ".", to="hub-folder")
-    with error_says("hub-foldr", "did you mean 'hub-folder'"):
+    with raises("export-kind"):
         cdtrans.export(finished.run, tmp_path / "hub", to="hub-foldr")
 
 
@@ -526,9 +530,9 @@ def test_what_is_pushed_can_be_loaded(finished, quick_onnx, hub: Hub) -> None:
 
 @pytest.mark.parametrize("name", ["flowers", "a/b/c", "a b/c", "/c", "../c", ""])
 def test_a_wrong_name_is_told_before_any_work(finished, hub: Hub, name: str) -> None:
-    with error_says(f"'{name}'", "USER/NAME"):
+    with raises("hub-name"):
         cdtrans.push(finished.run, name)
-    with error_says("not the name of a repository", "USER/NAME"):
+    with raises("hub-name"):
         cdtrans.load(f"hf://{name}")
     assert not hub.place.exists()
 
@@ -557,5 +561,5 @@ def test_what_the_hub_does_not_have_is_told(hub: Hub) -> None:
     with error_says("'ada/flowers' could not be downloaded", "no such revision"):
         cdtrans.load("hf://ada/flowers@old")
     (hub.place / "ada" / "empty").mkdir(parents=True)
-    with error_says("hf://ada/empty", "neither model.safetensors nor model.onnx"):
+    with raises("no-model"):
         cdtrans.load("hf://ada/empty")

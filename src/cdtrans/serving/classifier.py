@@ -15,8 +15,9 @@ from cdtrans.config import require_device
 from cdtrans.errors import DataError, MissingFileError, RunError, SettingsError, counted
 from cdtrans.inputs.images import pixel_digest
 from cdtrans.inputs.stream import DecodedBatch, Source, cut, decode_batches
+from cdtrans.record import layout
 from cdtrans.record.probabilities import no_class, probabilities
-from cdtrans.record.run_folder import CARD, CONFIG, find_model
+from cdtrans.record.record import RunRecord
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.notebook import html_table
 from cdtrans.schema import checked
@@ -308,17 +309,20 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
     if is_exported(run):
         require_run(run, {"unknown": unknown, "model": model != "chosen"})
         return _load_exported(exported_file(run), device)
-    name, with_key = find_model(Path(run), model)
+    record = RunRecord(Path(run))
+    name = record.model_name(model)
     require_device(device)
     with importing():
         from cdtrans.network.weights import load_model
         from cdtrans.runtime.device import pick_device
 
     place = pick_device(device)
-    classifier = Classifier(*load_model(Path(run) / name), place, trained_with_labels=with_key)
+    is_source = name == layout.SOURCE
+    with_labels = record.outcome.trained_with_labels and not is_source
+    classifier = Classifier(*load_model(record.model_folder(name)), place, trained_with_labels=with_labels)
     if unknown:
-        is_source = name == "source"
-        classifier.source_only = classifier if is_source else Classifier(*load_model(Path(run) / "source"), place)
+        source = record.model_folder(layout.SOURCE)
+        classifier.source_only = classifier if is_source else Classifier(*load_model(source), place)
     return classifier
 
 
@@ -326,7 +330,8 @@ def is_exported(place: str | Path) -> bool:
     """Whether this is no run folder but something that `export` wrote, existing or not."""
     path = Path(place)
     if path.is_dir():
-        return not any((path / name).exists() for name in (CONFIG, CARD)) and any((path / f).exists() for f in FILES)
+        is_model = RunRecord(path).begun or (path / layout.CARD).exists()
+        return not is_model and any((path / name).exists() for name in FILES)
     return path.suffix.lower() in SUFFIXES or ON_HUB.fullmatch(path.as_posix()) is not None
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from cdtrans.errors import RunError, SettingsError, nearest
+from cdtrans.record import layout
 from cdtrans.record.files import atomic, replace_folder
-from cdtrans.record.model import read_card
-from cdtrans.record.run_folder import CARD, find_model, require_output
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run_folder import require_output
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import checked
@@ -60,18 +61,17 @@ def export(
 
     With `to="hub-folder"`, `out` is a folder (default: RUN/hub) for the Hugging Face hub. transformers loads it, and
     timm unless the model has several taps."""
-    run, screen = Path(run), screen or Screen(quiet=True)
+    record, screen = RunRecord(Path(run)), screen or Screen(quiet=True)
     if to not in TARGETS:
         raise SettingsError("export-kind", f"Unknown kind of export '{to}': {nearest(to, list(TARGETS))}")
-    find_model(run, model)
+    record.model_name(model)
     if to == "hub-folder":
-        return export_folder(run, Path(out) if out else run / "hub", model=model, screen=screen)
-    return export_file(
-        run, Path(out) if out else run / f"{'model' if model == 'chosen' else model}.onnx", model=model, screen=screen
-    )
+        return export_folder(record, Path(out or record.folder / "hub"), model=model, screen=screen)
+    file = layout.ONNX if model == "chosen" else f"{model}.onnx"
+    return export_file(record, Path(out or record.folder / file), model=model, screen=screen)
 
 
-def export_file(run: Path, file: Path, *, model: str, screen: Screen) -> Exported:
+def export_file(run: RunRecord, file: Path, *, model: str, screen: Screen) -> Exported:
     """One file, in the format of its suffix."""
     kind = FORMATS.get(file.suffix.lower())
     if kind is None:
@@ -99,7 +99,7 @@ def export_file(run: Path, file: Path, *, model: str, screen: Screen) -> Exporte
     return Exported(file, kind, classifier.name, len(classifier.classes), len(content), CHECKED, difference)
 
 
-def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: str | None = None) -> Exported:
+def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, name: str | None = None) -> Exported:
     """config.json and model.safetensors for timm or transformers, model.onnx, and README.md, the model card; `name` is
     the repository's on the hub. What cannot be made is left out with a warning."""
     require_hub_folder(folder, run)
@@ -147,16 +147,16 @@ def export_folder(run: Path, folder: Path, *, model: str, screen: Screen, name: 
     return Exported(folder, "hub-folder", classifier.name, len(card.classes), size, CHECKED, max(differences))
 
 
-def loaded(run: Path, model: str, screen: Screen) -> Classifier:
-    classifier = load(run, model=model, device="cpu")
-    if warning := labels_warning(run, classifier):
+def loaded(run: RunRecord, model: str, screen: Screen) -> Classifier:
+    classifier = load(run.folder, model=model, device="cpu")
+    if warning := labels_warning(run.folder, classifier):
         screen.warn(warning)
     return classifier
 
 
-def require_hub_folder(folder: Path, run: Path) -> None:
+def require_hub_folder(folder: Path, run: RunRecord) -> None:
     """A new or empty folder, or one that was exported before and is not the backbone that the run started from."""
-    card, backbone = folder / "README.md", read_card(run / "source").backbone
+    card, backbone = folder / "README.md", run.card(layout.SOURCE).backbone
     inputs = [Path(backbone.removeprefix("local-dir:"))] if backbone.startswith("local-dir:") else []
     require_output(card, "model card", "--out", started_from(run), *inputs)
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
@@ -172,9 +172,9 @@ def require_hub_folder(folder: Path, run: Path) -> None:
     raise SettingsError("folder-not-replaced", f"'{folder}' {why}; choose another --out.")
 
 
-def started_from(run: Path) -> Path | None:
+def started_from(run: RunRecord) -> Path:
     """The weights file that the run's training started from."""
-    return Path(read_card(run / "source").weights) if (run / "source" / CARD).exists() else None
+    return Path(run.card(layout.SOURCE).weights)
 
 
 def missing_packages() -> str:
@@ -224,11 +224,11 @@ def push(
 ) -> Pushed:
     """Upload a finished run's classifier to USER/NAME: weights, ONNX and a model card; no image. With
     `private`, a new repository can be seen only by its owner. `cdtrans.load("hf://USER/NAME")` loads it."""
-    screen = screen or Screen(quiet=True)
+    record, screen = RunRecord(Path(run)), screen or Screen(quiet=True)
     require_name(name)
-    find_model(Path(run), model)
+    record.model_name(model)
     with TemporaryDirectory(prefix="cdtrans-") as place:
-        exported = export_folder(Path(run), Path(place) / "hub", model=model, screen=screen, name=name)
+        exported = export_folder(record, Path(place) / "hub", model=model, screen=screen, name=name)
         with screen.track(f"uploading to {name}", 1) as task:
             address = upload(exported.file, name, private=private)
             task.advance(1)

@@ -1,31 +1,22 @@
 """The Hugging Face hub: download a model from it, upload a folder to it, and the folder's model card (README.md)."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cdtrans.config import read_yaml
-from cdtrans.errors import DeviceError, SettingsError, counted, ended, printable
-from cdtrans.record.files import intact
-from cdtrans.record.run_folder import AGAIN, CONFIG, find_model, read_result
+from cdtrans.errors import DeviceError, SettingsError, counted, printable
+from cdtrans.record import wording
+from cdtrans.record.model import FROM_SCRATCH, Card
+from cdtrans.record.record import RunRecord
 from cdtrans.runtime.environment import package_version
-from cdtrans.serving.recorded import calibrated_with
-
-if TYPE_CHECKING:
-    from cdtrans.record.model import Card
 
 HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 CODE = ("modeling_cdtrans.py", "tapped_vit.py")  # in a hub folder that timm cannot read; transformers runs them
 MADE_BY = "made by unsupervised domain adaptation with cdtrans"  # every card says so
-CALIBRATED = {
-    "estimate": "With it, the probabilities are calibrated to that estimate.",
-    "labels": "With it, the probabilities are calibrated with the labels of some target images.",
-    "nothing": "The probabilities are not calibrated on the target: fewer of the labels may be right than they say.",
-}
-LISTED = 100  # classes in the table; config.json names all
+LISTED = 100  # classes in the card's table; config.json names all
+TEMPLATE = "hub_card.md"
 
 
 def require_name(name: str) -> None:
@@ -84,142 +75,54 @@ def _cause(error: Exception) -> str:
 
 
 def hub_card(
-    run: Path, card: "Card", model: str, *, architecture: str, licence: str | None, files: list[str], name: str | None
+    run: RunRecord,
+    card: Card,
+    model: str,
+    *,
+    architecture: str,
+    licence: str | None,
+    files: Sequence[str],
+    name: str | None,
 ) -> str:
-    """`files` are those of the folder beside it; `name` is USER/NAME on the hub, None for a folder."""
-    result, settings, data = read_result(run), read_yaml(run / CONFIG), _data(run)
-    source, target = data.get("source") or {}, data.get("target") or {}
-    chosen, with_key = find_model(run, model)
-    estimates = result.get("estimates", {result["chosen_model"]: result.get("estimate", {})})
-    estimate = estimates.get(chosen, {}).get("sentence", "The accuracy of this model on the target was not estimated.")
-    labels = (
-        f"It was trained with the labels of {counted(card.target_labels, 'target image')}."
-        if card.target_labels
-        else ""
+    """The model card: what the model was made of, how good it may be, how to load it. It names no path of this machine.
+    `files` lie in the folder beside it; `name` is USER/NAME on the hub, None for a folder."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    outcome = run.outcome
+    labels = [wording.headline(outcome).sentence] if outcome.trained_with_labels and card.stage != "source" else []
+    templates = Environment(
+        loader=PackageLoader("cdtrans", "serving"),
+        finalize=one_line,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    library = "transformers" if CODE[0] in files else "timm" if "model.safetensors" in files else "onnx"
-    kind = "source-only (not adapted)" if card.stage == "source" else f"adapted by the method {last(card.method)}"
-    parts = [
-        *_front_matter(licence, library),
-        f"# {name.partition('/')[2] if name else 'Image classifier'}",
-        "",
-        f"An image classifier with {len(card.classes)} classes, {MADE_BY} {package_version('cdtrans')}: trained on "
-        "labelled source images and unlabelled target images, for images like the target's.",
-        "",
-        "## Data and training",
-        "",
-        f"- Source: {_domain(settings.get('source'), source, 'labelled')}",
-        f"- Target: {_domain(settings.get('target'), target, 'unlabelled')} {labels}".rstrip(),
-        f"- Model: {kind}; epoch {card.epoch}; recipe {settings.get('recipe', 'authors')}, effort "
-        f"{settings.get('effort', 'full')}.",
-        f"- Backbone: {architecture}, images of {card.crop} pixels. {_start(card, licence)}",
-        "- The licences of the images are those of their owners; cdtrans does not know them.",
-        "",
-        "## How good it is",
-        "",
-        f"- {_line(_guard(result.get('guard', {})))}",
-        f"- {_line(estimate)}",
-        f"- Logits are divided by the temperature {card.temperature:.3f}, which is part of the weights. "
-        f"{CALIBRATED[calibrated_with(run, model)]}",
-        *(["- **It was trained with target labels for an ablation, and says nothing about adaptation.**"] * with_key),
-        "",
-        "## Limits",
-        "",
-        "- It knows only these classes: an image of anything else gets one of them, too.",
-        "- Accuracy without target labels is an estimate. Label some images and measure before you rely on it.",
-        "- Images unlike the target's may be classified worse than by the source-only model.",
-        "",
-        "## How to load it",
-        "",
-        *_loading(name, library, onnx="model.onnx" in files),
-        "## Classes",
-        "",
-        *_classes(card.classes, source.get("classes") or {}),
-    ]
-    return "\n".join(parts) + "\n"
+    templates.filters |= {"last": last, "counted": counted}
+    return templates.get_template(TEMPLATE).render(
+        architecture=architecture,
+        calibrated=wording.CALIBRATED[run.calibrated_with(model)],
+        card=card,
+        code=CODE,
+        config=run.config,
+        data=run.data,
+        from_scratch=card.weights == FROM_SCRATCH,
+        licence=licence,
+        library="transformers" if CODE[0] in files else "timm" if "model.safetensors" in files else "onnx",
+        listed=LISTED,
+        made_by=MADE_BY,
+        name=name or "",
+        onnx="model.onnx" in files,
+        quality=[wording.evidence(outcome), wording.estimate(outcome, run.model_name(model)), *labels],
+        version=package_version("cdtrans"),
+    )
 
 
 def last(path: str) -> str:
     """The last part of a path, on any system; other words are as they are."""
-    return PurePath(str(path).replace("\\", "/")).name
+    return PurePath(path.replace("\\", "/")).name
 
 
-def _data(run: Path) -> dict[str, Any]:
-    file = run / "data.json"
-    if not file.exists():
-        return {}
-    with intact(file, AGAIN):
-        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return {name: dict(values) for name, values in data.items() if values}
-
-
-def _front_matter(licence: str | None, library: str) -> list[str]:
-    lines = ["---", "pipeline_tag: image-classification", f"library_name: {library}"]
-    tags = ["image-classification", "domain-adaptation", "cdtrans", library]
-    tags += ["custom_code"] if library == "transformers" else []
-    return [*lines, f"tags: [{', '.join(tags)}]", *([f"license: {licence}"] if licence else []), "---", ""]
-
-
-def _domain(place: str | None, values: dict[str, Any], kind: str) -> str:
-    if not place:
-        return "none; the model started from one that was trained before."
-    count = counted(values["images"], f"{kind} image") if "images" in values else f"{kind} images"
-    return f"'{_line(last(place))}', {count}."
-
-
-def _guard(guard: dict[str, Any]) -> str:
-    """Its verdict and the evidence, without the advice for the person who trained the model."""
-    evidence = "; ".join(f"{finding.get('name')}: {finding.get('sentence')}" for finding in guard.get("findings", []))
-    opening = guard.get("opening", "The guard did not judge it.")
-    return f"{opening} Evidence, all without labels: {ended(evidence)}" if evidence else opening
-
-
-def _start(card: "Card", licence: str | None) -> str:
-    if card.weights.startswith("none"):
-        return "Trained from scratch."
-    if licence:
-        return f"Its pretrained weights are licensed {licence}, according to timm."
-    return "It started from weights whose licence cdtrans does not know."
-
-
-def _loading(name: str | None, library: str, *, onnx: bool) -> list[str]:
-    ours = f"hf://{name}" if name else "FOLDER"
-    theirs = f"hf-hub:{name}" if name else "local-dir:FOLDER"
-    lines = _python("import cdtrans", "", f'cdtrans.load("{ours}").predict("images/")')
-    if library == "timm":
-        lines += ["or without cdtrans:", ""]
-        lines += _python(
-            "import timm",
-            "",
-            f'model = timm.create_model("{theirs}", pretrained=True).eval()',
-            "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))",
-        )
-    if library != "onnx":
-        trust = ", trust_remote_code=True" if library == "transformers" else ""
-        pipeline = f'transformers.pipeline("image-classification", model="{name or "FOLDER"}"{trust})'
-        lines += ["or with transformers:", "", *_python("import transformers", "", pipeline)]
-    if library == "transformers":
-        lines += [
-            f"`trust_remote_code=True` lets transformers run {' and '.join(f'`{file}`' for file in CODE)}, which lie "
-            "beside this card, on your computer: read them first. They need timm, which alone cannot load this model: "
-            "its classifier reads several of the last blocks.",
-            "",
-        ]
-    if onnx:
-        lines += ["`model.onnx` takes uint8 RGB images, resized to the square that its metadata names.", ""]
-    return lines
-
-
-def _python(*lines: str) -> list[str]:
-    return ["```python", *lines, "```", ""]
-
-
-def _classes(classes: tuple[str, ...], counts: dict[str, int]) -> list[str]:
-    rows = [f"| {_line(name)} | {counts.get(name, '')} |" for name in classes[:LISTED]]
-    more = len(classes) - LISTED
-    return ["| class | source images |", "|---|---|", *rows, *([f"\nand {more} more."] if more > 0 else [])]
-
-
-def _line(text: str) -> str:
-    """Text of a run as one line of Markdown that cannot end a table cell or begin HTML."""
-    return printable(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
+def one_line(value: Any) -> Any:
+    """Text as one line of Markdown that cannot end a table cell or begin HTML."""
+    return printable(" ".join(str(value).split())).replace("|", "\\|").replace("<", "&lt;")

@@ -17,9 +17,11 @@ from cdtrans.inputs.folders import no_image, walk
 from cdtrans.inputs.images import is_image_name, judge_unreadable
 from cdtrans.inputs.stream import cut
 from cdtrans.inputs.tars import TarMember, is_tar_name
+from cdtrans.record import wording
 from cdtrans.record.files import atomic, csv_line, csv_lines
 from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_share
-from cdtrans.record.run_folder import find_model, require_output
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run_folder import require_output
 from cdtrans.runtime.imports import importing
 from cdtrans.runtime.ranks import Finish, launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen, Task
@@ -36,7 +38,6 @@ from cdtrans.serving.classifier import (
     require_run,
 )
 from cdtrans.serving.parts import Counts, Finished, Part, PartFolder, Shard, find_shards, folder_of, parts_of
-from cdtrans.serving.recorded import calibrated_with, confidences
 from cdtrans.trust.preflight import ignored
 
 NAMED_SKIPS = 10  # unreadable files that are named on the screen; all are in a list
@@ -118,11 +119,12 @@ def predict(
         only_runs = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
         require_run(run, only_runs | {"model": model != "chosen"})
     run = exported_file(run) if exported else Path(run)
+    record = None if exported else RunRecord(run)
     root = None if root is None else Path(root)
     file = Path(parquet) if parquet is not None else Path(csv) if isinstance(csv, str | Path) else csv
-    threshold = find_threshold(run, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
-    if not exported:
-        find_model(run, model)
+    if record:
+        record.model_name(model)
+    threshold = find_threshold(record, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
     kind = "parquet" if parquet is not None else "csv"
     check_places(images, root, file, kind, run if exported else None)  # before torch is imported
     if launched_world() > 1 and device != "cpu":
@@ -131,11 +133,9 @@ def predict(
     classifier = load(run, model=model, device=device, unknown=unknown)
     if warning := labels_warning(run, classifier):
         screen.warn(warning)
-    if not exported and {abstain, keep, accuracy} != {None} and calibrated_with(run, model) == "nothing":
-        screen.warn(
-            "The probabilities of this model are not calibrated on the target, so fewer of the labels may be right "
-            "than they say; 'cdtrans ask' chooses images to label, and 'cdtrans answer' measures with them."
-        )
+    if record and {abstain, keep, accuracy} != {None} and record.calibrated_with(model) == "nothing":
+        advice = "'cdtrans ask' chooses images to label, and 'cdtrans answer' measures with them."
+        screen.warn(f"{wording.CALIBRATED['nothing']} {advice}")
     screen.say(f"model: {classifier.name}")
     return classify(
         classifier, images, file, kind, root=root, top=top, threshold=threshold, max_bad=max_bad, screen=screen
@@ -143,17 +143,23 @@ def predict(
 
 
 def find_threshold(
-    run: Path, model: str, screen: Screen, *, abstain: float | None, keep: float | None, accuracy: float | None
+    run: RunRecord | None,
+    model: str,
+    screen: Screen,
+    *,
+    abstain: float | None,
+    keep: float | None,
+    accuracy: float | None,
 ) -> float:
     """The probability below which labels are left empty: as given, or found from the run's own target images."""
     if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
         raise SettingsError("two-thresholds", "--abstain, --keep and --accuracy cannot be combined; give one of them.")
     if abstain is not None and not 0 <= abstain <= 1:
         raise SettingsError("no-probability", f"The probability to abstain below must be from 0 to 1, not {abstain:g}.")
-    if keep is not None:
-        kept = threshold_for_share(confidences(run, model), keep)
-    elif accuracy is not None:
-        kept = threshold_for_accuracy(confidences(run, model), accuracy)
+    if run is not None and keep is not None:
+        kept = threshold_for_share(run.confidences(model), keep)
+    elif run is not None and accuracy is not None:
+        kept = threshold_for_accuracy(run.confidences(model), accuracy)
     else:
         return abstain or 0.0
     screen.say(
