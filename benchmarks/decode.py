@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 import measure
-from cdtrans.inputs.domains import scan_unlabelled
 from cdtrans.inputs.pixels import open_pixels
+from cdtrans.inputs.scan import scan_unlabelled
 from cdtrans.runtime.screen import Screen
 
 MADE_UP = 400

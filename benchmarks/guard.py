@@ -31,7 +31,7 @@ from recipe import call, place
 
 from cdtrans.config import make_config, read_recipe, read_yaml
 from cdtrans.errors import HARM
-from cdtrans.inputs.domains import scan_labelled
+from cdtrans.inputs.scan import scan_labelled
 from cdtrans.trust import guard
 
 RECIPES = {

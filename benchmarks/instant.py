@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cdtrans.config import Config, make_config, read_recipe
 from cdtrans.inputs.decode import decode_domain
-from cdtrans.inputs.domains import scan_labelled
+from cdtrans.inputs.scan import scan_labelled
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.instant import Instant
 from cdtrans.network.encoding import Encoded, Encoder, Frozen

@@ -1,9 +1,12 @@
-"""Images decoded in parallel, handed on in order, few at a time."""
+"""Images decoded in parallel, in order and few at a time; and those in tars, damaged or not."""
 
+import gzip
 import itertools
+import os
+import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +15,19 @@ from PIL import Image
 
 import cdtrans.inputs.stream as stream
 from cdtrans.inputs.images import UnreadableImage, decode, resized
-from cdtrans.inputs.stream import IN_FLIGHT_PER_WORKER, decode_batches, decode_in_order
+from cdtrans.inputs.scan import find_tars, stream_images
+from cdtrans.inputs.stream import IN_FLIGHT_PER_WORKER, TarMember, decode_batches, decode_in_order, members
+from support import add_member, make_tar, raises
+from tiny_task import draw
 
 SIZE = 6
 
 
-def picture(level: int) -> Image.Image:
+def plain(level: int) -> Image.Image:
     return Image.new("RGB", (9, 7), (level, level, level))
 
 
-def levels(results: Iterator[stream.Decoded]) -> list[int]:
+def levels(results: Iterator[tuple]) -> list[int]:
     return [int(pixels[0, 0, 0]) for _, pixels in results]
 
 
@@ -42,30 +48,25 @@ def test_the_order_is_kept_when_the_first_is_the_slowest(monkeypatch: pytest.Mon
         return resized(image, size)
 
     monkeypatch.setattr(stream, "resized", slow)
-    assert levels(decode_in_order([picture(n) for n in range(24)], SIZE, workers=4)) == list(range(24))
+    monkeypatch.setattr(stream, "processor_count", lambda: 4)
+    assert levels(decode_in_order([plain(n) for n in range(24)], SIZE)) == list(range(24))
 
 
-def test_no_more_than_a_few_are_taken_ahead() -> None:
+def test_a_few_are_decoded_ahead_and_no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even from a source without end."""
-    taken = itertools.count()
-    results = decode_in_order((picture(next(taken) % 256) for _ in itertools.repeat(None)), SIZE, workers=2)
+    monkeypatch.setattr(stream, "processor_count", lambda: 2)
+    before, taken = threading.active_count(), itertools.count()
+    results = decode_in_order((plain(next(taken) % 256) for _ in itertools.repeat(None)), SIZE)
     assert levels(itertools.islice(results, 50)) == list(range(50))
-    results.close()
-    assert next(taken) <= 50 + 2 * IN_FLIGHT_PER_WORKER
-
-
-def test_stopping_early_leaves_no_thread_behind() -> None:
-    before = threading.active_count()
-    results = decode_in_order((picture(1) for _ in range(1000)), SIZE, workers=3)
-    next(results)
     assert threading.active_count() > before
     results.close()
+    assert next(taken) <= 50 + 2 * IN_FLIGHT_PER_WORKER
     assert threading.active_count() == before
 
 
 def test_an_unreadable_file_is_a_result_and_not_the_end(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
-    picture(5).save(good)
+    plain(5).save(good)
     bad.write_bytes(b"")
     (first, pixels), (second, error), (third, _) = decode_in_order([good, bad, good], SIZE)
     assert (first, second, third) == (good, bad, good)
@@ -74,9 +75,20 @@ def test_an_unreadable_file_is_a_result_and_not_the_end(tmp_path: Path) -> None:
     assert str(error) == "empty file"
 
 
+def test_special_files_are_unreadable_and_never_opened(tmp_path: Path) -> None:
+    """A reader would wait forever: nobody writes to the pipe, and the device never ends."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    results = list(decode_in_order(stream_images(tmp_path), SIZE))
+    assert [(path.name, str(error)) for path, error in results] == [
+        ("device.png", "a pipe, device or other special file"),
+        ("pipe.png", "a pipe, device or other special file"),
+    ]
+
+
 def test_an_error_of_the_source_comes_through() -> None:
     def broken() -> Iterator[Image.Image]:
-        yield picture(1)
+        yield plain(1)
         raise PermissionError("no")
 
     with pytest.raises(PermissionError):
@@ -111,29 +123,121 @@ def test_an_image_of_pil_s_gives_the_pixels_of_its_file(tmp_path: Path, kind: st
     assert len(np.unique(from_file)) > 10
 
 
-def test_nothing_in_nothing_out() -> None:
-    assert list(decode_in_order([], SIZE)) == []
-
-
 class TestBatches:
     def test_they_keep_their_order_and_say_what_cannot_be_read(self, tmp_path: Path) -> None:
         bad = tmp_path / "bad.png"
         bad.write_bytes(b"")
-        batches = [[picture(1), bad, picture(2)], [bad], [picture(3)]]
-        found = list(decode_batches(batches, SIZE, lambda shape: np.full(shape, 99, np.uint8)))
-        assert [batch.paths for batch in found] == [[None, bad, None], [bad], [None]]
-        assert [batch.pixels[:, 0, 0, 0].tolist() for batch in found] == [[1, 2], [], [3]]
-        assert [batch.problems for batch in found] == [{1: "empty file"}, {0: "empty file"}, {}]
+        batches = [[plain(1), bad, plain(2)], [bad], [plain(3)]]
+        decoded = list(decode_batches(batches, SIZE, lambda shape: np.full(shape, 99, np.uint8)))
+        assert [batch.paths for batch in decoded] == [[None, bad, None], [bad], [None]]
+        assert [batch.pixels[:, 0, 0, 0].tolist() for batch in decoded] == [[1, 2], [], [3]]
+        assert [batch.problems for batch in decoded] == [{1: "empty file"}, {0: "empty file"}, {}]
 
     def test_a_few_are_decoded_ahead_and_no_thread_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Even from a source without end."""
         monkeypatch.setattr(stream, "processor_share", lambda: 2)
         before, taken = threading.active_count(), itertools.count()
-        batches = ([picture(next(taken) % 256) for _ in range(4)] for _ in itertools.repeat(None))
-        found = decode_batches(batches, SIZE, lambda shape: np.empty(shape, np.uint8))
+        batches = ([plain(next(taken) % 256) for _ in range(4)] for _ in itertools.repeat(None))
+        decoded = decode_batches(batches, SIZE, lambda shape: np.empty(shape, np.uint8))
         for n in range(30):
-            assert next(found).pixels[:, 0, 0, 0].tolist() == [4 * n + k for k in range(4)]
-        found.close()
+            assert next(decoded).pixels[:, 0, 0, 0].tolist() == [4 * n + k for k in range(4)]
+        decoded.close()
         ahead = next(taken) - 4 * 30
         assert 2 * IN_FLIGHT_PER_WORKER <= ahead <= 2 * IN_FLIGHT_PER_WORKER + 4
         assert threading.active_count() == before
+
+
+# Tars
+
+
+def names(tar: Path) -> list[str]:
+    return [str(member.path.relative_to(tar)) for member in members(tar)]
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_the_images_of_a_tar_in_its_order(tmp_path: Path, form: int) -> None:
+    long = "deep/" * 25 + "x.jpeg"
+    listed = ["b.jpg", "b.cls", "b.json", "a/c.PNG", "a/c.txt", "._b.jpg", "__MACOSX/a/c.PNG", "./d.jpg", long]
+    tar = make_tar(tmp_path / "s.tar", *listed, form=form)
+    with tarfile.open(tar, "a", format=form) as more:
+        add_member(more, "folder.jpg", type=tarfile.DIRTYPE)
+    assert names(tar) == ["b.jpg", "a/c.PNG", "d.jpg", long]
+
+
+def test_a_member_has_the_pixels_of_the_file(tmp_path: Path) -> None:
+    files = [draw(tmp_path / f"{n}.png", n, seed=n) for n in range(3)]
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        for file in files:
+            add_member(tar, file.name, file.read_bytes())
+            add_member(tar, f"{file.stem}.cls", b"2")
+        add_member(tar, "bad.png", b"\x89PNG cut short")
+        add_member(tar, "empty.png")
+    *good, (path, bad), (_, empty) = decode_in_order(members(tmp_path / "s.tar"), 16)
+    for file, (_, pixels) in zip(files, good, strict=True):
+        np.testing.assert_array_equal(pixels, resized(decode(file), 16))
+    assert path == tmp_path / "s.tar" / "bad.png"
+    assert (str(bad), str(empty)) == ("truncated or damaged", "empty file")
+
+
+def test_where_tars_are_found(tmp_path: Path) -> None:
+    one = make_tar(tmp_path / "t" / "1.tar", "a.jpg")
+    two = make_tar(tmp_path / "t" / "deep" / "2.tar", "b.jpg", "c.jpg")
+    (tmp_path / "t" / "readme.txt").write_text("")
+    (tmp_path / "list.txt").write_text("t/deep/2.tar\nt/1.tar\n")
+    assert find_tars(one) == [one]
+    assert find_tars(tmp_path / "t") == [one, two]
+    assert find_tars(tmp_path / "list.txt") == [two, one]
+    assert [image.path for image in stream_images(tmp_path / "t")] == [one / "a.jpg", two / "b.jpg", two / "c.jpg"]
+    (tmp_path / "list.txt").write_text("t/deep/2.tar\nt/gone.tar\n")
+    with raises("listed-file-missing"):
+        find_tars(tmp_path / "list.txt")
+    image = draw(tmp_path / "t" / "z.png", 0, 0)
+    assert find_tars(tmp_path / "t") == [], "beside images, a tar is an archive of them"
+    assert list(stream_images(tmp_path / "t")) == [image]
+    assert find_tars(image) == []
+
+
+def test_names_that_lead_out_of_the_tar_are_only_names(tmp_path: Path) -> None:
+    tar = make_tar(tmp_path / "s.tar", "/etc/a.jpg", "../../b.jpg", "\x1b[31mred.jpg")
+    assert [str(m.path) for m in members(tar)] == [f"{tar}/etc/a.jpg", f"{tar}/../../b.jpg", f"{tar}/\x1b[31mred.jpg"]
+    assert all(m.read() == b"x" * 700 for m in members(tar))
+
+
+def test_a_link_in_a_tar_is_no_image(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        add_member(tar, "a.jpg", b"x")
+        add_member(tar, "b.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+        add_member(tar, "c.jpg", type=tarfile.LNKTYPE, linkname="a.jpg")
+    assert [bool(m.problem) for m in members(tmp_path / "s.tar")] == [False, True, True]
+
+
+BLOCK = tarfile.BLOCKSIZE
+EACH = 3 * BLOCK  # a header, and 700 bytes in two blocks
+DAMAGE: dict[str, tuple[Callable[[bytes], bytes], int]] = {  # -> the images before the damage
+    "within an image": (lambda all_: all_[: 3 * EACH - BLOCK], 2),
+    "within a header": (lambda all_: all_[: 2 * EACH + 100], 2),
+    "at the end of an image": (lambda all_: all_[: 4 * EACH], 4),
+    "a wrong header": (lambda all_: all_[: 2 * EACH] + b"\xff" * BLOCK + all_[2 * EACH + BLOCK :], 2),
+    "no tar": (lambda all_: b"words\n" * 500, 0),
+    "empty": (lambda all_: b"", 0),
+    "another tar behind it": (lambda all_: all_ + all_, 4),
+    "compressed": (gzip.compress, 0),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_told_and_what_comes_before_it_is_kept(tmp_path: Path, kind: str) -> None:
+    damage, kept = DAMAGE[kind]
+    tar = make_tar(tmp_path / "s.tar", *(f"{n}.jpg" for n in range(4)), form=tarfile.USTAR_FORMAT)
+    assert [m.problem for m in members(tar)] == [""] * 4
+    tar.write_bytes(damage(tar.read_bytes()))
+    *good, last = members(tar)
+    assert [m.path.name for m in good] == [f"{n}.jpg" for n in range(kept)]
+    assert not any(m.problem for m in good)
+    assert last == TarMember(tar, tar, problem=last.problem)
+    assert ("decompress" if kind == "compressed" else "damaged or truncated") in last.problem
+
+
+def test_a_tar_that_disappears(tmp_path: Path) -> None:
+    (gone,) = members(tmp_path / "gone.tar")
+    assert "No such file" in gone.problem

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdtrans.inputs.domains import LabelledDomain
+from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.measure.comparison import Comparison, wilson
 from cdtrans.measure.evaluate import Evaluation, History, choice_sentence, evaluate, match_classes
 from cdtrans.measure.metrics import score

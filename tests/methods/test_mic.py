@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.inputs.augmentation import masked
+from cdtrans.inputs.batches import masked
 from cdtrans.methods import mic
 from cdtrans.methods.mic import MIC
 from cdtrans.methods.sdat import SDAT

@@ -15,9 +15,7 @@ import cdtrans.run.check as verb
 from cdtrans.errors import WeightsUnavailable
 from cdtrans.inputs import stream
 from cdtrans.network.backbone import create_backbone
-from cdtrans.run import check_model
-from cdtrans.run.check import Check, check
-from cdtrans.run.check_model import draw_sample
+from cdtrans.run.check import PROBED, Check, check, draw_sample
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.screen import Screen
 from stores import Notes
@@ -258,7 +256,7 @@ class TestWithBackbone:
         assert checked(task, weights=weights).skipped == ""
 
     def test_no_more_than_a_sample_is_looked_at(self, task: Task, weights: Path, monkeypatch) -> None:
-        monkeypatch.setattr(check_model, "PROBED", 20)
+        monkeypatch.setattr(verb, "PROBED", 20)
         screen = Notes()
         result = checked(task, screen, weights=weights)
         assert details(result, "separability")["images"] == 20
@@ -268,16 +266,16 @@ class TestWithBackbone:
 
     def test_a_sample_is_drawn_without_replacement(self) -> None:
         assert draw_sample(10, seed=0) == list(range(10))
-        sample = draw_sample(3 * check_model.PROBED, seed=0)
+        sample = draw_sample(3 * PROBED, seed=0)
         assert sample == sorted(set(sample))
-        assert len(sample) == check_model.PROBED
-        assert max(sample) > 2 * check_model.PROBED
+        assert len(sample) == PROBED
+        assert max(sample) > 2 * PROBED
 
     def test_weights_out_of_reach_are_a_warning_and_no_error(self, task: Task, monkeypatch) -> None:
         def out_of_reach(vit: object, name: str) -> None:
             raise WeightsUnavailable(f"The weights of '{name}' could not be downloaded", "connect.")
 
-        monkeypatch.setattr("cdtrans.network.backbone.load_pretrained", out_of_reach)
+        monkeypatch.setattr("cdtrans.network.weights.load_pretrained", out_of_reach)
         result = checked(task, pretrained=True)
         *others, weights = result.findings
         assert [f.subject for f in others] == MODEL_FREE
@@ -301,13 +299,13 @@ def test_images_that_are_decoded_every_time_are_looked_at_too(task: Task) -> Non
 
 
 def test_a_file_that_goes_away_meanwhile(task: Task, monkeypatch) -> None:
-    real = verb.read_headers
+    real = verb._read_headers
 
     def late(files, screen, name):
         files[0].unlink()
         return real(files, screen, name)
 
-    monkeypatch.setattr(verb, "read_headers", late)
+    monkeypatch.setattr(verb, "_read_headers", late)
     with error_says("source file", "missing"):
         checked(task)
 

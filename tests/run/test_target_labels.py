@@ -15,7 +15,7 @@ import cdtrans
 from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.decode import Decoded
-from cdtrans.inputs.domains import UnlabelledDomain
+from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.evaluate import evaluate
 from cdtrans.measure.target import read_target
 from cdtrans.record.run_folder import read_result

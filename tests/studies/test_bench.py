@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from cdtrans.config import Config, make_config, read_recipe
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.benchmarks import OFFICE31, VISDA2017, find_benchmark
-from cdtrans.inputs.domains import scan_labelled, scan_unlabelled
+from cdtrans.inputs.scan import scan_labelled, scan_unlabelled
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.benchmark import Plan, bench, parse_seeds
 from cdtrans.studies.jobs import PlannedRun

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.inputs.benchmarks import DOMAINNET, OFFICE31, VISDA2017, Benchmark, FoundBenchmark
-from cdtrans.inputs.domains import LabelledDomain
-from cdtrans.inputs.layouts import FoundDomain
+from cdtrans.inputs.benchmarks import DOMAINNET, OFFICE31, VISDA2017, Benchmark, FoundBenchmark, FoundDomain
+from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.studies.results import KINDS, RunResult
 from cdtrans.studies.tables import BenchTable, latex, markdown
 from support import says

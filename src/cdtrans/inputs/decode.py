@@ -10,9 +10,9 @@ import numpy as np
 
 from cdtrans.config import Resolved
 from cdtrans.errors import DataError, DiskFull
-from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.images import SIDE, Traces, judge_unreadable
 from cdtrans.inputs.pixels import default_cache, open_pixels
+from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.stream import StreamedPixels
 from cdtrans.runtime.screen import Screen
 

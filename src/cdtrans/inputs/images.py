@@ -4,6 +4,7 @@ show copies without reading the pixels again."""
 import hashlib
 import io
 import os
+import stat
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from cdtrans.errors import CdtransError
+from cdtrans.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 
@@ -56,7 +57,7 @@ def decode(file: Path | bytes) -> Image.Image:
     """The first frame of a file, or of its content, as upright RGB: transparency over white, deep greyscale scaled to 8
     bits."""
     try:
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else _no_special(file), formats=_FORMATS) as image:
             return upright_rgb(image)
     except Exception as error:  # on damaged bytes PIL raises almost anything: SyntaxError, struct.error, EOFError, ...
         raise UnreadableImage(_cause(file, error)) from error
@@ -73,11 +74,18 @@ class Header(NamedTuple):
 def read_header(path: Path) -> Header:
     """Read without decoding, in a fraction of a millisecond, unless the image has an alpha channel."""
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        with Image.open(_no_special(path), formats=_FORMATS) as image:
             alpha = image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255
             return Header(image.width, image.height, bool(alpha))
     except Exception as error:  # as in decode
         raise UnreadableImage(_cause(path, error)) from error
+
+
+def _no_special(path: Path) -> Path:
+    """Refuse a pipe, whose reader would wait forever, and a device, which may never end."""
+    if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+        raise UnreadableImage("a pipe, device or other special file")
+    return path
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
@@ -134,7 +142,9 @@ def judge_unreadable(name: str, bad: int, total: int, first: str, cause: str, ma
     """One rule for every verb: a few unreadable files are skipped with the returned warning, many are an error."""
     problem = f"{bad} of {total} {name}files cannot be read (the first: {first!r}, {cause})"
     if bad > max_bad * total:
-        raise CdtransError(f"{problem}; repair or remove them, or raise --max-bad above {max_bad:g}.")
+        raise DataError(
+            "too-many-unreadable", f"{problem}; repair or remove them, or raise --max-bad above {max_bad:g}."
+        )
     return f"{problem}; {'it is' if bad == 1 else 'they are'} skipped."
 
 
@@ -175,6 +185,8 @@ def _eight_bits(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
 
 def _cause(file: Path | bytes, error: Exception) -> str:
     match error:
+        case UnreadableImage():
+            return str(error)
         case FileNotFoundError():
             return "missing, or a broken link"
         case PermissionError():

@@ -1,8 +1,11 @@
-"""Decode many image files in parallel and in order, a bounded number at a time."""
+"""Images one after another, from files and tars: decoded in parallel and in order, a bounded number at a time."""
 
+import os
+import tarfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -10,32 +13,103 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from cdtrans.errors import CdtransError
-from cdtrans.inputs.images import SIDE, Trace, UnreadableImage, decode, resized, trace, upright_rgb
-from cdtrans.inputs.tars import TarMember
+from cdtrans.errors import DataError
+from cdtrans.inputs.images import (
+    ARCHIVE_LEFTOVERS,
+    SIDE,
+    Trace,
+    UnreadableImage,
+    decode,
+    is_image_name,
+    resized,
+    trace,
+    upright_rgb,
+)
 from cdtrans.runtime.ranks import processor_count, processor_share
 from cdtrans.runtime.screen import Screen
 
 IN_FLIGHT_PER_WORKER = 16  # images decoded ahead of the reader; bounds memory and hides slow files
+_TAR_NAMES = (".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """An image in a tar, or a placeholder for images that cannot be read."""
+
+    path: Path  # TAR/NAME, for display
+    tar: Path
+    offset: int = 0
+    size: int = 0
+    problem: str = ""  # why it cannot be read
+
+    def read(self) -> bytes:
+        if self.problem:
+            raise UnreadableImage(self.problem)
+        with open(self.tar, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+def is_tar_name(name: str) -> bool:
+    """Also true for compressed tars, which cannot be read: `members` then gives one member that says so."""
+    return name.lower().endswith(_TAR_NAMES)
+
+
+def members(tar: Path) -> Iterator[TarMember]:
+    """The images of a tar in its order; other files, such as labels and captions, are left out. If the tar is damaged
+    or cut short, the images before the damage are given, then one more member that names the problem."""
+    try:
+        with open(tar, "rb") as file, tarfile.open(fileobj=file, mode="r:", errors="surrogateescape") as archive:
+            length = os.fstat(file.fileno()).st_size
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # otherwise it keeps all of them in memory
+                if member.offset_data + member.size > length:
+                    raise tarfile.ReadError("it ends too early")
+                if not member.isdir() and _is_image(member.name):
+                    plain = member.isreg() and not member.issparse()
+                    problem = "" if plain else "a link or another special file in the tar"
+                    yield TarMember(Path(f"{tar}/{member.name}"), tar, member.offset_data, member.size, problem)
+            file.seek(archive.offset)
+            end = file.read(tarfile.RECORDSIZE)
+            if any(end[: tarfile.BLOCKSIZE] or b"1"):  # a tar ends with blocks of zeros
+                raise tarfile.ReadError("it has no end mark")
+            if any(end):
+                raise tarfile.ReadError("another tar follows after its end; separate them")
+    except Exception as error:  # on damaged headers, tarfile raises almost anything
+        yield TarMember(tar, tar, problem=_why(tar, error))
+
+
+def _is_image(name: str) -> bool:
+    *folders, base = name.split("/")
+    return is_image_name(base) and not base.startswith(".") and ARCHIVE_LEFTOVERS not in folders
+
+
+def _why(tar: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read ({error.strerror})"
+    with open(tar, "rb") as file:
+        if file.read(8).startswith(_COMPRESSED):
+            return "a compressed tar; decompress it first"
+    return f"a damaged or truncated tar ({error}); the images after the damage are missing"
+
+
 Source = str | Path | Image.Image | TarMember
 
-# The file, if it was one, and its pixels, uint8 [size, size, 3], or why it cannot be read.
-Decoded = tuple[Path | None, np.ndarray | UnreadableImage]
 
-
-def decode_in_order(images: Iterable[Source], size: int, workers: int | None = None) -> Iterator[Decoded]:
-    """Decode and resize, keeping the order."""
-    return make_in_order(images, size, lambda pixels: pixels, workers)
+def decode_in_order(images: Iterable[Source], size: int) -> Iterator[tuple[Path | None, np.ndarray | UnreadableImage]]:
+    """Decode and resize, keeping the order: the file, if it was one, and its pixels, uint8 [size, size, 3]."""
+    return make_in_order(images, size, lambda pixels: pixels)
 
 
 def make_in_order(
-    images: Iterable[Source], size: int, make: Callable[[np.ndarray], Made], workers: int | None = None
+    images: Iterable[Source], size: int, make: Callable[[np.ndarray], Made]
 ) -> Iterator[tuple[Path | None, Made | UnreadableImage]]:
     """Decode, resize, and apply `make` to the pixels, keeping the order. Threads are enough, because PIL, numpy and
     hashlib release the GIL."""
-    workers = workers or processor_count()
+    workers = processor_count()
     waiting: deque[Future[tuple[Path | None, Made | UnreadableImage]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
@@ -136,7 +210,9 @@ class StreamedPixels:
         decoded = []
         for path, pixels in decode_in_order([self.files[n] for n in positions], self.size):
             if isinstance(pixels, UnreadableImage):
-                raise CdtransError(f"'{path}' was readable when the run began and cannot be read any more: {pixels}.")
+                raise DataError(
+                    "image-lost", f"'{path}' was readable when the run began and cannot be read any more: {pixels}."
+                )
             decoded.append(pixels)
         return np.stack(decoded)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from cdtrans.errors import CdtransError, counted, nearest
-from cdtrans.inputs.domains import LabelledDomain, scan_labelled
 from cdtrans.inputs.images import judge_unreadable
+from cdtrans.inputs.scan import LabelledDomain, scan_labelled
 from cdtrans.measure.comparison import Comparison
 from cdtrans.measure.metrics import CalibrationBin, Scores, calibration, calibration_error, score
 from cdtrans.record.files import atomic, intact

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.inputs.augmentation import masked, strong
+from cdtrans.inputs.batches import masked, strong
 from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.methods.cdtrans import branch_features, require_cross_attention
 from cdtrans.methods.instant import probe_on_both, set_probe, set_statistics

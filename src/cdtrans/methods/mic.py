@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.inputs.augmentation import masked
+from cdtrans.inputs.batches import masked
 from cdtrans.methods.base import Batch, Sizes, Update
 from cdtrans.methods.cotraining import follow
 from cdtrans.methods.sdat import SDAT, SDATOptions

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from cdtrans.config import FIELDS, Config, compose_run, make_config, read_yaml
 from cdtrans.errors import CdtransError
-from cdtrans.inputs.domains import check_distinct
+from cdtrans.inputs.scan import check_distinct
 from cdtrans.methods import method_class, require_method
 from cdtrans.methods.base import Method
 from cdtrans.network.weights import read_state

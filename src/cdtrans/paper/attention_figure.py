@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from cdtrans.config import Resolved
 from cdtrans.errors import CdtransError, counted
-from cdtrans.inputs.domains import UnlabelledDomain
+from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.evaluate import match_classes, scan_key
 from cdtrans.network.weights import load_model
 from cdtrans.paper.known_pairs import METHODS

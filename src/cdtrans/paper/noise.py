@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cdtrans.config import compose_run, read_yaml
 from cdtrans.errors import CdtransError
-from cdtrans.inputs.domains import scan_unlabelled
+from cdtrans.inputs.scan import scan_unlabelled
 from cdtrans.paper.ablation_rows import LEFT_OUT, MOST_PAIRS, Ablation, Variant
 from cdtrans.paper.ablation_tables import NOTHING, Scored, scored_images
 from cdtrans.paper.ablations import Outcome, Plan, carry_out, make_plan, read_scored, with_recipe, write_files

@@ -12,7 +12,7 @@ import numpy as np
 from cdtrans.config import Config, Resolved
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.decode import decode_files
-from cdtrans.inputs.domains import UnlabelledDomain, scan_labelled, scan_unlabelled
+from cdtrans.inputs.scan import UnlabelledDomain, scan_labelled, scan_unlabelled
 from cdtrans.measure.evaluate import match_classes, scan_key
 from cdtrans.record.files import atomic, intact
 from cdtrans.record.layout import RESTORE

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from cdtrans.config import Config
-from cdtrans.inputs.domains import UnlabelledDomain
+from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.methods.base import Method
 from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, SOURCE, VIEWS

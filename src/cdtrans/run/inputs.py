@@ -10,7 +10,7 @@ import numpy as np
 from cdtrans.config import Config, Resolved
 from cdtrans.errors import DataError, SettingsError, counted
 from cdtrans.inputs.decode import Decoded, decode_domain
-from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
+from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
 from cdtrans.record.layout import Data, Scanned, SourceData, TargetData
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.screen import Screen

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import Config, compose_run
-from cdtrans.inputs.domains import require_outside, warnings_for
+from cdtrans.inputs.scan import require_outside, warnings_for
 from cdtrans.methods import require_method
 from cdtrans.record import wording
 from cdtrans.record.outcome import Outcome

@@ -11,7 +11,7 @@ import torch
 from cdtrans.config import Config, check_options, is_method_file
 from cdtrans.errors import CdtransError, Interrupted, counted
 from cdtrans.inputs.batches import LabelledImages
-from cdtrans.inputs.domains import LabelledDomain, UnlabelledDomain
+from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Method, Sizes
 from cdtrans.network.encoding import Encoder, Frozen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cdtrans.config import Config, Resolved
 from cdtrans.errors import CdtransError, DataError, SettingsError, counted
 from cdtrans.inputs.decode import Decoded
-from cdtrans.inputs.domains import UnlabelledDomain
+from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.labels import NO_CLASS, UNSURE
 from cdtrans.measure.matching import TargetImages, filled_rows, match
 from cdtrans.record.files import csv_line

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from cdtrans.errors import ArgumentTypeError, DataError
-from cdtrans.inputs.domains import stream_images
+from cdtrans.inputs.scan import stream_images
 from cdtrans.inputs.stream import Source
 
 if TYPE_CHECKING:

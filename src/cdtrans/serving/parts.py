@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cdtrans.errors import DataError, RunError, first_of
-from cdtrans.inputs.domains import find_tars, stream_files
-from cdtrans.inputs.tars import TarMember, is_tar_name, members
+from cdtrans.inputs.scan import find_tars, stream_files
+from cdtrans.inputs.stream import TarMember, is_tar_name, members
 from cdtrans.record.files import atomic
 from cdtrans.runtime.locks import Lock, try_lock
 from cdtrans.runtime.ranks import launched_rank, launched_world

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from cdtrans.errors import ArgumentTypeError, DataError, Interrupted, SettingsError, counted, printable
-from cdtrans.inputs.domains import stream_images, stream_names
-from cdtrans.inputs.folders import no_image, walk
 from cdtrans.inputs.images import is_image_name, judge_unreadable
-from cdtrans.inputs.stream import cut
-from cdtrans.inputs.tars import TarMember, is_tar_name
+from cdtrans.inputs.scan import no_image, stream_images, stream_names, walk
+from cdtrans.inputs.stream import TarMember, cut, is_tar_name
 from cdtrans.record import wording
 from cdtrans.record.files import atomic, csv_line, csv_lines
 from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_share

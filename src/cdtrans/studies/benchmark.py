@@ -14,8 +14,7 @@ from typing import Any
 
 from cdtrans.config import LARGEST_SEED, Config
 from cdtrans.errors import CdtransError
-from cdtrans.inputs.benchmarks import FoundBenchmark, Task, benchmark_named, find_benchmark
-from cdtrans.inputs.layouts import FoundDomain
+from cdtrans.inputs.benchmarks import FoundBenchmark, FoundDomain, Task, benchmark_named, find_benchmark
 from cdtrans.methods import METHODS
 from cdtrans.record.files import atomic
 from cdtrans.runtime.screen import Screen

@@ -1,4 +1,5 @@
-"""Folders or lists of images -> the two domains of a run: a source with labels and a target without.
+"""Folders and lists of images -> the two domains of a run: a source with labels and a target without; or, for
+`predict`, their images one by one.
 
 UnlabelledDomain has no field for labels and shares no base with LabelledDomain, so code that gets the target cannot
 read target labels.
@@ -7,23 +8,34 @@ read target labels.
 import hashlib
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from cdtrans.errors import CdtransError, counted, named
-from cdtrans.inputs.folders import files_below, is_folder, is_subfolder, listing, no_image, quoted, walk
-from cdtrans.inputs.images import is_image_name
-from cdtrans.inputs.lists import existing, labelled_lines, list_base, list_lines, not_found, readings
-from cdtrans.inputs.tars import TarMember, is_tar_name, members
+from cdtrans.errors import DataError, MissingFileError, SettingsError, counted, named
+from cdtrans.inputs.images import ARCHIVE_LEFTOVERS, IMAGE_SUFFIXES, is_image_name
+from cdtrans.inputs.stream import TarMember, is_tar_name, members
 
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
-_INTEGER = re.compile(r"-?[0-9]{1,18}")  # more digits are a name, as of a barcode
+_INTEGER = re.compile(r"-?[0-9]{1,18}")  # more digits are a name, such as a barcode
 _Label = TypeVar("_Label", int, str)
+_Kind = Literal["folder", "image", "ignored"]
+
+# Files that often lie beside images and are clearly not images.
+_TEXT_SUFFIXES = {
+    *(".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
+    *(".log", ".html", ".htm", ".xmp", ".aae", ".py", ".ipynb", ".sh", ".parquet", ".part"),
+}
+_PLAIN_NAMES = {
+    *("readme", "license", "licence", "copying", "notice", "changelog", "citation"),
+    *("thumbs.db", "ehthumbs.db"),
+}
 
 
 @dataclass(frozen=True)
@@ -110,18 +122,15 @@ def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: boo
     """
     domain = _labelled_folder(where) if is_folder(where) else _labelled_list(where, root)
     if len(domain.classes) == 1 and not allow_one_class:
-        raise CdtransError(
+        below = where / domain.classes[0]  # the class folders may lie one level deeper
+        deeper = below.is_dir() and sum(entry.is_dir() for entry in below.iterdir()) > 1
+        raise DataError(
+            "one-class",
             f"{quoted(where)} holds only one class, {domain.classes[0]!r}, but a classifier needs at least two: give "
-            + (_deeper(where / domain.classes[0]) or "a folder that directly holds a folder per class")
-            + ", or a list with more labels."
+            f"{quoted(below) if deeper else 'a folder that directly holds a folder per class'}, or a list with more "
+            "labels.",
         )
     return domain
-
-
-def _deeper(where: Path) -> str:
-    """The folder, quoted, if it contains the class folders, one level below the path the user gave; else empty."""
-    inside = [entry for entry in where.iterdir() if entry.is_dir()] if where.is_dir() else []
-    return quoted(where) if len(inside) > 1 else ""
 
 
 def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
@@ -132,7 +141,7 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
     first without its label; the first reading that is an existing file is used.
     """
     if is_folder(where):
-        images, ignored = files_below(where)
+        images, ignored = _files_below(where)
         return UnlabelledDomain(where, tuple(images), tuple(ignored))
     base = list_base(where, root)
     return UnlabelledDomain(base, existing(where, base, [(i, *readings(line)) for i, line in list_lines(where)]))
@@ -141,25 +150,29 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
 def check_distinct(source: Path, target: Path) -> None:
     """Refuse places that are equal or contain each other: images would be in both domains."""
     places = os.path.realpath(source), os.path.realpath(target)
-    if places[0] != places[1] and os.path.commonpath(places) in places and os.path.isdir(os.path.commonpath(places)):
-        raise CdtransError(
-            f"The source {quoted(source)} and the target {quoted(target)} overlap, as one is inside the other: give two"
-            " separate folders."
-        )
     if places[0] == places[1]:
-        raise CdtransError(
+        raise SettingsError(
+            "same-domain",
             f"Source and target are the same, {quoted(target)}: give labelled images of one kind as the source and"
-            " unlabelled images of another kind as the target."
+            " unlabelled images of another kind as the target.",
+        )
+    common = os.path.commonpath(places)
+    if common in places and os.path.isdir(common):
+        raise SettingsError(
+            "domains-overlap",
+            f"The source {quoted(source)} and the target {quoted(target)} overlap, as one is inside the other: give two"
+            " separate folders.",
         )
 
 
 def require_outside(out: Path, *places: Path) -> None:
-    """Refuse a run folder inside a folder of images: later runs would read the run's pictures as images."""
+    """Refuse a run folder inside a folder of images: later runs would take the run's figures for images."""
     real = Path(os.path.realpath(out))
     for place in filter(os.path.isdir, places):
         if Path(os.path.realpath(place)) in (real, *real.parents):
-            raise CdtransError(
-                f"The run folder {quoted(out)} would be inside the images in {quoted(place)}: choose another --out."
+            raise SettingsError(
+                "run-inside-images",
+                f"The run folder {quoted(out)} would be inside the images in {quoted(place)}: choose another --out.",
             )
 
 
@@ -187,12 +200,13 @@ def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
 
 
 def _labelled_folder(where: Path) -> LabelledDomain:
-    images, ignored = files_below(where)
+    images, ignored = _files_below(where)
     paths = tuple(path for path in images if "/" in path)
     if not paths:
-        raise CdtransError(
+        raise DataError(
+            "no-class-folders",
             f"{quoted(where)} holds images but no class folders: put the images of each class into a folder named"
-            f" after the class, like {quoted(where / 'CLASS' / images[0])}."
+            f" after the class, like {quoted(where / 'CLASS' / images[0])}.",
         )
     parts = [path.split("/", 2) for path in paths]
     classes, labels = _indexed([names[0] for names in parts])
@@ -256,6 +270,219 @@ def _folder_names(paths: Sequence[str], labels: Sequence[int], classes: int) -> 
     return names if one_each and all(names) and len(set(names)) == classes else None
 
 
+# Folders
+
+
+def is_folder(where: Path) -> bool:
+    """True for a folder, False for a file that may be a list."""
+    try:
+        mode = where.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingFileError("path-missing", f"{quoted(where)} does not exist: check the path.") from error
+    except OSError as error:
+        raise cannot_read(where, error) from error
+    if stat.S_ISDIR(mode):
+        return True
+    if not stat.S_ISREG(mode) or is_image_name(where.name):
+        raise DataError(
+            "no-folder-or-list", f"{quoted(where)} is neither a folder of images nor a list: give one of the two."
+        )
+    return False
+
+
+def _files_below(top: Path) -> tuple[list[str], list[str]]:
+    """The images below a folder, and ignored files that may be images."""
+    images: list[str] = []
+    ignored: list[str] = []
+    for path, is_image in walk(top):
+        (images if is_image else ignored).append(path)
+    if not images:
+        raise no_image(top, next(iter(ignored), ""))
+    return images, ignored
+
+
+def no_image(top: Path, ignored: str) -> DataError:
+    """`ignored` is the first ignored file that may be an image, or empty."""
+    suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+    others, convert = (f", only files such as {ignored!r}", "convert them, or ") if ignored else ("", "")
+    return DataError(
+        "no-image",
+        f"No image was found in {quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read).",
+    )
+
+
+def walk(top: Path) -> Iterator[tuple[str, bool]]:
+    """The files below a folder that are images (True) or may be images (False), sorted by name on each level, so the
+    order does not depend on the file system.
+
+    Hidden files, text files and files of the operating system are left out. Links to folders outside `top` are
+    followed, but no folder is entered twice; links to folders inside `top` are skipped, because those are visited
+    anyway. A broken link or a special file with the suffix of an image counts as one, so that it is reported as
+    unreadable; so does a broken link with the suffix of a tar.
+    """
+    real_top = os.path.realpath(top) + os.sep
+    entered: set[tuple[int, int]] = set()
+    pending: list[tuple[str, _Kind]] = [("", "folder")]
+    while pending:
+        path, kind = pending.pop()
+        if kind != "folder":
+            yield path, kind == "image"
+            continue
+        identity, entries = listing(top / path)
+        if identity in entered:
+            continue
+        entered.add(identity)
+        for entry in reversed(entries):
+            below = f"{path}/{entry.name}" if path else entry.name
+            if is_subfolder(entry):
+                if not (entry.is_symlink() and (os.path.realpath(entry.path) + os.sep).startswith(real_top)):
+                    pending.append((below, "folder"))
+            elif is_image_name(entry.name):
+                pending.append((below, "image"))
+            elif _may_be_image(entry):
+                pending.append((below, "ignored"))
+
+
+def listing(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry]]:
+    """A folder's device and inode, which identify it through any link, and its entries sorted by name."""
+    try:
+        status = folder.stat()
+        with os.scandir(folder) as entries:
+            shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != ARCHIVE_LEFTOVERS]
+    except OSError as error:
+        raise cannot_read(folder, error) from error
+    return (status.st_dev, status.st_ino), sorted(shown, key=lambda entry: entry.name)
+
+
+def is_subfolder(entry: os.DirEntry) -> bool:
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def _may_be_image(entry: os.DirEntry) -> bool:
+    """Whether a user may expect it to be read: an image of another format, or one without a suffix."""
+    name = entry.name.lower()
+    if name in _PLAIN_NAMES or os.path.splitext(name)[1] in _TEXT_SUFFIXES:
+        return False
+    # os.path, because DirEntry.is_file raises an error for a link to itself
+    is_file = os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
+    return is_file or (is_tar_name(name) and entry.is_symlink() and not os.path.exists(entry.path))
+
+
+def cannot_read(where: Path, error: OSError) -> DataError:
+    reason = "no permission" if isinstance(error, PermissionError) else error.strerror
+    return DataError(
+        "path-unreadable",
+        f"{quoted(where)} cannot be read ({reason}): make it readable, or leave it out of the data.",
+    )
+
+
+def quoted(path: Path) -> str:
+    """repr, because the newlines and undecodable bytes of odd names must not break the sentence or the terminal."""
+    return repr(str(path))
+
+
+# Lists
+
+
+def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
+    """(line number, path, label) of each line of a list."""
+    for number, line in list_lines(where):
+        path, label = _split_label(line)
+        if not label or is_image_name(label):
+            marks = any(mark in line for mark in ",;")
+            between = ", with a space or a tab, not a comma or semicolon, between them" if marks else ""
+            raise DataError(
+                "line-without-label",
+                f"Line {number} of {quoted(where)} has no label: write it as 'path label'{between}.",
+            )
+        yield number, path, label
+
+
+def _split_label(line: str) -> tuple[str, str]:
+    """'path label' -> (path, label), see `scan_labelled`; the label is empty if there is none."""
+    cut = max(line.rfind(" "), line.rfind("\t"))
+    if cut < 0:
+        return line, ""
+    tabs = (i for i, character in enumerate(line) if character == "\t" and is_image_name(line[:i].rstrip(" \t")))
+    cut = next(tabs, cut)
+    path = line[:cut].rstrip(" \t")
+    return (path, line[cut + 1 :].lstrip(" ")) if path else (line, "")
+
+
+def readings(line: str) -> tuple[str, ...]:
+    """The possible paths of a line with or without a label, the more likely first."""
+    path, label = _split_label(line)
+    if not label:
+        return (line,)
+    return (line, path) if is_image_name(line) else (path, line)
+
+
+def list_lines(where: Path) -> Iterator[tuple[int, str]]:
+    """The non-empty lines of a list with their numbers. Undecodable bytes are kept, as in file names."""
+    empty = True
+    try:
+        with where.open("rb") as file:
+            for number, raw in enumerate(_raw_lines(file), 1):
+                if b"\0" in raw or (number == 1 and b"\0" in file.peek()):  # an image's first line may look like text
+                    raise DataError(
+                        "list-not-text", f"{quoted(where)} is not a text file: give a folder, or a list of images."
+                    )
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
+                if line and not line.startswith("#"):
+                    empty = False
+                    yield number, line
+    except OSError as error:
+        raise cannot_read(where, error) from error
+    if empty:
+        raise DataError("list-empty", f"The list {quoted(where)} is empty: write one line per image.")
+
+
+def _raw_lines(file: BufferedReader) -> Iterator[bytes]:
+    """Split at line feeds only, because file names may contain other line ends; or at carriage returns, as old Macs
+    write lines, if there is no line feed but at the end."""
+    first = next(file, b"")
+    yield from [first] if file.peek() else first.split(b"\r")
+    yield from file
+
+
+def list_base(where: Path, root: Path | None) -> Path:
+    base = where.parent if root is None else root
+    if not os.path.isdir(base):
+        raise MissingFileError(
+            "root-missing", f"The root {quoted(base)} is not a folder: set --root to the folder of the listed paths."
+        )
+    return base
+
+
+def existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ...]:
+    """The first reading of each (line number, reading, ...) that is an existing file; an error if there is none."""
+    paths, missing = [], []
+    for number, *readings in listed:
+        path = next((reading for reading in readings if os.path.isfile(os.path.join(base, reading))), None)
+        if path is None:
+            missing.append((number, readings[0]))
+        else:
+            paths.append(path)
+    if missing:
+        number, path = missing[0]
+        raise MissingFileError(
+            "listed-file-missing",
+            f"{len(missing)} of the {len(listed)} files in {quoted(where)} cannot be found below {quoted(base)},"
+            f" the first is {path!r} in line {number}: {_correct(path)}.",
+        )
+    return tuple(paths)
+
+
+def _correct(path: str) -> str:
+    """What to do if a listed path does not exist."""
+    ends = (i for i, character in enumerate(path) if character == " ")
+    tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
+    return f"{tab}correct the list, or set --root to the folder of its paths"
+
+
+# Images one by one
+
+
 def find_tars(where: Path, root: Path | None = None) -> list[Path]:
     """A tar, those of a folder that holds no image, or those of a list. Empty if these are plain images."""
     if where.is_file() and is_tar_name(where.name):
@@ -285,8 +512,10 @@ def _is_tar(line: str) -> bool:
     return any(map(is_tar_name, readings(line)))
 
 
-def _mixed(where: Path, line: int) -> CdtransError:
-    return CdtransError(f"The list '{where}' has both images and tars (line {line}); give them in two lists.")
+def _mixed(where: Path, line: int) -> DataError:
+    return DataError(
+        "list-mixed", f"The list '{where}' has both images and tars (line {line}); give them in two lists."
+    )
 
 
 def stream_images(where: Path, root: Path | None = None) -> Iterator[Path | TarMember]:
@@ -299,13 +528,13 @@ def stream_images(where: Path, root: Path | None = None) -> Iterator[Path | TarM
 
 
 def stream_files(where: Path, root: Path | None = None) -> Iterator[Path]:
-    """The same where there are no tars."""
+    """The images of a folder or list, or a single image file."""
     return map(Path, stream_names(where, root))
 
 
 def stream_names(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[str]:
-    """The same as plain text, which is faster. Files that may be images but have another suffix are added to `ignored`.
-    A listed file that is missing is given too, and counts as unreadable, unless all are missing."""
+    """The same as text, which is faster. Files that may be images but have another suffix are added to `ignored`. A
+    listed file that is missing is given too, and counts as unreadable, unless all are missing."""
     if where.is_file() and is_image_name(where.name):
         yield str(where)
     elif is_folder(where):
@@ -326,13 +555,18 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
             possible = readings(line)
             if any(map(is_tar_name, possible)):
                 raise _mixed(where, number)
-            found = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
-            if found is None and not exists:
+            name = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
+            if name is None and not exists:
                 missing.append((number, possible[0]))
                 continue
             if not exists:
                 exists = True
                 yield from (os.path.join(base, path) for _, path in missing)
-            yield found or os.path.join(base, possible[0])
+            yield name or os.path.join(base, possible[0])
         if not exists:
-            raise not_found(where, Path(base), *missing[0])
+            number, path = missing[0]
+            raise MissingFileError(
+                "listed-file-missing",
+                f"{path!r} in line {number} of {quoted(where)} cannot be found below {quoted(Path(base))}:"
+                f" {_correct(path)}.",
+            )
