@@ -555,7 +555,7 @@ def test_training_that_breaks_off_late_leaves_the_best_epoch_so_far(
     adapted = adapt(run, Probe(), guard=guard)
     assert (adapted.chosen_epoch, adapted.last) == (2, {})
     assert adapted.after is not None
-    assert adapted.measures[0].name == "training broke off"
+    assert adapted.measures[0].code == "training-broke-off"
 
 
 def test_training_that_breaks_off_at_once_is_an_error_without_the_guard(
@@ -569,4 +569,4 @@ def test_training_that_breaks_off_at_once_is_an_error_without_the_guard(
         adapt(run, Probe(), guard=False)
     adapted = adapt(run, Probe(), guard=True)
     assert (adapted.after, adapted.chosen_epoch) == (None, 0)
-    assert [measure.name for measure in adapted.measures] == ["training broke off"]
+    assert [measure.code for measure in adapted.measures] == ["training-broke-off"]
