@@ -8,7 +8,7 @@ from typing import Any
 
 from cdtrans.cli import entry
 from cdtrans.run import pipeline
-from cdtrans.runtime.imports import importing as importing_all
+from cdtrans.runtime.signals import importing as importing_all
 
 NEUTRAL = dict.fromkeys(("information", "nuclear_norm", "clusters", "centers", "consensus"), 1.0)
 

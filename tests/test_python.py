@@ -23,7 +23,7 @@ import cdtrans.run.check
 import cdtrans.run.pipeline
 import cdtrans.studies.benchmark
 from cdtrans.measure.evaluate import Evaluation
-from cdtrans.runtime.notebook import html_table
+from cdtrans.runtime.screen import html_table
 from cdtrans.trust.findings import Finding
 from support import error_says, says
 from tiny_task import CLASSES, QUICK

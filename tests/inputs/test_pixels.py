@@ -17,7 +17,7 @@ from cdtrans.inputs import pixels, stream
 from cdtrans.inputs.images import SIDE, pixel_digest
 from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
 from cdtrans.inputs.stream import StreamedPixels
-from cdtrans.runtime.locks import Lock
+from cdtrans.record.files import Lock
 from stores import SIZE, Notes, assert_right, draw, edit_index, expected, make_images, open_store, store_file
 from support import raises
 

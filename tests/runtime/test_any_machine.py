@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.runtime.locks import try_lock
+from cdtrans.record.files import try_lock
 from cdtrans.runtime.ranks import processor_count
 from tiny_task import make_task
 
@@ -41,7 +41,7 @@ def test_a_killed_holder_has_let_go(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     code = f"""
 import pathlib, time
-from cdtrans.runtime.locks import try_lock
+from cdtrans.record.files import try_lock
 held = try_lock(pathlib.Path({str(file)!r}))
 print(held is not None, flush=True)
 time.sleep(60)

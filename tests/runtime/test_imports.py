@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.runtime.imports import importing
-from cdtrans.runtime.signals import StopSignals
+from cdtrans.runtime.signals import StopSignals, importing
 from support import says
 from tiny_task import make_source, make_target
 

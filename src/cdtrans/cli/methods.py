@@ -9,8 +9,8 @@ from rich.table import Table
 
 from cdtrans.cli.options import Debug, Json, Quiet, print_json
 from cdtrans.methods import METHODS, require_method
-from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.signals import importing
 
 
 def methods(

@@ -33,8 +33,7 @@ import numpy as np
 from cdtrans.errors import DeviceError, DiskFull, counted
 from cdtrans.inputs.images import SIDE, Trace, UnreadableImage, pixel_digest, thumbnail, trace
 from cdtrans.inputs.stream import make_in_order
-from cdtrans.record.files import is_disk_full
-from cdtrans.runtime.locks import Lock, try_lock
+from cdtrans.record.files import Lock, is_disk_full, try_lock
 from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 

@@ -26,8 +26,7 @@ from cdtrans.record.run_folder import (
     trained_labels,
 )
 from cdtrans.record.shapes import Misfit
-from cdtrans.runtime.notebook import html_table
-from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.schema import checked
 from cdtrans.serving.classifier import Unreadable, labels_warning, load
 

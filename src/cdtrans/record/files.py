@@ -1,4 +1,4 @@
-"""Write files and folders completely or not at all."""
+"""Write files and folders completely or not at all, and lock them for one process."""
 
 import csv
 import errno
@@ -8,11 +8,15 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from types import TracebackType
+from typing import IO, TYPE_CHECKING
 
 from cdtrans.errors import CdtransError, DeviceError, DiskFull, RunError, SettingsError
 from cdtrans.record import shapes
 from cdtrans.schema import Misfit
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -106,3 +110,36 @@ def replace_folder(draft: Path, final: Path) -> None:
         os.replace(final, older)
     os.replace(draft, final)
     shutil.rmtree(older, ignore_errors=True)
+
+
+class Lock:
+    """A lock held by this process."""
+
+    def __init__(self, held: "BaseFileLock") -> None:
+        self._held = held
+
+    def close(self) -> None:
+        self._held.release(force=True)
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def try_lock(file: Path) -> Lock | None:
+    """None if the lock is taken, even by this process."""
+    from filelock import FileLock, Timeout  # takes a tenth of a second, which a wrong flag need not wait for
+
+    held = FileLock(file, thread_local=False)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        return None
+    except BaseException:  # an interruption may come when it has been taken
+        held.release(force=True)
+        raise
+    return Lock(held)

@@ -15,7 +15,7 @@ import yaml
 
 from cdtrans.config import Config
 from cdtrans.errors import RunError
-from cdtrans.record.files import atomic, csv_line, disk_full, is_disk_full
+from cdtrans.record.files import Lock, atomic, csv_line, disk_full, is_disk_full, try_lock
 from cdtrans.record.layout import (
     ADAPTED,
     CONFIG,
@@ -37,7 +37,6 @@ from cdtrans.record.probabilities import no_class, probabilities
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run_folder import check_folder
 from cdtrans.runtime.environment import package_version
-from cdtrans.runtime.locks import Lock, try_lock
 from cdtrans.runtime.ranks import barrier, is_main
 
 T = TypeVar("T")

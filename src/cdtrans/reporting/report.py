@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from cdtrans.record.run_folder import read_result
-from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.signals import importing
 from cdtrans.schema import checked
 
 

@@ -14,9 +14,8 @@ from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.images import Header, UnreadableImage, read_header
 from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.run.inputs import scan_domains
-from cdtrans.runtime.imports import importing
-from cdtrans.runtime.notebook import html_table
-from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.screen import Screen, html_table
+from cdtrans.runtime.signals import importing
 from cdtrans.schema import checked
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, State, gravest

@@ -8,8 +8,8 @@ from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, ONNX, PREDICTIONS, REPORT, RESULT
 from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
-from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.signals import importing
 
 
 class Chosen(NamedTuple):

@@ -16,9 +16,8 @@ from cdtrans.record.run_folder import RESULT, check_folder
 from cdtrans.run.inputs import scan_domains
 from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import Given
-from cdtrans.runtime.imports import importing
-from cdtrans.runtime.notebook import html_table
-from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.screen import Screen, html_table
+from cdtrans.runtime.signals import importing
 from cdtrans.schema import checked
 from cdtrans.serving.classifier import Classifier, load
 

@@ -1,8 +1,9 @@
-"""Output for the user: progress bars on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Output for the user: progress bars on a terminal, plain lines elsewhere, nothing when quiet, tables in a notebook."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape as html_escape
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -16,6 +17,7 @@ from cdtrans.runtime.ranks import launched_rank
 SILENCE_SECONDS = 5.0  # without a terminal, a long task prints a line after so long without any other
 BAR_SECONDS = 0.1  # on a terminal, its bar moves this often: a move costs more than the work on a small image
 WARM_UP = 5  # first steps of a kind that are not timed: they load libraries, build kernels and capture graphs
+SHOWN = 20  # rows of a table in a notebook; the result has the others
 TIMED_SECONDS = 1.0  # a shorter measurement is no forecast
 
 
@@ -160,3 +162,18 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *after: str) -> str:
+    """A title, a table of the first rows, and sentences below it; empty ones are left out."""
+    more = f"The first {SHOWN} of {len(rows)} rows." if len(rows) > SHOWN else ""
+    head = "".join(f"<th>{_cell(name)}</th>" for name in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows[:SHOWN])
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    below = "".join(f"<p>{_cell(text)}</p>" for text in (more, *after) if text)
+    return f"<div><p><b>{_cell(title)}</b></p>{table}{below}</div>"
+
+
+def _cell(text: str) -> str:
+    """File names may hold bytes that are not text, and control characters."""
+    return html_escape(printable(text.encode("utf-8", "backslashreplace").decode()))

@@ -18,8 +18,8 @@ from cdtrans.inputs.stream import DecodedBatch, Source, cut, decode_batches
 from cdtrans.record import layout
 from cdtrans.record.probabilities import no_class, probabilities
 from cdtrans.record.record import RunRecord
-from cdtrans.runtime.imports import importing
-from cdtrans.runtime.notebook import html_table
+from cdtrans.runtime.screen import html_table
+from cdtrans.runtime.signals import importing
 from cdtrans.schema import checked
 from cdtrans.serving.arrays import One, each_image
 from cdtrans.serving.hub import download

@@ -16,8 +16,8 @@ from cdtrans.record import layout
 from cdtrans.record.files import atomic, replace_folder
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run_folder import require_output
-from cdtrans.runtime.imports import importing
 from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.signals import importing
 from cdtrans.schema import checked
 from cdtrans.serving.classifier import Classifier, labels_warning, load
 from cdtrans.serving.hub import CODE, MADE_BY, hub_card, require_name, upload

@@ -15,8 +15,7 @@ from typing import Any
 from cdtrans.errors import DataError, RunError, first_of
 from cdtrans.inputs.scan import find_tars, stream_files
 from cdtrans.inputs.stream import TarMember, is_tar_name, members
-from cdtrans.record.files import atomic
-from cdtrans.runtime.locks import Lock, try_lock
+from cdtrans.record.files import Lock, atomic, try_lock
 from cdtrans.runtime.ranks import launched_rank, launched_world
 from cdtrans.serving.classifier import Prediction, Unreadable
 

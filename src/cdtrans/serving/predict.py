@@ -20,9 +20,9 @@ from cdtrans.record.files import atomic, csv_line, csv_lines
 from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_share
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run_folder import require_output
-from cdtrans.runtime.imports import importing
 from cdtrans.runtime.ranks import Finish, launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen, Task
+from cdtrans.runtime.signals import importing
 from cdtrans.schema import checked
 from cdtrans.serving.classifier import (
     Classifier,

@@ -10,8 +10,7 @@ from typing import Any
 from cdtrans.config import RESUME_MAY_CHANGE, CDTransOptions, Config, flat, merged, read_yaml
 from cdtrans.errors import CdtransError, first_of
 from cdtrans.methods import method_class
-from cdtrans.record.files import atomic
-from cdtrans.runtime.locks import try_lock
+from cdtrans.record.files import atomic, try_lock
 from cdtrans.runtime.ranks import launched_world
 
 # Defaults of every run: without the guard a row shows what its method did (its verdict is in the run folder anyway),

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from cdtrans.config import read_yaml
 from cdtrans.errors import HARM, Interrupted
-from cdtrans.record.files import atomic
+from cdtrans.record.files import atomic, try_lock
 from cdtrans.record.run_folder import CONFIG, RESULT
 from cdtrans.run.stage_1 import SOURCE
 from cdtrans.runtime import processes
-from cdtrans.runtime.locks import try_lock
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.studies.results import SCORED, read_sessions, sessions_file

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from cdtrans.runtime.locks import try_lock
+from cdtrans.record.files import try_lock
 
 
 def test_an_interruption_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
