@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cdtrans.pairing.centers import centers, nearest_center, pseudo_labels
+from cdtrans.pairing.pairs import centers, nearest_center, pseudo_labels
 from support import devices
 
 

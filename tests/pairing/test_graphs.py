@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing import graphs
-from cdtrans.pairing.graphs import Graph, Statistics, balanced, fit_probe, label_target, relabel_target, surest
+from cdtrans.pairing.graphs import Graph, Statistics, balanced, fit_probe, label_target, most_certain, relabel_target
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains, Proposals, TargetLabels
 
@@ -111,10 +111,10 @@ class TestShares:
         assert float((few - p[::25]).abs().max()) < float((many - p).abs().max())
 
 
-def test_the_surest_are_taken_class_by_class() -> None:
+def test_the_most_certain_images_are_taken_class_by_class() -> None:
     p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4], [0.45, 0.55]])
-    assert surest(p, 0.5).tolist() == [0, 1, 4]
-    assert surest(p, 1.0).tolist() == [0, 1, 2, 3, 4]
+    assert most_certain(p, 0.5).tolist() == [0, 1, 4]
+    assert most_certain(p, 1.0).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_statistics_of_a_handful_are_drawn_to_the_sources() -> None:

@@ -5,12 +5,12 @@
              on the target's own graph (a = 0.8) and on that of both domains, where the source's labels are given (0.9)
     shares   the class shares of P are pulled towards equal ones, the less, the fewer labels differ from the source's
              opinion: across a wide gap a probe prefers a few classes, and without a gap its shares are right
-    rounds   the surest part of each class teaches the probe of the next round, half of it first and all of it last
+    rounds   the most certain part of each class teaches the next round's probe, half of it first and all of it last
 
 Labels that a person gave for target images are fixed in the graphs, as the source's are, and teach every probe.
 
 Two views of the features are averaged: the last blocks as they are, and all tapped ones whitened per domain. Every
-constant was chosen on Office-31 and PACS with DeiT-tiny (docs/results/recipe.md). Nothing here has a seed, and nothing
+constant was chosen on Office-31 and PACS with DeiT-tiny (docs/results/recipe.md). Nothing here is random, and nothing
 has the size of images times images: neighbours are searched tile by tile."""
 
 from typing import NamedTuple
@@ -28,26 +28,26 @@ HEAT = 10.0  # weight of a neighbour: exp(HEAT * cosine)
 STEPS = 30
 OWN, JOINT = 0.8, 0.9  # a of the target's graph and of the joint one
 ROUNDS = 5
-FIRST_PORTION = 0.5  # of each class, in the first round
+FIRST_PORTION = 0.5  # part of each class that teaches in the first round
 LOOSE, CLOSE = 0.03, 0.003  # the probe's decay on the source alone, and in the last round
-WHITENING = 0.3  # how far the covariance is shrunk to its mean variance
-PULL = 0.5  # at most: 0 keeps the predicted shares, 1 makes them equal
-ENOUGH = 8  # target images for each class from which on the shares are pulled in full
-SMOOTHING = 0.1
-TILE = 1 << 12  # queries, and 4 times as many keys, whose similarities are held at once: 256 MiB
-SCALE_ROWS = 20_000  # that the scale of the scores is found on
-PRIOR = 8  # images that the source's statistics count as in those of the target
+WHITENING = 0.3  # shrinkage of the covariance to its mean variance
+PULL = 0.5  # largest pull on the shares: 0 keeps the predicted ones, 1 makes them equal
+ENOUGH = 8  # target images per class from which on the shares are pulled in full
+SMOOTHING = 0.1  # of the labels that the scale of the scores is fitted to
+TILE = 1 << 12  # queries in a tile of similarities, with 4 times as many keys: 256 MiB
+SCALE_ROWS = 20_000  # rows used to fit the scale of the scores
+PRIOR = 8  # weight, in images, of the source's statistics in those of the target
 
 
 class Statistics(NamedTuple):
-    """The statistics of a domain's features."""
+    """Mean and variance of a domain's features."""
 
     mean: Tensor  # [D]
     variance: Tensor  # [D]
 
     @classmethod
     def of(cls, x: Tensor, prior: "Statistics | None" = None) -> "Statistics":
-        """With a `prior`, which counts as a few images: for targets of a handful."""
+        """Those of x [N, D]. A `prior` counts as a few images, for targets of a handful."""
         mean, variance = x.mean(dim=0), x.var(dim=0, correction=0)
         if prior is None:
             return cls(mean, variance)
@@ -73,7 +73,7 @@ class Labels(NamedTuple):
 
     probabilities: Tensor  # [Nt, K] by the graphs
     first: Tensor  # [Nt] the class by a probe on the source, before any graph
-    steady: Tensor  # [] share of an image's neighbours in the target that the graphs give the same class
+    steady: Tensor  # [] share of target neighbours with the same class by the graphs
 
 
 class View:
@@ -92,7 +92,8 @@ class View:
         return (self.own.spread(q, OWN, self.given) + self.joint.spread(q, JOINT, self.given, known)) / 2
 
     def fit(self, known: Tensor, labels: Tensor, chosen: Tensor, decay: float) -> Tensor:
-        """A probe on the source and the chosen target images with these labels [Nt] -> what it says of the target."""
+        """A probe on the source and the chosen target images with these labels [Nt] -> its probabilities for the
+        target, [Nt, K]."""
         x = torch.cat([self.source, self.target[chosen]])
         y = torch.cat([known, F.one_hot(labels[chosen], known.shape[1]).to(known)])
         return fixed(fit_probe(x, y, decay).probabilities(self.target), self.given)
@@ -114,17 +115,17 @@ class Graph(NamedTuple):
             nearest(queries[start : min(start + TILE, mine.stop)], keys, start + itself, k)
             for start in range(mine.start, mine.stop, TILE)
         ]
-        found = (torch.cat(parts) for parts in zip(*tiles, strict=True))
-        similarity, index = (gather(x) for x in found)
+        similarity, index = (gather(torch.cat(parts)) for parts in zip(*tiles, strict=True))
         return cls(index, (HEAT * similarity).softmax(dim=1))
 
     def steady(self, labels: Tensor) -> Tensor:
-        """[] share of neighbours with the same label [Nt], on a graph of the target alone."""
+        """[] the share of neighbours with the same label [Nt], on a graph of the target alone."""
         if not self.neighbours.shape[1]:
             return torch.ones(())
         return (labels[self.neighbours] == labels[:, None]).double().mean().cpu()
 
     def spread(self, q: Tensor, a: float, given: TargetLabels | None, known: Tensor | None = None) -> Tensor:
+        """P after all steps, [Nt, K], from the probe's Q."""
         p = q
         for _ in range(STEPS if self.neighbours.shape[1] else 0):
             base = p if known is None else torch.cat([known, p])
@@ -136,7 +137,7 @@ class Graph(NamedTuple):
 
 
 def fixed(p: Tensor, given: TargetLabels | None) -> Tensor:
-    """The target's probabilities [Nt, K] with the labels that are given."""
+    """The target's probabilities [Nt, K], with those of labelled images replaced by their labels."""
     return p if given is None else p.index_copy(0, given.images, F.one_hot(given.labels, p.shape[1]).to(p))
 
 
@@ -187,7 +188,7 @@ def gram(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def label_target(domains: Domains, *, classes: int, leading: int) -> Labels:
-    """From both domains' features. The first `leading` of them are the first view."""
+    """Labels from both domains' features, whose first `leading` numbers are the first view."""
     views, given = make_views(domains, leading), domains.given
     known = F.one_hot(domains.source_labels, classes).to(views[0].source)
     p = fixed(known.new_zeros(len(domains.target.features), classes), given)
@@ -199,20 +200,20 @@ def label_target(domains: Domains, *, classes: int, leading: int) -> Labels:
         p = fixed(balanced(spread, first), given)
         if round + 1 < ROUNDS:  # the last round's probes would teach nobody
             decay = LOOSE * (CLOSE / LOOSE) ** ((round + 1) / ROUNDS)
-            chosen = surest(p, FIRST_PORTION + (1 - FIRST_PORTION) * round / (ROUNDS - 1))
+            chosen = most_certain(p, FIRST_PORTION + (1 - FIRST_PORTION) * round / (ROUNDS - 1))
             q = [view.fit(known, p.argmax(dim=1), chosen, decay) for view in views]
     return Labels(p, first, views[0].own.steady(p.argmax(dim=1)))
 
 
 def relabel_target(domains: Domains, first: Tensor, *, leading: int) -> Tensor:
-    """The same from the features and predictions of a network that is being trained -> [Nt, K]. Twice: the second time
-    a probe that has learnt the first labels has a say of one half."""
+    """Labels [Nt, K] from the features and predictions of a network that is being trained. The graphs spread them
+    twice: the second time, a probe that has learnt the first labels counts for one half."""
     views, given = make_views(domains, leading), domains.given
     q = fixed(domains.target.logits.softmax(dim=1), given)
     known = F.one_hot(domains.source_labels, q.shape[1]).to(q)
-    everybody = torch.arange(len(q), device=q.device)
+    everything = torch.arange(len(q), device=q.device)
     p = fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first), given)
-    q = (q + views[0].fit(known, p.argmax(dim=1), everybody, CLOSE)) / 2
+    q = (q + views[0].fit(known, p.argmax(dim=1), everything, CLOSE)) / 2
     return fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first), given)
 
 
@@ -238,8 +239,8 @@ def balanced(p: Tensor, first: Tensor) -> Tensor:
     return p
 
 
-def surest(p: Tensor, portion: float) -> Tensor:
-    """The images with the highest probabilities, this portion of each predicted class and at least one: indices."""
+def most_certain(p: Tensor, portion: float) -> Tensor:
+    """Indices of the images with the highest probabilities: this portion of each predicted class, and at least one."""
     confidence, label = p.max(dim=1)
     chosen = []
     for k in label.unique():

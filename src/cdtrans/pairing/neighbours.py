@@ -8,13 +8,13 @@ from torch.nn import functional as F
 
 from cdtrans.runtime.ranks import gather, share
 
-TILE = {"cuda": 1 << 14, "cpu": 1 << 12}  # images of each side whose similarities are held at once: 1 GiB, 64 MiB
+TILE = {"cuda": 1 << 14, "cpu": 1 << 12}  # images of each side in a tile of similarities: 1 GiB, 64 MiB
 LARGE = 1 << 36  # similarities in all from which on a GPU's tile is twice as wide: 4 GiB, beside features of GiBs
-SEGMENT = 64  # neighbours in a tile whose maximum is looked at before they are
-ROUNDING = 2e-7  # of a float32 sum, times the square root of its terms: 25 times the largest of 40 million seen
-SPLIT_ERROR = 3 * 2.0**-16  # what two bfloat16 parts leave out of a product: each side's rest, and small times small
-CANDIDATES_PER_IMAGE = 8  # more near-ties than this in a tile, as of a collapsed model, are left to float32
-SETTLED_AT_ONCE = 1 << 14  # near-ties
+SEGMENT = 64  # neighbours whose maximum is tested before each of them is
+ROUNDING = 2e-7  # error of a float32 sum over the square root of its terms: 25 times the largest of 40 million sums
+SPLIT_ERROR = 3 * 2.0**-16  # error of a product of two bfloat16 parts: each side's rest, and small times small
+CANDIDATES_PER_IMAGE = 8  # with more near-ties in a tile, as a collapsed model has, float32 decides
+SETTLED_AT_ONCE = 1 << 14  # near-ties that are computed in float64 together
 
 
 class Neighbours(NamedTuple):
@@ -46,7 +46,7 @@ def two_way(source: Tensor, target: Tensor, tile: int | None = None) -> Neighbou
         for j in range(0, len(target), tile):
             keys = target[j : j + tile]
             search_tile(rows, columns, i - mine.start, i, j, queries, keys, slack)
-    winner = gather(columns.exact[None]).argmax(dim=0, keepdim=True)  # [1, Nt] the first rank that found the best
+    winner = gather(columns.exact[None]).argmax(dim=0, keepdim=True)  # [1, Nt] the first rank with the best one
     return Neighbours(gather(rows.index), gather(columns.index[None]).gather(0, winner).squeeze(0))
 
 
@@ -65,18 +65,18 @@ def search_tile(
 
 
 class Best:
-    """The best neighbour so far of each of N images."""
+    """Each image's best neighbour so far."""
 
     def __init__(self, images: int, device: torch.device) -> None:
-        self.swept = torch.full((images,), -torch.inf, device=device)  # its similarity as swept
+        self.swept = torch.full((images,), -torch.inf, device=device)  # the similarity as swept
         self.exact = torch.full((images,), -torch.inf, dtype=torch.float64, device=device)
         self.index = torch.zeros(images, dtype=torch.long, device=device)
 
     def update(
         self, start: int, first: int, tile: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, slack: float
     ) -> None:
-        """Take in a tile: the images from `start` on with the keys from `first` on. Only what comes near to the best so
-        far is computed exactly; to find it, the tile is looked at in segments."""
+        """Take in a tile: the images from `start` on with the keys from `first` on. Only similarities near to the best
+        so far are computed exactly, and only the segments that hold such a one are searched."""
         here = slice(start, start + len(queries))
         similarity, highest = (x[: len(queries)] for x in tile)  # [Q, SEGMENT, segments], [Q, segments]
         self.swept[here] = torch.maximum(self.swept[here], highest.amax(dim=1))
@@ -97,14 +97,14 @@ class Best:
 
 def segments(similarity: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """A tile cut into segments along `dim`, and the highest of each: [Q, SEGMENT, segments], [Q, segments]. A segment
-    is every so-manyeth neighbour and not a row of them, because a GPU reduces over the last dimension slowly."""
+    is strided and not a row of neighbours, because a GPU reduces over the last dimension slowly."""
     cut = similarity.unflatten(dim, (SEGMENT, -1))
     highest = cut.amax(dim=dim)
     return (cut, highest) if dim == 1 else (cut.permute(2, 0, 1), highest.T)
 
 
 def settle(queries: Tensor, keys: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """For each query its largest product among the candidates (query, key), in float64, and the lowest such key."""
+    """Each query's largest product among the candidates (query, key), in float64, and the lowest such key."""
     pairs = zip(query.split(SETTLED_AT_ONCE), key.split(SETTLED_AT_ONCE), strict=True)
     precise = torch.cat([(queries[q].double() * keys[k].double()).sum(dim=1) for q, k in pairs])
     value = precise.new_full((len(queries),), -torch.inf).scatter_reduce(0, query, precise, "amax")
@@ -113,7 +113,7 @@ def settle(queries: Tensor, keys: Tensor, query: Tensor, key: Tensor) -> tuple[T
 
 
 def sweep(queries: Tensor, keys: Tensor) -> Tensor:
-    """Similarities to within `sweep_error`, [Q, K], filled up to whole segments with what is similar to nothing."""
+    """Similarities to within `sweep_error`, [Q, K], filled up to whole segments with -inf."""
     q, k = (F.pad(x, (0, 0, 0, -len(x) % SEGMENT)) for x in (queries, keys))
     if q.device.type == "cuda":
         (high, low), (key_high, key_low) = split(q), split(k)

@@ -1,4 +1,4 @@
-"""Training pairs: who meets whom in stage 2 (section 3.2 of the paper)."""
+"""Training pairs (section 3.2 of the paper): neighbours in the other domain, and labels by class centres."""
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cdtrans.errors import Hopeless
 from cdtrans.network.encoding import Encoded
-from cdtrans.pairing.centers import pseudo_labels
 from cdtrans.pairing.neighbours import Neighbours, normalised, two_way
+
+EPSILON = 1e-8  # the authors' guard against an empty class
 
 
 class TargetLabels(NamedTuple):
@@ -23,8 +25,8 @@ class TargetLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Domains:
-    """Both domains as a network encodes them, and what follows from that about how they match. No target label comes
-    in but those that the user gave: otherwise only features and the network's own logits."""
+    """Both domains as a network encodes them, and how they match. Without labels given by the user it holds only
+    features and the network's own logits of the target."""
 
     source: Encoded
     source_labels: Tensor  # [Ns]
@@ -38,7 +40,7 @@ class Domains:
 
     @cached_property
     def centers(self) -> Tensor:
-        """Eq. 5 to 7: [Nt] the class of each target image's nearest centre, its pseudo-label."""
+        """Eq. 5 to 7: [Nt] the class of each target image's nearest centre, its pseudo label."""
         return pseudo_labels(self.target.features, self.target.logits)
 
     @cached_property
@@ -52,9 +54,8 @@ class Domains:
         return self.centers[self.neighbours.target_of_source]
 
     def agreement(self) -> dict[str, float]:
-        """How often the nearest image of the other domain is of the same class, seen from each side. The source's is
-        the telling one: its labels are true, so if few agree, the target's centres are not classes. Nothing without
-        source images."""
+        """How often the nearest image of the other domain is of the same class, seen from each side. If few source
+        images agree, whose labels are true, the target's centres are not classes. Empty without source images."""
         if not len(self.source_labels):
             return {}
         source = (self.center_nearest_source == self.source_labels).double().mean()
@@ -75,8 +76,8 @@ class Pairs:
     source_labels: Tensor  # [P]
     target_labels: Tensor  # [P] pseudo-labels, or [P, K] soft ones
     weight: Tensor  # [P]
-    proposed: int  # how many there were before the method's filter
-    coupled: bool = True  # whether source and target image of a pair stay together when an epoch is shuffled
+    proposed: int  # their number before the method's filter
+    coupled: bool = True  # both images of a pair stay together when an epoch is shuffled
 
     def __len__(self) -> int:
         return len(self.source)
@@ -89,7 +90,7 @@ class Pairs:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def summary(self) -> dict[str, int]:
-        """What the log and the screen say about a round."""
+        """A round's pairs in numbers, for the log and the screen."""
         return {
             "proposed": self.proposed,
             "kept": len(self),
@@ -101,14 +102,14 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Proposals:
-    """What a method's plan returns: pairs, and which of them are kept."""
+    """The result of a method's plan: pairs, some of which are kept."""
 
     source: Tensor  # [P] indices; -1 where there are no source images
     target: Tensor  # [P] indices
     source_labels: Tensor  # [P]
-    target_labels: Tensor  # [P] pseudo-labels, or [P, K] soft ones; of a rejected pair the label it was rejected for
-    kept: Tensor | None = None  # [P] bool; None: all
-    weight: Tensor | None = None  # [P]; None: all 1
+    target_labels: Tensor  # [P] pseudo-labels, or [P, K] soft ones; a rejected pair has the label it was rejected for
+    kept: Tensor | None = None  # [P] bool; None keeps all
+    weight: Tensor | None = None  # [P]; None gives all 1
     coupled: bool = True  # see Pairs
 
     @classmethod
@@ -122,7 +123,7 @@ class Proposals:
         coupled: bool = False,
     ) -> "Proposals":
         """Every source image with some of these `targets` (indices). The larger of the two sides is used once, the
-        other as often as it takes. `target_labels` are of all target images."""
+        other as often as it takes. `target_labels` has a row for each target image."""
         device = domains.source_labels.device
         sources = torch.arange(len(domains.source_labels))
         count = max(len(sources), len(targets)) if len(targets) else 0
@@ -132,18 +133,20 @@ class Proposals:
     @classmethod
     def within_class(cls, domains: Domains, target_labels: Tensor) -> "Proposals":
         """Every target image with the most similar source image of its class. `target_labels` are hard, [Nt]."""
-        features = normalised(domains.source.features), normalised(domains.target.features)
+        f_s, f_t = normalised(domains.source.features), normalised(domains.target.features)
         source = torch.zeros_like(target_labels)
         for k in target_labels.unique():
-            of_class = (domains.source_labels == k).nonzero().squeeze(1)
-            members = (target_labels == k).nonzero().squeeze(1)
-            source[members] = of_class[two_way(features[0][of_class], features[1][members]).source_of_target]
+            sources, targets = ((labels == k).nonzero().squeeze(1) for labels in (domains.source_labels, target_labels))
+            source[targets] = sources[two_way(f_s[sources], f_t[targets]).source_of_target]
         target = torch.arange(len(target_labels), device=target_labels.device)
         return cls(source, target, domains.source_labels[source], target_labels)
 
+    def mask(self) -> Tensor:
+        """[P] bool: the kept pairs."""
+        return torch.ones_like(self.source, dtype=torch.bool) if self.kept is None else self.kept
+
     def pairs(self) -> Pairs:
-        """The kept ones."""
-        kept = torch.ones_like(self.source, dtype=torch.bool) if self.kept is None else self.kept
+        kept = self.mask()
         weight = torch.ones(len(kept), device=kept.device) if self.weight is None else self.weight
         return Pairs(
             source=self.source[kept],
@@ -156,17 +159,16 @@ class Proposals:
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """pairs/round-NN.npz: every proposal with its labels, so that people can see why a pair was kept or not."""
+        """Every proposal with its labels, so that people can see why a pair was kept or not."""
         hard = self.target_labels.argmax(dim=1) if self.target_labels.ndim == 2 else self.target_labels
         columns = {"source": self.source, "target": self.target}
         columns |= {"source_labels": self.source_labels, "target_labels": hard}
         arrays = {name: x.cpu().numpy().astype(np.int32) for name, x in columns.items()}
-        kept = torch.ones_like(self.source, dtype=torch.bool) if self.kept is None else self.kept
-        return arrays | {"kept": kept.cpu().numpy()}
+        return arrays | {"kept": self.mask().cpu().numpy()}
 
 
 def shuffled(indices: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` of these in random order, each once before any comes twice."""
+    """So many indices in random order, each once before any comes twice."""
     if not count:
         return indices[:0]
     rounds = [torch.randperm(len(indices), generator=generator) for _ in range(-(-count // len(indices)))]
@@ -174,8 +176,8 @@ def shuffled(indices: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def union(neighbours: Neighbours, mutual: str) -> tuple[Tensor, Tensor]:
-    """P_T then P_S, in the authors' order. A pair found from both sides is in their list twice (`mutual="twice"`); the
-    paper's union holds it once (`mutual="once"`)."""
+    """P_T then P_S, in the authors' order. A pair that both images propose is in their list twice (`mutual="twice"`);
+    the paper's union holds it once (`mutual="once"`)."""
     target_of_source, source_of_target = neighbours
     targets = torch.arange(len(source_of_target), device=source_of_target.device)
     sources = torch.arange(len(target_of_source), device=target_of_source.device)
@@ -194,10 +196,41 @@ def one_way(neighbours: Neighbours, pairing: str) -> tuple[Tensor, Tensor]:
 
 
 def require_pairs(pairs: Pairs, epoch: int) -> None:
-    """Stage 2 cannot train on nothing."""
+    """Refuse to train stage 2 on nothing."""
     if len(pairs) < 2:
         raise Hopeless(
             f"Only {len(pairs)} of {pairs.proposed} proposed pairs were kept in epoch {epoch}",
             "Train the source model longer (--source-epochs) or use a stronger backbone. CDTrans rejects pairs whose "
             "source label is not the class of the target image's nearest centre; --no-center-aware switches that off.",
         )
+
+
+def pseudo_labels(features: Tensor, logits: Tensor) -> Tensor:
+    """Labels by weighted k-means centres with one refinement (Eq. 5, 6, 7): the target's features [Nt, D] and logits
+    [Nt, K] -> [Nt].
+
+    Only a class that the classifier predicts at least once may become a label. A class that wins no image in the first
+    assignment has no centre to refine and is left out of the second: the authors' code lets such a class take every
+    image (docs/method.md, section 6, trap 1)."""
+    probabilities = logits.softmax(dim=1)  # [Nt, K]
+    ones = features.new_ones(len(features), 1)
+    x = F.normalize(torch.cat([features, ones], dim=1))  # [Nt, D + 1]
+    allowed = _used(logits.argmax(dim=1), logits.shape[1])
+    labels = nearest_center(x, centers(x, probabilities), allowed)  # Eq. 5, 6
+    assigned = F.one_hot(labels, logits.shape[1]).to(x.dtype)
+    return nearest_center(x, centers(x, assigned), allowed & _used(labels, logits.shape[1]))  # Eq. 7, 6
+
+
+def centers(x: Tensor, weights: Tensor) -> Tensor:
+    """The weighted mean of the features for each class: [N, D], [N, K] -> [K, D]."""
+    return (weights.T @ x) / (weights.sum(dim=0)[:, None] + EPSILON)
+
+
+def nearest_center(x: Tensor, centers: Tensor, allowed: Tensor) -> Tensor:
+    """The allowed class whose centre has the highest cosine with each row of x."""
+    similarity = F.normalize(x) @ F.normalize(centers).T  # [N, K]
+    return similarity.masked_fill(~allowed, -torch.inf).argmax(dim=1)
+
+
+def _used(labels: Tensor, classes: int) -> Tensor:
+    return torch.bincount(labels, minlength=classes) > 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.network.encoding import Encoded
-from cdtrans.pairing.centers import pseudo_labels
+from cdtrans.pairing.pairs import pseudo_labels
 
 SAMPLE = 4096  # images for the scores of quadratic or iterated cost: the first ones, whose order is random
 CLUSTER_TRIES, CLUSTER_STEPS = 3, 20  # of k-means; the tightest result is used
