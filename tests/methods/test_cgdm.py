@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch
-from cdtrans.methods.cgdm import CGDM, CGDMOptions, gradient_discrepancy, supervised_loss, weighted_loss
+from cdtrans.methods.cgdm import CGDM, gradient_discrepancy, supervised_loss, weighted_loss
 from support import tiny_batch, tiny_method
 
 
@@ -129,6 +129,6 @@ def test_the_updates_minimise_the_paper_s_losses() -> None:
 
 
 def test_the_defaults_are_the_authors() -> None:
-    options = CGDMOptions()
+    options = CGDM.Options()
     assert (options.trade_off, options.entropy, options.balance) == (1.0, 0.1, 0.1)
     assert (options.labels, options.gradients, options.generator_updates) == (0.01, 0.01, 4)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Round, Sizes
 from cdtrans.methods.cdtrans import branch_features
-from cdtrans.methods.cotraining import PAIRS, CoTraining, CoTrainingOptions, follow
+from cdtrans.methods.cotraining import PAIRS, CoTraining, follow
 from cdtrans.methods.instant import Instant
 from cdtrans.network.encoding import Encoded
 from cdtrans.network.network import Head, Network
@@ -26,7 +26,7 @@ def network(taps: int = 2) -> Network:
 
 
 def method(images: int = 30, **options: float) -> CoTraining:
-    return CoTraining(network(), CoTrainingOptions(**options), Sizes(CLASSES, 24, images))  # type: ignore[arg-type]
+    return CoTraining(network(), CoTraining.Options(**options), Sizes(CLASSES, 24, images))  # type: ignore[arg-type]
 
 
 def domains_of(net: Network, images: Tensor, target: Tensor) -> Domains:
@@ -172,7 +172,7 @@ def test_the_source_target_branch_is_taught_and_teaches(domains: Domains) -> Non
 
 def test_a_given_label_is_taught_as_it_is_and_more_often() -> None:
     sizes, net = Sizes(3, 30, 30), network()
-    m = CoTraining(net, CoTrainingOptions(length=0.1, mask=False, strong=False), sizes)
+    m = CoTraining(net, CoTraining.Options(length=0.1, mask=False, strong=False), sizes)
     generator = torch.Generator().manual_seed(0)
     x, z = torch.randn(2, 30, net.dim, generator=generator)
     labels = torch.arange(30) % 3

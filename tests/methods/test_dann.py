@@ -8,7 +8,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.dann import DANN, Critic, DANNOptions, domain_loss, reversed_gradient, rising
+from cdtrans.methods.dann import DANN, Critic, domain_loss, reversed_gradient, rising
 from cdtrans.network.network import Head, Network
 
 
@@ -71,7 +71,7 @@ def test_the_critic_learns_to_tell_shifted_domains_apart(shift: float, separable
     """Through the real head: neither its BatchNorm nor the critic's may hide the difference of the means."""
     torch.manual_seed(0)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
-    method = DANN(Network(vit, Head(16, 3, "batchnorm")), DANNOptions(hidden=32), Sizes(3, 32, 32)).train()
+    method = DANN(Network(vit, Head(16, 3, "batchnorm")), DANN.Options(hidden=32), Sizes(3, 32, 32)).train()
     optimizer = torch.optim.Adam(method.critic.parameters(), lr=0.01)
     for step in range(60):  # each with other images, which a critic cannot memorise
         loss = method.losses(batches(shift, seed=step), torch.tensor(0.0))[

@@ -9,7 +9,7 @@ from timm.models import VisionTransformer
 from torch import Tensor
 
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.mcd import MCD, MCDOptions, balance
+from cdtrans.methods.mcd import MCD, balance
 from cdtrans.network.network import Head, Network
 
 
@@ -17,7 +17,7 @@ def make_method(**options: object) -> MCD:
     torch.manual_seed(0)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
     network = Network(vit, Head(16, 3, "batchnorm"))
-    return MCD(network, MCDOptions(hidden=8, **options), Sizes(3, 10, 10)).train()  # type: ignore[arg-type]
+    return MCD(network, MCD.Options(hidden=8, **options), Sizes(3, 10, 10)).train()  # type: ignore[arg-type]
 
 
 def batch() -> Batch:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cdtrans.methods.mstn import MSTN, MSTNOptions, class_means
+from cdtrans.methods.mstn import MSTN, class_means
 from support import tiny_batch, tiny_method
 
 
@@ -59,7 +59,7 @@ def test_target_classes_are_those_of_the_network_in_eval_mode() -> None:
     assert norm.running_mean is not None
     norm.running_mean.copy_(torch.linspace(-3, 3, 16))  # so that eval mode predicts something else
     statistics = norm.running_mean.clone()
-    found = method.predicted(tiny_batch().x_t)
+    found = method.network.encode_in_eval_mode(tiny_batch().x_t).logits.argmax(dim=1)
     assert torch.equal(norm.running_mean, statistics), "it does not change the statistics"
     assert method.network.training
     in_training = method.network.encode(tiny_batch().x_t).logits.argmax(dim=1)
@@ -80,5 +80,5 @@ def test_the_critic_wins_and_the_features_lose() -> None:
 
 
 def test_the_defaults_are_the_authors() -> None:
-    options = MSTNOptions()
+    options = MSTN.Options()
     assert (options.semantic, options.critic, options.renewal, options.ramp) == (1.0, 0.1, 0.3, 10.0)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.pmtrans import PMTrans, PMTransOptions, feature_loss, label_loss
+from cdtrans.methods.pmtrans import PMTrans, feature_loss, label_loss
 from cdtrans.network.network import Head, Network
 from support import error_says
 
@@ -16,7 +16,7 @@ from support import error_says
 def make_method() -> PMTrans:
     torch.manual_seed(0)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0)
-    return PMTrans(Network(vit, Head(16, 3, "batchnorm")), PMTransOptions(), Sizes(3, 9, 9)).train()
+    return PMTrans(Network(vit, Head(16, 3, "batchnorm")), PMTrans.Options(), Sizes(3, 9, 9)).train()
 
 
 def make_batch() -> Batch:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Batch, Method, Round, Sizes
-from cdtrans.methods.mrkld_lrent import MRKLDLRENT, MRKLDOptions, balanced_labels, uniform_divergence
+from cdtrans.methods.mrkld_lrent import MRKLDLRENT, balanced_labels, uniform_divergence
 from cdtrans.methods.rpll import RPLL, rectified_loss
 from cdtrans.network.encoding import Encoded
 from cdtrans.network.network import Network
@@ -191,9 +191,9 @@ class TestLosses:
 
     def test_mrkld_lrent_has_a_term_for_being_sure(self, tiny: Tiny, batch: Batch) -> None:
         network = tiny[0].train()
-        assert MRKLDOptions().divergence == 0.1
+        assert MRKLDLRENT.Options().divergence == 0.1
         for weight in (0.1, 0.7):
-            losses = MRKLDLRENT(network, MRKLDOptions(divergence=weight), SIZES).losses(batch, PROGRESS)
+            losses = MRKLDLRENT(network, MRKLDLRENT.Options(divergence=weight), SIZES).losses(batch, PROGRESS)
             assert list(losses) == ["loss_source", "loss_target", "loss_divergence"]
             source, target = (network.encode(x).logits for x in (batch.x_s, batch.x_t))
             torch.testing.assert_close(losses["loss_source"], F.cross_entropy(source, batch.y_s))

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Round, Sizes
-from cdtrans.methods.shot import SHOT, SHOTIM, SHOTIMOptions, SHOTOptions
+from cdtrans.methods.shot import SHOT, SHOTIM
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import Domains, Proposals
 from support import tiny_batch, tiny_method
@@ -110,5 +110,5 @@ def test_labels_of_certain_predictions_are_the_nearest_class_means() -> None:
 
 
 def test_the_defaults_are_the_authors() -> None:
-    assert SHOTOptions() == SHOTOptions(information=1.0, labels=0.3, labels_from=1)
-    assert SHOTIMOptions().information == 1.0
+    assert SHOT.Options() == SHOT.Options(information=1.0, labels=0.3, labels_from=1)
+    assert SHOTIM.Options().information == 1.0

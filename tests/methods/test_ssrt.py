@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cdtrans.methods import ssrt
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.ssrt import MEANINGFUL, SSRT, SafeTraining, SSRTOptions, perturbing, refinement, three
+from cdtrans.methods.ssrt import MEANINGFUL, SSRT, SafeTraining, perturbing, refinement, three
 from cdtrans.network.blocks import Tokens, run_blocks
 from cdtrans.network.network import Head, Network
 from support import error_says
@@ -19,7 +19,7 @@ from support import error_says
 def make_method(**options: float) -> SSRT:
     torch.manual_seed(0)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=0)
-    return SSRT(Network(vit, Head(16, 3, "batchnorm")), SSRTOptions(hidden=8, **options), Sizes(3, 10, 10)).train()  # type: ignore[arg-type]
+    return SSRT(Network(vit, Head(16, 3, "batchnorm")), SSRT.Options(hidden=8, **options), Sizes(3, 10, 10)).train()  # type: ignore[arg-type]
 
 
 def make_batch(images: int = 4) -> Batch:
@@ -95,7 +95,7 @@ def test_both_predictions_get_gradient() -> None:
 
 
 def test_the_domain_loss_counts_twice_and_lambda_ends_at_0_1() -> None:
-    options = SSRTOptions()
+    options = SSRT.Options()
     assert (options.trade_off, options.largest) == (2.0, 0.1)
 
 

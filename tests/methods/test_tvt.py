@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from cdtrans.config import make_config
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.tvt import TVT, TVTOptions, information
+from cdtrans.methods.tvt import TVT, information
 from cdtrans.network.blocks import Transferability, bits
 from cdtrans.network.network import Head, Network
 from cdtrans.network.weights import build_model, load_model, make_card
@@ -31,7 +31,7 @@ def make_vit(**arguments: object) -> VisionTransformer:
 
 def make_method() -> TVT:
     network = Network(make_vit(), Head(16, 3, "batchnorm"))
-    return TVT(network, TVTOptions(hidden=8), Sizes(3, 10, 10)).train()
+    return TVT(network, TVT.Options(hidden=8), Sizes(3, 10, 10)).train()
 
 
 def make_batch() -> Batch:
@@ -150,7 +150,7 @@ def test_information_is_in_bits() -> None:
 
 
 def test_the_critic_is_a_quarter_as_wide_as_the_feature() -> None:
-    method = TVT(Network(make_vit(), Head(16, 3, "batchnorm")), TVTOptions(), Sizes(3, 10, 10))
+    method = TVT(Network(make_vit(), Head(16, 3, "batchnorm")), TVT.Options(), Sizes(3, 10, 10))
     assert method.critic[0].out_features == 4
 
 

@@ -27,24 +27,22 @@ from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class ATDOCNAOptions:
-    trade_off: float = option(0.2, "Weight c of the target's loss at the end of its linear rise.", minimum=0)
-    neighbours: int = option(5, "Entries of the bank that vote.", minimum=1)
-    label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
-
-
 class ATDOCNA(Method):
     """Labels by a vote of neighbours in a memory bank."""
 
-    Options = ATDOCNAOptions
-    options: ATDOCNAOptions
+    @dataclass(frozen=True)
+    class Options:
+        trade_off: float = option(0.2, "Weight c of the target's loss at the end of its linear rise.", minimum=0)
+        neighbours: int = option(5, "Entries of the bank that vote.", minimum=1)
+        label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
+
+    options: Options
     paper = "Liang et al. 2021"
     title = "Domain Adaptation with Auxiliary Target Domain-Oriented Classifier, CVPR"
     cost = "0.89"
-    without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation = {"trade_off": 0.0}
 
-    def __init__(self, network: Network, options: ATDOCNAOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.bank = MemoryBank(sizes, network.dim, options.neighbours)
 
@@ -84,9 +82,7 @@ class MemoryBank(nn.Module):
     @torch.no_grad()
     def remember(self, network: Network, batch: Batch) -> None:
         """Replace the entries of a batch's target images by the network's current output."""
-        network.eval()
-        out = network.encode(batch.x_t)
-        network.train()
+        out = network.encode_in_eval_mode(batch.x_t)
         features, p = gather(out.feature.float()), gather(out.logits.float()).softmax(dim=1)
         self.features[batch.i_t] = normalised(features)
         self.predictions[batch.i_t] = p.square() / p.square().sum(dim=0)

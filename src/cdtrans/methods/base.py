@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from cdtrans.errors import CdtransError
-from cdtrans.network.network import Network
+from cdtrans.errors import MethodError
+from cdtrans.network.network import Network, has_batchnorm
 from cdtrans.pairing.pairs import Domains, Proposals
 
 
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What a method may need to know about the data when it is created."""
+    """The size of the data."""
 
     classes: int
     source_images: int
@@ -46,15 +46,6 @@ class Round(NamedTuple):
     def progress(self) -> float:
         """0 in the first round, 1 in the last."""
         return (self.number - 1) / max(self.rounds - 1, 1)
-
-
-def require_vit(method: str, network: Network, name: str) -> None:
-    """Refuse a backbone (called `name`) for a method that changes what happens between the blocks of a ViT."""
-    if not network.runs_blocks:
-        raise CdtransError(
-            f"{method} works on the tokens of a ViT, and '{name}' is not a ViT that can be run block by block; "
-            "use a ViT such as deit_small or dinov2_small, or --method dann."
-        )
 
 
 class Update(Protocol):
@@ -77,10 +68,10 @@ class Method(nn.Module):
     Options: ClassVar[type[Any]] = NoOptions  # a frozen dataclass of `cdtrans.config.option` fields
     paper: ClassVar[str] = ""  # authors and year; empty if there is no paper
     title: ClassVar[str] = ""  # of the paper, and its venue; without a paper: where the method is described
-    backbones: ClassVar[str] = "any"  # which backbones it works with
+    backbones: ClassVar[str] = "any"  # any, ViT, BatchNorm, or as the method checks it
     cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
-    takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the given labels of --target-labels
+    takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the labels of --target-labels
     trains: ClassVar[bool] = True  # whether it has training steps; if not, `plan` does everything
     least_batch: ClassVar[int] = 1  # pairs that a step needs
     capturable: bool = True  # whether a step can be replayed as a CUDA graph; an instance may decide by its options
@@ -95,6 +86,18 @@ class Method(nn.Module):
     @classmethod
     def check(cls, network: Network, name: str) -> None:
         """Refuse a backbone (called `name`) that the method cannot work with, before anything is written."""
+        if cls.backbones == "ViT" and not network.runs_blocks:
+            raise MethodError(
+                "backbone-misfit",
+                f"{cls.__name__} works on the tokens of a ViT, and '{name}' is not a ViT that can be run block by "
+                "block; use a ViT such as deit_small or dinov2_small, or --method dann.",
+            )
+        if cls.backbones == "BatchNorm" and not has_batchnorm(network.backbone):
+            raise MethodError(
+                "backbone-misfit",
+                f"{cls.__name__} needs a backbone with BatchNorm layers, such as resnet50, and '{name}' has none; "
+                "choose another --backbone or --method.",
+            )
 
     def rates(self) -> Mapping[str, float]:
         """Learning rates relative to --lr, by the name of a submodule: {"critic": 10.0, "network.backbone": 0.1}."""
@@ -121,3 +124,12 @@ class Method(nn.Module):
     def served(self) -> Network:
         """The network that predicts, is exported and is judged by the guard."""
         return self.network
+
+
+def follow(average: nn.Module, module: nn.Module, part: Tensor) -> None:
+    """Move a module's weights and running statistics by this part of the way to another's."""
+    theirs: list[Any] = [x for x in average.state_dict().values() if x.is_floating_point()]
+    ours: list[Any] = [x for x in module.state_dict().values() if x.is_floating_point()]
+    difference = torch._foreach_sub(ours, theirs)
+    torch._foreach_mul_(difference, part)
+    torch._foreach_add_(theirs, difference)

@@ -19,17 +19,15 @@ from cdtrans.network.network import Network
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class BNMOptions:
-    trade_off: float = option(1.0, "Weight w of the nuclear norm.", minimum=0)
-    fast: bool = option(False, "FBNM: column norms in place of singular values.")
-
-
 class BNM(Method):
     """Certain and diverse predictions by the nuclear norm."""
 
-    Options = BNMOptions
-    options: BNMOptions
+    @dataclass(frozen=True)
+    class Options:
+        trade_off: float = option(1.0, "Weight w of the nuclear norm.", minimum=0)
+        fast: bool = option(False, "FBNM: column norms in place of singular values.")
+
+    options: Options
     paper = "Cui et al. 2020"
     title = (
         "Towards Discriminability and Diversity: Batch Nuclear-norm Maximization under Label Insufficient Situations, "
@@ -37,9 +35,9 @@ class BNM(Method):
     )
     cost = "1.6"
     least_batch = 4  # with fewer images there is hardly a diversity to ask for
-    without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation = {"trade_off": 0.0}
 
-    def __init__(self, network: Network, options: BNMOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.capturable = options.fast  # an SVD waits for the GPU
 

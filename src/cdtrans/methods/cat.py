@@ -25,31 +25,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch
-from cdtrans.methods.dann import DANN, DANNOptions, domain_loss, rising
+from cdtrans.methods.dann import DANN, domain_loss, rising
+from cdtrans.methods.mstn import class_means
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
 LATE, SLOW = 1 / 8, 1 / 4  # of the run: when lambda_2 begins to rise, and for how long it does
 
 
-@dataclass(frozen=True)
-class CATOptions(DANNOptions):
-    trade_off: float = option(0.2, "Weight of the critic's loss.", minimum=0)
-    hidden: int = option(500, "Width of the critic's two hidden layers.", minimum=1)
-    clustering: float = option(1.0, "What lambda_2, the weight of the clusters, rises to.", minimum=0)
-    margin: float = option(3.0, "Features of other classes are pushed m apart.", minimum=0)
-    confidence: float = option(0.9, "The critic sees target images above this.", minimum=0, maximum=1)
-
-
 class CAT(DANN):
     """Clusters by class at one place in both domains."""
 
-    Options = CATOptions
-    options: CATOptions
+    @dataclass(frozen=True)
+    class Options(DANN.Options):
+        trade_off: float = option(0.2, "Weight of the critic's loss.", minimum=0)
+        hidden: int = option(500, "Width of the critic's two hidden layers.", minimum=1)
+        clustering: float = option(1.0, "What lambda_2, the weight of the clusters, rises to.", minimum=0)
+        margin: float = option(3.0, "Features of other classes are pushed m apart.", minimum=0)
+        confidence: float = option(0.9, "The critic sees target images above this.", minimum=0, maximum=1)
+
+    options: Options
     paper = "Deng et al. 2019"
     title = "Cluster Alignment with a Teacher for Unsupervised Domain Adaptation, ICCV"
     cost = "0.91"
-    without_adaptation = {"trade_off": 0.0, "clustering": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation = {"trade_off": 0.0, "clustering": 0.0}
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         options = self.options
@@ -66,12 +65,9 @@ class CAT(DANN):
             "loss_clusters": options.clustering * late(progress) * (clusters + moved),
         }
 
-    @torch.no_grad()
     def teach(self, x_t: Tensor) -> tuple[Tensor, Tensor]:
         """Confidences and labels of target images, [B] each."""
-        self.network.eval()
-        logits = gather(self.network.encode(x_t).logits.float())
-        self.network.train()
+        logits = gather(self.network.encode_in_eval_mode(x_t).logits.float())
         confidence, labels = logits.softmax(dim=1).max(dim=1)
         return confidence, labels
 
@@ -90,16 +86,9 @@ def clustering(features: Tensor, labels: Tensor, margin: float) -> Tensor:
 
 def alignment(f_s: Tensor, y_s: Tensor, f_t: Tensor, y_t: Tensor, classes: int) -> Tensor:
     """The squared distance of a class's mean features in both domains, mean over the classes that both have."""
-    (of_s, count_s), (of_t, count_t) = (class_means(f, y, classes) for f, y in ((f_s, y_s), (f_t, y_t)))
-    shared = ((count_s > 0) & (count_t > 0)).float()  # [K]
+    (of_s, in_s), (of_t, in_t) = (class_means(f, y, classes) for f, y in ((f_s, y_s), (f_t, y_t)))
+    shared = (in_s & in_t).squeeze(1).float()  # [K]
     return (shared * (of_s - of_t).square().mean(dim=1)).sum() / shared.sum().clamp(min=1)
-
-
-def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """[B, D], [B] -> the mean feature of each class, [K, D], and how many are of it, [K]."""
-    members = (labels[:, None] == torch.arange(classes, device=labels.device)).float()  # [B, K]
-    counts = members.sum(dim=0)
-    return members.T @ features / counts.clamp(min=1)[:, None], counts
 
 
 def selected(chosen: Tensor) -> Tensor:

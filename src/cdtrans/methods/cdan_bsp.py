@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch
-from cdtrans.methods.cdan_e import CDANE, CDANEOptions
+from cdtrans.methods.cdan_e import CDANE
 from cdtrans.network.network import Output
 from cdtrans.schema import option
 
@@ -25,16 +25,14 @@ AUTHORS_SIZE = 36 * 256  # images of a domain in a batch, times features
 SQUARINGS = 8  # of F F^T: as 256 power iterations
 
 
-@dataclass(frozen=True)
-class CDANBSPOptions(CDANEOptions):
-    spectral: float = option(1e-4, "Weight beta of the penalty for 36 images with 256 features.", minimum=0)
-
-
 class CDANBSP(CDANE):
     """CDAN+E that keeps features from collapsing."""
 
-    Options = CDANBSPOptions
-    options: CDANBSPOptions
+    @dataclass(frozen=True)
+    class Options(CDANE.Options):
+        spectral: float = option(1e-4, "Weight beta of the penalty for 36 images with 256 features.", minimum=0)
+
+    options: Options
     paper = "Chen et al. 2019"
     title = "Transferability vs. Discriminability: Batch Spectral Penalization for Adversarial Domain Adaptation, ICML"
     cost = "0.80"

@@ -17,29 +17,27 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.methods.base import Sizes
-from cdtrans.methods.dann import DANN, Critic, DANNOptions, domain_loss, reversed_gradient
+from cdtrans.methods.dann import DANN, Critic, domain_loss, reversed_gradient
 from cdtrans.methods.minent import entropy
 from cdtrans.network.network import Network, Output
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class CDANEOptions(DANNOptions):
-    entropy: bool = option(True, "Certain images count more (+E); without it this is CDAN.")
-    largest_map: int = option(65536, "Longest f (x) p, features times classes, that is not randomised.", minimum=1)
-    projection: int = option(1024, "Length m of the randomised map.", minimum=1)
-
-
 class CDANE(DANN):
     """Adversarial critic of features and predictions."""
 
-    Options = CDANEOptions
-    options: CDANEOptions
+    @dataclass(frozen=True)
+    class Options(DANN.Options):
+        entropy: bool = option(True, "Certain images count more (+E); without it this is CDAN.")
+        largest_map: int = option(65536, "Longest f (x) p, features times classes, that is not randomised.", minimum=1)
+        projection: int = option(1024, "Length m of the randomised map.", minimum=1)
+
+    options: Options
     paper = "Long et al. 2018"
     title = "Conditional Adversarial Domain Adaptation, NeurIPS"
     cost = "0.79"
 
-    def __init__(self, network: Network, options: CDANEOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.map = MultilinearMap(network.dim, sizes.classes, options.largest_map, options.projection)
         self.critic = Critic(self.map.length, options.hidden)

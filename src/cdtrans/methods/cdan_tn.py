@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.cdan_e import CDANE, CDANEOptions
-from cdtrans.network.network import Network, require_batchnorm, with_layers
+from cdtrans.methods.cdan_e import CDANE
+from cdtrans.network.network import Network, with_layers
 
 
 class CDANTN(CDANE):
@@ -30,13 +30,9 @@ class CDANTN(CDANE):
     cost = "?"  # not measured on a network with BatchNorm
     backbones = "BatchNorm"
 
-    def __init__(self, network: Network, options: CDANEOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: CDANE.Options, sizes: Sizes) -> None:
         super().__init__(with_layers(network, nn.modules.batchnorm._BatchNorm, TransNorm), options, sizes)
         self.plain = network
-
-    @classmethod
-    def check(cls, network: Network, name: str) -> None:
-        require_batchnorm(network, name, "CDAN+TN")
 
     def served(self) -> Network:
         return self.plain

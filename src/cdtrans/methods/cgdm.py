@@ -30,26 +30,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Update
-from cdtrans.methods.mcd import MCD, MCDOptions
+from cdtrans.methods.mcd import MCD
 from cdtrans.methods.minent import entropy
 from cdtrans.methods.shot import entropy_of_mean
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class CGDMOptions(MCDOptions):
-    trade_off: float | Literal["auto"] = option(1.0, "Weight of the discrepancy d (auto: classes / 3).", minimum=0)
-    entropy: float = option(0.1, "Weight of the predictions' entropy in E (the authors on VisDA: 0.01).", minimum=0)
-    balance: float = option(0.1, "Weight of the mean prediction's entropy in E (on VisDA: 0.01).", minimum=0)
-    labels: float = option(0.01, "Weight of the cross-entropy W with the target's labels.", minimum=0)
-    gradients: float = option(0.01, "Weight of the gradients' discrepancy L_g.", minimum=0)
-
-
 class CGDM(MCD):
     """Adversarial pair of classifiers and matched gradients."""
 
-    Options = CGDMOptions
-    options: CGDMOptions
+    @dataclass(frozen=True)
+    class Options(MCD.Options):
+        trade_off: float | Literal["auto"] = option(1.0, "Weight of the discrepancy d (auto: classes / 3).", minimum=0)
+        entropy: float = option(0.1, "Weight of the predictions' entropy in E (the authors on VisDA: 0.01).", minimum=0)
+        balance: float = option(0.1, "Weight of the mean prediction's entropy in E (on VisDA: 0.01).", minimum=0)
+        labels: float = option(0.01, "Weight of the cross-entropy W with the target's labels.", minimum=0)
+        gradients: float = option(0.01, "Weight of the gradients' discrepancy L_g.", minimum=0)
+
+    options: Options
     paper = "Du et al. 2021"
     title = "Cross-Domain Gradient Discrepancy Minimization for Unsupervised Domain Adaptation, CVPR"
     cost = "5.1"

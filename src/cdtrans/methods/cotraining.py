@@ -23,14 +23,13 @@ al. 2004), probe first, then fine-tune gently (Kumar et al. 2022). Results: docs
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.inputs.batches import masked, strong
-from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.base import Batch, Method, Round, Sizes, follow
 from cdtrans.methods.cdtrans import branch_features, require_cross_attention
 from cdtrans.methods.instant import probe_on_both, set_probe, set_statistics
 from cdtrans.network.network import Head, Network
@@ -44,25 +43,23 @@ WINDOW = 1 / 3  # of the run, that the teacher is an average of
 FASTEST, SLOWEST = 0.9, 0.999  # the teacher's decay
 
 
-@dataclass(frozen=True)
-class CoTrainingOptions:
-    length: float = option(1.0, "Training steps, relative to a full run.", minimum=0.01, maximum=100)
-    graph: float = option(0.5, "Share of the graphs' labels in the target's.", minimum=0, maximum=1)
-    target: float = option(1.0, "Weight of the target's loss.", minimum=0)
-    information: float = option(0.5, "Weight of information maximisation.", minimum=0)
-    mask: bool = option(True, "Mask parts of the target images.")
-    strong: bool = option(True, "Strong augmentation of source and target images.")
-    label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
-    head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
-    given: float = option(0.125, "Least share of images of --target-labels among the target's.", minimum=0, maximum=1)
-    cross: float = option(0.0, "Weight of a source-target branch as in CDTrans, which needs a ViT.", minimum=0)
-
-
 class CoTraining(Method):
     """Graph labels and a moving average as teachers."""
 
-    Options = CoTrainingOptions
-    options: CoTrainingOptions
+    @dataclass(frozen=True)
+    class Options:
+        length: float = option(1.0, "Training steps, relative to a full run.", minimum=0.01, maximum=100)
+        graph: float = option(0.5, "Share of the graphs' labels in the target's.", minimum=0, maximum=1)
+        target: float = option(1.0, "Weight of the target's loss.", minimum=0)
+        information: float = option(0.5, "Weight of information maximisation.", minimum=0)
+        mask: bool = option(True, "Mask parts of the target images.")
+        strong: bool = option(True, "Strong augmentation of source and target images.")
+        label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
+        head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
+        given: float = option(0.125, "Least share of --target-labels among target images.", minimum=0, maximum=1)
+        cross: float = option(0.0, "Weight of a source-target branch as in CDTrans, which needs a ViT.", minimum=0)
+
+    options: Options
     title = "The best recipe of this project, described in docs/results/recipe.md"
     cost = "0.96"
     takes_target_labels = True
@@ -71,7 +68,7 @@ class CoTraining(Method):
     given: Tensor
     steps: Tensor
 
-    def __init__(self, network: Network, options: CoTrainingOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         if options.cross:
             require_cross_attention(network.backbone, "of this run")
@@ -176,7 +173,7 @@ class CoTraining(Method):
         return min(max(1 - 1 / max(1.0, WINDOW * steps), FASTEST), SLOWEST)
 
 
-def pairs_of_run(options: CoTrainingOptions, sizes: Sizes) -> int:
+def pairs_of_run(options: CoTraining.Options, sizes: Sizes) -> int:
     images = sizes.source_images + sizes.target_images
     growth: float = max(1.0, images / IMAGES) ** 0.5
     return math.ceil(options.length * PAIRS * growth)
@@ -191,12 +188,3 @@ def same_class(labels: Tensor, source_labels: Tensor, generator: torch.Generator
         here = labels == k
         source[here] = members[(drawn[here] * len(members)).long()]
     return source
-
-
-def follow(average: nn.Module, module: nn.Module, part: Tensor) -> None:
-    """Move a module's weights and running statistics by this part of the way to another's."""
-    theirs: list[Any] = [x for x in average.state_dict().values() if x.is_floating_point()]
-    ours: list[Any] = [x for x in module.state_dict().values() if x.is_floating_point()]
-    difference = torch._foreach_sub(ours, theirs)
-    torch._foreach_mul_(difference, part)
-    torch._foreach_add_(theirs, difference)

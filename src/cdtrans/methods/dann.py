@@ -22,26 +22,24 @@ from cdtrans.network.network import Network, Output
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class DANNOptions:
-    trade_off: float = option(1.0, "Weight w of the critic's loss.", minimum=0)
-    ramp: float = option(10.0, "Steepness a of the rise of lambda.", minimum=0)
-    largest: float = option(1.0, "What lambda rises to (0.1 in SSRT, for ViTs).", minimum=0)
-    hidden: int = option(1024, "Width of the critic's two hidden layers.", minimum=1)
-    critic_rate: float = option(1.0, "Learning rate of the critic, relative to --lr.", minimum=0)
-
-
 class DANN(Method):
     """Adversarial training against a critic."""
 
-    Options = DANNOptions
-    options: DANNOptions
+    @dataclass(frozen=True)
+    class Options:
+        trade_off: float = option(1.0, "Weight w of the critic's loss.", minimum=0)
+        ramp: float = option(10.0, "Steepness a of the rise of lambda.", minimum=0)
+        largest: float = option(1.0, "What lambda rises to (0.1 in SSRT, for ViTs).", minimum=0)
+        hidden: int = option(1024, "Width of the critic's two hidden layers.", minimum=1)
+        critic_rate: float = option(1.0, "Learning rate of the critic, relative to --lr.", minimum=0)
+
+    options: Options
     paper = "Ganin et al. 2016"
     title = "Domain-Adversarial Training of Neural Networks, JMLR"
     cost = "0.75"
     without_adaptation: ClassVar[dict[str, Any] | None] = {"trade_off": 0.0}
 
-    def __init__(self, network: Network, options: DANNOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.critic = Critic(network.dim, options.hidden)
 
@@ -73,8 +71,12 @@ def domain_loss(
     """[B, D] twice -> scalar: the critic's error, whose gradient reaches the features reversed. It starts near ln 2.
     Images may have weights, [B] of each domain with a mean of 1."""
     logits = critic(reversed_gradient(torch.cat([source, target]), strength)).float()  # [2B]
-    of_source, of_target = F.softplus(-logits[: len(source)]), F.softplus(logits[len(source) :])  # BCE with 1 and 0
-    return 0.5 * ((weights[0] * of_source).mean() + (weights[1] * of_target).mean())
+    return critic_error(logits[: len(source)], logits[len(source) :], weights)
+
+
+def critic_error(source: Tensor, target: Tensor, weights: tuple[Tensor | float, Tensor | float] = (1.0, 1.0)) -> Tensor:
+    """The critic's binary cross-entropy with 1 for source logits and 0 for target logits."""
+    return 0.5 * ((weights[0] * F.softplus(-source)).mean() + (weights[1] * F.softplus(target)).mean())
 
 
 def rising(progress: Tensor, steepness: float) -> Tensor:

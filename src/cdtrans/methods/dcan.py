@@ -27,7 +27,7 @@ from timm.layers.squeeze_excite import SqueezeExcite
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.errors import CdtransError
+from cdtrans.errors import MethodError
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.minent import entropy
 from cdtrans.network.network import CorrectedHead, Head, Network, PerDomain, with_layers
@@ -37,26 +37,24 @@ KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of features, relative to their mean squa
 FIXED = 1.68  # of probabilities and logits
 
 
-@dataclass(frozen=True)
-class DCANOptions:
-    discrepancy: float = option(1.5, "Weight of the discrepancies.", minimum=0)
-    entropy: float = option(0.1, "Weight of the target's entropy.", minimum=0)
-    sampled: float = option(0.8, "Images of the random subset for each class of the source's.", minimum=0)
-    correction: int = option(128, "Width of the feature's correction.", minimum=1)
-    correction_rate: float = option(0.01, "Learning rate of both corrections, relative to --lr.", minimum=0)
-
-
 class DCAN(Method):
     """Channel gates for each domain, corrected features."""
 
-    Options = DCANOptions
-    options: DCANOptions
+    @dataclass(frozen=True)
+    class Options:
+        discrepancy: float = option(1.5, "Weight of the discrepancies.", minimum=0)
+        entropy: float = option(0.1, "Weight of the target's entropy.", minimum=0)
+        sampled: float = option(0.8, "Images of the random subset for each class of the source's.", minimum=0)
+        correction: int = option(128, "Width of the feature's correction.", minimum=1)
+        correction_rate: float = option(0.01, "Learning rate of both corrections, relative to --lr.", minimum=0)
+
+    options: Options
     paper = "Li et al. 2020"
     title = "Domain Conditioned Adaptation Network, AAAI"
     backbones = "SE gates"
     least_batch = 2
 
-    def __init__(self, network: Network, options: DCANOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(with_layers(network, SqueezeExcite, gate_for_each), options, sizes)
         assert isinstance(network.head, Head), "stage 1 leaves a plain one"
         self.head = CorrectedHead(network.dim, sizes.classes, "none", correction=options.correction)
@@ -68,9 +66,10 @@ class DCAN(Method):
     @classmethod
     def check(cls, network: Network, name: str) -> None:
         if not any(isinstance(layer, SqueezeExcite) for layer in network.backbone.modules()):
-            raise CdtransError(
+            raise MethodError(
+                "backbone-misfit",
                 f"DCAN needs a backbone with squeeze-and-excitation gates, such as seresnet50, and '{name}' has none; "
-                "choose another --backbone or --method."
+                "choose another --backbone or --method.",
             )
 
     def served(self) -> Network:

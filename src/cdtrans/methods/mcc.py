@@ -20,21 +20,19 @@ from cdtrans.schema import option
 ABSENT = 1e-12  # a class with less probability in the whole batch counts as one without
 
 
-@dataclass(frozen=True)
-class MCCOptions:
-    trade_off: float = option(1.0, "Weight w of the class confusion.", minimum=0)
-    temperature: float = option(2.5, "What the target's logits are divided by.", minimum=0.01)
-
-
 class MCC(Method):
     """Minimum class confusion on the target."""
 
-    Options = MCCOptions
-    options: MCCOptions
+    @dataclass(frozen=True)
+    class Options:
+        trade_off: float = option(1.0, "Weight w of the class confusion.", minimum=0)
+        temperature: float = option(2.5, "What the target's logits are divided by.", minimum=0.01)
+
+    options: Options
     paper = "Jin et al. 2020"
     title = "Minimum Class Confusion for Versatile Domain Adaptation, ECCV"
     cost = "0.75"
-    without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation = {"trade_off": 0.0}
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = self.network.encode_each(batch.x_s, batch.x_t)

@@ -28,26 +28,24 @@ from cdtrans.schema import option
 BALANCE_EPSILON = 1e-6  # the authors'
 
 
-@dataclass(frozen=True)
-class MCDOptions:
-    trade_off: float | Literal["auto"] = option("auto", "Weight eta of the discrepancy (auto: classes / 3).", minimum=0)
-    balance: float = option(0.01, "Weight of the balance term.", minimum=0)
-    generator_updates: int = option(4, "Updates of the backbone (step C) after one of the classifiers.", minimum=1)
-    hidden: int = option(1000, "Width of the classifiers' hidden layers.", minimum=1)
-    dropout: float = option(0.5, "Dropout of the classifiers.", minimum=0, maximum=0.99)
-
-
 class MCD(Method):
     """Adversarial pair of classifiers."""
 
-    Options = MCDOptions
-    options: MCDOptions
+    @dataclass(frozen=True)
+    class Options:
+        trade_off: float | Literal["auto"] = option("auto", "Weight eta of the discrepancy (auto: K / 3).", minimum=0)
+        balance: float = option(0.01, "Weight of the balance term.", minimum=0)
+        generator_updates: int = option(4, "Updates of the backbone (step C) after one of the classifiers.", minimum=1)
+        hidden: int = option(1000, "Width of the classifiers' hidden layers.", minimum=1)
+        dropout: float = option(0.5, "Dropout of the classifiers.", minimum=0, maximum=0.99)
+
+    options: Options
     paper = "Saito et al. 2018"
     title = "Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR"
     cost = "2.8"
     weight_per_class: ClassVar[float] = 1 / 3  # of the discrepancy, where the trade-off is 'auto'
 
-    def __init__(self, network: Network, options: MCDOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         shape = {"heads": 2, "hidden": options.hidden}
         self.classifiers = MeanHead(network.dim, sizes.classes, **shape, dropout=options.dropout)

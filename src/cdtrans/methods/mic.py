@@ -21,34 +21,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.inputs.batches import masked
-from cdtrans.methods.base import Batch, Sizes, Update
-from cdtrans.methods.cotraining import follow
-from cdtrans.methods.sdat import SDAT, SDATOptions
+from cdtrans.methods.base import Batch, Sizes, Update, follow
+from cdtrans.methods.sdat import SDAT
 from cdtrans.network.network import Network
 from cdtrans.schema import option
 
 SQUARES = 4  # in a row
 
 
-@dataclass(frozen=True)
-class MICOptions(SDATOptions):
-    mask: float = option(0.7, "Share of a target image's squares that are masked.", minimum=0, maximum=1)
-    masked: float = option(1.0, "Weight of the loss on masked images.", minimum=0)
-    decay: float = option(0.9, "Decay of the teacher.", minimum=0, maximum=1)
-    weighted: bool = option(True, "The teacher's confidence counts in the update too, not in SAM's first pass alone.")
-
-
 class MIC(SDAT):
     """SDAT, and masked target images labelled by a teacher."""
 
-    Options = MICOptions
-    options: MICOptions
+    @dataclass(frozen=True)
+    class Options(SDAT.Options):
+        mask: float = option(0.7, "Share of a target image's squares that are masked.", minimum=0, maximum=1)
+        masked: float = option(1.0, "Weight of the loss on masked images.", minimum=0)
+        decay: float = option(0.9, "Decay of the teacher.", minimum=0, maximum=1)
+        weighted: bool = option(True, "The teacher's confidence counts in both of SAM's passes.")
+
+    options: Options
     paper = "Hoyer et al. 2023"
     title = "MIC: Masked Image Consistency for Context-Enhanced Domain Adaptation, CVPR"
     cost = "2.6"
     steps: Tensor
 
-    def __init__(self, network: Network, options: MICOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.teacher = copy.deepcopy(network).requires_grad_(False)
         self.register_buffer("steps", torch.zeros(()))  # so far

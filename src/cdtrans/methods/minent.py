@@ -16,20 +16,18 @@ from cdtrans.methods.base import Batch, Method
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class MinEntOptions:
-    trade_off: float = option(1.0, "Weight w of the entropy at the end of training.", minimum=0)
-
-
 class MinEnt(Method):
     """Entropy minimisation on the target."""
 
-    Options = MinEntOptions
-    options: MinEntOptions
+    @dataclass(frozen=True)
+    class Options:
+        trade_off: float = option(1.0, "Weight w of the entropy at the end of training.", minimum=0)
+
+    options: Options
     paper = "Grandvalet & Bengio 2004"
     title = "Semi-supervised Learning by Entropy Minimization, NIPS"
     cost = "0.75"
-    without_adaptation = {"trade_off": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation = {"trade_off": 0.0}
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = self.network.encode_each(batch.x_s, batch.x_t)

@@ -31,21 +31,22 @@ from cdtrans.pairing.pairs import Domains, Proposals
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class MRKLDOptions:
-    first_portion: float = option(0.20, "Share of the target images used in the first round.", minimum=0, maximum=1)
-    last_portion: float = option(0.50, "Share of the target images used in the last round.", minimum=0, maximum=1)
-    label_entropy: float = option(
-        0.25, "Alpha of LRENT: near 0 labels are hard, at 1 they are the balanced prediction.", minimum=0.01, maximum=1
-    )
-    divergence: float = option(0.1, "Alpha of MRKLD: weight of KL(uniform || prediction).", minimum=0)
-
-
 class MRKLDLRENT(Method):
     """Confidence-regularised self-training."""
 
-    Options = MRKLDOptions
-    options: MRKLDOptions
+    @dataclass(frozen=True)
+    class Options:
+        first_portion: float = option(0.20, "Share of the target images used in the first round.", minimum=0, maximum=1)
+        last_portion: float = option(0.50, "Share of the target images used in the last round.", minimum=0, maximum=1)
+        label_entropy: float = option(
+            0.25,
+            "Alpha of LRENT: at 0 labels are hard, at 1 the balanced prediction.",
+            minimum=0.01,
+            maximum=1,
+        )
+        divergence: float = option(0.1, "Alpha of MRKLD: weight of KL(uniform || prediction).", minimum=0)
+
+    options: Options
     paper = "Zou et al. 2019"
     title = "Confidence Regularized Self-Training, ICCV"
     cost = "0.74"

@@ -31,21 +31,19 @@ from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class MSTNOptions:
-    semantic: float = option(1.0, "Weight of the distance between the centres.", minimum=0)
-    critic: float = option(0.1, "Weight of the critic's loss.", minimum=0)
-    renewal: float = option(0.3, "Share of the batch in a centre.", minimum=0, maximum=1)
-    ramp: float = option(10.0, "Steepness of the rise of lambda.", minimum=0)
-    hidden: int = option(1024, "Width of the critic's two hidden layers.", minimum=1)
-    critic_rate: float = option(1.0, "Learning rate of the critic, relative to --lr.", minimum=0)
-
-
 class MSTN(Method):
     """Moving class centres of both domains meet."""
 
-    Options = MSTNOptions
-    options: MSTNOptions
+    @dataclass(frozen=True)
+    class Options:
+        semantic: float = option(1.0, "Weight of the distance between the centres.", minimum=0)
+        critic: float = option(0.1, "Weight of the critic's loss.", minimum=0)
+        renewal: float = option(0.3, "Share of the batch in a centre.", minimum=0, maximum=1)
+        ramp: float = option(10.0, "Steepness of the rise of lambda.", minimum=0)
+        hidden: int = option(1024, "Width of the critic's two hidden layers.", minimum=1)
+        critic_rate: float = option(1.0, "Learning rate of the critic, relative to --lr.", minimum=0)
+
+    options: Options
     paper = "Xie et al. 2018"
     title = "Learning Semantic Representations for Unsupervised Domain Adaptation, ICML"
     cost = "0.90"
@@ -53,7 +51,7 @@ class MSTN(Method):
     source_centers: Tensor
     target_centers: Tensor
 
-    def __init__(self, network: Network, options: MSTNOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.critic = Critic(sizes.classes, options.hidden)
         for name in ("source_centers", "target_centers"):
@@ -64,9 +62,10 @@ class MSTN(Method):
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = (out.logits.float() for out in self.encode(batch))
+        labels = gather(self.network.encode_in_eval_mode(batch.x_t).logits).argmax(dim=1)
         centers = (
             self.moved(self.source_centers, source, batch.y_s),
-            self.moved(self.target_centers, target, self.predicted(batch.x_t)),
+            self.moved(self.target_centers, target, labels),
         )
         strength = rising(progress, self.options.ramp)
         domain = domain_loss(self.critic, source, target, torch.ones_like(progress))
@@ -78,14 +77,6 @@ class MSTN(Method):
 
     def encode(self, batch: Batch) -> tuple[Output, ...]:
         return self.network.encode_together(batch.x_s, batch.x_t)
-
-    @torch.no_grad()
-    def predicted(self, images: Tensor) -> Tensor:
-        """The classes that the network sees in target images, in eval mode: [B] of all ranks."""
-        self.network.eval()
-        logits = gather(self.network.encode(images).logits)
-        self.network.train()
-        return logits.argmax(dim=1)
 
     def moved(self, centers: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """The centres after this batch, with gradient; they are also remembered."""

@@ -12,8 +12,8 @@ import copy
 from torch import nn
 
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.methods.mstn import MSTN, MSTNOptions
-from cdtrans.network.network import Head, Network, Output, PerDomain, require_batchnorm, with_layers
+from cdtrans.methods.mstn import MSTN
+from cdtrans.network.network import Head, Network, Output, PerDomain, with_layers
 from cdtrans.runtime.ranks import gather
 
 
@@ -26,16 +26,12 @@ class MSTNDSBN(MSTN):
     backbones = "BatchNorm"
     without_adaptation = None  # training on the source alone leaves the target's norms behind
 
-    def __init__(self, network: Network, options: MSTNOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: MSTN.Options, sizes: Sizes) -> None:
         assert isinstance(network.head, Head), "stage 1 leaves a plain one"
         layers = with_layers(network, nn.modules.batchnorm._BatchNorm, lambda x: PerDomain(copy.deepcopy(x), x))
         super().__init__(layers, options, sizes)
         self.plain = network
         self.source_neck = copy.deepcopy(network.head.neck)
-
-    @classmethod
-    def check(cls, network: Network, name: str) -> None:
-        require_batchnorm(network, name, "MSTN+DSBN")
 
     def served(self) -> Network:
         return self.plain

@@ -26,39 +26,33 @@ from torch.distributions import Beta
 from torch.nn import functional as F
 
 from cdtrans.methods.atdoc_na import MemoryBank
-from cdtrans.methods.base import Batch, Method, Sizes, require_vit
+from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.network.blocks import embed, self_attention
 from cdtrans.network.network import Network
 from cdtrans.runtime.ranks import rank, world
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class PMTransOptions:
-    neighbours: int = option(5, "Entries of the memory bank that vote on a target label.", minimum=1)
-    label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
-    weight: float = option(-2.0, "The weights of both losses on mixed images are softplus of this at first.")
-
-
 class PMTrans(Method):
     """Images mixed of source and target, patch by patch."""
 
-    Options = PMTransOptions
-    options: PMTransOptions
+    @dataclass(frozen=True)
+    class Options:
+        neighbours: int = option(5, "Entries of the memory bank that vote on a target label.", minimum=1)
+        label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
+        weight: float = option(-2.0, "The weights of both losses on mixed images are softplus of this at first.")
+
+    options: Options
     paper = "Zhu et al. 2023"
     title = "Patch-Mix Transformer for Unsupervised Domain Adaptation: A Game Perspective, CVPR"
     cost = "1.2"
     backbones = "ViT"
 
-    def __init__(self, network: Network, options: PMTransOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.bank = MemoryBank(sizes, network.dim, options.neighbours)
         self.mixture = nn.Parameter(torch.ones(2))  # a and b, before the softplus
         self.weights = nn.Parameter(torch.full((2,), options.weight))  # u and v
-
-    @classmethod
-    def check(cls, network: Network, name: str) -> None:
-        require_vit(cls.__name__, network, name)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         features, share = self.features(batch.x_s, batch.x_t)

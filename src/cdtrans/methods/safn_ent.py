@@ -22,26 +22,24 @@ from cdtrans.network.network import BottleneckHead, Network
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class SAFNENTOptions:
-    trade_off: float = option(0.05, "Weight w of the feature norms.", minimum=0)
-    delta: float = option(1.0, "How much longer a feature should be (the authors: 0.3 for VisDA).", minimum=0)
-    entropy: float = option(0.1, "Weight v of the entropy (the authors: 0 for VisDA).", minimum=0)
-    hidden: int = option(1000, "Length of the features.", minimum=1)
-    dropout: float = option(0.5, "Dropout of the features.", minimum=0, maximum=0.99)
-
-
 class SAFNENT(Method):
     """Longer features and certain predictions."""
 
-    Options = SAFNENTOptions
-    options: SAFNENTOptions
+    @dataclass(frozen=True)
+    class Options:
+        trade_off: float = option(0.05, "Weight w of the feature norms.", minimum=0)
+        delta: float = option(1.0, "How much longer a feature should be (the authors: 0.3 for VisDA).", minimum=0)
+        entropy: float = option(0.1, "Weight v of the entropy (the authors: 0 for VisDA).", minimum=0)
+        hidden: int = option(1000, "Length of the features.", minimum=1)
+        dropout: float = option(0.5, "Dropout of the features.", minimum=0, maximum=0.99)
+
+    options: Options
     paper = "Xu et al. 2019"
     title = "Larger Norm More Transferable: An Adaptive Feature Norm Approach for Unsupervised Domain Adaptation, ICCV"
     cost = "0.76"
-    without_adaptation = {"trade_off": 0.0, "entropy": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation = {"trade_off": 0.0, "entropy": 0.0}
 
-    def __init__(self, network: Network, options: SAFNENTOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.head = BottleneckHead(network.dim, sizes.classes, bottleneck=options.hidden, dropout=options.dropout)
 

@@ -21,26 +21,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Update
-from cdtrans.methods.cdan_e import CDANE, CDANEOptions
+from cdtrans.methods.cdan_e import CDANE
 from cdtrans.methods.mcc import confusion
 from cdtrans.network.network import Output
 from cdtrans.runtime.ranks import average_gradients
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class SDATOptions(CDANEOptions):
-    entropy: bool = option(False, "Certain images count more for the critic (CDAN+E).")
-    confusion: float = option(1.0, "Weight v of the class confusion.", minimum=0)
-    temperature: float = option(2.0, "Of the class confusion.", minimum=0.01)
-    rho: float = option(0.02, "How far the weights are perturbed.", minimum=0)
-
-
 class SDAT(CDANE):
     """CDAN and MCC with a smooth task loss."""
 
-    Options = SDATOptions
-    options: SDATOptions
+    @dataclass(frozen=True)
+    class Options(CDANE.Options):
+        entropy: bool = option(False, "Certain images count more for the critic (CDAN+E).")
+        confusion: float = option(1.0, "Weight v of the class confusion.", minimum=0)
+        temperature: float = option(2.0, "Of the class confusion.", minimum=0.01)
+        rho: float = option(0.02, "How far the weights are perturbed.", minimum=0)
+
+    options: Options
     paper = "Rangwani et al. 2022"
     title = "A Closer Look at Smoothness in Domain Adversarial Training, ICML"
     cost = "1.5"

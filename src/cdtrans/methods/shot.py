@@ -30,28 +30,20 @@ from cdtrans.schema import option
 EPSILON = 1e-5  # the authors'
 
 
-@dataclass(frozen=True)
-class SHOTIMOptions:
-    information: float = option(1.0, "Weight of information maximisation.", minimum=0)
-
-
-@dataclass(frozen=True)
-class SHOTOptions(SHOTIMOptions):
-    labels: float = option(0.3, "Weight of the cross-entropy with the centres' labels.", minimum=0)
-    labels_from: int = option(1, "Round from which labels are used (the authors on VisDA: 2).", minimum=1)
-
-
 class SHOTIM(Method):
     """Information maximisation, fixed classifier."""
 
-    Options = SHOTIMOptions
-    options: SHOTIMOptions
+    @dataclass(frozen=True)
+    class Options:
+        information: float = option(1.0, "Weight of information maximisation.", minimum=0)
+
+    options: Options
     paper = "Liang et al. 2020"
     title = "Do We Really Need to Access the Source Data? Source Hypothesis Transfer, ICML"
     cost = "0.44"
     needs_source = False
 
-    def __init__(self, network: Network, options: SHOTIMOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         assert isinstance(network.head, Head), "stage 1 leaves a plain one"
         network.head.classifier.requires_grad_(False)
@@ -78,8 +70,12 @@ class SHOTIM(Method):
 class SHOT(SHOTIM):
     """Information maximisation, centre labels, fixed classifier."""
 
-    Options = SHOTOptions
-    options: SHOTOptions
+    @dataclass(frozen=True)
+    class Options(SHOTIM.Options):
+        labels: float = option(0.3, "Weight of the cross-entropy with the centres' labels.", minimum=0)
+        labels_from: int = option(1, "Round from which labels are used (the authors on VisDA: 2).", minimum=1)
+
+    options: Options
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         used = round.number >= self.options.labels_from

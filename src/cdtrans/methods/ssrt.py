@@ -29,9 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cdtrans.methods.base import Batch, Sizes, Update, require_vit
-from cdtrans.methods.cotraining import follow
-from cdtrans.methods.dann import DANN, DANNOptions
+from cdtrans.methods.base import Batch, Sizes, Update, follow
+from cdtrans.methods.dann import DANN
 from cdtrans.network.blocks import AttentionStep, embed, self_attention
 from cdtrans.network.network import Network, Output
 from cdtrans.network.operations import Stream
@@ -43,37 +42,31 @@ PARTS = 16  # the finest of a period
 MEANINGFUL = 30  # steps: fewer have averages that differ by 1 by chance
 
 
-@dataclass(frozen=True)
-class SSRTOptions(DANNOptions):
-    trade_off: float = option(2.0, "Weight of the critic's loss.", minimum=0)
-    largest: float = option(0.1, "What lambda rises to.", minimum=0)
-    refinement: float = option(0.2, "Weight of the self-refinement.", minimum=0)
-    perturbation: float = option(0.3, "Strength alpha of the perturbation (the authors: 0.2 on Office-31).", minimum=0)
-    confidence: float = option(0.4, "Predictions below this refine nothing.", minimum=0, maximum=1)
-    period: float = option(0.1, "Part of the run after which the safe training looks back.", minimum=0.001, maximum=1)
-
-
 class SSRT(DANN):
     """DANN, and predictions that perturbed tokens do not change."""
 
-    Options = SSRTOptions
-    options: SSRTOptions
+    @dataclass(frozen=True)
+    class Options(DANN.Options):
+        trade_off: float = option(2.0, "Weight of the critic's loss.", minimum=0)
+        largest: float = option(0.1, "What lambda rises to.", minimum=0)
+        refinement: float = option(0.2, "Weight of the self-refinement.", minimum=0)
+        perturbation: float = option(0.3, "Strength alpha of the perturbation (Office-31: 0.2).", minimum=0)
+        confidence: float = option(0.4, "Predictions below this refine nothing.", minimum=0, maximum=1)
+        period: float = option(0.1, "Part of the run between two looks back.", minimum=0.001, maximum=1)
+
+    options: Options
     paper = "Sun et al. 2022"
     title = "Safe Self-Refinement for Transformer-based Domain Adaptation, CVPR"
     backbones = "ViT"
     cost = "1.2"
-    without_adaptation = {"trade_off": 0.0, "refinement": 0.0}  # noqa: RUF012 (a constant)
+    without_adaptation = {"trade_off": 0.0, "refinement": 0.0}
 
-    def __init__(self, network: Network, options: SSRTOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         depth = len(network.backbone.blocks)
         self.perturbed = sorted({0, depth // 3, 2 * depth // 3})  # blocks
         self.safe = SafeTraining(options.period)
         self.snapshot = nn.ModuleList(copy.deepcopy(module) for module in (network, self.critic)).requires_grad_(False)
-
-    @classmethod
-    def check(cls, network: Network, name: str) -> None:
-        require_vit(cls.__name__, network, name)
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
         if self.options.refinement:

@@ -20,23 +20,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.methods.mcd import MCD, MCDOptions
+from cdtrans.methods.mcd import MCD
 from cdtrans.schema import option
 
 DIRECTIONS = 128  # the authors'
 
 
-@dataclass(frozen=True)
-class SWDOptions(MCDOptions):
-    trade_off: float | Literal["auto"] = option("auto", "Weight of the discrepancy (auto: the classes).", minimum=0)
-    balance: float = option(0.0, "Weight of MCD's balance term.", minimum=0)
-
-
 class SWD(MCD):
     """Adversarial pair of classifiers, sliced Wasserstein."""
 
-    Options = SWDOptions
-    options: SWDOptions
+    @dataclass(frozen=True)
+    class Options(MCD.Options):
+        trade_off: float | Literal["auto"] = option("auto", "Weight of the discrepancy (auto: the classes).", minimum=0)
+        balance: float = option(0.0, "Weight of MCD's balance term.", minimum=0)
+
+    options: Options
     paper = "Lee et al. 2019"
     title = "Sliced Wasserstein Discrepancy for Unsupervised Domain Adaptation, CVPR"
     cost = "2.9"

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.errors import CdtransError
-from cdtrans.methods.base import Batch, Method, Sizes, require_vit
-from cdtrans.methods.dann import Critic, domain_loss, reversed_gradient, rising
+from cdtrans.errors import MethodError
+from cdtrans.methods.base import Batch, Method, Sizes
+from cdtrans.methods.dann import Critic, critic_error, domain_loss, reversed_gradient, rising
 from cdtrans.methods.minent import entropy
 from cdtrans.network.blocks import Transferability, rows_read, self_attention
 from cdtrans.network.network import Network
@@ -35,39 +35,36 @@ from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
 
-@dataclass(frozen=True)
-class TVTOptions:
-    trade_off: float = option(
-        0.1, "Weight beta of the critic's loss (the authors: 1 on VisDA and to webcam).", minimum=0
-    )
-    patches: float = option(0.01, "Weight gamma of the patch critic's loss (the authors: 0.1 on A>D).", minimum=0)
-    information: float = option(0.1, "Weight theta of information maximisation (the authors: 1 on VisDA).", minimum=0)
-    ramp: float = option(10.0, "Steepness of the rise of lambda.", minimum=0)
-    hidden: int | Literal["auto"] = option("auto", "Width of the critic (auto: a quarter of the feature).", minimum=1)
-
-
 class TVT(Method):
     """Attention to patches that look alike in both domains."""
 
-    Options = TVTOptions
-    options: TVTOptions
+    @dataclass(frozen=True)
+    class Options:
+        trade_off: float = option(0.1, "Weight beta of the critic's loss (VisDA, webcam: 1).", minimum=0)
+        patches: float = option(0.01, "Weight gamma of the patch critic's loss (A>D: 0.1).", minimum=0)
+        information: float = option(0.1, "Weight theta of information maximisation (VisDA: 1).", minimum=0)
+        ramp: float = option(10.0, "Steepness of the rise of lambda.", minimum=0)
+        hidden: int | Literal["auto"] = option("auto", "Width of the critic (auto: D / 4).", minimum=1)
+
+    options: Options
     paper = "Yang et al. 2023"
     title = "TVT: Transferable Vision Transformer for Unsupervised Domain Adaptation, WACV"
     cost = "0.80"
     backbones = "ViT"
 
-    def __init__(self, network: Network, options: TVTOptions, sizes: Sizes) -> None:
+    def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
         self.critic = Critic(network.dim, network.dim // 4 if options.hidden == "auto" else options.hidden)
         self.transferability = Transferability(network.backbone)
 
     @classmethod
     def check(cls, network: Network, name: str) -> None:
-        require_vit(cls.__name__, network, name)
+        super().check(network, name)
         if rows_read(network.backbone) != 1:
-            raise CdtransError(
+            raise MethodError(
+                "backbone-misfit",
                 f"TVT needs a backbone that classifies by its class token, and '{name}' does not; use one that does, "
-                "such as deit_small or dinov2_small, or --method dann."
+                "such as deit_small or dinov2_small, or --method dann.",
             )
 
     def served(self) -> Network:
@@ -75,29 +72,28 @@ class TVT(Method):
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         options, strength = self.options, rising(progress, self.options.ramp)
-        seen: list[Tensor] = []  # what the patch critic says, [B, patches, heads]; of each part of the batch
+        logits: list[Tensor] = []  # the patch critic's, [B, patches, heads], for each part of the batch
 
         def factors(keys: Tensor) -> Tensor:
-            seen.append(self.transferability.logits(reversed_gradient(keys, strength)))
-            return self.transferability.factors(seen[-1])
+            logits.append(self.transferability.logits(reversed_gradient(keys, strength)))
+            return self.transferability.factors(logits[-1])
 
         def attention(block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Update]:
             last = block is self.network.backbone.blocks[-1]
             return self_attention(block, stream, rope, rows, factors if last else None)
 
         source, target = self.network.encode_together(batch.x_s, batch.x_t, attention=attention)
-        of_source, of_target = (gather(x) for x in torch.cat(seen).chunk(2))
-        patches = F.softplus(-of_source).mean() + F.softplus(of_target).mean()  # BCE with 1 and 0
+        of_source, of_target = (gather(x) for x in torch.cat(logits).chunk(2))
         domain = domain_loss(self.critic, source.feature, target.feature, strength)
         return {
             "loss_source": F.cross_entropy(source.logits, batch.y_s),
             "loss_domain": options.trade_off * domain,
-            "loss_patches": options.patches * 0.5 * patches,
+            "loss_patches": options.patches * critic_error(of_source, of_target),
             "loss_information": -options.information * information(target.logits),
         }
 
 
 def information(logits: Tensor) -> Tensor:
-    """Of predictions about the images, [B, K] -> bits: large if they are certain and varied."""
+    """The information of predictions about their images, [B, K] -> bits: large if they are certain and varied."""
     mean = logits.float().log_softmax(dim=1).exp().mean(dim=0)
     return (entropy(mean.clamp(min=1e-10).log()[None]).sum() - entropy(logits).mean()) / math.log(2)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cdtrans.errors import MethodError, SettingsError
+from cdtrans.errors import SettingsError
 from cdtrans.network.blocks import (
     AttentionStep,
     Tokens,
@@ -226,6 +226,14 @@ class Network(nn.Module):
         """[B, 3, H, W] -> features and logits."""
         return self.head(self.features(images))  # type: ignore[no-any-return]
 
+    @torch.no_grad()
+    def encode_in_eval_mode(self, images: Tensor) -> Output:
+        """The same within a training step, without gradients and without a trace in running statistics."""
+        self.eval()
+        out = self.encode(images)
+        self.train()
+        return out
+
     def encode_each(self, *batches: Tensor) -> tuple[Output, ...]:
         """Several batches, [B, 3, H, W] each, in one pass of the backbone; the head gets them one by one. BatchNorm
         layers of the backbone, if it has any, take their statistics from all batches together."""
@@ -353,13 +361,3 @@ def with_layers(network: Network, kind: type[nn.Module], make: Callable[[nn.Modu
     shared = [*backbone.parameters(), *backbone.buffers()]
     copied = {id(x): x for x in shared} | {id(x): make(x) for x in backbone.modules() if isinstance(x, kind)}
     return Network(copy.deepcopy(backbone, copied), network.head, network.taps)
-
-
-def require_batchnorm(network: Network, name: str, method: str) -> None:
-    """Refuse a backbone (called `name`) without BatchNorm layers."""
-    if not has_batchnorm(network.backbone):
-        raise MethodError(
-            "backbone-misfit",
-            f"{method} needs a backbone with BatchNorm layers, such as resnet50, and '{name}' has none; choose another "
-            "--backbone or --method.",
-        )
