@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, count, islice
@@ -72,37 +72,27 @@ def parts_of(shard: Shard, place: int = 0) -> Iterator[Part]:
 class Counts:
     """Counts while images are predicted."""
 
-    threshold: float  # labels of a lower probability are left empty
     images: int = 0  # with a prediction
-    abstained: int = 0
-    skipped: int = 0
-    right: float = 0.0  # expected number of correct labels: the sum of the probabilities of the kept labels
-    first_skipped: Sequence[str] = ()  # path and cause of the first skipped file
-    tars: int = 0  # damaged tars: skipped entries that stand for the rest of a tar
+    kept: int = 0  # with a label
+    right: float = 0.0  # expected number of correct labels: the sum of their probabilities
+    skipped: int = 0  # files that cannot be read
+    tars: int = 0  # entries among the skipped that stand for the rest of a damaged tar
+    first_skipped: Sequence[str] = ()  # path and cause
 
-    def add(self, prediction: Prediction) -> bool:
-        """Count a prediction, and return whether its label is kept."""
-        kept = prediction.probability >= self.threshold
+    def add(self, prediction: Prediction, *, kept: bool) -> None:
         self.images += 1
-        self.abstained += not kept
+        self.kept += kept
         self.right += prediction.probability if kept else 0.0
-        return kept
 
     def skip(self, file: Unreadable) -> None:
         self.skipped += 1
         self.tars += file.path is not None and is_tar_name(file.path.name)
         self.first_skipped = self.first_skipped or (str(file.path), file.cause)
 
-    def total(self, parts: Iterable["Counts"]) -> "Counts":
-        """Add the counts of all parts to these."""
-        for part in parts:
-            self.images += part.images
-            self.abstained += part.abstained
-            self.skipped += part.skipped
-            self.right += part.right
-            self.tars += part.tars
-            self.first_skipped = self.first_skipped or part.first_skipped
-        return self
+    def __add__(self, other: "Counts") -> "Counts":
+        numbers = ("images", "kept", "right", "skipped", "tars")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in numbers}
+        return Counts(**sums, first_skipped=self.first_skipped or other.first_skipped)
 
 
 @dataclass(frozen=True)
@@ -110,8 +100,8 @@ class Finished:
     """The predictions of a part."""
 
     counts: Counts
-    skipped: bytes  # CSV lines: path and cause of the files that cannot be read
-    rows: bytes  # of the table
+    skipped: bytes = b""  # CSV lines: path and cause of the files that cannot be read
+    rows: bytes = b""  # of the table
     digest: str = ""  # of the part
     last: bool = True
 
@@ -134,10 +124,8 @@ class PartFolder:
                     raise RunError(
                         "parts-locked", f"Another process is writing to '{self.folder}'; wait until it ends."
                     )
-            for place, number in self.names():
-                part = self.read(place, number)
-                if part is not None and self.owns(place, number):
-                    self.done += part.counts.images + part.counts.skipped
+            parts = (self.read(*name) for name in self.names() if self.owns(*name))
+            self.done = sum(part.counts.images + part.counts.skipped for part in parts if part)
         except BaseException:
             self.__exit__()
             raise
@@ -148,7 +136,7 @@ class PartFolder:
         if self.lock is None:
             return
         self.lock.close()
-        if not any(self.names()):
+        if not self.names():
             with suppress(OSError):  # another process is at work there
                 (self.folder / LOCK).unlink(missing_ok=True)
                 self.folder.rmdir()
@@ -196,16 +184,19 @@ class PartFolder:
         with atomic(self._file(part.place, part.number)) as file:
             file.write(b"\n".join([_checksum(line, content), line, content]))
 
+    @property
+    def by_shard(self) -> bool:
+        """Whether processes take whole tars, so that none reads the headers of all, or else parts in turn."""
+        return len(self.shards) >= launched_world()
+
     def owns(self, place: int, number: int) -> bool:
-        """Whether this process predicts a part. Processes take whole tars, so that none reads the headers of all; with
-        too few tars, or none, they take parts in turn."""
-        turn = place if len(self.shards) >= launched_world() else number
-        return turn % launched_world() == launched_rank()
+        """Whether this process predicts a part."""
+        return (place if self.by_shard else number) % launched_world() == launched_rank()
 
     def todo(self) -> Iterator[Part]:
         """The parts that this process still has to predict."""
         for place, shard in enumerate(self.shards):
-            if len(self.shards) >= launched_world() and not self.owns(place, 0):
+            if self.by_shard and not self.owns(place, 0):
                 continue
             if shard.is_tar and all(
                 part is not None and part.digest == shard.digest(number, part.last, ())
@@ -213,10 +204,13 @@ class PartFolder:
             ):
                 continue
             for part in parts_of(shard, place):
-                if self.owns(place, part.number):
-                    before = self.read(place, part.number)
-                    if before is None or before.digest != part.digest:
-                        yield part
+                before = self.read(place, part.number)
+                if not self.owns(place, part.number) or (before is not None and before.digest == part.digest):
+                    continue
+                if part.images:
+                    yield part
+                else:
+                    self.store(part, Finished(Counts()))
 
     def chain(self, place: int) -> Iterator[Finished | None]:
         """The finished parts of a shard in order, and None for the first that is missing or damaged."""

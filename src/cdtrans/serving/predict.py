@@ -4,7 +4,7 @@ import io
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -112,19 +112,18 @@ def predict(
     if csv is not None and parquet is not None:
         raise SettingsError("two-tables", "--csv and --parquet cannot be combined; give one of them.")
     images, screen = Path(images), screen or Screen(quiet=quiet)
-    exported = is_exported(run)
-    if exported:
-        only_runs = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
-        require_run(run, only_runs | {"model": model != "chosen"})
-    run = exported_file(run) if exported else Path(run)
-    record = None if exported else RunRecord(run)
-    root = None if root is None else Path(root)
-    file = Path(parquet) if parquet is not None else Path(csv) if isinstance(csv, str | Path) else csv
+    record = None if is_exported(run) else RunRecord(Path(run))
     if record:
         record.model_name(model)
+    else:
+        only_runs = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
+        require_run(run, only_runs | {"model": model != "chosen"})
+        run = exported_file(run)
+    root = None if root is None else Path(root)
+    file = Path(parquet) if parquet is not None else Path(csv) if isinstance(csv, str | Path) else csv
     threshold = find_threshold(record, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
     kind = "parquet" if parquet is not None else "csv"
-    check_places(images, root, file, kind, run if exported else None)  # before torch is imported
+    check_places(images, root, file, kind, None if record else Path(run))  # before torch is imported
     if launched_world() > 1 and device != "cpu":
         with importing():
             take_gpu()
@@ -214,32 +213,40 @@ def classify(
     screen: Screen,
 ) -> Predicted:
     """Write a table of the kind 'csv' or 'parquet'; without a file, return the predictions."""
-    predictions, table = Predictions(), TABLES[kind](column_names(classifier, top))
+    table = TABLES[kind](column_names(classifier, top))
     job = Job(classifier, table, find_shards(images, root), top, threshold, max_bad, screen)
     total = job.count_images(images) if launched_rank() == 0 else None
+    predictions = Predictions()
     if isinstance(file, Path):
         counts = job.write(file, total)
     else:
-        counts = Counts(threshold)
+        counts = Counts()
         with screen.track("predicting", total) as task:
             results = classifier.stream_batches(cut(stream_images(images, root), classifier.batch), top=top)
-            labelled = job.labelled(results, counts, task, job.warn)
+            labelled = job.labelled(results, counts, task)
             if file is None:
                 predictions.extend(labelled)
             else:
-                write_lines(file, column_names(classifier, top), labelled)
+                write_lines(file, table, labelled)
         job.judge(counts)
-    kept = counts.images - counts.abstained
-    expected = counts.right / kept if kept else None
+    expected = counts.right / counts.kept if counts.kept else None
     if isinstance(file, Path) and launched_rank() == 0:
-        unsure = f", {counts.abstained} of them left without a label (probability below {threshold:.3g})"
+        unsure = f", {counts.images - counts.kept} of them left without a label (probability below {threshold:.3g})"
         screen.result(f"Wrote {file}: {counted(counts.images, 'image')}{unsure if threshold else ''}.")
     if threshold and counts.images:
         of_these = "" if expected is None else f"; expected to be right: {expected:.1%}"
-        screen.say(f"Kept {kept} of {counts.images} labels ({kept / counts.images:.0%}){of_these}.")
-    csv, parquet = (file if isinstance(file, Path) and kind == name else None for name in TABLES)
-    numbers = (counts.images, kept, counts.abstained, counts.skipped, threshold, expected)
-    return Predicted(csv, parquet, *numbers, predictions)
+        screen.say(f"Kept {counts.kept} of {counts.images} labels ({counts.kept / counts.images:.0%}){of_these}.")
+    return Predicted(
+        csv=file if isinstance(file, Path) and kind == "csv" else None,
+        parquet=file if isinstance(file, Path) and kind == "parquet" else None,
+        images=counts.images,
+        kept=counts.kept,
+        abstained=counts.images - counts.kept,
+        skipped=counts.skipped,
+        threshold=threshold,
+        expected_accuracy=expected,
+        predictions=predictions,
+    )
 
 
 @dataclass
@@ -299,12 +306,12 @@ class Job:
         """Predict the missing parts of this process; rank 0 then waits for the others."""
         if folder.done:
             self.screen.say(f"Resuming from '{folder.folder}'; parts whose images have changed are predicted again.")
-        finish, counts = Finish() if launched_world() > 1 else None, Counts(self.threshold)
+        finish, counts = Finish() if launched_world() > 1 else None, Counts()
         mine = None if total is None else total // launched_world()
         with self.screen.track("predicting", mine, folder.done) as task:
             for part, finished in self.predicted(folder.todo(), task):
                 folder.store(part, finished)
-                counts.total([finished.counts])
+                counts += finished.counts
         if finish is not None:
             finish.arrive()
             with self.screen.track("waiting for the other processes", None):
@@ -324,45 +331,35 @@ class Job:
 
         results = self.classifier.stream_batches(batches(), top=self.top)
         for first in results:
-            while not started[0].images:
-                yield started.popleft(), self.finished(iter(()), task)
-            part = started.popleft()
-            yield part, self.finished(chain([first], islice(results, len(part.images) - 1)), task)
-        for part in started:
-            yield part, self.finished(iter(()), task)
-
-    def finished(self, results: Results, task: Task) -> Finished:
-        """Count and format the results of a part. The first unreadable files are named on the screen."""
-        counts, skipped = Counts(self.threshold), []
-
-        def skip(file: Unreadable) -> None:
-            skipped.append((file.path, file.cause))
-            if self.named < NAMED_SKIPS:
-                self.warn(file)
-            self.named += 1
-
-        rows = self.table.rows(self.labelled(results, counts, task, skip))
-        return Finished(counts, csv_lines(skipped), rows)
+            part, counts = started.popleft(), Counts()
+            skipped: list[tuple[Path | None, str]] = []
+            own = chain([first], islice(results, len(part.images) - 1))
+            rows = self.table.rows(self.labelled(own, counts, task, skipped))
+            yield part, Finished(counts, csv_lines(skipped), rows)
 
     def labelled(
-        self, results: Results, counts: Counts, task: Task, skip: Callable[[Unreadable], None]
+        self, results: Results, counts: Counts, task: Task, skipped: list[tuple[Path | None, str]] | None = None
     ) -> Iterator[Prediction]:
-        """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated."""
+        """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated. Unreadable files
+        are listed in `skipped`; the first are named on the screen, or all without a list."""
         for result in results:
             task.advance(1)
-            if isinstance(result, Unreadable):
-                counts.skip(result)
-                skip(result)
-            else:
-                yield result if counts.add(result) else replace(result, label="")
-
-    def warn(self, file: Unreadable) -> None:
-        self.screen.warn(f"skipped '{file.path}': {file.cause}")
+            if isinstance(result, Prediction):
+                kept = result.probability >= self.threshold
+                counts.add(result, kept=kept)
+                yield result if kept else replace(result, label="")
+                continue
+            counts.skip(result)
+            if skipped is not None:
+                skipped.append((result.path, result.cause))
+            if skipped is None or self.named < NAMED_SKIPS:
+                self.screen.warn(f"skipped '{result.path}': {result.cause}")
+            self.named += 1
 
     def join(self, file: Path, parts: Iterable[Finished]) -> Counts:
         """Write the list of unreadable files, if there are any, and the table, unless too many are unreadable."""
         listed = skipped_list(file)
-        counts = Counts(self.threshold).total(part.counts for part in parts)
+        counts = sum((part.counts for part in parts), Counts())
         if counts.skipped:
             with atomic(listed) as out:
                 out.write(csv_line(["path", "cause"]))
@@ -477,9 +474,8 @@ def _text(path: str) -> str:
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def write_lines(out: IO[bytes], columns: list[str], predictions: Iterable[Prediction]) -> None:
+def write_lines(out: IO[bytes], table: CsvTable, predictions: Iterable[Prediction]) -> None:
     """Write a CSV line by line, as the predictions arrive."""
-    table = CsvTable(columns)
     lines = chain([table.header()], (table.rows([p]) for p in predictions))
     out.writelines(map(_for_eyes, lines) if out.isatty() else lines)
     out.flush()
