@@ -30,7 +30,7 @@ from PIL import Image
 from recipe import call, place
 
 from cdtrans.config import make_config, read_recipe, read_yaml
-from cdtrans.errors import HARM
+from cdtrans.errors import VERDICT_AGAINST
 from cdtrans.inputs.scan import scan_labelled
 from cdtrans.trust import guard
 
@@ -151,7 +151,7 @@ def run(task: Task, flags: list[str], out: Path) -> None:
     started = time.monotonic()
     with open(out / f"{task.name}.log", "w", buffering=1) as log, redirect_stderr(log), redirect_stdout(log):
         code = call([*words, *flags, *RECIPES[task.recipe], *short, *more])
-    if code not in (0, HARM):
+    if code not in (0, VERDICT_AGAINST):
         print(task.name, "failed", code, flush=True)
         return
     result = json.loads((place / "result.json").read_text())

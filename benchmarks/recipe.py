@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from cdtrans.cli import entry
+from cdtrans.cli import app as entry
 
 VARIANTS = {
     "full": [],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cdtrans.cli import entry
+from cdtrans.cli import app as entry
 from cdtrans.run import pipeline
 from cdtrans.runtime.signals import importing as importing_all
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from cdtrans.cli.app import app
+from cdtrans.cli.app import build_program
 from cdtrans.cli.options import help_line
 from cdtrans.config import SETTINGS
 
@@ -30,7 +30,7 @@ def settings() -> list[str]:
 
 def verbs() -> list[str]:
     lines = ["\n## Verbs\n", "Flags that are settings are left out here.\n"]
-    program: Any = typer.main.get_command(app)
+    program: Any = typer.main.get_command(build_program())
     for name, verb in program.commands.items():
         inner = {f"{name} {word}": command for word, command in getattr(verb, "commands", {}).items()}
         shown = {title: command for title, command in {name: verb, **inner}.items() if not command.hidden}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn", "typing-extensions": "typing_extensions"}
 PARTS = {"triton", "markupsafe"}  # of torch (on Linux) and of jinja2
 ELSEWHERE = {"transformers"}  # imported by a file that is copied into hub folders, and by nothing here
 WHERE_NEEDED = {  # by hub folders, by `check` and `demo`, the paper's figures, and whoever uses scikit-learn

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from cdtrans.cli.app import app
+from cdtrans.cli.app import build_program
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -45,7 +45,7 @@ def commands(page: Path) -> list[list[str]]:
     "page", [page for page in PAGES if commands(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_commands_exist_with_their_flags(page: Path) -> None:
-    program: Any = typer.main.get_command(app)
+    program: Any = typer.main.get_command(build_program())
     for _, verb, *words in commands(page):
         if verb == "VERB" or verb.startswith("--"):
             continue

@@ -21,7 +21,7 @@ import torch
 import typer
 import yaml
 
-from cdtrans.cli import entry
+from cdtrans.cli import app as entry
 from cdtrans.record.run import Run
 from cdtrans.reporting import gallery, page
 from cdtrans.training.state import Loop

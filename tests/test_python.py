@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 import cdtrans
-import cdtrans.cli.entry
+import cdtrans.cli.app
 import cdtrans.reporting.page
 import cdtrans.run.check
 import cdtrans.run.pipeline
@@ -47,7 +47,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *argume
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["cdtrans", *map(str, arguments), "--json"])
     with pytest.raises(SystemExit):
-        cdtrans.cli.entry.main()
+        cdtrans.cli.app.main()
     values: dict[str, Any] = json.loads(capsys.readouterr().out)
     return values
 

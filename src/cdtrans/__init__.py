@@ -6,79 +6,64 @@ TYPE_CHECKING = False  # not typing's: its import takes longer than all the rest
 if TYPE_CHECKING:
     from typing import Any
 
-    from cdtrans.errors import CdtransError
-    from cdtrans.measure.answer import Answered, answer
-    from cdtrans.measure.ask import Asked, ask
-    from cdtrans.measure.evaluate import Evaluation, evaluate
-    from cdtrans.reporting.report import report
-    from cdtrans.run.check import Check, check
-    from cdtrans.run.pipeline import Result, adapt
-    from cdtrans.serving.classifier import Classifier, Prediction, Predictions, load
-    from cdtrans.serving.export import Exported, Pushed, export, push
-    from cdtrans.serving.predict import Predicted, predict
-    from cdtrans.studies.benchmark import BenchResult, bench
+    from cdtrans.errors import CdtransError as CdtransError
+    from cdtrans.errors import DataError as DataError
+    from cdtrans.errors import DeviceError as DeviceError
+    from cdtrans.errors import MethodError as MethodError
+    from cdtrans.errors import RunError as RunError
+    from cdtrans.errors import SettingsError as SettingsError
+    from cdtrans.measure.answer import Answered as Answered
+    from cdtrans.measure.answer import answer as answer
+    from cdtrans.measure.ask import Asked as Asked
+    from cdtrans.measure.ask import ask as ask
+    from cdtrans.measure.evaluate import Evaluation as Evaluation
+    from cdtrans.measure.evaluate import evaluate as evaluate
+    from cdtrans.reporting.report import report as report
+    from cdtrans.run.check import Check as Check
+    from cdtrans.run.check import check as check
+    from cdtrans.run.pipeline import Result as Result
+    from cdtrans.run.pipeline import adapt as adapt
+    from cdtrans.serving.classifier import Classifier as Classifier
+    from cdtrans.serving.classifier import Prediction as Prediction
+    from cdtrans.serving.classifier import Predictions as Predictions
+    from cdtrans.serving.classifier import load as load
+    from cdtrans.serving.export import Exported as Exported
+    from cdtrans.serving.export import Pushed as Pushed
+    from cdtrans.serving.export import export as export
+    from cdtrans.serving.export import push as push
+    from cdtrans.serving.predict import Predicted as Predicted
+    from cdtrans.serving.predict import predict as predict
+    from cdtrans.studies.benchmark import BenchResult as BenchResult
+    from cdtrans.studies.benchmark import bench as bench
 
-__all__ = [
-    "Answered",
-    "Asked",
-    "BenchResult",
-    "CdtransError",
-    "Check",
-    "Classifier",
-    "Evaluation",
-    "Exported",
-    "Predicted",
-    "Prediction",
-    "Predictions",
-    "Pushed",
-    "Result",
-    "adapt",
-    "answer",
-    "ask",
-    "bench",
-    "check",
-    "evaluate",
-    "export",
-    "load",
-    "predict",
-    "push",
-    "report",
-]
+    __version__: str
 
-_HOMES = {
-    "bench": "cdtrans.studies.benchmark",
-    "BenchResult": "cdtrans.studies.benchmark",
-    "CdtransError": "cdtrans.errors",
-    "evaluate": "cdtrans.measure.evaluate",
-    "Evaluation": "cdtrans.measure.evaluate",
-    "answer": "cdtrans.measure.answer",
-    "Answered": "cdtrans.measure.answer",
-    "ask": "cdtrans.measure.ask",
-    "Asked": "cdtrans.measure.ask",
-    "report": "cdtrans.reporting.report",
-    "check": "cdtrans.run.check",
-    "Check": "cdtrans.run.check",
-    "adapt": "cdtrans.run.pipeline",
-    "Result": "cdtrans.run.pipeline",
-    "Classifier": "cdtrans.serving.classifier",
-    "load": "cdtrans.serving.classifier",
-    "Prediction": "cdtrans.serving.classifier",
-    "Predictions": "cdtrans.serving.classifier",
-    "export": "cdtrans.serving.export",
-    "Exported": "cdtrans.serving.export",
-    "predict": "cdtrans.serving.predict",
-    "Predicted": "cdtrans.serving.predict",
-    "push": "cdtrans.serving.export",
-    "Pushed": "cdtrans.serving.export",
+PUBLIC = {  # module -> its public names
+    "errors": "CdtransError DataError DeviceError MethodError RunError SettingsError",
+    "measure.answer": "Answered answer",
+    "measure.ask": "Asked ask",
+    "measure.evaluate": "Evaluation evaluate",
+    "reporting.report": "report",
+    "run.check": "Check check",
+    "run.pipeline": "Result adapt",
+    "serving.classifier": "Classifier Prediction Predictions load",
+    "serving.export": "Exported Pushed export push",
+    "serving.predict": "Predicted predict",
+    "studies.benchmark": "BenchResult bench",
 }
+_HOMES = {name: f"cdtrans.{module}" for module, names in PUBLIC.items() for name in names.split()}
+
+__all__ = sorted(_HOMES)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> "Any":
     """Public names are imported when they are first used, so that `cdtrans --help` does not wait for torch."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("cdtrans")
     if name not in _HOMES:
         raise AttributeError(f"module 'cdtrans' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -5,11 +5,11 @@ import signal
 
 
 def main() -> None:
-    """As `cdtrans.cli.entry`, and clean to interrupt while that is imported and when all is done."""
+    """As `cdtrans.cli.app`, and clean to interrupt while that is imported and when all is done."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as after nohup
     if ours:
         signal.signal(signal.SIGINT, _leave)
-    from cdtrans.cli.entry import main as run
+    from cdtrans.cli.app import main as run
 
     try:
         if ours:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
 
 import yaml
 
 from cdtrans.errors import MissingFileError, SettingsError, ended, nearest
-from cdtrans.schema import Misfit, build, option, quoted, record_fields
+from cdtrans.schema import Help, Misfit, Range, build, option, quoted, record_fields
 
 LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
@@ -243,6 +243,87 @@ class CDTransOptions(BranchOptions):
 
 
 EFFORTS = ("instant", "quick", "full")  # of the best recipe; the first two are files in recipes/
+
+
+class Settings(TypedDict, total=False):
+    """The settings that functions of Python take by name: those of Config and of CDTransOptions, with their types."""
+
+    target_labels: str | Path | None
+    root: str | Path | None
+    crop: int | Literal["auto"]
+    resize: int | Literal["auto"]
+    flip: float
+    max_bad: float
+    recipe: Literal["best", "authors"]
+    effort: Literal["instant", "quick", "full"]
+    backbone: str
+    backbone_args: dict[str, Any]
+    weights: str | Path | None
+    pretrained: bool
+    neck: Literal["batchnorm", "none"]
+    taps: int
+    drop_path: float
+    source_model: str | Path | None
+    source_classes: str | Path | None
+    source_fit: Literal["train", "probe"]
+    source_epochs: int
+    source_lr: float
+    label_smoothing: float
+    epochs: int
+    lr: float
+    rebuild_every: int
+    method: str
+    method_args: dict[str, Any]
+    optimizer: Literal["sgd", "adamw"]
+    batch_size: int
+    momentum: float
+    weight_decay: float
+    bias_lr_factor: float
+    schedule: Literal["authors", "cosine"]
+    warmup_epochs: int
+    backbone_rate: float
+    layer_decay: float
+    clip_norm: float
+    holdout: float | Literal["auto"]
+    select: Literal[
+        "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
+    ]
+    guard: bool
+    seed: int
+    device: str
+    precision: Literal["auto", "fp32", "bf16", "fp16"]
+    compile: Literal["auto", "off", "graph"]
+    encode_batch: int
+    pixels: Literal["auto", "store", "stream"]
+    save_every: float
+    cache: str | Path | None
+    report: bool
+    tracker: Literal["none", "tensorboard", "wandb", "mlflow"]
+    first_block_residual: bool
+    detach_teacher: bool
+    loss_source: Literal["cls", "none"]
+    loss_source_target: Literal["dtl", "cls", "none"]
+    loss_target: Literal["cls", "none"]
+    pairing: Literal["two_way", "one_way_source", "one_way_target"]
+    center_aware: bool
+    target_class: Literal["center", "pair"]
+    mutual_pairs: Literal["twice", "once"]
+
+
+# Parameters that several public functions have, with their help on the command line.
+Source = Annotated[str | Path, Help("Folder of class folders, or a list of 'path label' lines.", "SOURCE")]
+Target = Annotated[
+    str | Path, Help("Folder with images at any depth, or a list of paths. Labels are not read.", "TARGET")
+]
+RunFolder = Annotated[str | Path, Help("A finished run folder.", "RUN")]
+WhichModel = Annotated[str, Help("chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")]
+DeviceName = Annotated[str, Help("cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")]
+Root = Annotated[str | Path | None, Help("Folder that paths in a list are relative to (default: the list's folder).")]
+LargestBad = Annotated[float, Help("Largest accepted share of unreadable files."), Range(0, 1)]
+Preset = Annotated[str | None, Help("A named set of settings, as for 'adapt'.")]
+SettingsFile = Annotated[str | Path | None, Help("A YAML file of settings; flags override it.")]
+Force = Annotated[bool, Help("Continue even if 'cdtrans check' says stop.")]
+Jobs = Annotated[int, Help("How many runs to start in parallel, on one device."), Range(minimum=1)]
 
 # What may change when a run is resumed: where it runs, not what it computes.
 RESUME_MAY_CHANGE = (

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-HARM = 3  # exit code of a run whose adaptation did harm
+VERDICT_AGAINST = 3  # exit code: adaptation did harm, `check` says stop, a run of `bench` or `ablate` failed
 NAMED = 5  # more names than this make a sentence unreadable
 LONGEST, LAST = 390, 150  # characters of a sentence, and how many of its last ones are kept: they say what to do
 # Of a name these would move the cursor, set colours, start a false line, or turn the direction of writing: ASCII and
@@ -78,12 +78,17 @@ class Hopeless(CdtransError):
         self.cause = cause
 
 
-class PeerLost(Exception):
+class PeerLost(DeviceError):
     """A collective operation failed because another rank has ended."""
 
+    def __init__(self) -> None:
+        super().__init__("peer-lost", "Another process of this run has ended; see its own message.")
 
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM. The state has been saved."""
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, once the state has been saved."""
+
+    code = "interrupted"
 
     def __init__(self, signal_number: int) -> None:
         super().__init__()

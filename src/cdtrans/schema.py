@@ -48,6 +48,18 @@ class Range:
     maximum: float | None = None
 
 
+@dataclass(frozen=True)
+class Help:
+    """What --help says of a parameter of a public function: Annotated[int, Help("How many images to label.")]. A
+    parameter that Python takes by position becomes an argument of the command, unless it has a `flag` here."""
+
+    text: str
+    metavar: str = ""
+    flag: str = ""  # where it is not the parameter's name
+    also: str = ""  # a hidden flag beside the argument
+    hidden: bool = False
+
+
 def option(
     default: Any, text: str, *, minimum: float | None = None, maximum: float | None = None, group: str = ""
 ) -> Any:
@@ -76,14 +88,13 @@ def build(kind: type[T], values: Any, place: str = "", *, written: bool = False,
 
 def check(value: Any, hint: Any, place: str = "", *, written: bool = False, limits: Range = Range()) -> Any:
     """The value, converted where its type asks for it: lists to tuples, text to paths, mappings to dataclasses."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if written and value == "" and types.NoneType in kinds:
+    if written and value == "" and types.NoneType in alternatives(hint):
         raise Misfit("empty", place, f"'{place}' is empty; give a value, or leave it out")
-    for kind in kinds:
+    for kind in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         try:
             return _as_kind(value, kind, place, written, limits)
         except Misfit as misfit:
-            if misfit.code != "kind" or misfit.place != place:
+            if misfit.code not in ("kind", "choice") or misfit.place != place:
                 raise
     raise _unlike(hint, value, place)
 
@@ -124,6 +135,15 @@ def record_fields(kind: type[Any]) -> dict[str, tuple[Any, Field[Any]]]:
     """The type hint and the field of every name in a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
     return {spec.name: (hints[spec.name], spec) for spec in fields(kind) if spec.init}
+
+
+def alternatives(hint: Any) -> list[Any]:
+    """The types that a hint accepts, without what annotates them."""
+    if get_origin(hint) is Annotated:
+        return alternatives(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return [kind for each in get_args(hint) for kind in alternatives(each)]
+    return [hint]
 
 
 def quoted(value: Any) -> str:
@@ -206,13 +226,12 @@ def _number(value: Any, kind: Any, place: str, written: bool, limits: Range) -> 
 
 def _unlike(hint: Any, value: Any, place: str) -> Misfit:
     """The Misfit for a value of another type than its hint."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    kinds = tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds)
+    kinds = alternatives(hint)
     words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     only_words = len(kinds) == 1  # otherwise 'known: auto' would hide that numbers are accepted too
     if words and isinstance(value, str) and (only_words or closest(value, words)):
         return Misfit("choice", place, f"'{place}' cannot be {quoted(value)}: {nearest(value, words).rstrip('.')}")
-    kinds = tuple(kind for kind in kinds if kind is not types.NoneType and (kind is not str or Path not in kinds))
+    kinds = [kind for kind in kinds if kind is not types.NoneType and (kind is not str or Path not in kinds)]
     names = [NAMES.get(get_origin(kind) or kind) or getattr(kind, "__name__", "") for kind in kinds]
     wanted = " or ".join(dict.fromkeys([name for name in names if name not in ("", "Literal")] + words))
     subject = f"'{place}'" if place else "it"

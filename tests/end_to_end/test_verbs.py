@@ -60,7 +60,7 @@ def test_help_is_there_at_once(empty: Path) -> None:
     assert ended.err == ""
     for verb in ("adapt", "eval", "predict", "demo"):
         assert f"│ {verb} " in ended.out
-    look = "import sys; from cdtrans.cli.entry import main; sys.argv = ['cdtrans', 'adapt', '--help']\n"
+    look = "import sys; from cdtrans.cli.app import main; sys.argv = ['cdtrans', 'adapt', '--help']\n"
     look += "try: main()\nfinally: "
     look += "print([m for m in ('torch', 'timm', 'numpy', 'PIL', 'sklearn', 'matplotlib') if m in sys.modules])"
     assert run([sys.executable, "-c", look], cwd=empty).out.splitlines()[-1] == "[]"

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow  # processes: seconds in all
 SLOW = ("torch", "timm", "torchvision", "sklearn", "matplotlib", "scipy")
 # The command line, and then on standard output which of the slow ones it has imported.
 LOOK = f"""
-import sys, cdtrans.cli.entry
+import sys, cdtrans.cli.app
 try:
-    cdtrans.cli.entry.main()
+    cdtrans.cli.app.main()
 finally:
     print([name for name in {SLOW} if name in sys.modules])
 """

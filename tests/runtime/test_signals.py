@@ -89,7 +89,7 @@ def interrupted(at: str, **how: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False, **how)
 
 
-@pytest.mark.parametrize("module", ["cdtrans.cli.entry", "typer"])
+@pytest.mark.parametrize("module", ["cdtrans.cli.app", "typer"])
 def test_ctrl_c_while_the_program_is_imported_is_one_line(module: str) -> None:
     ended = interrupted(module)
     assert (ended.returncode, ended.stderr) == (130, "error: Interrupted.\n")

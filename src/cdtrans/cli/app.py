@@ -1,50 +1,231 @@
-"""The command line: one function per verb, with its options and help, and nothing else."""
+"""The program: a table of verbs, and its exit codes.
 
+0: done. 1: internal error, a bug in cdtrans. 2: bad input, or a machine that lacks something. 3: a verdict against the
+user: adaptation did harm, `check` says stop, or a run of `bench` or `ablate` failed. 130: interrupted."""
+
+import gc
+import io
+import os
 import platform
+import re
 import sys
-from functools import partial
-from pathlib import Path
+import traceback
+import warnings
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from cdtrans.cli.ablate import ablate
-from cdtrans.cli.bench import bench
-from cdtrans.cli.labelling import answer, ask
-from cdtrans.cli.methods import methods
-from cdtrans.cli.options import (
-    Debug,
-    Device,
-    Force,
-    Json,
-    MaxBad,
-    Model,
-    Quiet,
-    Root,
-    Source,
-    Target,
-    print_json,
-    with_settings,
-)
-from cdtrans.cli.tables import before_and_after, cell, class_table, confusion_table, finding_table, score_table, whole
-from cdtrans.config import recipe_names
-from cdtrans.errors import HARM, CdtransError, named
+from cdtrans.cli import tables
+from cdtrans.cli.options import Verb, command, print_json, show_all_flags
+from cdtrans.config import SETTINGS
+from cdtrans.errors import CdtransError, Interrupted, SettingsError, printable, shortened
 from cdtrans.runtime.environment import package_version
-from cdtrans.runtime.screen import Screen
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-SHOWN_CLASSES = 12  # a wider confusion matrix does not fit in a terminal
-CHECK_FLAGS = (  # what decides which images a run would see, and through which backbone
+CHECK_SETTINGS = (  # what decides which images a run would see, and through which backbone
     *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
+OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "target_labels"}  # a benchmark sets them run by run
+LOSSES = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6, all of CDTrans, differ in
+PAIRING = {"method", "pairing", "center_aware", "target_class"}  # and those of Table 5
+PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # sampled pairs have none of these
+NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
+TABLE_TEXTS = {  # settings that have another default in the runs of a table
+    "guard": "Keep the source-only model if adaptation seems to have done harm. (default: false)",
+    "report": "Write report.html at the end of each run. (default: false)",
+}
+BENCH_TEXTS = TABLE_TEXTS | {
+    "backbone": "deit_small or deit_base (with their presets), or any timm model. (default: deit_small)",
+    "recipe": "With one method: authors, the benchmark's preset, or best. With several methods, use --start. "
+    "(default: authors; best for cotraining and instant)",
+    "effort": "With --recipe best or --start best: quick trains a quarter as much as full. Without --method also "
+    "instant, which does not train the backbone. (default: full)",
+    "method": "A name from 'cdtrans methods', or FILE.py:CLASS for your own method; all, or several names with commas, "
+    "to compare them. (default: cdtrans; cotraining with --recipe best)",
+}
+ABLATE_TEXTS = TABLE_TEXTS | {
+    "recipe": "Defaults for the other settings: the CDTrans authors' recipe, or this project's best one. (authors, "
+    "best; default: authors)",
+}
+COMPLETION = "_CDTRANS_COMPLETE"
+
+# typer bundles its own copy of click, so the class is found through one that every version of typer exports.
+CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException
+
+
+def predictions_to_stdout(given: dict[str, Any], json: bool) -> bool:
+    """Without a file, the predictions go to standard output."""
+    if given["csv"] is None and given["parquet"] is None:
+        if json:
+            raise SettingsError(
+                "json-without-file", "With --json, predictions must go to a file; give --csv FILE or --parquet FILE."
+            )
+        given["csv"] = sys.stdout.buffer
+        return True
+    return json
+
+
+VERBS = {
+    "adapt": Verb(
+        "cdtrans.run.pipeline:adapt",
+        "Adapt a classifier from labelled SOURCE images to unlabelled TARGET images.",
+        tables.show_run,
+        against=lambda result: result.harm,
+    ),
+    "check": Verb(
+        "cdtrans.run.check:check",
+        "Check SOURCE and TARGET for problems before a run; exit 3 if it should not start.",
+        tables.show_check,
+        settings=CHECK_SETTINGS,
+        against=lambda result: result.state == "stop",
+    ),
+    "eval": Verb(
+        "cdtrans.measure.evaluate:evaluate",
+        "Measure the accuracy of a run on LABELLED target images.",
+        tables.show_evaluation,
+    ),
+    "predict": Verb(
+        "cdtrans.serving.predict:predict",
+        "Label IMAGES with a run's classifier.",
+        tables.show_nothing,
+        prepare=predictions_to_stdout,
+    ),
+    "export": Verb(
+        "cdtrans.serving.export:export",
+        "Export a run's classifier for other programs, and check that its output is the same.",
+        tables.show_export,
+    ),
+    "push": Verb(
+        "cdtrans.serving.export:push",
+        "Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no images.",
+        tables.show_push,
+    ),
+    "choose": Verb(
+        "cdtrans.run.choose:choose",
+        "Change which model a finished run uses, whatever the guard said; nothing is trained.",
+        tables.show_choice,
+    ),
+    "report": Verb(
+        "cdtrans.reporting.report:report",
+        "Write a one-page report, RUN/report.html: verdict, scores, pairs, images, cost.",
+        tables.show_report,
+        as_json=lambda file: {"report": str(file)},
+    ),
+    "demo": Verb(
+        "cdtrans.run.demo:demo",
+        "Try it on a built-in task, from rendered digits to real handwriting: a few minutes on a CPU.",
+        tables.show_demo,
+        preset="demo",
+        texts={"seed": "Seed of the task and of the run. (default: 0)"},
+        against=lambda result: result.harm,
+    ),
+    "cache": Verb(
+        "cdtrans.cli.lists:list_cache", "List the decoded images that runs share, or clear them.", tables.show_cache
+    ),
+    "ask": Verb(
+        "cdtrans.measure.ask:ask",
+        "Choose target images to label, and write a labelling page (ask.html), a CSV and a Label Studio file.",
+        tables.show_questions,
+    ),
+    "answer": Verb(
+        "cdtrans.measure.answer:answer",
+        "Measure a run with LABELS for some target images: accuracy with a 95% interval, and which model is better.",
+        tables.show_answers,
+    ),
+    "methods": Verb(
+        "cdtrans.cli.lists:describe_methods",
+        "List the adaptation methods, or the options of one.",
+        tables.show_methods,
+        as_json=lambda methods: {"methods": [vars(method) for method in methods]},
+    ),
+    "bench": Verb(
+        "cdtrans.studies.benchmark:bench",
+        "Rerun a table of the paper, or compare methods: every task and seed, scored with target labels.",
+        tables.show_study,
+        settings=SETTINGS.keys() - OF_EACH_RUN,
+        texts=BENCH_TEXTS,
+        against=lambda result: bool(result.failed),
+    ),
+    "ablate losses": Verb(
+        "cdtrans.cli.ablate:losses",
+        "Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards.",
+        tables.show_study,
+        settings=SETTINGS.keys() - LOSSES - {"method", "recipe"} - NOT_IN_ROWS,
+        texts=ABLATE_TEXTS,
+        against=lambda result: bool(result.failed),
+    ),
+    "ablate pseudo-labels": Verb(
+        "cdtrans.cli.ablate:pseudo_labels",
+        "Rerun Table 5, the ways to find pairs: one run each, scored with target labels; one run trains on them.",
+        tables.show_study,
+        settings=SETTINGS.keys() - PAIRING - NOT_IN_ROWS,
+        texts=ABLATE_TEXTS,
+        against=lambda result: bool(result.failed),
+    ),
+    "ablate noise": Verb(
+        "cdtrans.cli.ablate:noise",
+        "Rerun Fig. 2b: replace true pairs, made with target labels, by false ones; with and without cross-attention.",
+        tables.show_study,
+        settings=SETTINGS.keys() - LOSSES - PAIR_OPTIONS - {"method", "rebuild_every", "seed"} - NOT_IN_ROWS,
+        texts=ABLATE_TEXTS,
+        against=lambda result: bool(result.failed),
+    ),
+    "ablate attention": Verb(
+        "cdtrans.cli.ablate:attention",
+        "Draw Fig. 2a: the attention of false-positive pairs of RUN, found with target labels, or of chosen pairs.",
+        tables.show_attention,
+    ),
+    "ablate with-key": Verb(  # a row of pseudo-labels or a run of noise, as a process of its own
+        "cdtrans.cli.ablate:with_key",
+        "One run on pairs made with target labels: a measurement, not a way to adapt.",
+        tables.show_run,
+        against=lambda result: result.harm,
+        hidden=True,
+    ),
+}
+
+
+def main() -> None:
+    """Exit with one of the codes above; an error is one sentence, the traceback only with --debug."""
+    if COMPLETION in os.environ:  # the shell asks for completions
+        program: Any = typer.main.get_command(build_program(os.environ.get("COMP_WORDS", "").split()))
+        for verb in program.commands.values():
+            show_all_flags(verb)
+        program.main(prog_name="cdtrans")
+    debug = "--debug" in sys.argv
+    if not debug:
+        warnings.filterwarnings("ignore")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # like standard error: names may hold bytes that are not text
+    code = _exit_code(sys.argv[1:], debug)
+    if not reports_leaks():
+        gc.freeze()  # otherwise Python's last garbage collection goes through all of torch, which takes a second
+    sys.exit(code)
+
+
+def build_program(words: Collection[str] | None = None) -> typer.Typer:
+    """The program with the verbs among these words (None: with all). Other verbs are only listed: making their flags
+    would import them."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(help="Labelled source images and unlabelled target images in, a target classifier out.")(_program)
+    ablate = typer.Typer(no_args_is_help=True, help="Rerun the paper's ablations.")
+    for name, verb in VERBS.items():
+        group, _, word = name.rpartition(" ")
+        function = command(verb) if words is None or word in words else _listed
+        (ablate if group else app).command(word, help=verb.help, hidden=verb.hidden)(function)
+    app.add_typer(ablate, name="ablate")
+    return app
+
+
+def _listed() -> None:
+    """A verb that the command line does not use."""
 
 
 def _show_versions(wanted: bool) -> None:
@@ -54,7 +235,6 @@ def _show_versions(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="Labelled source images and unlabelled target images in, a target classifier out.")
 def _program(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_versions, is_eager=True, help="Show the version and exit.")
@@ -63,348 +243,82 @@ def _program(
     pass
 
 
-@app.command()
-@with_settings
-def adapt(
-    source: Annotated[
-        Path | None, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
-    ] = None,
-    target: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="TARGET", help="Folder with images at any depth, or a list of paths. Labels are not read."
-        ),
-    ] = None,
-    target_alone: Annotated[
-        Path | None,
-        typer.Option(
-            "--target",
-            metavar="TARGET",
-            hidden=True,
-            help="TARGET, where there is no SOURCE: with --source-model and --method shot.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder (default: runs/adapt); an unfinished run there is resumed.")
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(hidden=True, help=f"A named set of settings (default: auto): {', '.join(recipe_names())}."),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-    **settings: Any,
-) -> None:
-    """Adapt a classifier from labelled SOURCE images to unlabelled TARGET images."""
-    from cdtrans.record import wording
-    from cdtrans.run.pipeline import adapt as adapt_images
-
-    if target is not None and target_alone is not None:
-        raise CdtransError("The target is given twice, as second argument and with --target; give it once.")
-    screen = Screen(quiet=quiet, machine=json)
-    target = target or target_alone
-    result = adapt_images(
-        source=source, target=target, out=out, preset=preset, config=config, force=force, screen=screen, **settings
-    )
-    if json:
-        print_json(result.summary())
-    else:
-        screen.result(wording.done(result.outcome, result.run, with_estimate=quiet))  # else the screen has shown it
-        screen.say(wording.next_step(result.run))
-    if result.harm:
-        raise typer.Exit(HARM)
+def reports_leaks() -> bool:
+    """Whether Triton is bound by nanobind (from torch 2.15 on), which prints whatever is not collected in the end."""
+    triton = sys.modules.get("triton._C.libtriton")
+    return triton is not None and any(type(value).__module__ == "nanobind" for value in vars(triton).values())
 
 
-@app.command()
-@partial(with_settings, names=CHECK_FLAGS)
-def check(
-    source: Source,
-    target: Target,
-    model: Annotated[
-        bool, typer.Option("--model/--no-model", help="Also check with the backbone, if its weights are available.")
-    ] = True,
-    preset: Annotated[str | None, typer.Option(help="A named set of settings, as for 'adapt'.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; flags override it.")] = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-    **settings: Any,
-) -> None:
-    """Check SOURCE and TARGET for problems before a run; exit 1 if it should not start."""
-    from cdtrans.run.check import check as check_images
-
-    screen = Screen(quiet=quiet, machine=json)
-    result = check_images(
-        source=source, target=target, preset=preset, config=config, model=model, screen=screen, **settings
-    )
-    if json:
-        print_json(result.summary())
-    else:
-        screen.result(finding_table(result))
-    if result.skipped:
-        screen.say(f"Not checked with a backbone: {result.skipped}.")
-    screen.say(f"{result.verdict} Use --json for every name and number.")
-    if result.state == "stop":
-        raise typer.Exit(1)
-
-
-@app.command(name="eval")
-def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    labelled: Annotated[
-        Path,
-        typer.Argument(
-            metavar="LABELLED", help="Labelled target images: a folder of class folders, or a list of 'path label'."
-        ),
-    ],
-    root: Root = None,
-    model: Model = "chosen",
-    device: Device = "auto",
-    max_bad: MaxBad = 0.05,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Measure the accuracy of a run on LABELLED target images."""
-    from cdtrans.measure.comparison import EXACT
-    from cdtrans.measure.evaluate import evaluate as evaluate_run
-    from cdtrans.measure.evaluate import kept_images
-
-    screen = Screen(quiet=quiet, machine=json)
-    result = evaluate_run(run, labelled, root=root, model=model, device=device, max_bad=max_bad, screen=screen)
-    if json:
-        print_json(result.summary())
-        return
-    screen.result(score_table(result, model))
-    screen.result(class_table(result))
-    if len(result.classes) <= SHOWN_CLASSES:
-        screen.result(confusion_table(result))
-    else:
-        screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
-    if result.whole_target:
-        screen.result(EXACT)
-    if result.comparison is not None:
-        screen.result(f"{result.comparison.sentence} {result.choice}")
-    saved = result.history is not None and model == "chosen" and kept_images(run) <= result.scores.images
-    if saved and (run / "report.html").exists():
-        screen.say(f"'cdtrans report {run}' adds this to report.html.")
+def _exit_code(words: Sequence[str], debug: bool) -> int:
+    try:
+        require_words(words)
+        # not app(): typer would keep Ctrl-C and a closed pipe to itself
+        program = typer.main.get_command(build_program(words))
+        with program.make_context("cdtrans", list(words)) as context:
+            program.invoke(context)
+        sys.stdout.flush()  # here, where a closed pipe is expected, and not when Python ends
+        return 0
+    except typer.Exit as error:  # after --help, or a verdict
+        return error.exit_code
+    except CommandLineError as error:
+        return _fail_usage(error, debug)
+    except CdtransError as error:
+        if debug and error.details:
+            print(error.details, file=sys.stderr)
+        return _fail(2, error.code, str(error), debug)
+    except Interrupted as error:
+        sentence = "Interrupted; the state is saved. Run the same command again to resume."
+        return _fail(error.exit_code, error.code, sentence, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail(130, "interrupted", "Interrupted.", debug)
+    except BrokenPipeError:  # the reader has closed the pipe, as in `cdtrans predict ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drops what is still buffered
+        return 141
+    except OSError as error:  # a disk or permission error without a message of its own
+        where = f"'{error.filename}': " if error.filename else ""
+        sentence = f"{where}{error.strerror or error}; check the path, its permissions and the disk."
+        return _fail(2, "system-error", sentence, debug)
+    except Exception as error:
+        if is_out_of_memory(error):
+            sentence = "This computer does not have enough memory for this; use smaller images (--crop) or batches."
+            return _fail(2, "out-of-memory", sentence, debug)
+        sentence = f"Internal error, {type(error).__name__}: {error}. Run it again with --debug and report it."
+        return _fail(1, "internal-error", sentence, debug)
 
 
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder, or an exported file.")],
-    images: Annotated[
-        Path,
-        typer.Argument(metavar="IMAGES", help="A folder with images at any depth, an image, a list of paths, or tars."),
-    ],
-    csv: Annotated[Path | None, typer.Option(help="Write the predictions here (default: standard output).")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Write the predictions to a Parquet file instead.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many of the most probable classes to list.")] = 1,
-    abstain: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Leave the label empty below this probability.")
-    ] = None,
-    keep: Annotated[
-        float | None, typer.Option(help="Label only this share of the images, the most confident, such as 0.8.")
-    ] = None,
-    accuracy: Annotated[
-        float | None, typer.Option(help="Label as many images as this expected accuracy allows, such as 0.95.")
-    ] = None,
-    unknown: Annotated[
-        bool, typer.Option("--unknown", help="Add a score for images of no class, by the source-only model.")
-    ] = False,
-    root: Root = None,
-    model: Model = "chosen",
-    device: Device = "auto",
-    max_bad: MaxBad = 0.05,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Label IMAGES with a run's classifier."""
-    from cdtrans.serving.predict import predict as predict_images
-
-    to_file = csv is not None or parquet is not None
-    if json and not to_file:
-        raise CdtransError("With --json, predictions must go to a file; give --csv FILE or --parquet FILE.")
-    screen = Screen(quiet=quiet, machine=json or not to_file)
-    predicted = predict_images(
-        run,
-        images,
-        csv=csv if to_file else sys.stdout.buffer,
-        parquet=parquet,
-        top=top,
-        abstain=abstain,
-        keep=keep,
-        accuracy=accuracy,
-        unknown=unknown,
-        root=root,
-        model=model,
-        device=device,
-        max_bad=max_bad,
-        screen=screen,
-    )
-    if json:
-        print_json(predicted.summary())
+def require_words(arguments: Sequence[str]) -> None:
+    """Refuse an empty argument, most likely an unset shell variable: it would mean the current folder, or not given."""
+    for before, word in pairwise(["", *arguments]):
+        flag, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if not value and (equals or not word):
+            after = f" after {flag}" if flag.startswith("--") else ""
+            raise SettingsError(
+                "argument-empty", f"An argument{after} is empty, perhaps an unset shell variable; give a value."
+            )
 
 
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="FILE.onnx (default: RUN/model.onnx), FILE.safetensors for timm, or a hub folder (RUN/hub)."),
-    ] = None,
-    to: Annotated[str, typer.Option(help="file, or hub-folder: a folder of weights, ONNX and a model card.")] = "file",
-    model: Model = "chosen",
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Export a run's classifier for other programs, and check that its output is the same."""
-    from cdtrans.serving.export import export as export_model
-
-    screen = Screen(quiet=quiet, machine=json)
-    exported = export_model(run, out, to=to, model=model, screen=screen)
-    if json:
-        print_json(exported.summary())
-        return
-    screen.result(f"Exported: {exported.file} ({exported.model}; {exported.bytes / 1e6:.1f} MB)")
-    screen.say(f"Checked on {exported.checked} images: logits differ by {exported.difference:.0e} of the largest one.")
+def is_out_of_memory(error: BaseException) -> bool:
+    """Out of main memory; GPU memory is handled where it is used. torch has no exception type for it."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 
-@app.command()
-def push(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    name: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository on the Hugging Face hub.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    model: Model = "chosen",
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no images."""
-    from cdtrans.serving.export import push as push_model
-
-    screen = Screen(quiet=quiet, machine=json)
-    pushed = push_model(run, name, private=private, model=model, screen=screen)
-    if json:
-        print_json(pushed.summary())
-        return
-    screen.result(f"Uploaded: {pushed.address} ({pushed.model}; {pushed.bytes / 1e6:.1f} MB)")
-    screen.say(f'cdtrans.load("hf://{name}") loads it.')
+def _fail_usage(error: Any, debug: bool) -> int:
+    """A wrong flag or argument; `cdtrans` alone prints the help."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    wrong = re.sub(r"\. Did you mean (.*\?)$", r" (did you mean \1)", error.format_message().rstrip("."))
+    help_command = f"; see '{context.command_path} --help'" if context else ""
+    return _fail(2, "usage", f"{wrong}{help_command}.", debug)
 
 
-@app.command()
-def choose(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="adapted, or source (not adapted).")],
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Change which model a finished run uses, whatever the guard said; nothing is trained."""
-    from cdtrans.run.choose import choose as choose_model
-
-    screen = Screen(quiet=quiet, machine=json)
-    choice = choose_model(run, model, screen)
-    if json:
-        print_json(choice.summary())
-    else:
-        screen.result(str(choice))
-
-
-@app.command()
-def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Write a one-page report, RUN/report.html: verdict, scores, pairs, images, cost."""
-    from cdtrans.reporting.report import report as make_report
-
-    screen = Screen(quiet=quiet, machine=json)
-    file = make_report(run, screen=screen)
-    if json:
-        print_json({"report": str(file)})
-    else:
-        screen.result(f"Report: {file}")
-
-
-@app.command()
-@partial(with_settings, preset="demo")
-def demo(
-    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the task and of the run.")] = 0,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-    **settings: Any,
-) -> None:
-    """Try it on a built-in task, from rendered digits to real handwriting: a few minutes on a CPU."""
-    from cdtrans.run.demo import demo as run_demo
-
-    screen = Screen(quiet=quiet, machine=json)
-    result = run_demo(out, seed=seed, screen=screen, **settings)
-    if json:
-        print_json(
-            {
-                "source_only_accuracy": result.source_only_accuracy,
-                "adapted_accuracy": result.adapted_accuracy,
-                "run": str(result.run),
-                "harm": result.harm,
-            }
-        )
-    else:
-        screen.result(before_and_after(result))
-        report = " (open report.html)" if (result.run / "report.html").exists() else ""
-        screen.result(f"Run folder: {result.run}{report}")
-    if result.harm:
-        raise typer.Exit(HARM)
-
-
-@app.command()
-def cache(
-    folder: Annotated[Path | None, typer.Option("--cache", help="The cache folder.")] = None,
-    clear: Annotated[
-        bool, typer.Option("--clear", help="Delete what is listed; later runs decode the images again.")
-    ] = False,
-    root: Annotated[
-        Path | None, typer.Option(help="Only images decoded for exactly this folder, as given to a run.")
-    ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """List the decoded images that runs share, or clear them."""
-    from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
-
-    screen = Screen(quiet=quiet, machine=json)
-    place = folder or default_cache()
-    every = list_stores(place)
-    stores = [s for s in every if root is None or s.root == root.resolve()]
-    below = sorted({str(s.root) for s in every if root is not None and root.resolve() in s.root.parents})
-    freed = clear_stores(place, root) if clear else 0
-    if json:
-        listed = [{"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes} for s in stores]
-        print_json({"cache": str(place), "stores": listed, "below": below, "freed": freed})
-        return
-    table = Table(whole("images of"), "size", "images", "MB", "last used", title=str(place))
-    for s in stores:
-        used = f"{s.last_used:%Y-%m-%d %H:%M}"
-        table.add_row(cell(str(s.root)), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
-    screen.result(table if stores else f"Nothing is cached in {place}{f' for {root} itself' if root else ''}.")
-    if below:
-        screen.result(f"Folders below it are cached separately and not affected by --root {root}: {named(below)}.")
-    if clear:
-        screen.result(f"Freed {freed / 1e6:,.1f} MB.")
-
-
-app.command()(ask)
-app.command()(answer)
-app.command()(methods)
-app.command()(bench)
-app.add_typer(ablate, name="ablate")
+def _fail(exit_code: int, code: str, sentence: str, debug: bool) -> int:
+    """One sentence on standard error; with --json also an object on standard output."""
+    if debug:
+        traceback.print_exc()
+    sentence = shortened(printable(sentence))
+    print(f"error: {sentence}", file=sys.stderr)
+    if "--json" in sys.argv:
+        print_json({"error": {"code": code, "message": sentence}})
+    return exit_code

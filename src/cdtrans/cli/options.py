@@ -1,95 +1,163 @@
-"""What the verbs share: options, and a flag for every setting."""
+"""Commands from public functions: an argument or a flag for each of their parameters, and a flag for every setting."""
 
 import inspect
 import json as json_format
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from cdtrans.config import HINTS, SETTINGS, choices, merged, parse_yaml, read_recipe, starting_layers
-from cdtrans.errors import CdtransError
+from cdtrans.errors import VERDICT_AGAINST, SettingsError
 from cdtrans.network.backbone import SHORT_NAMES
 from cdtrans.runtime.ranks import launched_rank
+from cdtrans.runtime.screen import Screen
+from cdtrans.schema import Help, alternatives
 
 COMMON = (  # settings that --help shows; --help-all shows all
     *("recipe", "effort", "backbone", "weights", "method", "source_model", "target_labels", "guard", "seed", "device"),
 )
 COMMON_PANEL = "Settings"
 NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
-TABLE_TEXTS = {  # settings that have another default in the runs of a table
-    "guard": "Keep the source-only model if adaptation seems to have done harm. (default: false)",
-    "report": "Write report.html at the end of each run. (default: false)",
+OF_THE_PROGRAM = ("screen", "quiet")  # parameters of public functions that every command handles alike
+EVERY_VERB = {
+    "json": typer.Option("--json", help="Print one JSON object to stdout, everything else to stderr."),
+    "quiet": typer.Option("--quiet", "-q", help="Print only results, warnings and errors."),
+    "debug": typer.Option("--debug", help="Show the traceback of an error."),
 }
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, everything else to stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, warnings and errors.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")]
-Model = Annotated[
-    str, typer.Option(help="chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")
-]
-MaxBad = Annotated[float, typer.Option(min=0, max=1, help="Largest accepted share of unreadable files.")]
-Source = Annotated[
-    Path, typer.Argument(metavar="SOURCE", help="Folder of class folders, or a list of 'path label' lines.")
-]
-Target = Annotated[
-    Path,
-    typer.Argument(metavar="TARGET", help="Folder with images at any depth, or a list of paths. Labels are not read."),
-]
-Key = Annotated[
-    Path, typer.Option(metavar="LABELLED", help="Target labels, for scores after training: TARGET with its labels.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Continue even if 'cdtrans check' says stop.")]
-Jobs = Annotated[int, typer.Option(min=1, help="How many runs to start in parallel, on one device.")]
-Root = Annotated[
-    Path | None, typer.Option(help="Folder that paths in a list are relative to (default: the list's folder).")
-]
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb of the command line: a public function, and how its result is shown."""
+
+    function: str  # module:name, imported when the verb is used
+    help: str
+    show: Callable[[Any, Screen, dict[str, Any]], None]  # takes the result, and the arguments
+    settings: Collection[str] = tuple(SETTINGS)  # flags in place of its **settings
+    texts: Mapping[str, str] = field(default_factory=dict)  # help of settings that have another meaning or default here
+    preset: str = "auto"  # recipe whose defaults the verb has
+    against: Callable[[Any], bool] = lambda result: False  # whether the result is a verdict against the user
+    as_json: Callable[[Any], dict[str, Any]] = lambda result: result.summary()
+    prepare: Callable[[dict[str, Any], bool], bool] = lambda given, json: json  # says whether stdout is for a program
+    hidden: bool = False
+
+    def load(self) -> Callable[..., Any]:
+        module, _, name = self.function.partition(":")
+        loaded: Callable[..., Any] = getattr(import_module(module), name)
+        return loaded
 
 
-def with_settings(
-    verb: Callable[..., None],
-    names: Collection[str] = SETTINGS.keys(),
-    texts: Mapping[str, str] | None = None,
-    preset: str = "auto",
-) -> Callable[..., None]:
-    """Give a verb a flag for every setting and every option of CDTrans, or for those named, in place of its
-    **settings. Where `method` is among them, `--set` gives the options of any method. `texts` are the help lines of
-    settings that mean something else here than for 'adapt', or have another default; `preset` is the one whose defaults
-    the verb has."""
-    changed = read_recipe(preset)
-    signature = inspect.signature(verb)
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for name, spec in SETTINGS.items():
-        if name in names and name not in NOT_FLAGS and name not in signature.parameters:
-            hint = HINTS[name]
-            kind = hint if hint in (bool, int, float) else str
-            dashed = name.replace("_", "-")
-            flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-            panel = COMMON_PANEL if name in COMMON else spec.metadata["group"]
-            text = (texts or {}).get(name) or help_line(name, changed)
-            option = typer.Option(flag, help=text, rich_help_panel=panel, hidden=name not in COMMON)
-            parameters.append(_parameter(name, kind, option))
-            if name == "method":
-                text = "An option of the method; may be repeated. 'cdtrans methods NAME' lists them."
-                group = spec.metadata["group"]
-                option = typer.Option("--set", metavar="KEY=VALUE", help=text, rich_help_panel=group, hidden=True)
-                parameters.append(_parameter("method_args", list[str], option))
-    everything = typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show every flag and exit.")
-    parameters.append(_parameter("help_all", bool, everything))
+def command(verb: Verb) -> Callable[..., None]:
+    """The function that typer makes a command of. Its exit code is 3 if the result is a verdict against the user."""
+    function = verb.load()
+    hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
+    own = [p for name, p in signature.parameters.items() if name not in OF_THE_PROGRAM and p.kind is not p.VAR_KEYWORD]
+    parameters = [made for each in own for made in _parameters(each, hints[each.name])]
+    parameters += [_flag(name, bool, option, False) for name, option in EVERY_VERB.items()]
+    if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        taken = {each.name for each in own}
+        parameters += _setting_flags([name for name in verb.settings if name not in taken], verb.texts, verb.preset)
 
-    def run(help_all: bool | None, **values: Any) -> None:
-        settings = {k: values.pop(k) for k in list(values) if k not in signature.parameters}
-        chosen = {k: v for k, v in settings.items() if v is not None}
-        if "method_args" in chosen:
-            chosen["method_args"] = parse_options(chosen["method_args"])
-        verb(**values, **chosen)
+    def run(*, json: bool, quiet: bool, debug: bool, help_all: bool = False, **values: Any) -> None:
+        given = {each.name: values.pop(each.name) for each in own}
+        for each in own:
+            beside = values.pop(f"{each.name}_flag", None)
+            if beside is not None and given[each.name] is not None:
+                raise SettingsError("given-twice", f"'{each.name}' is given twice, in its place and as a flag.")
+            given[each.name] = given[each.name] if beside is None else beside
+        settings = {name: value for name, value in values.items() if value is not None}
+        if "method_args" in settings:
+            settings["method_args"] = parse_options(settings["method_args"])
+        screen = Screen(quiet=quiet, machine=verb.prepare(given, json))
+        how = {"screen": screen} if "screen" in signature.parameters else {}
+        result = function(**given, **settings, **how)
+        if json:
+            print_json(verb.as_json(result))
+        else:
+            verb.show(result, screen, given)
+        if verb.against(result):
+            raise typer.Exit(VERDICT_AGAINST)
 
-    run.__name__, run.__doc__ = verb.__name__, verb.__doc__
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__doc__ = verb.help
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _parameters(parameter: inspect.Parameter, hint: Any) -> list[inspect.Parameter]:
+    """A parameter of a public function as an argument or a flag of its command, and the flag that an argument may also
+    be given as."""
+    help_of = _help_in(hint) or Help("")
+    kind, required = _command_line_type(alternatives(hint)), parameter.default is parameter.empty
+    default = (
+        str(parameter.default)
+        if kind is str and parameter.default not in (None, parameter.empty)
+        else parameter.default
+    )
+    place = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and not help_of.flag
+    if place:
+        option: Any = typer.Argument(metavar=help_of.metavar or parameter.name.upper(), help=help_of.text)
+    else:
+        dashed = f"--{parameter.name.replace('_', '-')}"
+        name = help_of.flag or (f"{dashed}/--no-{dashed[2:]}" if default is True else dashed)
+        option = typer.Option(name, metavar=help_of.metavar or None, help=help_of.text, hidden=help_of.hidden)
+    if kind is list:
+        kind = list[str]
+    made = [_flag(parameter.name, kind if required or kind is bool else kind | None, option, default)]
+    if help_of.also:
+        option = typer.Option(help_of.also, metavar=help_of.metavar or None, help=help_of.text, hidden=True)
+        made.append(_flag(f"{parameter.name}_flag", kind | None, option, None))
+    return made
+
+
+def _help_in(hint: Any) -> Help | None:
+    """The help inside a type hint."""
+    if isinstance(hint, Help):
+        return hint
+    nested = (*getattr(hint, "__metadata__", ()), *get_args(hint))
+    return next(filter(None, map(_help_in, nested)), None)
+
+
+def _command_line_type(kinds: list[Any]) -> Any:
+    """The type of an argument as typer has it; what a function takes besides is for Python."""
+    if found := [kind for kind in (Path, bool, str) if kind in kinds]:
+        return found[0]
+    kind = next(kind for kind in kinds if kind is not NoneType)
+    return kind if kind in (int, float) else list if get_origin(kind) is not None else str
+
+
+def _flag(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def _setting_flags(names: Collection[str], texts: Mapping[str, str], preset: str) -> list[inspect.Parameter]:
+    """A flag for every setting and every option of CDTrans among these names; with `method`, --set gives the options of
+    any method."""
+    changed, parameters = read_recipe(preset), []
+    for name, spec in SETTINGS.items():
+        if name not in names or name in NOT_FLAGS:
+            continue
+        kind = HINTS[name] if HINTS[name] in (bool, int, float) else str
+        dashed = name.replace("_", "-")
+        option = typer.Option(
+            f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}",
+            help=texts.get(name) or help_line(name, changed),
+            rich_help_panel=COMMON_PANEL if name in COMMON else spec.metadata["group"],
+            hidden=name not in COMMON,
+        )
+        parameters.append(_flag(name, kind | None, option, None))
+        if name == "method":
+            text = "An option of the method; may be repeated. 'cdtrans methods NAME' lists them."
+            panel = spec.metadata["group"]
+            option = typer.Option("--set", metavar="KEY=VALUE", help=text, rich_help_panel=panel, hidden=True)
+            parameters.append(_flag("method_args", list[str] | None, option, None))
+    everything = typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show every flag and exit.")
+    return [*parameters, _flag("help_all", bool, everything, False)]
 
 
 def _show_all(context: typer.Context, wanted: bool | None) -> None:
@@ -110,11 +178,6 @@ def show_all_flags(command: Any) -> None:
             parameter.rich_help_panel = SETTINGS[parameter.name].metadata["group"]
 
 
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    annotation: Any = Annotated[kind | None, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
 def parse_options(words: Sequence[str]) -> dict[str, Any]:
     """['trade_off=0.5', 'ramp=1'] -> {'trade_off': 0.5, 'ramp': 1}, each value as YAML reads it."""
     options: dict[str, Any] = {}
@@ -122,9 +185,9 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:
-            raise CdtransError(f"--set takes KEY=VALUE, such as --set trade_off=0.5, not '{word}'.")
+            raise SettingsError("option-form", f"--set takes KEY=VALUE, such as --set trade_off=0.5, not '{word}'.")
         if key in options:
-            raise CdtransError(f"--set gives '{key}' twice; give it once.")
+            raise SettingsError("given-twice", f"--set gives '{key}' twice; give it once.")
         try:
             options[key] = parse_yaml(value)
         except ValueError:

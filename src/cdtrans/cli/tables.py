@@ -1,30 +1,61 @@
-"""Results as tables in the terminal."""
+"""How results look in a terminal: a function for each verb, of its result, the screen and the arguments."""
 
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cdtrans.errors import counted, printable
+from cdtrans.cli.lists import Cache, Description
+from cdtrans.errors import counted, named, printable
+from cdtrans.record import wording
+from cdtrans.runtime.screen import Screen
 
 STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
+SHOWN_CLASSES = 12  # a wider confusion matrix does not fit in a terminal
+
+Given = dict[str, Any]
 
 
-def before_and_after(result: Any) -> Table:
-    table = Table("model", "accuracy on 1,797 handwritten digits", title="before and after adaptation")
-    table.add_row("source only", f"{result.source_only_accuracy:.1%}")
-    table.add_row("adapted, no target label used", f"{result.adapted_accuracy:.1%}")
-    return table
+def show_nothing(result: Any, screen: Screen, given: Given) -> None:
+    """For a verb that has written its result."""
 
 
-def finding_table(result: Any) -> Table:
+def show_run(result: Any, screen: Screen, given: Given) -> None:
+    screen.result(wording.done(result.outcome, result.run, with_estimate=screen.quiet))  # else it has been shown
+    screen.say(wording.next_step(result.run))
+
+
+def show_check(result: Any, screen: Screen, given: Given) -> None:
     """A row for each finding, with its advice below."""
     table = Table("", "subject", "found")
     for finding in result.findings:
         state = f"[{STATE_COLOURS[finding.state]}]{finding.state}[/]"
         advice = f"\n{finding.advice}" if finding.advice else ""
         table.add_row(state, escape(finding.subject), escape(f"{finding.statement}.{advice}"))
-    return table
+    screen.result(table)
+    if result.skipped:
+        screen.say(f"Not checked with a backbone: {result.skipped}.")
+    screen.say(f"{result.verdict} Use --json for every name and number.")
+
+
+def show_evaluation(result: Any, screen: Screen, given: Given) -> None:
+    from cdtrans.measure.comparison import EXACT
+    from cdtrans.measure.evaluate import kept_images
+
+    run, model = given["run"], given["model"]
+    screen.result(score_table(result, model))
+    screen.result(class_table(result))
+    if len(result.classes) <= SHOWN_CLASSES:
+        screen.result(confusion_table(result))
+    else:
+        screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
+    if result.whole_target:
+        screen.result(EXACT)
+    if result.comparison is not None:
+        screen.result(f"{result.comparison.sentence} {result.choice}")
+    saved = result.history is not None and model == "chosen" and kept_images(run) <= result.scores.images
+    if saved and (run / "report.html").exists():
+        screen.say(f"'cdtrans report {run}' adds this to report.html.")
 
 
 def score_table(result: Any, model: str) -> Table:
@@ -58,6 +89,96 @@ def confusion_table(result: Any) -> Table:
     for name, row in zip(result.classes, result.scores.confusion.tolist(), strict=True):
         table.add_row(cell(name), *map(str, row))
     return table
+
+
+def show_export(result: Any, screen: Screen, given: Given) -> None:
+    screen.result(f"Exported: {result.file} ({result.model}; {result.bytes / 1e6:.1f} MB)")
+    screen.say(f"Checked on {result.checked} images: logits differ by {result.difference:.0e} of the largest one.")
+
+
+def show_push(result: Any, screen: Screen, given: Given) -> None:
+    screen.result(f"Uploaded: {result.address} ({result.model}; {result.bytes / 1e6:.1f} MB)")
+    screen.say(f'cdtrans.load("hf://{given["name"]}") loads it.')
+
+
+def show_choice(result: Any, screen: Screen, given: Given) -> None:
+    screen.result(str(result))
+
+
+def show_report(result: Any, screen: Screen, given: Given) -> None:
+    screen.result(f"Report: {result}")
+
+
+def show_demo(result: Any, screen: Screen, given: Given) -> None:
+    table = Table("model", "accuracy on 1,797 handwritten digits", title="before and after adaptation")
+    table.add_row("source only", f"{result.source_only_accuracy:.1%}")
+    table.add_row("adapted, no target label used", f"{result.adapted_accuracy:.1%}")
+    screen.result(table)
+    report = " (open report.html)" if (result.run / "report.html").exists() else ""
+    screen.result(f"Run folder: {result.run}{report}")
+
+
+def show_cache(result: Cache, screen: Screen, given: Given) -> None:
+    table = Table(whole("images of"), "size", "images", "MB", "last used", title=str(result.folder))
+    for s in result.stores:
+        used = f"{s.last_used:%Y-%m-%d %H:%M}"
+        table.add_row(cell(str(s.root)), str(s.size), f"{s.images:,}", f"{s.nbytes / 1e6:,.1f}", used)
+    root = given["root"]
+    nothing = f"Nothing is cached in {result.folder}{f' for {root} itself' if root else ''}."
+    screen.result(table if result.stores else nothing)
+    if result.below:
+        below = named(result.below)
+        screen.result(f"Folders below it are cached separately and not affected by --root {root}: {below}.")
+    if given["clear"]:
+        screen.result(f"Freed {result.freed / 1e6:,.1f} MB.")
+
+
+def show_questions(result: Any, screen: Screen, given: Given) -> None:
+    run, summary = given["run"], result.summary()
+    screen.result(
+        f"{counted(summary['images'], 'image')} to label: {summary['random']} chosen at random, to measure accuracy,"
+        f" and {summary['informative']} that the model is least sure of, to train on."
+    )
+    screen.result(f"Open {summary['page']} in a browser, or fill in {summary['labels']}.")
+    screen.say(f"Then: cdtrans answer {run} {summary['labels']} (or the labels.csv that the page saved)")
+
+
+def show_answers(result: Any, screen: Screen, given: Given) -> None:
+    run = given["run"]
+    for sentence in result.sentences(run):
+        screen.result(sentence)
+    screen.say(f"Stored in {run / 'answers.json'}; 'cdtrans report {run}' adds the accuracy to report.html.")
+
+
+def show_methods(result: list[Description], screen: Screen, given: Given) -> None:
+    if given["name"] is None:
+        table = Table("method", "step", "needs", "what it does", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for each in result:
+            cells = (each.name, each.cost, each.backbones, f"{each.summary} ({each.paper or 'this project'})")
+            table.add_row(*map(escape, cells))
+        screen.result(table)
+        screen.say("step: time of a training step, CDTrans = 1.")
+        screen.say("needs: a ViT, BatchNorm, gates as in seresnet50 (SE), or any backbone.")
+        screen.say("Options of a method: 'cdtrans methods NAME'.")
+        return
+    (one,) = result
+    reference = ", ".join(filter(None, (f"Reference: {one.paper}" if one.paper else "", one.title)))
+    sentences = (f"{one.name}: {one.summary}", reference, f"Backbones: {one.backbones}")
+    screen.result(" ".join(f"{sentence}." for sentence in sentences if sentence))
+    table = Table("option", "default", "meaning", title="options, given as --set OPTION=VALUE")
+    for option in one.options:
+        table.add_row(escape(option["name"]), escape(str(option["default"])), escape(option["help"]))
+    screen.result(table if one.options else "It has no options.")
+
+
+def show_study(result: Any, screen: Screen, given: Given) -> None:
+    """For a benchmark or an ablation."""
+    screen.result(f"{result.finished} of {result.asked} runs are finished: {result.out / result.table}")
+
+
+def show_attention(result: Any, screen: Screen, given: Given) -> None:
+    kind = "chosen" if given["pair"] else "false-positive"
+    screen.result(f"{counted(len(result.pairs), f'{kind} pair')}: {given['out']}")
 
 
 def whole(header: str) -> Column:

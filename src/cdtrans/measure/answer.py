@@ -2,10 +2,11 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from cdtrans.config import RunFolder
 from cdtrans.errors import counted, named
 from cdtrans.measure.answers import read_answers, read_parts, write_answers
 from cdtrans.measure.comparison import EXACT, SIGNIFICANT, sign_test, wilson
@@ -17,7 +18,7 @@ from cdtrans.record.model import read_card
 from cdtrans.record.probabilities import temperature
 from cdtrans.record.run_folder import MODEL_NAMES, choose_command
 from cdtrans.runtime.screen import Screen
-from cdtrans.schema import checked
+from cdtrans.schema import Help, checked
 from cdtrans.serving.recorded import LOGITS, calibrated_with, recalibrate, target_logits
 
 ENOUGH = 20  # labels of the random part that calibrate better than no label
@@ -151,7 +152,14 @@ class Answered:
 
 
 @checked()
-def answer(run: str | Path, labels: str | Path, *, screen: Screen | None = None) -> Answered:
+def answer(
+    run: RunFolder,
+    labels: Annotated[
+        str | Path, Help("labels.csv, from ask.html or filled in by hand, or a Label Studio export.", "LABELS")
+    ],
+    *,
+    screen: Screen | None = None,
+) -> Answered:
     """Read a file of labels, measure the run's models with all labels so far, and store both in RUN/answers.json."""
     screen = screen or Screen(quiet=True)
     target = read_target(Path(run))

@@ -4,12 +4,13 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
 from PIL import Image
 
+from cdtrans.config import RunFolder
 from cdtrans.errors import CdtransError, counted
 from cdtrans.inputs.images import UnreadableImage, decode
 from cdtrans.measure.answers import QUESTIONS, Question, read_answers, read_parts, write_questions
@@ -22,7 +23,7 @@ from cdtrans.record.files import atomic, csv_line
 from cdtrans.record.run_folder import require_output
 from cdtrans.reporting.pictures import jpeg
 from cdtrans.runtime.screen import Screen
-from cdtrans.schema import checked
+from cdtrans.schema import Help, Range, checked
 
 PAGE, LABELS, TASKS, LABELLING_CONFIG = "ask.html", "labels.csv", "label-studio.json", "label-studio.xml"
 # Thirty labels of fifty give an interval about 20 points wide; it narrows only with the square root, while the images
@@ -56,12 +57,12 @@ class Asked:
 
 @checked()
 def ask(
-    run: str | Path,
+    run: RunFolder,
     *,
-    budget: int = 50,
-    out: str | Path | None = None,
-    seed: int = 0,
-    force: bool = False,
+    budget: Annotated[int, Help("How many images to label."), Range(minimum=1)] = 50,
+    out: Annotated[str | Path | None, Help("Folder for the page and the files (default: RUN/ask).")] = None,
+    seed: Annotated[int, Help("Seed of the random part."), Range(minimum=0)] = 0,
+    force: Annotated[bool, Help("Replace labels that 'answer' has not read.")] = False,
     screen: Screen | None = None,
 ) -> Asked:
     """Write a labelling page, a CSV and a Label Studio file with `budget` target images of a finished run. Images that

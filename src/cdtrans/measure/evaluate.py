@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from csv import DictReader
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from cdtrans.config import DeviceName, LargestBad, Root, RunFolder, WhichModel
 from cdtrans.errors import CdtransError, counted, nearest
 from cdtrans.inputs.images import judge_unreadable
 from cdtrans.inputs.scan import LabelledDomain, scan_labelled
@@ -27,7 +28,7 @@ from cdtrans.record.run_folder import (
 )
 from cdtrans.record.shapes import Misfit
 from cdtrans.runtime.screen import Screen, html_table
-from cdtrans.schema import checked
+from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Unreadable, labels_warning, load
 
 WITHOUT = "restore it, or delete it to score the chosen model alone"
@@ -170,13 +171,15 @@ def _without_nan(values: Sequence[float]) -> list[float | None]:
 
 @checked()
 def evaluate(
-    run: str | Path,
-    images: str | Path,
+    run: RunFolder,
+    images: Annotated[
+        str | Path, Help("Labelled target images: a folder of class folders, or a list of 'path label'.", "LABELLED")
+    ],
     *,
-    root: str | Path | None = None,
-    model: str = "chosen",
-    device: str = "auto",
-    max_bad: float = 0.05,
+    root: Root = None,
+    model: WhichModel = "chosen",
+    device: DeviceName = "auto",
+    max_bad: LargestBad = 0.05,
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> Evaluation:

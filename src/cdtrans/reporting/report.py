@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from cdtrans.config import RunFolder
 from cdtrans.record.run_folder import read_result
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import importing
@@ -9,7 +10,7 @@ from cdtrans.schema import checked
 
 
 @checked()
-def report(run: str | Path, *, quiet: bool = False, screen: Screen | None = None) -> Path:
+def report(run: RunFolder, *, quiet: bool = False, screen: Screen | None = None) -> Path:
     """Write the one-page report of a finished run: verdict, scores, pairs, images, cost. Returns the file,
     RUN/report.html."""
     read_result(Path(run))

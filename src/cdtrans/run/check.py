@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from typing_extensions import Unpack
 
-from cdtrans.config import Resolved, compose_run, require_weights
+from cdtrans.config import Preset, Resolved, Settings, SettingsFile, Source, Target, compose_run, require_weights
 from cdtrans.errors import DataError, WeightsUnavailable
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.images import Header, UnreadableImage, read_header
@@ -16,7 +17,7 @@ from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain, warnings_for
 from cdtrans.run.inputs import scan_domains
 from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import importing
-from cdtrans.schema import checked
+from cdtrans.schema import Help, checked
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, State, gravest
 from cdtrans.trust.preflight import Labels
@@ -64,20 +65,20 @@ class Check:
 
 @checked()
 def check(
-    source: str | Path,
-    target: str | Path,
+    source: Source,
+    target: Target,
     *,
-    preset: str | None = None,
-    config: str | Path | None = None,
-    model: bool = True,
+    model: Annotated[bool, Help("Also check with the backbone, if its weights are available.")] = True,
+    preset: Preset = None,
+    config: SettingsFile = None,
     quiet: bool = False,
     screen: Screen | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Check:
     """Check the images before a run, as `adapt` would read them with the same settings. `model=False` leaves out the
     checks that need a backbone. `settings`, `preset` and `config` are as for `adapt`."""
     screen = screen or Screen(quiet=quiet)
-    layered, _ = compose_run(source, target, preset, config, settings)
+    layered, _ = compose_run(source, target, preset, config, dict(settings))
     scanned_source, scanned_target = scan_domains(layered, screen)
     if model:
         require_weights(layered.weights)

@@ -1,8 +1,9 @@
 """Change which model a finished run uses, without training: `cdtrans choose`."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from cdtrans.config import RunFolder
 from cdtrans.errors import RunError, SettingsError, nearest
 from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, ONNX, PREDICTIONS, REPORT, RESULT
@@ -10,6 +11,7 @@ from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import importing
+from cdtrans.schema import Help, checked
 
 
 class Chosen(NamedTuple):
@@ -28,9 +30,16 @@ class Chosen(NamedTuple):
         return wording.choice_confirmed(self.run, self.choice, changed=self.changed)
 
 
-def choose(run: Path, model: str, screen: Screen) -> Chosen:
+@checked()
+def choose(
+    run: RunFolder,
+    model: Annotated[str, Help("adapted, or source (not adapted).", "MODEL")],
+    *,
+    screen: Screen | None = None,
+) -> Chosen:
     """Use the 'adapted' or the 'source' model from now on. The outcome is written after the predictions, so that the
     same command completes the change after a kill. A report that shows the other choice never remains."""
+    run, screen = Path(run), screen or Screen(quiet=True)
     record = RunRecord(run)
     outcome = record.outcome
     if model not in ("source", "adapted"):

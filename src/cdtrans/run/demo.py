@@ -1,10 +1,13 @@
 """The built-in task end to end, in the same way as any two folders."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from typing_extensions import Unpack
+
+from cdtrans.config import Settings, make_config
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.digits import write_digits
 from cdtrans.measure.evaluate import evaluate
@@ -12,6 +15,7 @@ from cdtrans.reporting.page import write_report
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import Help
 
 
 @dataclass(frozen=True)
@@ -21,16 +25,26 @@ class DemoResult:
     adapted_accuracy: float  # of the chosen model
     harm: bool  # whether the guard chose the source-only one
 
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `demo --json`."""
+        return asdict(self) | {"run": str(self.run)}
 
-def demo(out: Path, *, seed: int, screen: Screen, **settings: Any) -> DemoResult:
+
+def demo(
+    out: Annotated[Path, Help("The run folder.", flag="--out")] = Path("runs/demo"),
+    *,
+    screen: Screen,
+    **settings: Unpack[Settings],
+) -> DemoResult:
     """Rendered digits to real handwriting. The labels are read after training, to print the score."""
     if launched_world() > 1:
         raise CdtransError("The built-in task is too small for several processes; start 'cdtrans demo' in one process.")
     place = Path(os.path.abspath(out))  # so that "." has a name
+    seed = make_config({"seed": settings.get("seed", 0)}).seed
     digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
-    report = settings.pop("report", True)  # written after the evaluation, which it shows
-    settings |= {"preset": "demo", "seed": seed}
-    result = adapt(source=digits.source, target=digits.target, out=out, report=False, screen=screen, **settings)
+    report = settings.get("report", True)  # written after the evaluation, which it shows
+    own: Settings = {**settings, "seed": seed, "report": False}
+    result = adapt(source=digits.source, target=digits.target, out=out, preset="demo", screen=screen, **own)
     scored = evaluate(result.run, digits.answers, screen=screen)
     if report:
         write_report(result.run, screen)

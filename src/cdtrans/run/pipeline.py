@@ -4,9 +4,11 @@ seconds."""
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cdtrans.config import Config, compose_run
+from typing_extensions import Unpack
+
+from cdtrans.config import Config, Force, Settings, SettingsFile, Source, Target, compose_run, recipe_names
 from cdtrans.inputs.scan import require_outside, warnings_for
 from cdtrans.methods import require_method
 from cdtrans.record import wording
@@ -18,13 +20,17 @@ from cdtrans.run.stage_1 import Stage1
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import importing
-from cdtrans.schema import checked
+from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, load
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method
 
 DEFAULT_OUT = "runs/adapt"
+# Where there is no SOURCE: with --source-model and --method shot.
+TARGET_BY_FLAG = Help(
+    "Folder with images at any depth, or a list of paths. Labels are not read.", "TARGET", also="--target"
+)
 
 
 @dataclass(frozen=True)
@@ -79,23 +85,27 @@ class Result:
 
 @checked()
 def adapt(
-    source: str | Path | None = None,
-    target: str | Path | None = None,
+    source: Source | None = None,
+    target: Annotated[Target | None, TARGET_BY_FLAG] = None,
     *,
-    out: str | Path | None = None,
-    preset: str | None = None,
-    config: str | Path | None = None,
-    force: bool = False,
+    out: Annotated[
+        str | Path | None, Help("The run folder (default: runs/adapt); an unfinished run there is resumed.")
+    ] = None,
+    preset: Annotated[
+        str | None, Help(f"A named set of settings (default: auto): {', '.join(recipe_names())}.", hidden=True)
+    ] = None,
+    config: SettingsFile = None,
+    force: Force = False,
     quiet: bool = False,
     screen: Screen | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Result:
     """Adapt a classifier from labelled source images to unlabelled target images, into the run folder `out`.
 
     `settings` are the fields of `Config`; they override the YAML file `config`, which overrides the preset and may also
     name `out` and `preset`. A run folder with an unfinished run of the same settings is resumed. Data that makes a run
     pointless is refused, unless `force` is given."""
-    chosen, named_out = compose_run(source, target, preset, config, settings)
+    chosen, named_out = compose_run(source, target, preset, config, dict(settings))
     place = Path(out or named_out or DEFAULT_OUT)
     return run_pipeline(chosen, place, screen or Screen(quiet=quiet), force=force)
 

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from cdtrans.config import RunFolder, WhichModel
 from cdtrans.errors import RunError, SettingsError, nearest
 from cdtrans.record import layout
 from cdtrans.record.files import atomic, replace_folder
@@ -18,7 +19,7 @@ from cdtrans.record.record import RunRecord
 from cdtrans.record.run_folder import require_output
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import importing
-from cdtrans.schema import checked
+from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, labels_warning, load
 from cdtrans.serving.hub import CODE, MADE_BY, hub_card, require_name, upload
 
@@ -49,11 +50,16 @@ class Exported:
 
 @checked()
 def export(
-    run: str | Path,
-    out: str | Path | None = None,
+    run: RunFolder,
+    out: Annotated[
+        str | Path | None,
+        Help(
+            "FILE.onnx (default: RUN/model.onnx), FILE.safetensors for timm, or a hub folder (RUN/hub).", flag="--out"
+        ),
+    ] = None,
     *,
-    to: str = "file",
-    model: str = "chosen",
+    to: Annotated[str, Help("file, or hub-folder: a folder of weights, ONNX and a model card.")] = "file",
+    model: WhichModel = "chosen",
     screen: Screen | None = None,
 ) -> Exported:
     """Write a finished run's classifier to `out`: `.onnx`, images in and probabilities out, or `.safetensors`, the
@@ -220,7 +226,12 @@ class Pushed:
 
 @checked()
 def push(
-    run: str | Path, name: str, *, private: bool = False, model: str = "chosen", screen: Screen | None = None
+    run: RunFolder,
+    name: Annotated[str, Help("The repository on the Hugging Face hub.", "USER/NAME")],
+    *,
+    private: Annotated[bool, Help("Make a new repository private.")] = False,
+    model: WhichModel = "chosen",
+    screen: Screen | None = None,
 ) -> Pushed:
     """Upload a finished run's classifier to USER/NAME: weights, ONNX and a model card; no image. With
     `private`, a new repository can be seen only by its owner. `cdtrans.load("hf://USER/NAME")` loads it."""

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
+from cdtrans.config import DeviceName, LargestBad, Root, WhichModel
 from cdtrans.errors import ArgumentTypeError, DataError, Interrupted, SettingsError, counted, printable
 from cdtrans.inputs.images import is_image_name, judge_unreadable
 from cdtrans.inputs.scan import no_image, stream_images, stream_names, walk
@@ -23,7 +24,7 @@ from cdtrans.record.run_folder import require_output
 from cdtrans.runtime.ranks import Finish, launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen, Task
 from cdtrans.runtime.signals import importing
-from cdtrans.schema import checked
+from cdtrans.schema import Help, Range, checked
 from cdtrans.serving.classifier import (
     Classifier,
     Prediction,
@@ -76,20 +77,26 @@ class Predicted:
 
 @checked("images")
 def predict(
-    run: str | Path,
-    images: str | Path,
+    run: Annotated[str | Path, Help("A finished run folder, or an exported file.", "RUN")],
+    images: Annotated[
+        str | Path, Help("A folder with images at any depth, an image, a list of paths, or tars.", "IMAGES")
+    ],
     *,
-    csv: str | Path | IO[bytes] | None = None,
-    parquet: str | Path | None = None,
-    top: int = 1,
-    abstain: float | None = None,
-    keep: float | None = None,
-    accuracy: float | None = None,
-    unknown: bool = False,
-    root: str | Path | None = None,
-    model: str = "chosen",
-    device: str = "auto",
-    max_bad: float = 0.05,
+    csv: Annotated[
+        str | Path | IO[bytes] | None, Help("Write the predictions here (default: standard output).")
+    ] = None,
+    parquet: Annotated[str | Path | None, Help("Write the predictions to a Parquet file instead.")] = None,
+    top: Annotated[int, Help("How many of the most probable classes to list."), Range(minimum=1)] = 1,
+    abstain: Annotated[float | None, Help("Leave the label empty below this probability."), Range(0, 1)] = None,
+    keep: Annotated[float | None, Help("Label only this share of the images, the most confident, such as 0.8.")] = None,
+    accuracy: Annotated[
+        float | None, Help("Label as many images as this expected accuracy allows, such as 0.95.")
+    ] = None,
+    unknown: Annotated[bool, Help("Add a score for images of no class, by the source-only model.")] = False,
+    root: Root = None,
+    model: WhichModel = "chosen",
+    device: DeviceName = "auto",
+    max_bad: LargestBad = 0.05,
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> Predicted:

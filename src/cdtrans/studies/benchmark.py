@@ -10,15 +10,17 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cdtrans.config import LARGEST_SEED, Config
+from typing_extensions import Unpack
+
+from cdtrans.config import LARGEST_SEED, Config, Force, Jobs, Settings, SettingsFile
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.benchmarks import FoundBenchmark, FoundDomain, Task, benchmark_named, find_benchmark
 from cdtrans.methods import METHODS
 from cdtrans.record.files import atomic
 from cdtrans.runtime.screen import Screen
-from cdtrans.schema import checked
+from cdtrans.schema import Help, checked
 from cdtrans.studies.comparison import Comparison
 from cdtrans.studies.comparison_tables import csv_table, page
 from cdtrans.studies.comparison_tables import latex as compared_latex
@@ -147,21 +149,32 @@ class BenchResult:
 
 @checked()
 def bench(
-    name: str,
-    data: str | Path,
+    name: Annotated[str, Help("office31, office-home, visda2017, domainnet or pacs.", "NAME")],
+    data: Annotated[str | Path, Help("Folder with the benchmark's domains, as folders or lists.", flag="--data")],
     *,
-    backbone: str = "deit_small",
-    seeds: int | str | Sequence[int] = 3,
-    tasks: str | Sequence[str] | None = None,
-    jobs: int = 1,
-    out: str | Path | None = None,
-    config: str | Path | None = None,
-    start: str | None = None,
-    force: bool = False,
-    allow_incomplete: bool = False,
+    seeds: Annotated[int | str | Sequence[int], Help("How many seeds (3: 1234, 1 and 2), or a list: 1234,1.")] = 3,
+    tasks: Annotated[
+        str | Sequence[str] | None, Help("Run only these tasks, such as 'A>W,amazon>dslr' or A-W,A-D.")
+    ] = None,
+    jobs: Jobs = 1,
+    out: Annotated[
+        str | Path | None, Help("Folder for runs and tables (default: one in runs/); resumed if it exists.")
+    ] = None,
+    start: Annotated[
+        str | None,
+        Help(
+            "With several methods (--method all, or cdtrans,dann): which stage 1, optimiser and schedule all of them "
+            "use, authors (the preset) or best (the best recipe)."
+        ),
+    ] = None,
+    config: SettingsFile = None,
+    force: Force = False,
+    allow_incomplete: Annotated[
+        bool, Help("Accept data that differs from the published data; the table says so.")
+    ] = False,
     quiet: bool = False,
     screen: Screen | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> BenchResult:
     """Rerun a table of the paper, or compare methods: run the unfinished runs of the benchmark `name`, whose domains
     are in the folder `data`, `jobs` at a time, score them with the target's labels, and write the tables into `out`.
@@ -171,14 +184,16 @@ def bench(
     `method` may name several, as in "cdtrans,dann", which all start from `start`. `allow_incomplete` accepts data
     that differ from the published data. A run that fails is listed in the result, and the others continue."""
     screen, config = screen or Screen(quiet=quiet), None if config is None else Path(config)
-    if own := [key for key in settings if key in DECIDED_HERE]:
+    given: dict[str, Any] = {**settings}
+    backbone = str(given.pop("backbone", "deit_small"))
+    if own := [key for key in given if key in DECIDED_HERE]:
         raise CdtransError(f"Every run of a benchmark has its own '{own[0]}'; leave it out.")
     if jobs < 1:
         raise CdtransError(f"The number of parallel runs, jobs, must be at least 1, not {jobs}.")
     benchmark = benchmark_named(name)
     words = tasks.split(",") if isinstance(tasks, str) else tasks
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else None
-    recipes, start = make_recipes(benchmark, backbone, config, settings, start)
+    recipes, start = make_recipes(benchmark, backbone, config, given, start)
     found = find_benchmark(benchmark, Path(data), chosen or benchmark.tasks, allow_incomplete=allow_incomplete)
     classes = next(iter(found.domains.values())).images.classes
     unfit = misfits(recipes, classes) if start else {}
@@ -188,7 +203,7 @@ def bench(
         seeds=parse_seeds(str(seeds) if isinstance(seeds, int | str) else f"{','.join(map(str, seeds))},"),
         out=Path(out) if out else Path("runs") / f"{name}-{backbone}{f'-{start}' if start else ''}",
         recipes=tuple(with_flags(r, *(("--force",) if force else ())) for r in recipes if r.method not in unfit),
-        shared=shared_recipe(benchmark, backbone, config, settings, start) if start else recipes[0].config,
+        shared=shared_recipe(benchmark, backbone, config, given, start) if start else recipes[0].config,
         start=start,
         misfits={label(method): reason for method, reason in unfit.items()},
     )

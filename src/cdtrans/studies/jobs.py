@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdtrans.config import read_yaml
-from cdtrans.errors import HARM, Interrupted
+from cdtrans.errors import VERDICT_AGAINST, Interrupted
 from cdtrans.record.files import atomic, try_lock
 from cdtrans.record.run_folder import CONFIG, RESULT
 from cdtrans.run.stage_1 import SOURCE
@@ -97,7 +97,7 @@ class Job:
         if code is None:
             return False
         self.note_time()
-        harm = code == HARM and not self.scoring  # the guard's verdict is a result, not a failure
+        harm = code == VERDICT_AGAINST and not self.scoring  # the guard's verdict is a result, not a failure
         if code and not harm:
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             self.failure = f"{how}, {_last_line(self.run.log)}"

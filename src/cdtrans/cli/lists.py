@@ -1,0 +1,73 @@
+"""The verbs that only the command line has: `methods` and `cache`."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from cdtrans.inputs.pixels import StoreInfo, clear_stores, default_cache
+from cdtrans.inputs.pixels import list_stores as every_store
+from cdtrans.methods import METHODS, require_method
+from cdtrans.runtime.signals import importing
+from cdtrans.schema import Help
+
+
+@dataclass(frozen=True)
+class Description:
+    """A method in `methods --json`: its promised keys."""
+
+    name: str
+    summary: str
+    paper: str
+    title: str
+    backbones: str
+    cost: str
+    options: tuple[dict[str, Any], ...]
+
+
+def describe_methods(
+    name: Annotated[str | None, Help("Show the options of this method (also FILE.py:CLASS).", "[NAME]")] = None,
+) -> list[Description]:
+    """The adaptation methods, or the one of this name."""
+    if name is not None:
+        require_method(name)
+    with importing():
+        from cdtrans.methods import method_class
+
+    return [_description(each, method_class(each)) for each in ([name] if name else METHODS)]
+
+
+def _description(name: str, method: Any) -> Description:
+    summary = next(iter((method.__doc__ or name).strip().splitlines()), name).rstrip(".")
+    options = tuple(
+        {"name": f.name, "default": f.default, "help": f.metadata.get("help", "")} for f in fields(method.Options)
+    )
+    return Description(name, summary, method.paper, method.title, method.backbones, method.cost, options)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The decoded images in a cache folder."""
+
+    folder: Path
+    stores: list[StoreInfo]
+    below: list[str]  # folders below the requested one, which have stores of their own
+    freed: int = 0  # bytes
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `cache --json`."""
+        stores = [{"root": str(s.root), "size": s.size, "images": s.images, "bytes": s.nbytes} for s in self.stores]
+        return {"cache": str(self.folder), "stores": stores, "below": self.below, "freed": self.freed}
+
+
+def list_cache(
+    *,
+    folder: Annotated[Path | None, Help("The cache folder.", flag="--cache")] = None,
+    clear: Annotated[bool, Help("Delete what is listed; later runs decode the images again.")] = False,
+    root: Annotated[Path | None, Help("Only images decoded for exactly this folder, as given to a run.")] = None,
+) -> Cache:
+    """The stores of decoded images that runs share; with `clear` they are deleted."""
+    place = folder or default_cache()
+    stores = every_store(place)
+    below = sorted({str(s.root) for s in stores if root is not None and root.resolve() in s.root.parents})
+    stores = [s for s in stores if root is None or s.root == root.resolve()]
+    return Cache(place, stores, below, clear_stores(place, root) if clear else 0)
