@@ -26,7 +26,7 @@ from cdtrans.network.weights import make_card
 from cdtrans.pairing import graphs
 from cdtrans.pairing.pairs import Domains
 from cdtrans.run.resolve import resolve
-from cdtrans.run.stage_1 import initial_network
+from cdtrans.run.stage1 import initial_network
 from cdtrans.runtime.screen import Screen
 
 

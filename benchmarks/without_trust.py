@@ -18,8 +18,8 @@ def importing() -> Iterator[None]:
     """As in a run with trust, so that both start alike; then some parts are taken out."""
     with importing_all():
         yield
-    inputs, session, selection = (
-        sys.modules[f"cdtrans.{name}"] for name in ("run.inputs", "run.session", "trust.selection")
+    inputs, stage1, selection = (
+        sys.modules[f"cdtrans.{name}"] for name in ("run.inputs", "run.stage1", "trust.selection")
     )
 
     def only_predictions(self: Any, epoch: int, target: Any, encode: Any = None) -> None:
@@ -29,7 +29,7 @@ def importing() -> Iterator[None]:
             self.selection.best = selection.Best(epoch, 0.0, self.encode.model.state_dict())
 
     vars(inputs)["check_data"] = lambda *_, **__: ()
-    vars(session)["evidence_network"] = lambda *_, **__: None
+    vars(stage1)["pretrained_evidence"] = lambda *_, **__: None
     selection.Watch.epoch = only_predictions  # type: ignore[attr-defined]
 
 

@@ -22,7 +22,8 @@ import cdtrans
 from cdtrans.inputs import stream
 from cdtrans.inputs.pixels import store_folder
 from cdtrans.network.backbone import create_backbone
-from cdtrans.run import inputs, session
+from cdtrans.run import inputs, pipeline
+from cdtrans.training import adaptation
 from cdtrans.training.state import Loop
 from commands import Process, warm
 from support import error_says, says
@@ -298,13 +299,13 @@ def test_a_second_process_refuses_and_the_first_is_not_disturbed(task: Task, who
 def test_what_another_process_has_finished_meanwhile_is_not_trained_again(
     task: Task, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, decode_inputs = tmp_path / "run", session.decode_inputs
+    out, decode_inputs = tmp_path / "run", pipeline.decode_inputs
 
     def late(*arguments: Any, **options: Any) -> Any:  # after the look at the folder, before its lock
         shutil.copytree(whole, out)
         return decode_inputs(*arguments, **options)
 
-    monkeypatch.setattr(session, "decode_inputs", late)
+    monkeypatch.setattr(pipeline, "decode_inputs", late)
     cdtrans.adapt(source=task.source, target=task.target, out=out, config=task.config)
     assert "already finished" in capsys.readouterr().out
     assert tree(out) == tree(whole)
@@ -401,7 +402,7 @@ def test_after_stage_1_the_weights_it_began_with_are_not_needed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "adapt_to_target", stopped)
+        patch.setattr(adaptation, "adapt_to_target", stopped)
         with pytest.raises(KeyboardInterrupt):
             cdtrans.adapt(**places, out=tmp_path / "run")
     weights.unlink()

@@ -16,7 +16,7 @@ from cdtrans.methods.cdtrans import Branches, CDTrans, branch_losses, distillati
 from cdtrans.network.encoding import Encoded
 from cdtrans.network.network import Network, Output
 from cdtrans.pairing.pairs import Domains, Proposals
-from cdtrans.run.session import make_method
+from cdtrans.run.resolve import make_method
 from support import from_authors_names
 
 PROGRESS = torch.zeros(())

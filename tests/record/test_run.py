@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config
+from cdtrans.record.layout import DATA as DATA_FILE
+from cdtrans.record.layout import ROUND
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run import Run
-from cdtrans.record.run_folder import check_folder
+from cdtrans.record.run import RunWriter, check_folder
 from run_folders import DATA
 from support import error_says
 
@@ -32,7 +33,7 @@ def names(folder: Path) -> set[str]:
 
 def test_a_new_folder_holds_the_resolved_settings_and_the_environment(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a"
-    run = Run.open(folder, config(source="/ä"), DATA)
+    run = RunWriter.open(folder, config(source="/ä"), DATA)
     run.close()
     assert make_config(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))) == config(source="/ä")
     record = RunRecord(folder)
@@ -44,56 +45,56 @@ def test_the_settings_are_written_first_for_they_make_the_folder_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    monkeypatch.setattr(Run, "write", lambda self, name, content: written.append(name))
-    Run.open(tmp_path / "a", config(), DATA).close()
+    monkeypatch.setattr(RunWriter, "write", lambda self, file, content: written.append(file.name))
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
     assert written[0] == "config.yaml"
 
 
 def test_an_unfinished_run_is_taken_up(tmp_path: Path) -> None:
-    Run.open(tmp_path / "a", config(), DATA).close()
-    Run.open(tmp_path / "a", config(), DATA).close()
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
 
 
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
-    Run.open(tmp_path / "a", config(), DATA).close()
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
     before = names(tmp_path)
     with error_says("neck: batchnorm there, none now", "lr: 0.008 there, 0.003 now", "--out"):
-        Run.open(tmp_path / "a", config(lr=0.003, neck="none"), DATA)
+        RunWriter.open(tmp_path / "a", config(lr=0.003, neck="none"), DATA)
     assert names(tmp_path) == before
 
 
 def test_what_does_not_change_the_result_may_change(tmp_path: Path) -> None:
-    Run.open(tmp_path / "a", config(), DATA).close()
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
     changed = {"encode_batch": 7, "save_every": 1.5, "tracker": "tensorboard", "cache": "/elsewhere"}
     assert set(changed) <= set(RESUME_MAY_CHANGE)
-    Run.open(tmp_path / "a", config(**changed), DATA).close()
+    RunWriter.open(tmp_path / "a", config(**changed), DATA).close()
     assert make_config(yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())).encode_batch == 7
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
-    Run.open(tmp_path / "a", config(), DATA).close()
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
     (tmp_path / "a" / "result.json").write_text("{}")
     (tmp_path / "a" / "environment.json").write_text("{}")
-    run = Run.open(tmp_path / "a", config(), OTHER)
+    run = RunWriter.open(tmp_path / "a", config(), OTHER)
     run.close()
-    assert run.finished
+    assert run.record.finished
     assert RunRecord(tmp_path / "a").data == DATA
     assert (tmp_path / "a" / "environment.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"source": 1}', "[" * 5000])
 def test_a_damaged_record_of_the_images_is_named(tmp_path: Path, content: str) -> None:
-    Run.open(tmp_path / "a", config(), DATA).close()
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
     (tmp_path / "a" / "data.json").write_text(content)
     with error_says("data.json'", "damaged", "--out"):
-        Run.open(tmp_path / "a", config(), DATA)
+        RunWriter.open(tmp_path / "a", config(), DATA)
 
 
 def test_other_images_are_refused(tmp_path: Path) -> None:
-    Run.open(tmp_path / "a", config(), DATA).close()
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
     with error_says("images", "have changed", f"'{tmp_path / 'a'}'"):
-        Run.open(tmp_path / "a", config(), OTHER)
-    Run.open(tmp_path / "a", config(), DATA).close()  # the refusal has neither kept the lock nor changed the record
+        RunWriter.open(tmp_path / "a", config(), OTHER)
+    RunWriter.open(tmp_path / "a", config(), DATA).close()  # the refusal has changed nothing
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", "log.jsonl", "sub"])
@@ -102,7 +103,7 @@ def test_a_folder_that_is_not_a_run_is_refused_and_left_alone(tmp_path: Path, na
     folder.mkdir()
     (folder / name).mkdir() if name == "sub" else (folder / name).touch()
     with error_says(f"'{folder}'", "not a run folder"):
-        Run.open(folder, config(), DATA)
+        RunWriter.open(folder, config(), DATA)
     assert names(folder) == {name}
 
 
@@ -118,7 +119,7 @@ def test_an_empty_folder_may_become_a_run_and_so_may_what_a_kill_in_the_first_mo
         folder.mkdir()
         for name in leftovers:
             (folder / name).touch()
-        Run.open(folder, config(), DATA).close()
+        RunWriter.open(folder, config(), DATA).close()
         assert ".config.yaml.draft" not in names(folder)
 
 
@@ -130,7 +131,7 @@ def test_looking_at_a_folder_writes_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with error_says("cannot be written", "not a directory", "--out"):
-        Run.open(tmp_path / "file" / "run", config(), DATA)
+        RunWriter.open(tmp_path / "file" / "run", config(), DATA)
 
 
 HOLDER = """
@@ -144,19 +145,19 @@ sys.stdin.read()
 
 def test_a_folder_that_another_process_holds_is_refused_until_that_ends(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    Run.open(folder, config(), DATA).close()
+    RunWriter.open(folder, config(), DATA).close()
     command = [sys.executable, "-c", HOLDER, str(folder / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with error_says("another process", f"'{folder}'"):
-            Run.open(folder, config(), DATA)
+            RunWriter.open(folder, config(), DATA)
         other.kill()  # a lock file without its process holds nothing
-    Run.open(folder, config(), DATA).close()
+    RunWriter.open(folder, config(), DATA).close()
 
 
 def test_an_open_run_holds_its_folder(tmp_path: Path) -> None:
-    run = Run.open(tmp_path / "a", config(), DATA)
+    run = RunWriter.open(tmp_path / "a", config(), DATA)
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "a" / ".lock")]
     refused = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     run.close()
@@ -170,12 +171,12 @@ def test_an_open_run_holds_its_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    run = Run.open(tmp_path / "run", config(), DATA)
+    run = RunWriter.open(tmp_path / "run", config(), DATA)
     yield run
     run.close()
 
 
-def test_the_log_is_a_line_for_each_event_and_can_be_cut(run: Run) -> None:
+def test_the_log_is_a_line_for_each_event_and_can_be_cut(run: RunWriter) -> None:
     assert run.log_size() == 0
     run.log("epoch", epoch=1, path="ä\udcff.png")
     size = run.log_size()
@@ -191,35 +192,37 @@ def test_the_log_is_a_line_for_each_event_and_can_be_cut(run: Run) -> None:
     ]
 
 
-def test_cutting_never_makes_the_log_longer(run: Run) -> None:
+def test_cutting_never_makes_the_log_longer(run: RunWriter) -> None:
     run.log("a")
     size = run.log_size()
     run.cut_log(size + 100)
     assert run.log_size() == size
 
 
-def test_timings_stay_out_of_the_log(run: Run) -> None:
+def test_timings_stay_out_of_the_log(run: RunWriter) -> None:
     run.log_timing(seconds=1.5)
     assert run.log_size() == 0
     assert json.loads((run.folder / "timings.jsonl").read_text())["seconds"] == 1.5
 
 
-def test_a_disk_that_is_full_for_the_log_is_named(run: Run) -> None:
+def test_a_disk_that_is_full_for_the_log_is_named(run: RunWriter) -> None:
     (run.folder / "log.jsonl").symlink_to("/dev/full")
     with error_says("disk is full", "log.jsonl'"):
         run.log("epoch")
 
 
-def test_arrays_are_written_to_the_same_bytes_every_time(run: Run) -> None:
-    for name in ("a.npz", "b.npz"):
-        run.write_arrays(name, {"x": np.arange(5)})
-    assert (run.folder / "a.npz").read_bytes() == (run.folder / "b.npz").read_bytes()
+def test_arrays_are_written_to_the_same_bytes_every_time(run: RunWriter) -> None:
+    for number in (1, 2):
+        run.write(ROUND.numbered(number), {"x": np.arange(5)})
+    first, second = sorted((run.folder / "pairs").iterdir())
+    assert first.read_bytes() == second.read_bytes()
 
 
-def test_json_is_ascii_whatever_bytes_a_name_holds(run: Run) -> None:
-    run.write_json("a.json", {"ä\udcff": "\udcfe"})
-    text = (run.folder / "a.json").read_bytes().decode("ascii")
-    assert json.loads(text) == {"ä\udcff": "\udcfe"}
+def test_json_is_ascii_whatever_bytes_a_name_holds(run: RunWriter) -> None:
+    data = replace(DATA, source=replace(DATA.source, classes={"ä\udcff": 2}))
+    run.write(DATA_FILE, data)
+    (run.folder / "data.json").read_bytes().decode("ascii")
+    assert run.record.data == data
 
 
 # What tells one set of images from another

@@ -1,8 +1,6 @@
 """The guard's evidence is from the backbone before stage 1 trains it, and finding it changes nothing else."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +9,11 @@ from safetensors.torch import save_file
 
 from cdtrans.config import read_yaml
 from cdtrans.network.backbone import create_backbone
-from cdtrans.record.run_folder import read_result
-from cdtrans.run import finish, session
-from cdtrans.run.evidence import pretrained_evidence
+from cdtrans.record.outcome import Verdict
+from cdtrans.record.record import RunRecord
+from cdtrans.run import finish, stage1
 from cdtrans.run.pipeline import adapt
-from cdtrans.trust.guard import Verdict
 from commands import warm
-from support import error_says
 from tiny_task import TINY, make_task, tree
 
 pytestmark = pytest.mark.slow
@@ -45,7 +41,7 @@ def test_it_is_that_of_the_pretrained_backbone(tmp_path: Path, monkeypatch: pyte
     assert warm().run(command, tmp_path / "logs").code == 0
     assert tree(tmp_path / "killed")["evidence.npz"] == tree(tmp_path / "run")["evidence.npz"]
 
-    monkeypatch.setattr(session, "pretrained_evidence", lambda *arguments: None)
+    monkeypatch.setattr(stage1, "pretrained_evidence", lambda *arguments: None)
     adapt(**places, **settings, out=tmp_path / "without")
     models = {name: digest for name, digest in tree(tmp_path / "run").items() if name.endswith(".safetensors")}
     assert len(models) == 3
@@ -59,12 +55,13 @@ def test_it_is_that_of_the_pretrained_backbone(tmp_path: Path, monkeypatch: pyte
     adapt(**places, **taken, out=tmp_path / "taken")
     (tmp_path / "w.safetensors").unlink()
     adapt(**places, **taken, out=tmp_path / "gone")
-    features = {p: read_result(tmp_path / p)["evidence_features"] for p in ("run", "without", "probe", "taken", "gone")}
+    outcomes = {p: RunRecord(tmp_path / p).outcome for p in ("run", "without", "probe", "taken", "gone")}
+    features = {name: outcome.basis.features for name, outcome in outcomes.items() if outcome.basis}
     own = {name for name, whose in features.items() if whose == "source-only"}
     assert own == {"without", "gone"}
     assert {features[name] for name in features if name not in own} == {"pretrained"}
-    measured = {name: [m["name"] for m in read_result(tmp_path / name)["guard"]["measures"]] for name in features}
-    assert {name for name, names in measured.items() if "support fell" not in names} == own
+    measured = {name: [measure.code for measure in outcome.verdict.measures] for name, outcome in outcomes.items()}
+    assert {name for name, codes in measured.items() if "support-fell" not in codes} == own
 
 
 def test_without_pretrained_weights_there_is_none(tmp_path: Path) -> None:
@@ -72,7 +69,9 @@ def test_without_pretrained_weights_there_is_none(tmp_path: Path) -> None:
     adapt(source=task.source, target=task.target, config=task.config, quiet=True, out=tmp_path / "run")
     assert read_yaml(tmp_path / "run" / "config.yaml")["pretrained"] is False
     assert not (tmp_path / "run" / "evidence.npz").exists()
-    assert read_result(tmp_path / "run")["evidence_features"] == "source-only"
+    basis = RunRecord(tmp_path / "run").outcome.basis
+    assert basis is not None
+    assert basis.features == "source-only"
 
 
 def test_its_own_features_give_a_source_only_model_no_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,11 +80,10 @@ def test_its_own_features_give_a_source_only_model_no_range(tmp_path: Path, monk
     monkeypatch.setattr(finish, "measurable", lambda *_: True)
     monkeypatch.setattr(finish, "supported", lambda _: True)
     adapt(source=task.source, target=task.target, out=tmp_path / "run", config=task.config, quiet=True)
-    result = read_result(tmp_path / "run")
-    assert result["evidence_features"] == "source-only"
-    assert result["guard"]["verdict"] == "better"
-    assert result["estimates"]["adapted"]["low"] is not None
-    assert result["estimates"]["source"]["low"] is None
+    outcome = RunRecord(tmp_path / "run").outcome
+    assert (outcome.basis and outcome.basis.features, outcome.verdict.kind) == ("source-only", "better")
+    assert outcome.estimates["adapted"] is not None
+    assert outcome.estimates["source"] is None
 
 
 def test_nor_a_method_that_serves_the_labels_it_would_be_compared_with(
@@ -95,16 +93,9 @@ def test_nor_a_method_that_serves_the_labels_it_would_be_compared_with(
     task = make_task(tmp_path)
     for name in ("measurable", "supported"):
         monkeypatch.setattr(finish, name, lambda *_: True)
-    monkeypatch.setattr(finish, "decide", lambda *_, **__: Verdict("better", []))
+    monkeypatch.setattr(finish, "decide", lambda *_, **__: Verdict("better", ()))
     place = {"source": task.source, "target": task.target, "out": tmp_path / "run", "config": task.config}
     adapt(**place, method="instant", epochs=1, quiet=True)
-    result = read_result(tmp_path / "run")
-    assert (result["evidence_features"], result["guard"]["verdict"]) == ("source-only", "better")
-    assert result["estimates"]["adapted"]["low"] is None
-
-
-def test_that_of_another_version_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "evidence.npz", nearest=np.zeros((3, 10)), source_labels=np.zeros(3), learnable=np.ones(()))
-    anything: Any = None
-    with error_says("evidence.npz", "another version", "another --out"):
-        pretrained_evidence(SimpleNamespace(folder=tmp_path), None, 3, *[anything] * 5)  # type: ignore[arg-type]
+    outcome = RunRecord(tmp_path / "run").outcome
+    assert (outcome.basis and outcome.basis.features, outcome.verdict.kind) == ("source-only", "better")
+    assert outcome.estimates["adapted"] is None

@@ -24,9 +24,10 @@ from cdtrans.paper.known_pairs import METHODS
 from cdtrans.paper.pair_quality import Answers, check_of_target, pair_quality, read_answers
 from cdtrans.paper.printed_tables import PaperRow
 from cdtrans.record.files import atomic
+from cdtrans.record.layout import SOURCE
 from cdtrans.record.run_folder import read_result
 from cdtrans.run.resolve import resolve
-from cdtrans.run.stage_1 import SOURCE, require_stage_1
+from cdtrans.run.stage1 import require_stage_1
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.folder import flags, owned, recipe_of, with_table_defaults
 from cdtrans.studies.jobs import Job, PlannedRun, run_jobs

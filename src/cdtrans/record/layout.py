@@ -87,6 +87,18 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """The evidence of pretrained features, for a resumed run, see `trust.support.Evidence`."""
+
+    nearest: np.ndarray  # [n, k]
+    source_labels: np.ndarray  # [Ns]
+    learnable: np.ndarray  # []
+    reference: np.ndarray  # [n]
+    agreement: np.ndarray  # []
+    steady: np.ndarray  # []
+
+
+@dataclass(frozen=True)
 class Logits:
     """Logits of the target before the temperature, [Nt, K]."""
 
@@ -166,7 +178,7 @@ DATA = File("data.json", Data, AGAIN)
 ENVIRONMENT = File("environment.json", Environment)
 IMAGES = File("images.csv", Images)
 TARGET_LABELS = File("target_labels.csv", TrainedLabel)
-EVIDENCE = File("evidence.npz", dict, AGAIN)  # of the pretrained features, see trust.support.Evidence
+EVIDENCE = File("evidence.npz", Evidence, AGAIN)
 # While it trains
 LOG = File("log.jsonl", Line)  # events; without timestamps, so that equal runs have equal logs
 TIMINGS = File("timings.jsonl", Line)  # how long every stage took, and when it ended
@@ -190,12 +202,13 @@ SOURCE, ADAPTED, LAST = MODELS = ("source", "adapted", "last")
 CARD, WEIGHTS = "model.json", "model.safetensors"
 
 LOCK = ".lock"
-TENSORBOARD, WANDB, MLFLOW = TRACKERS = ("tensorboard", "wandb", "mlflow-run.txt")
+TENSORBOARD, WANDB = "tensorboard", "wandb"  # folders
+MLFLOW = File("mlflow-run.txt", bytes)  # MLflow's name of the run
 FIRST = (LOCK, f".{CONFIG.name}.draft")  # left by a run that was killed right at the start
 
 FILES = (
     *(CONFIG, DATA, ENVIRONMENT, IMAGES, TARGET_LABELS, EVIDENCE, LOG, TIMINGS, STATE, ROUND, PREDICTED, LOGITS, VIEWS),
-    *(PREDICTIONS, RESULT, REPORT, MEASURED, QUESTIONS, ANSWERS),
+    *(PREDICTIONS, RESULT, REPORT, MEASURED, QUESTIONS, ANSWERS, MLFLOW),
 )
 # What no verb may write to at a user's wish
-OWN = {LOCK, *MODELS, *TRACKERS, *(file.name.partition("/")[0] for file in FILES)} - {"ask"}
+OWN = {LOCK, *MODELS, TENSORBOARD, WANDB, *(file.name.partition("/")[0] for file in FILES)} - {"ask"}

@@ -19,7 +19,19 @@ from cdtrans.config import Resolved, read_yaml
 from cdtrans.errors import CdtransError, RunError, SettingsError, nearest
 from cdtrans.record import layout
 from cdtrans.record.files import intact
-from cdtrans.record.layout import Data, Environment, File, Images, Line, Logits, Predictions, Round, TrainedLabel, Views
+from cdtrans.record.layout import (
+    Data,
+    Environment,
+    Evidence,
+    File,
+    Images,
+    Line,
+    Logits,
+    Predictions,
+    Round,
+    TrainedLabel,
+    Views,
+)
 from cdtrans.record.measured import Answers, Measured, Questions
 from cdtrans.record.model import Card, read_card
 from cdtrans.record.outcome import Outcome
@@ -61,9 +73,15 @@ class RunRecord:
 
     @cached_property
     def config(self) -> Resolved:
+        with self._intact(layout.CONFIG):
+            return build(Resolved, self.settings)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings as they are in the file."""
         with self._intact(layout.CONFIG) as file:
             try:
-                return build(Resolved, read_yaml(file))
+                return {"method_args": {}} | read_yaml(file)
             except CdtransError as error:  # its sentence would ask to correct the file
                 raise Misfit("kind", "", str(error).rstrip(".")) from error
 
@@ -137,6 +155,10 @@ class RunRecord:
         return self._lines(layout.TIMINGS)
 
     # What a run may lack
+
+    @property
+    def evidence(self) -> Evidence | None:
+        return self._arrays(layout.EVIDENCE) if self.has(layout.EVIDENCE) else None
 
     @cached_property
     def rounds(self) -> dict[int, Round]:

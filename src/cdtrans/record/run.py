@@ -1,101 +1,90 @@
-"""The run folder. One process owns it at a time, and every file in it is written completely or not at all."""
+"""Writing run folders: a run while it is at work, the changes that later commands make, and what may be written where.
+One process owns a folder at a time, and every file is written completely or not at all."""
 
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import yaml
 
-from cdtrans.config import Config
-from cdtrans.errors import RunError
-from cdtrans.record.files import Lock, atomic, csv_line, disk_full, is_disk_full, try_lock
-from cdtrans.record.layout import (
-    ADAPTED,
-    CONFIG,
-    DATA,
-    ENVIRONMENT,
-    LOG,
-    PREDICTIONS,
-    RESULT,
-    SOURCE,
-    TIMINGS,
-    VIEWS,
-    Data,
-    Environment,
-    File,
-)
+from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, Resolved, flat
+from cdtrans.errors import Interrupted, RunError, SettingsError, first_of
+from cdtrans.record import layout
+from cdtrans.record.files import Lock, atomic, csv_lines, disk_full, is_disk_full, require_writable, try_lock
+from cdtrans.record.layout import ADAPTED, SOURCE, Data, Environment, File, Images
 from cdtrans.record.model import set_temperature
-from cdtrans.record.outcome import Outcome
 from cdtrans.record.probabilities import no_class, probabilities
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run_folder import check_folder
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.ranks import barrier, is_main
 
-T = TypeVar("T")
 PACKAGES = ("cdtrans", "torch", "torchvision", "timm", "numpy", "pillow")
+OTHER = "choose another --out"
 
 
-class Run:
-    """`Run.open` creates a folder or resumes an unfinished one; `close` releases it."""
+class RunWriter:
+    """A run at work. `RunWriter.open` creates a folder or resumes an unfinished run; `close` releases it."""
 
     def __init__(self, folder: Path, lock: Lock | None) -> None:
         self.folder = folder
         self._lock = lock  # None for a rank that only reads
         self._closing = ExitStack()
 
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes: only rank 0 does."""
-        return self._lock is not None
-
-    @property
-    def finished(self) -> bool:
-        """Whether there is nothing left to do."""
-        return RunRecord(self.folder).finished
-
     @classmethod
-    def open(cls, folder: Path, config: Config, data: Data) -> "Run":
-        """Lock the folder for this configuration and data, or raise an error that says why not. A finished run is left
-        as it is."""
+    def open(cls, folder: Path, config: Config, data: Data) -> "RunWriter":
+        """Lock the folder for these settings and data, or raise an error that says why not. A finished run is left as
+        it is."""
         check_folder(folder, config)
         if not is_main():
             barrier()
             return cls(folder, None)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = lock_folder(folder)
+            run = cls(folder, lock_folder(folder))
         except OSError as error:
-            raise RunError(
-                "run-unwritable",
-                f"The run folder '{folder}' cannot be written: {error.strerror}; choose another --out.",
-            ) from error
-        run = cls(folder, lock)
-        check_folder(folder, config)
-        if run.finished:  # by another process, after this one looked
-            barrier()
-            return run
-        before = RunRecord(folder)
-        if before.has(DATA) and before.data != data:
+            cause = f"The run folder '{folder}' cannot be written: {error.strerror}"
+            raise RunError("run-unwritable", f"{cause}; {OTHER}.") from error
+        try:
+            run._begin(config, data)
+        except BaseException:
             run.close()
+            raise
+        barrier()
+        return run
+
+    def _begin(self, config: Config, data: Data) -> None:
+        check_folder(self.folder, config)  # again: another process may have begun or finished a run here
+        before = self.record
+        if before.finished:
+            return
+        if before.has(layout.DATA) and before.data != data:
             raise RunError(
                 "data-changed",
                 f"The images, the labels of --target-labels or the file of the method have changed since the run in "
-                f"'{folder}' began; choose another --out, or put them back.",
+                f"'{self.folder}' began; {OTHER}, or put them back.",
             )
-        # config.yaml first: it marks the folder as a run, even if the process is killed right after
-        run.write(CONFIG.name, yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
-        run.write_json(DATA.name, asdict(data))
-        run.write_json(ENVIRONMENT.name, asdict(environment(config)))
-        barrier()
-        return run
+        # The settings first: they mark the folder as a run, even if the process is killed right after.
+        self.write(layout.CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
+        self.write(layout.DATA, data)
+        self.write(layout.ENVIRONMENT, environment(config))
+
+    @property
+    def record(self) -> RunRecord:
+        """The folder as it is now."""
+        return RunRecord(self.folder)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes: only rank 0 does."""
+        return self._lock is not None
 
     def at_close(self, action: Callable[[], object]) -> None:
         """Do this when the run ends or is interrupted."""
@@ -108,60 +97,78 @@ class Run:
             if self._lock is not None:
                 self._lock.close()
 
-    def write(self, name: str, content: bytes) -> None:
-        if not self.writes:
-            return
-        with atomic(self.folder / name) as file:
-            file.write(content)
+    def __enter__(self) -> "RunWriter":
+        return self
 
-    def write_json(self, name: str, content: Any) -> None:
-        self.write(name, json_bytes(content))
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
-    def write_result(self, outcome: Outcome) -> None:
+    def write(self, file: File[Any] | str, content: Any) -> None:
         if self.writes:
-            rewrite(self.folder, RESULT, outcome)
+            rewrite(self.folder, File(file, bytes) if isinstance(file, str) else file, content)
 
-    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        if not self.writes:
-            return
-        with atomic(self.folder / name) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:  # transition
+        self.write(name, arrays)
 
     def log(self, event: str, **fields: Any) -> None:
-        """Append a line to log.jsonl: what happened. Without times, so that equal runs have equal logs."""
-        self._append(LOG.name, {"event": event, **fields})
+        """Append a line to the log."""
+        self._append(layout.LOG, {"event": event, **fields})
 
     def log_timing(self, **fields: Any) -> None:
-        """Append a line to timings.jsonl: how long a stage took, and when it ended (seconds since 1970)."""
-        self._append(TIMINGS.name, {**fields, "at": round(time.time(), 3)})
+        """Append a line to the timings, with the time (seconds since 1970)."""
+        self._append(layout.TIMINGS, {**fields, "at": round(time.time(), 3)})
 
     @contextmanager
     def timed(self, stage: str, **fields: Any) -> Iterator[None]:
-        """Append the time that the body takes to timings.jsonl."""
+        """Append the time that the body takes to the timings."""
         started = time.monotonic()
         yield
         self.log_timing(stage=stage, **fields, seconds=round(time.monotonic() - started, 3))
 
-    def _append(self, name: str, fields: dict[str, Any]) -> None:
+    @contextmanager
+    def session(self, started: float) -> Iterator[None]:
+        """Log how long a session took that is now finished or interrupted, with all that no other line covers: imports,
+        decoding, saving. On a GPU also the peak memory of its tensors."""
+        try:
+            yield
+        except Interrupted:
+            self._log_session(started)
+            raise
+        self._log_session(started)
+
+    def _log_session(self, started: float) -> None:
+        import torch
+
+        memory = {"peak_memory": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {}
+        self.log_timing(stage="session", seconds=round(time.monotonic() - started, 3), **memory)
+
+    def _append(self, file: File[Any], fields: dict[str, Any]) -> None:
         if not self.writes:
             return
         line = json.dumps(fields) + "\n"  # ASCII: file names may contain undecodable bytes
         try:
-            with open(self.folder / name, "ab") as file:
-                file.write(line.encode())
+            with open(self.folder / file.name, "ab") as lines:
+                lines.write(line.encode())
         except OSError as error:
             if is_disk_full(error):
-                raise disk_full(self.folder / name) from error
+                raise disk_full(self.folder / file.name) from error
             raise
 
     def log_size(self) -> int:
-        file = self.folder / LOG.name
+        file = self.folder / layout.LOG.name
         return file.stat().st_size if file.exists() else 0
 
     def cut_log(self, size: int) -> None:
         """Remove lines that were logged after the state from which the run resumes; they will be logged again."""
         if self.writes and self.log_size() > size:
-            os.truncate(self.folder / LOG.name, size)
+            os.truncate(self.folder / layout.LOG.name, size)
+
+    def remove_state(self) -> None:
+        if self.writes:
+            remove_state(self.folder)
+
+
+Run = RunWriter  # transition
 
 
 def environment(config: Config) -> Environment:
@@ -179,39 +186,33 @@ def environment(config: Config) -> Environment:
     )
 
 
-def lock_folder(folder: Path) -> Lock:
-    """The folder is this process's until the lock is closed."""
-    lock = try_lock(folder / ".lock")
-    if lock is None:
-        raise RunError(
-            "run-locked",
-            f"Another process is working on the run folder '{folder}'; wait until it ends, or use another folder.",
-        )
-    return lock
+# Files
 
 
-def rewrite(folder: Path, file: File[T], content: T) -> None:
-    """Replace a file of a finished run: bytes, or a dataclass as JSON."""
-    with atomic(folder / file.name) as draft:
-        draft.write(content if isinstance(content, bytes) else json_bytes(asdict(content)))  # type: ignore[call-overload]
+def rewrite(folder: Path, file: File[Any], content: Any) -> None:
+    """Write or replace a file of a run: bytes, arrays, or a dataclass of either."""
+    with atomic(folder / file.name) as out:
+        if isinstance(content, bytes):
+            out.write(content)
+        elif file.name.endswith(".npz"):
+            arrays = content if isinstance(content, dict) else vars(content)
+            np.savez(out, **{name: x for name, x in arrays.items() if x is not None})
+        else:
+            out.write((json.dumps(asdict(content), indent=2, sort_keys=True) + "\n").encode())
 
 
-def json_bytes(content: Any) -> bytes:
-    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+def images_csv(images: Images) -> bytes:
+    columns = {domain: zip(images.paths[domain], images.digests[domain], strict=True) for domain in images.paths}
+    rows = [(domain, i, *image) for domain, both in columns.items() for i, image in enumerate(both)]
+    return csv_lines([("domain", "index", "path", "digest"), *rows])
 
 
 def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.ndarray, source_only: np.ndarray) -> bytes:
-    """predictions.csv: the chosen model's label for every target image, by path, from calibrated logits."""
+    """A model's label for every target image, by path, from calibrated logits."""
     p = probabilities(logits)
     columns = zip(paths, p.argmax(axis=1), p.max(axis=1), no_class(source_only), strict=True)
     rows = sorted((path, classes[k], f"{sure:.6f}", f"{score:.6f}") for path, k, sure, score in columns)
-    return b"".join(map(csv_line, [("path", "label", "probability", "no_class"), *rows]))
-
-
-def predictions_of(record: RunRecord, model: str = "chosen") -> bytes:
-    """predictions.csv by a model of a finished run."""
-    logits, source_only = record.calibrated_logits(model), record.calibrated_logits(SOURCE)
-    return predictions_csv(record.images.paths["target"], record.classes, logits, source_only)
+    return csv_lines([("path", "label", "probability", "no_class"), *rows])
 
 
 def confidence_views(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:
@@ -220,6 +221,20 @@ def confidence_views(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndar
     changed = np.abs(p - q).sum(axis=1) / 2
     arrays = {"confidence_before": p.max(axis=1), "confidence_after": q.max(axis=1), "changed": changed}
     return {name: x.astype(np.float16) for name, x in arrays.items()}
+
+
+# Changes of a finished run
+
+
+def remove_state(folder: Path) -> None:
+    """A finished run needs no state to resume from; it is several times the size of the model."""
+    shutil.rmtree((folder / layout.STATE.name).parent, ignore_errors=True)
+
+
+def predictions_of(record: RunRecord, model: str = "chosen") -> bytes:
+    """The table of predictions by a model of a finished run."""
+    logits, source_only = record.calibrated_logits(model), record.calibrated_logits(SOURCE)
+    return predictions_csv(record.images.paths["target"], record.classes, logits, source_only)
 
 
 def recalibrate(record: RunRecord, temperature: float) -> RunRecord:
@@ -231,12 +246,62 @@ def recalibrate(record: RunRecord, temperature: float) -> RunRecord:
 
 
 def refresh(folder: Path) -> RunRecord:
-    """Write predictions.csv and the confidences of views.npz anew, after another temperature."""
+    """Write predictions and confidences anew, after another temperature."""
     record = RunRecord(folder)
     source = record.calibrated_logits(SOURCE)
     sure = confidence_views(source, record.calibrated_logits(ADAPTED) if record.has_model(ADAPTED) else source)
-    views = vars(record.views) | sure
-    rewrite(folder, PREDICTIONS, predictions_of(record))
-    with atomic(folder / VIEWS.name) as file:
-        np.savez(file, **views)
+    rewrite(folder, layout.VIEWS, vars(record.views) | sure)
+    rewrite(folder, layout.PREDICTIONS, predictions_of(record))
     return RunRecord(folder)
+
+
+# What may be written where
+
+
+def lock_folder(folder: Path) -> Lock:
+    """The folder is this process's until the lock is closed."""
+    lock = try_lock(folder / layout.LOCK)
+    if lock is None:
+        raise RunError(
+            "run-locked",
+            f"Another process is working on the run folder '{folder}'; wait until it ends, or use another folder.",
+        )
+    return lock
+
+
+def check_folder(folder: Path, config: Config) -> None:
+    """Refuse a folder that holds something else, or a run of other settings. Writes nothing. Before the settings are
+    resolved, which needs torch, 'auto' may mean anything."""
+    record = RunRecord(folder)
+    if record.begun:
+        before, now = flat(record.settings), flat(config.to_dict())
+        free = set(RESUME_MAY_CHANGE)
+        if not isinstance(config, Resolved):
+            free |= {"backbone", *(name for name in DECIDED_LATE if now[name] == "auto")}
+            free |= {name for name in now if name.startswith("method.")}
+        if record.finished:
+            free.remove("guard")  # it has judged
+        changed = [name for name in now if name not in free and before.get(name) != now[name]]
+        if changed:
+            what = first_of([f"{name}: {before.get(name)} there, {now[name]} now" for name in changed])
+            raise RunError("run-differs", f"'{folder}' holds another run ({what}); {OTHER} to start a new one.")
+    elif folder.exists() and (not folder.is_dir() or any(file.name not in layout.FIRST for file in folder.iterdir())):
+        raise RunError("not-a-run", f"'{folder}' exists and is not a run folder; {OTHER}.")
+
+
+def require_output(file: Path, what: str, flag: str, *inputs: Path | None) -> None:
+    """Fail before the work and not after it: a file must be writable, and must not replace an input of the verb, a file
+    inside an input folder, or a part of any run."""
+    require_writable(file, what, flag)
+    real, other = Path(os.path.realpath(file)), f"choose another {flag}"
+    for place in map(os.path.realpath, filter(None, inputs)):
+        if file.exists() and Path(place) in (real, *real.parents):
+            cause = f"'{file}' is an input of this command and would be overwritten"
+            raise SettingsError("output-refused", f"{cause}; {other}.")
+    if (real.parent / layout.CARD).exists():
+        cause = f"'{file.parent}' is the folder of a model and must not be changed"
+        raise SettingsError("output-refused", f"{cause}; {other}.")
+    for folder in real.parents:
+        if RunRecord(folder).begun and real.relative_to(folder).parts[0] in layout.OWN:
+            cause = f"'{file}' is a part of the run in '{folder}' and must not be changed"
+            raise SettingsError("output-refused", f"{cause}; {other}.")

@@ -143,7 +143,7 @@ def _with_model(
 
     from cdtrans.network.encoding import Encoder
     from cdtrans.network.weights import make_card
-    from cdtrans.run.stage_1 import initial_network
+    from cdtrans.run.stage1 import initial_network
     from cdtrans.trust.probes import Sample, enough, probe
 
     if not config.weights and not config.pretrained:

@@ -1,25 +1,71 @@
-"""The end of a run: judge both models, then save them, the predictions of the chosen one and the outcome."""
+"""The end of a run: judge both models, save them, the predictions of the chosen one and the outcome, and show it."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from cdtrans.config import Config
-from cdtrans.inputs.scan import UnlabelledDomain
+from cdtrans.config import Config, Resolved
 from cdtrans.methods.base import Method
 from cdtrans.record import wording
-from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, SOURCE, VIEWS
+from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, REPORT, RESULT, SOURCE, VIEWS
 from cdtrans.record.model import Card, save_model
 from cdtrans.record.outcome import Basis, Choice, Estimate, ModelName, Outcome, Verdict
 from cdtrans.record.probabilities import calibrated, temperature, trade_off
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run import Run, confidence_views, predictions_csv
+from cdtrans.record.run import RunWriter, check_folder, confidence_views, predictions_csv, remove_state
+from cdtrans.run.inputs import Inputs, Plan, fingerprints
+from cdtrans.run.target_labels import Given
+from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import estimate, expected_accuracy, measurable
 from cdtrans.trust.guard import crowded_start, decide, labels_to_settle, supported
 from cdtrans.trust.support import Impression, views
+
+
+def finish(
+    run: RunWriter, adaptation: Adaptation, card: Card, inputs: Inputs, config: Resolved, kind: type[Method]
+) -> Outcome:
+    """Judge both models, and save them with everything that describes them."""
+    with run.timed("verdict"):
+        outcome = judge(adaptation, config, kind, card.classes, len(inputs.given))
+        save(run, adaptation, outcome, card, inputs.target.domain.paths, config)
+    return outcome
+
+
+def complete(run: RunWriter, outcome: Outcome, config: Resolved, screen: Screen) -> None:
+    """Write the report, show the outcome, and drop what only an unfinished run needs."""
+    if config.report and run.writes:
+        from cdtrans.reporting.page import write_report
+
+        with run.timed("report"):
+            screen.say(f"report: {write_report(run.folder, screen)}")
+    show(run.record, outcome, screen)
+    run.remove_state()
+    barrier()  # the others read the outcome that the main rank has written
+
+
+def show_finished(plan: Plan, config: Resolved) -> Outcome:
+    """Show a run that is finished already, and say whether its images or labels have changed since."""
+    out, screen = plan.out, plan.screen
+    check_folder(out, config)
+    record = RunRecord(out)
+    screen.say(f"The run in '{out}' is already finished.")
+    Given.warn_of_changes(record, config, plan.source.classes, plan.target, screen)
+    before, now = vars(record.data.scanned), vars(fingerprints(plan.source, plan.target))
+    if changed := [name for name in now if before[name] != now[name]]:
+        screen.warn(
+            f"The {' and '.join(changed)} images have changed since the run in '{out}' began, but its result is "
+            "for the earlier ones; choose another --out to adapt to them, or label new images with 'cdtrans predict'."
+        )
+    if is_main():
+        remove_state(out)  # left over only if the run was killed at the very end, before its report was written
+        if config.report and not record.has(REPORT):
+            from cdtrans.reporting.page import write_report
+
+            write_report(out, screen)
+    show(record, record.outcome, screen)
+    return record.outcome
 
 
 def judge(adaptation: Adaptation, config: Config, kind: type[Method], classes: tuple[str, ...], given: int) -> Outcome:
@@ -92,18 +138,18 @@ def fitted_temperature(adaptation: Adaptation, basis: Basis | None) -> float:
 
 
 def save(
-    run: Run, adaptation: Adaptation, outcome: Outcome, card: Card, target: UnlabelledDomain, config: Config
+    run: RunWriter, adaptation: Adaptation, outcome: Outcome, card: Card, paths: tuple[str, ...], config: Resolved
 ) -> None:
     """The models, the predictions of the chosen one and, last, the outcome."""
     network, before, after = adaptation.network, adaptation.before, adaptation.after
     hot = fitted_temperature(adaptation, outcome.basis)
     logits: dict[str, np.ndarray] = {n: model.target_logits.numpy() for n, model in models_of(adaptation).items()}
     scaled = {name: calibrated(x, hot if name == ADAPTED else 1.0) for name, x in logits.items()}
-    run.write_arrays(LOGITS.name, logits)
+    run.write(LOGITS, logits)
     sure = confidence_views(scaled[SOURCE], scaled.get(ADAPTED, scaled[SOURCE]))
-    run.write_arrays(VIEWS.name, views(before, after or before) | sure)
-    table = predictions_csv(target.paths, card.classes, scaled[outcome.choice.model], scaled[SOURCE])
-    run.write(PREDICTIONS.name, table)
+    run.write(VIEWS, views(before, after or before) | sure)
+    table = predictions_csv(paths, card.classes, scaled[outcome.choice.model], scaled[SOURCE])
+    run.write(PREDICTIONS, table)
     card = replace(
         card,
         stage="adaptation",
@@ -113,17 +159,17 @@ def save(
         temperature=hot,
     )
     if run.writes and after is not None:
-        save_model(run.folder / ADAPTED, network, replace(card, epoch=adaptation.chosen_epoch))
+        save_model(run.record.model_folder(ADAPTED), network, replace(card, epoch=adaptation.chosen_epoch))
     if run.writes and adaptation.last:
         network.load_state_dict(adaptation.last)
-        save_model(run.folder / LAST, network, replace(card, epoch=config.epochs))
-    run.write_result(outcome)
+        save_model(run.record.model_folder(LAST), network, replace(card, epoch=config.epochs))
+    run.write(RESULT, outcome)
 
 
-def show(run: Path, outcome: Outcome, screen: Screen) -> None:
+def show(record: RunRecord, outcome: Outcome, screen: Screen) -> None:
     """Print the verdict, the estimate, and the accuracy to expect of fewer labels."""
     alarming = outcome.verdict.findings or outcome.setback or outcome.crowd
-    (screen.warn if alarming else screen.say)(wording.explanation(outcome, run))
+    (screen.warn if alarming else screen.say)(wording.explanation(outcome, record.folder))
     screen.say(wording.estimate(outcome))
     if outcome.estimate is not None:
-        screen.say(wording.trade_off(trade_off(RunRecord(run).confidences())))
+        screen.say(wording.trade_off(trade_off(record.confidences())))

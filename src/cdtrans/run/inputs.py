@@ -1,5 +1,6 @@
 """Everything that goes into a run: found, decoded and checked before anything is trained."""
 
+import hashlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,19 +8,39 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdtrans.config import Config, Resolved
+from cdtrans.config import Config, Resolved, is_method_file
 from cdtrans.errors import DataError, SettingsError, counted
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
-from cdtrans.record.layout import Data, Scanned, SourceData, TargetData
+from cdtrans.record.layout import IMAGES, Data, Images, Scanned, SourceData, TargetData
+from cdtrans.record.run import RunWriter, images_csv
 from cdtrans.run.target_labels import Given
+from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
 from cdtrans.trust.holdout import holdout_share, split, why_none
 from cdtrans.trust.preflight import Labels, examine, examine_target, ignored
 
 if TYPE_CHECKING:
-    from cdtrans.methods.base import Method
+    import torch
+
+    from cdtrans.methods.base import Method, Sizes
+    from cdtrans.record.model import Card
+    from cdtrans.training.adaptation import Data as TrainingData
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was asked for: settings, and the images that were found."""
+
+    config: Config
+    source: LabelledDomain
+    target: UnlabelledDomain
+    out: Path
+    screen: Screen
+    force: bool
+    method: "type[Method] | None"  # in place of the class that the settings name
+    started: float  # by the monotonic clock
 
 
 @dataclass(frozen=True)
@@ -31,7 +52,7 @@ class Inputs:
     target: Decoded[UnlabelledDomain]
     given: Given
     findings: tuple[Finding, ...]
-    scanned: dict[str, str]  # domain -> its fingerprint before any file was read
+    scanned: Scanned
     check_seconds: float
 
     @property
@@ -39,13 +60,22 @@ class Inputs:
         return self.source.domain.classes
 
     @property
+    def sizes(self) -> "Sizes":
+        from cdtrans.methods.base import Sizes
+
+        return Sizes(len(self.classes), len(self.source), len(self.target))
+
+    @property
     def skipped(self) -> dict[str, dict[str, str]]:
         """Domain -> path -> why the file could not be read."""
         return {"source": self.source.skipped, "target": self.target.skipped}
 
-    def describe(self) -> Data:
+    def describe(self, config: Config) -> Data:
         """The run's record of its data; a resumed run must find the same."""
         source, target = self.source.domain, self.target.domain
+        code = None
+        if is_method_file(config.method):
+            code = hashlib.sha256(Path(config.method.rpartition(":")[0]).read_bytes()).hexdigest()
         return Data(
             SourceData(
                 images=len(source),
@@ -55,9 +85,44 @@ class Inputs:
                 pixels=self.source.pixel_digest(),
             ),
             TargetData(images=len(target), fingerprint=target.fingerprint(), pixels=self.target.pixel_digest()),
-            Scanned(**self.scanned),
+            self.scanned,
             self.given.describe(),
+            code,
         )
+
+    def record(self, run: "RunWriter", *, fresh: bool) -> None:
+        """Record the images behind all indices and the labels to train with. A `fresh` run first logs the problems of
+        its data; a resumed one has them in its log already."""
+        decoded = {"source": self.source, "holdout": self.held_out, "target": self.target}
+        paths = {name: domain.domain.paths for name, domain in decoded.items()}
+        digests = {name: tuple(domain.digests) for name, domain in decoded.items()}
+        run.write(IMAGES, images_csv(Images(paths, digests)))
+        self.given.write(run, self.classes, self.target)
+        if fresh:
+            run.cut_log(0)
+            for domain, files in self.skipped.items():
+                for path, cause in files.items():
+                    run.log("skipped", domain=domain, path=path, cause=cause)
+            for finding in self.findings:
+                run.log("check", state=finding.state, subject=finding.subject, found=finding.statement)
+        run.log_timing(stage="check", seconds=self.check_seconds)
+
+    def on_device(self, card: "Card", device: "torch.device") -> "TrainingData":
+        """The images as input of a model."""
+        import torch
+
+        from cdtrans.inputs.batches import LabelledImages
+        from cdtrans.runtime.device import between_passes
+        from cdtrans.training.adaptation import Data as TrainingData
+
+        beside = between_passes(device)
+        source = self.source.images(card, device)
+        labels = torch.tensor(self.source.domain.labels, dtype=torch.long, device=beside)
+        held_out = None
+        if len(self.held_out):
+            held_labels = torch.tensor(self.held_out.domain.labels, device=beside)
+            held_out = LabelledImages(source.select(self.held_out.rows), held_labels)
+        return TrainingData(source, labels, self.target.images(card, device), held_out, self.given.tensors(beside))
 
 
 def scan_domains(
@@ -85,9 +150,9 @@ def scan_domains(
     return source, target
 
 
-def fingerprints(source: LabelledDomain, target: UnlabelledDomain) -> dict[str, str]:
+def fingerprints(source: LabelledDomain, target: UnlabelledDomain) -> Scanned:
     """The images as they are on disk, so that they can be compared at any time."""
-    return {"source": source.fingerprint(), "target": target.fingerprint()}
+    return Scanned(source.fingerprint(), target.fingerprint())
 
 
 def decode_inputs(
@@ -114,6 +179,11 @@ def decode_inputs(
             "too-few-images",
             f"The method '{config.method}' needs a batch of {method.least_batch} images, but source and target both "
             "have fewer; add images, or choose another --method.",
+        )
+    if min(len(train) or len(decoded_target), len(decoded_target), config.batch_size) < world():
+        raise SettingsError(
+            "too-many-ranks",
+            f"There are more processes ({world()}) than images or than --batch-size; start fewer.",
         )
     return Inputs(train, held_out, decoded_target, given, findings, scanned, seconds)
 

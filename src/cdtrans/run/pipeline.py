@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import Unpack
 
-from cdtrans.config import Config, Force, Settings, SettingsFile, Source, Target, compose_run, recipe_names
+from cdtrans.config import Config, Force, Resolved, Settings, SettingsFile, Source, Target, compose_run, recipe_names
+from cdtrans.errors import counted
 from cdtrans.inputs.scan import require_outside, warnings_for
-from cdtrans.methods import require_method
+from cdtrans.methods import method_class, require_method
 from cdtrans.record import wording
+from cdtrans.record.layout import CONFIG, ENVIRONMENT
 from cdtrans.record.outcome import Outcome
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run_folder import RESULT, check_folder
-from cdtrans.run.inputs import scan_domains
-from cdtrans.run.stage_1 import Stage1
+from cdtrans.record.run import RunWriter, check_folder
+from cdtrans.run.inputs import Inputs, Plan, decode_inputs, scan_domains
+from cdtrans.run.stage1 import Origin, source_model
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import importing
@@ -31,6 +33,7 @@ DEFAULT_OUT = "runs/adapt"
 TARGET_BY_FLAG = Help(
     "Folder with images at any depth, or a list of paths. Labels are not read.", "TARGET", also="--target"
 )
+STOPPING = "Stopping after the current step, to save the state; press Ctrl-C again to stop at once."
 
 
 @dataclass(frozen=True)
@@ -115,25 +118,117 @@ def run_pipeline(
 ) -> Result:
     """The whole run. `method` replaces the class that the configuration names, for ablations whose pairs are made with
     target labels."""
+    plan = scan(config, out, screen, force=force, method=method)
+    with importing():
+        from cdtrans.runtime.ranks import joined
+
+    with joined(plan.config.device):
+        return Result(out, run_session(plan))
+
+
+def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "type[Method] | None") -> Plan:
+    """Find the images, and report all mistakes that show without torch."""
     started = time.monotonic()
     if method is None:
         require_method(config.method)
     classes: tuple[str, ...] = ()
     if not config.source:
-        config, classes = Stage1(out, config).without_source()
+        config, classes = Origin(out, config).without_source()
     source, target = scan_domains(config, screen, classes)
     require_outside(out, *(Path(place) for place in (config.source, config.target) if place))
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     Given.require(config, source.classes)
-    check_folder(out, config, resolved=False)
-    finished = (out / RESULT).exists()
-    if not finished:
-        Stage1(out, config).require()
-    with importing():
-        from cdtrans.run.session import run_session
-        from cdtrans.runtime.ranks import joined
+    check_folder(out, config)
+    if not RunRecord(out).finished:
+        Origin(out, config).require()
+    return Plan(config, source, target, out, screen, force, method, started)
 
-    with joined(config.device):
-        run_session(config, source, target, out, screen, force=force, method=method, started=started)
-    return Result(out, RunRecord(out).outcome)
+
+def run_session(plan: Plan) -> Outcome:
+    """From the scanned images to a finished run folder. Bad input is found before the folder is touched."""
+    from cdtrans.run.finish import complete, finish, show_finished
+    from cdtrans.run.resolve import make_method, require_source, resolve, use_device
+    from cdtrans.runtime.ranks import from_main
+    from cdtrans.runtime.signals import StopSignals
+    from cdtrans.training.adaptation import adapt_to_target
+    from cdtrans.training.reporting import library
+    from cdtrans.training.state import load_state
+
+    screen, kind = plan.screen, plan.method or method_class(plan.config.method)
+    config = resolve(plan.config, kind)
+    require_source(kind, config)
+    Given.require_use(kind, config)
+    if from_main(RunRecord(plan.out).finished):
+        return show_finished(plan, config)
+    if config.tracker != "none":
+        library(config.tracker)  # before the work, not after it
+    origin = Origin(plan.out, config)
+    network, card = origin.network(config, kind, plan.source.classes)
+    open_screen(plan.out, config, screen, trains=kind.trains)
+    inputs = decode_inputs(config, kind, plan.source, plan.target, screen, force=plan.force)
+    data = inputs.describe(config)
+    origin.require_same_images(data.source)
+    with RunWriter.open(plan.out, config, data) as run:
+        if run.record.finished:  # by another process meanwhile
+            return show_finished(plan, config)
+        with run.session(plan.started):
+            with StopSignals.caught("" if screen.quiet else STOPPING):
+                device = use_device(config, screen)
+                images = inputs.on_device(card, device)
+                inputs.record(run, fresh=load_state(run) is None and not origin.done)
+                expect_work(inputs, config, kind, screen)
+                start = source_model(run, origin, network.to(device), card, images, config, screen)
+                method = make_method(kind, start.network, config, inputs.sizes).to(device)
+                images = images._replace(untouched=start.untouched)
+                adaptation = adapt_to_target(run, method, images, config, screen, start.frozen, start.evidence)
+            outcome = finish(run, adaptation, start.card, inputs, config, kind)
+        complete(run, outcome, config, screen)
+    return outcome
+
+
+def expect_work(inputs: Inputs, config: Resolved, kind: "type[Method]", screen: Screen) -> None:
+    """Announce the work of stage 2, so that stage 1 can show the time left of the whole run."""
+    from cdtrans.training.adaptation import work_ahead
+
+    sizes = inputs.sizes
+    pairs = max(sizes.source_images, sizes.target_images) if kind.trains else 0  # until they are planned
+    screen.work.expect(**work_ahead(config, sizes, len(inputs.held_out), pairs))
+
+
+def open_screen(out: Path, config: Resolved, screen: Screen, *, trains: bool) -> None:
+    """Say what a run is about to do, in a few lines."""
+    if RunRecord(out).begun:
+        screen.say(f"Resuming the unfinished run in '{out}'; its settings are in {CONFIG.name} there.")
+        warn_about_threads(out, config, screen)
+        return
+    recipe = f"recipe {config.recipe}" + (f", effort {config.effort}" if config.recipe == "best" else "")
+    stage_1 = f"{counted(config.source_epochs, 'epoch')} on the source"
+    if config.source_model:
+        stage_1 = f"the source-only model of '{config.source_model}'"
+    elif config.source_fit == "probe":
+        stage_1 = "a probe on the source"
+    stage_2 = f"{counted(config.epochs, 'epoch')} of {config.method}"
+    if not trains:
+        stage_2 = f"the method {config.method}, no training"
+    origin = "timm's weights" if config.pretrained else "from scratch"
+    origin = f"weights of '{config.weights}'" if config.weights else origin
+    screen.say(f"{recipe}: {stage_1}, then {stage_2}")
+    screen.say(f"backbone {config.backbone} at {config.crop} pixels, {origin}")
+    screen.say(f"on {config.device} in {config.precision}, seed {config.seed}")
+    screen.say(f"all settings: {out / CONFIG.name}")
+
+
+def warn_about_threads(out: Path, config: Resolved, screen: Screen) -> None:
+    """On a CPU the number of threads decides how sums are rounded."""
+    import torch
+
+    record = RunRecord(out)
+    if config.device != "cpu" or not record.has(ENVIRONMENT):  # killed at its very start
+        return
+    before, now = record.environment.threads, torch.get_num_threads()
+    if before != now:
+        screen.warn(
+            f"The run began with {before} CPU threads and resumes with {now}, so its result will differ in the last "
+            f"digits from that of an uninterrupted run; set OMP_NUM_THREADS={before} to avoid this."
+        )

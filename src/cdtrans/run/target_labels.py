@@ -12,18 +12,17 @@ from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.labels import NO_CLASS, UNSURE
 from cdtrans.measure.matching import TargetImages, filled_rows, match
-from cdtrans.record.files import csv_line
-from cdtrans.record.layout import GivenData
-from cdtrans.record.run_folder import TARGET_LABELS, trained_labels
+from cdtrans.record.files import csv_lines
+from cdtrans.record.layout import TARGET_LABELS, GivenData
+from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.recorded import target_digests, target_paths
 
 if TYPE_CHECKING:
     import torch
 
     from cdtrans.methods.base import Method
     from cdtrans.pairing.pairs import TargetLabels
-    from cdtrans.record.run import Run
+    from cdtrans.record.run import RunWriter
 
 
 @dataclass(frozen=True)
@@ -102,17 +101,18 @@ class Given:
 
     @classmethod
     def warn_of_changes(
-        cls, run: Path, config: Resolved, classes: tuple[str, ...], target: UnlabelledDomain, screen: Screen
+        cls, run: RunRecord, config: Resolved, classes: tuple[str, ...], target: UnlabelledDomain, screen: Screen
     ) -> None:
         """A finished run is not trained again: warn if the file now has other labels to train with."""
         if not config.target_labels:
             return
-        digests = target_digests(run)
+        paths, digests = run.images.paths["target"], run.images.digests["target"]
         try:
-            now = cls._matched(config, classes, target.root, tuple(target_paths(run)), digests, Screen(quiet=True))
+            now = cls._matched(config, classes, target.root, paths, digests, Screen(quiet=True))
         except CdtransError:  # none of them is in the target
             now = cls()
-        if {digests[i]: classes[label] for i, label in now.labels.items()} != trained_labels(run):
+        trained = {image.digest: image.label for image in run.trained_labels}
+        if {digests[i]: classes[label] for i, label in now.labels.items()} != trained:
             screen.warn(
                 f"The labels in '{config.target_labels}' have changed since this run was trained with them; give "
                 "another --out to train with them as they are now."
@@ -125,12 +125,12 @@ class Given:
         digest = hashlib.sha256(repr(list(self.labels.items())).encode()).hexdigest()
         return GivenData(len(self), digest)
 
-    def write(self, run: "Run", classes: tuple[str, ...], target: Decoded[UnlabelledDomain]) -> None:
-        """target_labels.csv: the images that later verbs must not use to measure the model."""
+    def write(self, run: "RunWriter", classes: tuple[str, ...], target: Decoded[UnlabelledDomain]) -> None:
+        """Record the images that later verbs must not use to measure the model."""
         if self.labels:
             paths = target.domain.paths
             rows = [(paths[i], classes[label], target.digests[i]) for i, label in self.labels.items()]
-            run.write(TARGET_LABELS, b"".join(map(csv_line, [("path", "label", "digest"), *rows])))
+            run.write(TARGET_LABELS, csv_lines([("path", "label", "digest"), *rows]))
 
     def tensors(self, device: "torch.device") -> "TargetLabels | None":
         import torch

@@ -16,8 +16,8 @@ from pathlib import Path
 from cdtrans.config import read_yaml
 from cdtrans.errors import VERDICT_AGAINST, Interrupted
 from cdtrans.record.files import atomic, try_lock
+from cdtrans.record.layout import SOURCE
 from cdtrans.record.run_folder import CONFIG, RESULT
-from cdtrans.run.stage_1 import SOURCE
 from cdtrans.runtime import processes
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals

@@ -15,7 +15,7 @@ from cdtrans.inputs.benchmarks import Benchmark
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.network.weights import make_card, read_state
 from cdtrans.run.resolve import resolve
-from cdtrans.run.stage_1 import initial_network
+from cdtrans.run.stage1 import initial_network
 from cdtrans.studies.folder import flags, with_table_defaults
 
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # those with presets

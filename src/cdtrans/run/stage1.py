@@ -1,0 +1,330 @@
+"""The source-only network: trained in this run, found in its folder, another run's (`--source-model RUN`), or, where
+there are no source images, any timm classifier's (`--source-model FILE`). With it comes the guard's evidence: what the
+pretrained backbone knows of both domains before stage 1 trains it (trust.support).
+
+Another run's network is copied into this run; from then on nothing reads that run again. Both runs must have been
+trained on the same source images: otherwise "source-only" would mean another source, and images that this run holds out
+may have been trained on. That one rule covers --holdout and --seed too, which decide the split. A run without source
+images has the classes and the backbone of the model that it adapts.
+
+Where stage 1 leaves the backbone as it is, stage 2 has the same features at its start, and no evidence is taken here.
+Where stage 1 is another run's, its card says which weights that began with; if they are not here, the guard judges by
+features of the source-only model. Needs no torch until a network is made, so that mistakes are reported at once."""
+
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from cdtrans.config import Config, Resolved, make_config, read_recipe, require_weights
+from cdtrans.errors import CdtransError, DataError, MissingFileError, RunError, SettingsError, first_of
+from cdtrans.record.layout import AGAIN, EVIDENCE, SOURCE, SourceData
+from cdtrans.record.model import FROM_SCRATCH, Card, save_model
+from cdtrans.record.record import RunRecord
+
+if TYPE_CHECKING:
+    import torch
+
+    from cdtrans.methods.base import Method
+    from cdtrans.network.encoding import Frozen
+    from cdtrans.network.network import Network
+    from cdtrans.record.run import RunWriter
+    from cdtrans.runtime.screen import Screen
+    from cdtrans.training.adaptation import Data
+    from cdtrans.trust.support import Evidence
+
+# What decides how the network is built and what it sees. The precision may differ: stage 1 from a GPU can be adapted on
+# a CPU.
+BUILT = ("backbone", "backbone_args", "neck", "taps", "resize", "crop")
+SAME = (*BUILT, "mean", "std")
+OR_TRAIN = "or leave --source-model out to train stage 1 here"
+
+
+class SourceModel(NamedTuple):
+    """The result of stage 1."""
+
+    network: "Network"
+    card: Card
+    frozen: "Frozen | None"  # features of a backbone that nothing has trained yet
+    evidence: "Evidence | None"  # of pretrained features; None where those of the network serve as well
+    untouched: bool  # whether the network has the backbone's pretrained weights
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The place that the source-only model of the run in `out` comes from."""
+
+    out: Path
+    config: Config
+
+    @property
+    def done(self) -> bool:
+        """Whether this run has its source-only model."""
+        return RunRecord(self.out).has_model(SOURCE)
+
+    @property
+    def place(self) -> Path | None:
+        """The run that has the model: this one, or the one named; None if it must still be trained."""
+        if self.done:
+            return self.out
+        return Path(self.config.source_model) if self.config.source_model else None
+
+    def require(self) -> None:
+        """Refuse a run without stage 1, or weights that do not exist."""
+        place = self.place
+        if place is None:
+            require_weights(self.config.weights)
+        elif place.is_file():
+            if self.config.source:
+                raise SettingsError(
+                    "source-model-is-weights",
+                    f"'{place}' is a weights file, which works only without source images; leave SOURCE out, give a "
+                    f"run instead, {OR_TRAIN}.",
+                )
+        elif not self.config.source and not place.exists():
+            raise MissingFileError(
+                "no-source-model", f"There is no run and no weights file '{place}'; check --source-model."
+            )
+        else:
+            require_stage_1(place)
+
+    def without_source(self) -> tuple[Config, tuple[str, ...]]:
+        """For a run without source images: settings that describe its model, and the model's classes; neither if there
+        is no model."""
+        config, place = self.config, self.place
+        if place is None:
+            return config, ()
+        self.require()
+        if place.is_file():
+            return make_config(config.to_dict() | {"neck": "none", "taps": 1}), read_classes(config)
+        card = RunRecord(place).card(SOURCE)
+        return make_config(config.to_dict() | {name: getattr(card, name) for name in BUILT}), card.classes
+
+    def require_same_images(self, source: SourceData) -> None:
+        """Refuse another run's model of other source images than those that this run trains on."""
+        if not self.config.source_model or not self.config.source or self.done:
+            return
+        theirs = RunRecord(Path(self.config.source_model)).data.source
+        if (theirs.fingerprint, theirs.pixels) != (source.fingerprint, source.pixels):
+            raise RunError(
+                "other-source",
+                f"Stage 1 of '{self.config.source_model}' was trained on other source images ({theirs.images}, and "
+                f"{theirs.held_out} held out, there; {source.images}, and {source.held_out} held out with --holdout "
+                f"{self.config.holdout} --seed {self.config.seed}, here); give the same source, --holdout and --seed, "
+                f"{OR_TRAIN}.",
+            )
+
+    def network(self, config: Resolved, method: "type[Method]", classes: tuple[str, ...]) -> "tuple[Network, Card]":
+        """The network before stage 1, or after it if it is done elsewhere, and its card. A network that the method or
+        the number of ranks does not allow is refused."""
+        from cdtrans.network.network import require_no_batchnorm_on_ranks
+
+        network, card = self._network(config, classes)
+        method.check(network, config.backbone)
+        require_no_batchnorm_on_ranks(network.backbone, config.backbone)
+        return network, card
+
+    def _network(self, config: Resolved, classes: tuple[str, ...]) -> "tuple[Network, Card]":
+        from cdtrans.network.weights import make_card
+
+        trained = config.source_fit == "train"
+        card = make_card(config, classes, stage="source", epoch=config.source_epochs if trained else 0)
+        if self.place and self.place.is_file():
+            return _from_file(self.place, card, config.drop_path)
+        if config.source_model and self.place:
+            return _taken(self.place, card, config.drop_path)
+        return initial_network(config, card, with_weights=not self.done), card
+
+
+def source_model(
+    run: "RunWriter", origin: Origin, network: "Network", card: Card, data: "Data", config: Resolved, screen: "Screen"
+) -> SourceModel:
+    """Fit the network, or load it if that has been done. Afterwards this run has its source-only model."""
+    from cdtrans.network.encoding import Encoder, Frozen
+    from cdtrans.training.source import fit_source, probe_source
+
+    trains = config.source_fit == "train" if origin.place is None else card.epoch > 0
+    pretrained = card.weights != FROM_SCRATCH
+    evidence = None
+    if trains and pretrained and config.source:
+        evidence = pretrained_evidence(run, network if origin.place is None else None, card, data, config, screen)
+    model = SourceModel(
+        network, card, Frozen() if config.source_fit == "probe" else None, evidence, pretrained and not trains
+    )
+    if origin.done:
+        _load(network, origin.out)
+        return model
+    if config.source_model:
+        trained = f" ({card.epoch} epochs from {card.weights})" if card.epoch else ""
+        screen.say(f"stage 1 is taken from '{config.source_model}'{trained}")
+        run.log("source_model", run=config.source_model, epochs=card.epoch, weights=card.weights)
+    elif config.source_fit == "probe":
+        encode = Encoder(network, config, screen, model.frozen)
+        probe_source(run, network, data.source, data.labels, encode=encode, classes=len(card.classes))
+    else:
+        fit_source(run, network, data.source, data.labels, config, screen)
+    if run.writes:
+        save_model(run.record.model_folder(SOURCE), network, card)
+    return model
+
+
+def pretrained_evidence(
+    run: "RunWriter", network: "Network | None", card: Card, data: "Data", config: Resolved, screen: "Screen"
+) -> "Evidence | None":
+    """Evidence from the pretrained backbone, or that of an earlier session; None if its weights are missing. `network`
+    is the run's, if nothing has trained it yet."""
+    import torch
+
+    from cdtrans.network.encoding import Encoder, Frozen
+    from cdtrans.pairing.pairs import Domains
+    from cdtrans.trust.support import Evidence
+
+    known = run.record.evidence
+    if known is not None:
+        return Evidence(**{name: torch.from_numpy(x) for name, x in vars(known).items()}, pretrained=True)
+    backbone = _pretrained_backbone(network, card, config, data.target.device, screen)
+    if backbone is None:
+        return None
+    encode = Encoder(backbone, config, screen, Frozen())
+    with run.timed("evidence"):
+        domains = Domains(encode(data.source, "source"), data.labels, encode(data.target, "target"))
+        evidence = Evidence.of(domains, len(card.classes), backbone.leading, pretrained=True)
+    run.write(EVIDENCE, {name: x.numpy() for name, x in evidence._asdict().items() if name != "pretrained"})
+    return evidence
+
+
+def _pretrained_backbone(
+    network: "Network | None", card: Card, config: Resolved, device: "torch.device", screen: "Screen"
+) -> "Network | None":
+    """The backbone with the weights that its training starts or started from, and the best recipe's taps."""
+    import torch
+
+    from cdtrans.network.network import Head, Network, feature_dim
+    from cdtrans.runtime.ranks import from_main
+
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):  # the run's own random numbers stay as they are
+        network = network or _pretrained_network(card, config, device)
+        if not from_main(network is not None):
+            screen.warn(
+                f"{card.weights} is missing, so the guard judges by features trained on the source: trust it less."
+            )
+            return None
+        if network is None:
+            raise DataError(
+                "weights-on-some-machines",
+                f"'{card.weights}' must be on every machine or on none; copy it, or remove it.",
+            )
+        backbone, taps = network.backbone, read_recipe("best")["taps"]
+        return Network(backbone, Head(feature_dim(backbone, taps), 1, "none"), taps).to(device)
+
+
+def _pretrained_network(card: Card, config: Resolved, device: "torch.device") -> "Network | None":
+    """The network of a card before any training; None if its weights are missing."""
+    file = card.weights if Path(card.weights).is_file() else None
+    if file is None and card.weights != card.backbone:
+        return None
+    try:
+        return initial_network(replace(config, weights=file, pretrained=file is None), card).to(device)
+    except CdtransError:
+        return None
+
+
+def require_stage_1(run: Path) -> None:
+    if not RunRecord(run).has_model(SOURCE):
+        raise RunError(
+            "no-stage-1", f"'{run}' has no finished stage 1 (the model '{SOURCE}'); wait for it, {OR_TRAIN}."
+        )
+
+
+def initial_network(config: Config, card: Card, *, with_weights: bool = True) -> "Network":
+    """The order of initialisation: seed, backbone, head, then the backbone's weights over it."""
+    import torch
+
+    from cdtrans.network.weights import build_model, load_pretrained, load_weights
+    from cdtrans.training.state import step_seed
+
+    torch.manual_seed(step_seed(config.seed, "init", 0, 0))
+    network = build_model(card, drop_path=config.drop_path)
+    if with_weights and config.weights:
+        load_weights(network.backbone, Path(config.weights))
+    elif with_weights and config.pretrained:
+        load_pretrained(network.backbone, config.backbone)
+    return network
+
+
+def _load(network: "Network", run: Path) -> None:
+    """The run's own source-only model."""
+    from cdtrans.network.weights import load_model
+
+    try:
+        network.load_state_dict(load_model(RunRecord(run).model_folder(SOURCE))[0].state_dict())
+    except RuntimeError as error:  # of another shape
+        cause = " ".join(str(error).split())[:80]
+        raise RunError("run-damaged", f"The source-only model of '{run}' is damaged ({cause}); {AGAIN}.") from error
+
+
+def _taken(run: Path, card: Card, drop_path: float) -> "tuple[Network, Card]":
+    """A run's source-only network and its card, which equals `card` except for how it was trained."""
+    from cdtrans.network.weights import build_model, load_model
+
+    require_stage_1(run)
+    taken, theirs = load_model(RunRecord(run).model_folder(SOURCE))
+    _check_classes(run, theirs.classes, card.classes)
+    differ = [name for name in SAME if getattr(theirs, name) != getattr(card, name)]
+    if differ:
+        what = first_of([f"{name}: {getattr(theirs, name)} there, {getattr(card, name)} here" for name in differ])
+        raise RunError(
+            "other-network",
+            f"Stage 1 of '{run}' is another kind of model ({what}); give the same settings, {OR_TRAIN}.",
+        )
+    network = build_model(card, drop_path=drop_path)
+    network.load_state_dict(taken.state_dict())
+    return network, replace(card, weights=theirs.weights, epoch=theirs.epoch)
+
+
+def _from_file(file: Path, card: Card, drop_path: float) -> "tuple[Network, Card]":
+    """A timm classifier as the source-only network, and its card."""
+    from cdtrans.network.weights import build_model, load_classifier
+
+    network = build_model(card, drop_path=drop_path)
+    load_classifier(network, file)
+    return network, replace(card, weights=str(file), epoch=0)
+
+
+def read_classes(config: Config) -> tuple[str, ...]:
+    """The class names in --source-classes."""
+    if not config.source_classes:
+        raise SettingsError(
+            "no-source-classes",
+            f"'{config.source_model}' does not say what its classes are; give --source-classes FILE with a name in "
+            "each line, in the order of its outputs.",
+        )
+    file = config.source_classes
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise DataError("source-classes", f"The class names in '{file}' cannot be read: {cause}.") from error
+    classes = tuple(line.strip() for line in lines if line.strip())
+    if twice := [name for name in classes if classes.count(name) > 1]:
+        raise DataError(
+            "source-classes", f"'{file}' names the class '{twice[0]}' twice; each line must be a different class."
+        )
+    if len(classes) < 2:
+        raise DataError("source-classes", f"'{file}' names {len(classes)} classes, but a classifier has two or more.")
+    return classes
+
+
+def _check_classes(run: Path, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:
+    if theirs != ours:
+        first = next((a, b) for a, b in zip_longest(theirs, ours) if a != b)
+        named = " and ".join(
+            f"{place} {'nothing' if name is None else repr(name)}"
+            for place, name in zip(("there", "here"), first, strict=True)
+        )
+        raise RunError(
+            "other-classes",
+            f"Stage 1 of '{run}' has other classes than the source ({len(theirs)} there, {len(ours)} here; the first "
+            f"difference is {named}); give a run of the same classes in the same order, {OR_TRAIN}.",
+        )
