@@ -1,8 +1,7 @@
-"""Every kind of picture a folder may hold becomes the right RGB pixels, and every broken file one short cause."""
+"""Every kind of image becomes the right RGB pixels, and every broken file one short cause."""
 
 import io
 import os
-import pickle
 import struct
 import subprocess
 import sys
@@ -22,11 +21,9 @@ from cdtrans.inputs.images import (
     SIDE,
     UnreadableImage,
     decode,
-    is_image_name,
     resized,
     thumbnail,
 )
-from support import says
 
 ORIENTATION = 0x0112
 EXTRA_SAMPLES = 338  # TIFF tag: 2 is plain alpha, 1 means that colour is premultiplied by alpha
@@ -49,7 +46,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def grey(*levels: int) -> np.ndarray:
-    """The one-row RGB picture that these grey levels should become."""
+    """The one-row RGB image that these grey levels should become."""
     return np.repeat(np.array(levels, dtype=np.uint8)[None, :, None], 3, axis=2)
 
 
@@ -74,11 +71,6 @@ def png(*chunks: tuple[bytes, bytes]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
-def test_suffixes_in_any_case():
-    assert all(is_image_name(name) for name in ("a.JPG", "a.Jpeg", "a b.png", "a.b.WEBP", "a.bmp", "a.tif", "a.TIFF"))
-    assert not any(is_image_name(name) for name in ("a.txt", "jpg", "a", "a.jpg 3", "a.jpg.zip"))
-
-
 def test_plain_jpeg_is_what_pil_gives(tmp_path):
     path = saved(COLOUR, tmp_path / "a.jpg")
     with Image.open(path) as image:
@@ -92,7 +84,7 @@ def test_lossless_formats_keep_every_pixel(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [*range(1, 9), 77])
 def test_exif_rotation_is_applied(tmp_path, suffix, orientation):
     """What is upright, turned as a camera would store it, comes back upright. Quarters of one colour survive JPEG."""
     upright = np.zeros((32, 48, 3), dtype=np.uint8)
@@ -106,13 +98,12 @@ def test_exif_rotation_is_applied(tmp_path, suffix, orientation):
         6: np.rot90(upright),
         7: upright.transpose(1, 0, 2)[::-1, ::-1],
         8: np.rot90(upright, -1),
+        77: upright,  # unknown
     }[orientation]
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     path = saved(Image.fromarray(np.ascontiguousarray(turned)), tmp_path / f"a{suffix}", exif=exif)
-    found = pixels(path)
-    assert found.shape == upright.shape
-    assert np.abs(found.astype(int) - upright).max() <= 8
+    assert np.abs(pixels(path).astype(int) - upright).max() <= 8
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
@@ -123,12 +114,6 @@ def test_exif_rotation_is_applied(tmp_path, suffix, orientation):
 def test_broken_exif_does_not_cost_the_image(tmp_path, suffix, exif):
     plain, broken = saved(COLOUR, tmp_path / f"plain{suffix}"), saved(COLOUR, tmp_path / f"a{suffix}", exif=exif)
     assert np.array_equal(pixels(broken), pixels(plain))
-
-
-def test_exif_with_an_unknown_orientation_is_left_as_it_is(tmp_path):
-    exif = Image.Exif()
-    exif[ORIENTATION] = 77
-    assert np.array_equal(pixels(saved(COLOUR, tmp_path / "a.png", exif=exif)), np.asarray(COLOUR))
 
 
 def test_greyscale_and_one_bit(tmp_path):
@@ -168,13 +153,9 @@ def test_transparent_palette_entry_is_laid_over_white(tmp_path, suffix):
     assert np.array_equal(opaque, [[[10, 20, 30], [200, 100, 0]]])
     transparent = pixels(saved(image, tmp_path / f"a{suffix}", transparency=0))
     assert np.array_equal(transparent, [[[255, 255, 255], [200, 100, 0]]])
-
-
-def test_partly_transparent_palette_is_laid_over_white(tmp_path):
-    image = Image.new("P", (2, 1), 0)
-    image.putpalette([0, 0, 0, 0, 0, 0])
-    image.putpixel((1, 0), 1)
-    assert np.array_equal(pixels(saved(image, tmp_path / "a.png", transparency=bytes([128, 255]))), grey(127, 0))
+    if suffix == ".png":
+        image.putpalette([0, 0, 0, 0, 0, 0])
+        assert np.array_equal(pixels(saved(image, tmp_path / "b.png", transparency=bytes([128, 255]))), grey(127, 0))
 
 
 def test_transparent_colour_of_rgb_and_grey_png(tmp_path):
@@ -191,14 +172,9 @@ def test_cmyk_jpeg(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
 def test_16_bit_greyscale_is_scaled_not_clipped(tmp_path, suffix):
-    levels = np.array([[0, 257, 128 * 257, 200 * 257, 65535]], dtype=np.uint16)
-    path = saved(Image.fromarray(levels), tmp_path / f"a{suffix}")
-    assert np.array_equal(pixels(path), grey(0, 1, 128, 200, 255))
-
-
-def test_a_dark_16_bit_image_stays_dark(tmp_path):
-    levels = np.array([[0, 257, 514]], dtype=np.uint16)
-    assert np.array_equal(pixels(saved(Image.fromarray(levels), tmp_path / "a.png")), grey(0, 1, 2))
+    for expected in ((0, 1, 128, 200, 255), (0, 1, 2)):  # the dark one stays dark
+        levels = np.array([expected], dtype=np.uint16) * 257
+        assert np.array_equal(pixels(saved(Image.fromarray(levels), tmp_path / f"a{suffix}")), grey(*expected))
 
 
 def test_big_endian_16_bit_tiff(tmp_path):
@@ -259,39 +235,27 @@ def test_the_suffix_may_lie_about_the_format(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_empty_file(tmp_path, suffix):
-    path = tmp_path / f"a{suffix}"
-    path.touch()
-    assert cause(path) == "empty file"
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("part", [0.5, 0.95])
-def test_truncated_file(tmp_path, suffix, part):
-    data = encoded(suffix)
-    path = tmp_path / f"a{suffix}"
-    path.write_bytes(data[: int(part * len(data))])
-    assert "truncated" in cause(path)
+def test_an_empty_or_truncated_file(tmp_path, suffix):
+    content, path = encoded(suffix), tmp_path / f"a{suffix}"
+    for part, expected in ((0, "empty file"), (0.5, "truncated"), (0.95, "truncated")):
+        path.write_bytes(content[: int(part * len(content))])
+        assert expected in cause(path)
 
 
 def test_truncated_near_its_start_or_end(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(encoded(".jpg")[:4])
-    assert says(cause(path), "truncated", "damaged")
+    assert cause(path) == "truncated or damaged"
     path.write_bytes(encoded(".jpg")[:-2])
     assert cause(path) == "truncated"
 
 
 def test_not_an_image(tmp_path):
+    """PIL would hand an EPS to Ghostscript, whatever its suffix."""
     path = tmp_path / "a.jpg"
     path.write_text("<html>404 Not Found</html>")
     assert "not an image" in cause(path)
-
-
-def test_postscript_is_not_run(tmp_path):
-    """PIL would hand an EPS to Ghostscript, whatever its suffix."""
-    path = saved(COLOUR, tmp_path / "a.eps")
-    assert "not an image" in cause(path.rename(tmp_path / "a.jpg"))
+    assert "not an image" in cause(saved(COLOUR, tmp_path / "a.eps").rename(path))
 
 
 def test_missing_file_broken_link_and_folder(tmp_path):
@@ -340,10 +304,6 @@ for path in map(pathlib.Path, sys.argv[1:]):
         assert (done.stderr == "") == quiet, done.stderr
 
 
-def test_unreadable_image_survives_a_trip_between_processes():
-    assert str(pickle.loads(pickle.dumps(UnreadableImage("truncated")))) == "truncated"
-
-
 @settings(deadline=None)
 @given(suffix=st.sampled_from(FORMATS), data=st.data())
 def test_damaged_bytes_give_an_image_or_a_cause(tmp_path_factory, suffix, data):
@@ -363,11 +323,9 @@ def test_damaged_bytes_give_an_image_or_a_cause(tmp_path_factory, suffix, data):
 
 @pytest.mark.parametrize("size", [7, 32, 40, 60, 224])
 def test_resized_is_torchvisions_resize(size):
-    found = resized(COLOUR, size)
-    assert found.dtype == np.uint8
-    assert found.shape == (size, size, 3)
-    assert found.flags.writeable
-    assert np.array_equal(found, np.asarray(Resize((size, size))(COLOUR)))
+    small = resized(COLOUR, size)
+    assert (small.dtype, small.shape, small.flags.writeable) == (np.uint8, (size, size, 3), True)
+    assert np.array_equal(small, np.asarray(Resize((size, size))(COLOUR)))
 
 
 # Thumbnails

@@ -19,15 +19,13 @@ from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
-from cdtrans.errors import DataError, MissingFileError, SettingsError, nearest
+from cdtrans.errors import DataError, MissingFileError, SettingsError, first_of, named, nearest
 from cdtrans.inputs.scan import LabelledDomain, labelled, labelled_lines, scan_labelled
 
 ARROWS = (">", "→", "-")  # '-' last: 'A->W' and 'Real-World>Art' contain it too; 'A-W' needs no quotes in a shell
-NAMED_CLASSES = 3  # differing classes named in an error; more would make it unreadable
 HINTED_TASKS = 30  # task names up to which an error suggests the nearest one
 INNER_FOLDER = "images"  # Office-31 has it between a domain and its classes
 LIST_FOLDER = "image_list"  # tllib keeps the lists of a benchmark there
-SHOWN_ENTRIES = 8  # folder entries named in an error
 
 
 @dataclass(frozen=True)
@@ -212,40 +210,30 @@ def _difference(benchmark: Benchmark, domain: Domain, on_disk: FoundDomain) -> s
     published = set(benchmark.class_names) | set(counts)
     if published and set(images.classes) != published:
         extra, missing = sorted(set(images.classes) - published), sorted(published - set(images.classes))
-        parts = [f"lacks the class{_named(missing)}"] if missing else []
-        parts += [f"has the unknown class{_named(extra)}"] if extra else []
-        return f"{domain.name} {' and '.join(parts)}"
+        lacks, has = f"lacks the class {named(missing)}", f"has the unknown class {named(extra)}"
+        return f"{domain.name} {' and '.join(([lacks] if missing else []) + ([has] if extra else []))}"
     if len(images.classes) != benchmark.classes:
         return f"{domain.name} has {len(images.classes)} classes where {benchmark.classes} were published"
     per_class = dict(zip(images.classes, images.counts(), strict=True))
     wrong = [f"{name} {per_class[name]} of {count}" for name, count in counts.items() if per_class[name] != count]
     if len(images) != domain.images or wrong:
-        which = f" ({', '.join(wrong[:NAMED_CLASSES])}{', ...' if len(wrong) > NAMED_CLASSES else ''})" if wrong else ""
+        which = f" ({first_of(wrong)})" if wrong else ""
         return f"{domain.name} has {len(images):,} images where {domain.images:,} were published{which}"
     return None
 
 
 def _check_same_classes(domains: list[FoundDomain]) -> None:
-    """Compare each domain with the classes that most of them have."""
-    class_sets = [set(domain.images.classes) for domain in domains]
-    majority = max(class_sets, key=class_sets.count)
-    reference = domains[class_sets.index(majority)].name
-    for domain, classes in zip(domains, class_sets, strict=True):
-        if classes != majority:
-            extra, missing = sorted(classes - majority), sorted(majority - classes)
-            parts = [f"only {domain.name} has the class{_named(extra)}"] if extra else []
-            parts += [f"only {reference} has the class{_named(missing)}"] if missing else []
+    first, *others = domains
+    for domain in others:
+        classes, reference = set(domain.images.classes), set(first.images.classes)
+        if classes != reference:
+            only = [(domain.name, sorted(classes - reference)), (first.name, sorted(reference - classes))]
+            parts = [f"only {name} has the class {named(names)}" for name, names in only if names]
             raise DataError(
                 "classes-differ",
-                f"The domains {reference} and {domain.name} in '{domain.images.root}' differ in their classes:"
+                f"The domains {first.name} and {domain.name} in '{domain.images.root}' differ in their classes:"
                 f" {' and '.join(parts)}; rename or complete them.",
             )
-
-
-def _named(classes: list[str]) -> str:
-    shown = ", ".join(map(repr, classes[:NAMED_CLASSES]))
-    more = f" and {len(classes) - NAMED_CLASSES} more" if len(classes) > NAMED_CLASSES else ""
-    return f"{'es' if len(classes) > 1 else ''} {shown}{more}"
 
 
 # Layouts on disk
@@ -323,9 +311,7 @@ def _entries(folder: Path) -> list[os.DirEntry]:
 
 
 def _shown(folder: Path) -> str:
-    names = [entry.name for entry in _entries(folder)]
-    more = f" and {len(names) - SHOWN_ENTRIES} more" if len(names) > SHOWN_ENTRIES else ""
-    return ", ".join(map(repr, names[:SHOWN_ENTRIES])) + more if names else "nothing"
+    return named([entry.name for entry in _entries(folder)]) or "nothing"
 
 
 def _read_lists(lists: list[Path], root: Path, folder: Path | None) -> LabelledDomain:
@@ -340,10 +326,17 @@ def _read_lists(lists: list[Path], root: Path, folder: Path | None) -> LabelledD
 
 def _below(root: Path, file: Path, lines: list[tuple[int, str]], folder: Path | None) -> list[str]:
     """The listed paths relative to `root`. The first one that exists here decides, for all of them, how many leading
-    folders to cut and where the rest starts."""
+    folders to cut (the fewest) and where the rest starts."""
     places = [file.parent, root, *([folder, folder / INNER_FOLDER] if folder else [])]
     parts = [(number, path.split("/")) for number, path in lines]
-    rule = next((rule for _, names in parts if (rule := _rule(names, places))), None)
+    rules = (
+        (cut, place)
+        for _, names in parts
+        for cut in range(len(names))
+        for place in places
+        if os.path.isfile(os.path.join(place, *names[cut:]))
+    )
+    rule = next(rules, None)
     if rule is None:
         raise MissingFileError(
             "listed-file-missing",
@@ -360,12 +353,3 @@ def _below(root: Path, file: Path, lines: list[tuple[int, str]], folder: Path | 
             f" {paths[missing[0]]!r} in line {lines[missing[0]][0]}: put them there, or correct the list.",
         )
     return paths
-
-
-def _rule(names: list[str], places: list[Path]) -> tuple[int, Path] | None:
-    """The fewest leading folders to cut from a listed path so that the rest exists, and the folder it is in."""
-    for cut in range(len(names)):
-        for place in places:
-            if os.path.isfile(os.path.join(place, *names[cut:])):
-                return cut, place
-    return None

@@ -12,7 +12,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -422,11 +421,11 @@ def list_lines(where: Path) -> Iterator[tuple[int, str]]:
     empty = True
     try:
         with where.open("rb") as file:
-            for number, raw in enumerate(_raw_lines(file), 1):
-                if b"\0" in raw or (number == 1 and b"\0" in file.peek()):  # an image's first line may look like text
-                    raise DataError(
-                        "list-not-text", f"{quoted(where)} is not a text file: give a folder, or a list of images."
-                    )
+            if b"\0" in file.peek():
+                raise DataError(
+                    "list-not-text", f"{quoted(where)} is not a text file: give a folder, or a list of images."
+                )
+            for number, raw in enumerate(file, 1):  # split at line feeds only: names may contain other line ends
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
                 if line and not line.startswith("#"):
                     empty = False
@@ -435,14 +434,6 @@ def list_lines(where: Path) -> Iterator[tuple[int, str]]:
         raise cannot_read(where, error) from error
     if empty:
         raise DataError("list-empty", f"The list {quoted(where)} is empty: write one line per image.")
-
-
-def _raw_lines(file: BufferedReader) -> Iterator[bytes]:
-    """Split at line feeds only, because file names may contain other line ends; or at carriage returns, as old Macs
-    write lines, if there is no line feed but at the end."""
-    first = next(file, b"")
-    yield from [first] if file.peek() else first.split(b"\r")
-    yield from file
 
 
 def list_base(where: Path, root: Path | None) -> Path:
@@ -456,21 +447,19 @@ def list_base(where: Path, root: Path | None) -> Path:
 
 def existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ...]:
     """The first reading of each (line number, reading, ...) that is an existing file; an error if there is none."""
-    paths, missing = [], []
-    for number, *readings in listed:
-        path = next((reading for reading in readings if os.path.isfile(os.path.join(base, reading))), None)
-        if path is None:
-            missing.append((number, readings[0]))
-        else:
-            paths.append(path)
-    if missing:
+    paths = [_first_file(base, readings) for _, *readings in listed]
+    if missing := [(number, readings[0]) for (number, *readings), path in zip(listed, paths, strict=True) if not path]:
         number, path = missing[0]
         raise MissingFileError(
             "listed-file-missing",
             f"{len(missing)} of the {len(listed)} files in {quoted(where)} cannot be found below {quoted(base)},"
             f" the first is {path!r} in line {number}: {_correct(path)}.",
         )
-    return tuple(paths)
+    return tuple(filter(None, paths))
+
+
+def _first_file(base: Path, readings: Sequence[str]) -> str | None:
+    return next((path for path in readings if os.path.isfile(os.path.join(base, path))), None)
 
 
 def _correct(path: str) -> str:
@@ -485,10 +474,8 @@ def _correct(path: str) -> str:
 
 def find_tars(where: Path, root: Path | None = None) -> list[Path]:
     """A tar, those of a folder that holds no image, or those of a list. Empty if these are plain images."""
-    if where.is_file() and is_tar_name(where.name):
-        return [where]
-    if where.is_file() and is_image_name(where.name):
-        return []
+    if where.is_file() and (is_tar_name(where.name) or is_image_name(where.name)):
+        return [where] if is_tar_name(where.name) else []
     if is_folder(where):
         tars = []
         for path, is_image in walk(where):
@@ -502,8 +489,8 @@ def find_tars(where: Path, root: Path | None = None) -> list[Path]:
     if not _is_tar(first[1]):
         return []
     listed = [first, *lines]
-    if mixed := next((number for number, line in listed if not _is_tar(line)), None):
-        raise _mixed(where, mixed)
+    for number, line in listed:
+        _require_alike(where, number, line, tar=True)
     base = list_base(where, root)
     return [base / path for path in existing(where, base, [(n, *readings(line)) for n, line in listed])]
 
@@ -512,10 +499,11 @@ def _is_tar(line: str) -> bool:
     return any(map(is_tar_name, readings(line)))
 
 
-def _mixed(where: Path, line: int) -> DataError:
-    return DataError(
-        "list-mixed", f"The list '{where}' has both images and tars (line {line}); give them in two lists."
-    )
+def _require_alike(where: Path, number: int, line: str, *, tar: bool) -> None:
+    if _is_tar(line) != tar:
+        raise DataError(
+            "list-mixed", f"The list '{where}' has both images and tars (line {number}); give them in two lists."
+        )
 
 
 def stream_images(where: Path, root: Path | None = None) -> Iterator[Path | TarMember]:
@@ -534,7 +522,7 @@ def stream_files(where: Path, root: Path | None = None) -> Iterator[Path]:
 
 def stream_names(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[str]:
     """The same as text, which is faster. Files that may be images but have another suffix are added to `ignored`. A
-    listed file that is missing is given too, and counts as unreadable, unless all are missing."""
+    listed file that is missing is given too, and counts as unreadable; in the end it is an error if all are."""
     if where.is_file() and is_image_name(where.name):
         yield str(where)
     elif is_folder(where):
@@ -548,25 +536,12 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
         if empty:
             raise no_image(where, next(iter(ignored), ""))
     else:
-        base = str(list_base(where, root))
-        missing: list[tuple[int, str]] = []  # before the first that exists
-        exists = False
+        base, exists = list_base(where, root), False
         for number, line in list_lines(where):
+            _require_alike(where, number, line, tar=False)
             possible = readings(line)
-            if any(map(is_tar_name, possible)):
-                raise _mixed(where, number)
-            name = next((name for path in possible if os.path.isfile(name := os.path.join(base, path))), None)
-            if name is None and not exists:
-                missing.append((number, possible[0]))
-                continue
-            if not exists:
-                exists = True
-                yield from (os.path.join(base, path) for _, path in missing)
-            yield name or os.path.join(base, possible[0])
+            file = _first_file(base, possible)
+            exists |= file is not None
+            yield os.path.join(base, file or possible[0])
         if not exists:
-            number, path = missing[0]
-            raise MissingFileError(
-                "listed-file-missing",
-                f"{path!r} in line {number} of {quoted(where)} cannot be found below {quoted(Path(base))}:"
-                f" {_correct(path)}.",
-            )
+            existing(where, base, [(i, *readings(line)) for i, line in list_lines(where)])  # raises the error

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -109,12 +110,16 @@ def make_in_order(
 ) -> Iterator[tuple[Path | None, Made | UnreadableImage]]:
     """Decode, resize, and apply `make` to the pixels, keeping the order. Threads are enough, because PIL, numpy and
     hashlib release the GIL."""
-    workers = processor_count()
-    waiting: deque[Future[tuple[Path | None, Made | UnreadableImage]]] = deque()
+    return _in_order((partial(_decode, image, size, make) for image in images), processor_count())
+
+
+def _in_order(tasks: Iterable[Callable[[], Made]], workers: int) -> Iterator[Made]:
+    """The results of the tasks; those of a few more are ready or under way."""
+    waiting: deque[Future[Made]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
-        for image in images:
-            waiting.append(pool.submit(_decode, image, size, make))
+        for task in tasks:
+            waiting.append(pool.submit(task))
             if len(waiting) >= workers * IN_FLIGHT_PER_WORKER:
                 yield waiting.popleft().result()
         while waiting:
@@ -143,23 +148,23 @@ def decode_batches(
 ) -> Iterator[DecodedBatch]:
     """Decode and resize batch by batch, keeping the order. The threads write the pixels into the arrays [B, size, size,
     3] of `allocate`, and have the next batches to work on while this one is used."""
-    workers = processor_share()
-    waiting: deque[tuple[Sequence[Source], np.ndarray, list[Future[str | None]]]] = deque()
-    pool = ThreadPoolExecutor(workers)
-    ahead = 0  # images behind the first of `waiting`
-    try:
+    begun: deque[tuple[Sequence[Source], np.ndarray]] = deque()
+
+    def tasks() -> Iterator[Callable[[], str | None]]:
         for batch in batches:
-            pixels = allocate((len(batch), size, size, 3))
-            futures = [pool.submit(_decode_into, row, image) for row, image in zip(pixels, batch, strict=True)]
-            ahead += len(batch) if waiting else 0
-            waiting.append((batch, pixels, futures))
-            if ahead >= workers * IN_FLIGHT_PER_WORKER:
-                yield _gathered(*waiting.popleft())
-                ahead -= len(waiting[0][0])
-        while waiting:
-            yield _gathered(*waiting.popleft())
-    finally:
-        pool.shutdown(cancel_futures=True)
+            begun.append((batch, allocate((len(batch), size, size, 3))))
+            yield from map(partial, repeat(_decode_into), begun[-1][1], batch)
+
+    causes: list[str | None] = []  # of the first batch, so far
+    for cause in _in_order(tasks(), processor_share()):
+        causes.append(cause)
+        batch, pixels = begun[0]
+        if len(causes) == len(batch):
+            problems = {n: cause for n, cause in enumerate(causes) if cause is not None}
+            readable = np.delete(pixels, list(problems), axis=0) if problems else pixels
+            yield DecodedBatch([_path(image) for image in batch], readable, problems)
+            begun.popleft()
+            causes = []
 
 
 def _decode_into(row: np.ndarray, image: Source) -> str | None:
@@ -169,13 +174,6 @@ def _decode_into(row: np.ndarray, image: Source) -> str | None:
         return str(pixels)
     row[:] = pixels
     return None
-
-
-def _gathered(batch: Sequence[Source], pixels: np.ndarray, futures: list[Future[str | None]]) -> DecodedBatch:
-    problems = {n: problem for n, future in enumerate(futures) if (problem := future.result()) is not None}
-    if problems:
-        pixels = np.delete(pixels, list(problems), axis=0)
-    return DecodedBatch([_path(image) for image in batch], pixels, problems)
 
 
 def _path(image: Source) -> Path | None:
