@@ -27,159 +27,140 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
 
 
-def _option(default: Any, group: str, text: str, **limits: Any) -> Any:
-    return option(default, text, group=group, **limits)
+# Headings in --help.
+DATA, RECIPE, MODEL, STAGE_1, STAGE_2 = "Data", "Recipe", "Model", "Stage 1: source", "Stage 2: adaptation"
+STEPS, TRUST, RUN, CDTRANS = "Optimisation", "Trust", "Run", "Method: cdtrans"
+
+
+def _option(default: Any, group: str, text: str, minimum: float | None = None, maximum: float | None = None) -> Any:
+    return option(default, text, group=group, minimum=minimum, maximum=maximum)
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that decides what a run computes."""
 
-    source: str = _option("", "Data", "Labelled images: a folder of class folders, or a list of 'path label' lines.")
-    target: str = _option("", "Data", "Unlabelled images: a folder of any depth, or a list of paths.")
+    source: str = _option("", DATA, "Labelled images: a folder of class folders, or a list of 'path label' lines.")
+    target: str = _option("", DATA, "Unlabelled images: a folder of any depth, or a list of paths.")
     target_labels: str | None = _option(
-        None, "Data", "Train with the labels of some target images: a file as 'cdtrans ask' writes it."
+        None, DATA, "Train with the labels of some target images: a file as 'cdtrans ask' writes it."
     )
-    root: str | None = _option(None, "Data", "Folder that paths in lists are relative to (default: the list's folder).")
+    root: str | None = _option(None, DATA, "Folder that paths in lists are relative to (default: the list's folder).")
     crop: int | Literal["auto"] = _option(
-        "auto", "Data", "Image size the model sees (auto: the backbone's).", minimum=8, maximum=LARGEST_SIDE
+        "auto", DATA, "Image size the model sees (auto: the backbone's).", 8, LARGEST_SIDE
     )
     resize: int | Literal["auto"] = _option(
-        "auto",
-        "Data",
-        "Resize both sides to this before cropping (auto: 8/7 of the crop).",
-        minimum=8,
-        maximum=LARGEST_SIDE,
+        "auto", DATA, "Resize both sides to this before cropping (auto: 8/7 of the crop).", 8, LARGEST_SIDE
     )
-    flip: float = _option(0.5, "Data", "Probability of mirroring a training image.", minimum=0, maximum=1)
-    max_bad: float = _option(0.05, "Data", "Largest accepted share of unreadable files.", minimum=0, maximum=1)
+    flip: float = _option(0.5, DATA, "Probability of mirroring a training image.", 0, 1)
+    max_bad: float = _option(0.05, DATA, "Largest accepted share of unreadable files.", 0, 1)
 
     recipe: Literal["best", "authors"] = _option(
         "authors",
-        "Recipe",
+        RECIPE,
         "Defaults for the other settings: this project's best recipe, or the CDTrans authors', which presets and other "
         "methods also use.",
     )
     effort: Literal["instant", "quick", "full"] = _option(
         "full",
-        "Recipe",
+        RECIPE,
         "For the best recipe: instant does not train the backbone, quick trains a quarter as much as full.",
     )
 
     backbone: str = _option(
         "deit_small_distilled_patch16_224.fb_in1k",
-        "Model",
+        MODEL,
         "Any timm model: a name with its tag, or a short name such as dinov2_small.",
     )
-    backbone_args: dict = _option({}, "Model", "Arguments for timm's create_model, such as {depth: 4} (YAML only).")
-    weights: str | None = _option(None, "Model", "A .safetensors or .pth file to start from instead of timm's weights.")
-    pretrained: bool = _option(True, "Model", "Start from timm's pretrained weights, or from scratch.")
+    backbone_args: dict = _option({}, MODEL, "Arguments for timm's create_model, such as {depth: 4} (YAML only).")
+    weights: str | None = _option(None, MODEL, "A .safetensors or .pth file to start from instead of timm's weights.")
+    pretrained: bool = _option(True, MODEL, "Start from timm's pretrained weights, or from scratch.")
     neck: Literal["batchnorm", "none"] = _option(
-        "batchnorm", "Model", "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
+        "batchnorm", MODEL, "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
     )
-    taps: int = _option(1, "Model", "How many of a ViT's last blocks give their class token to the feature.", minimum=1)
-    drop_path: float = _option(0.1, "Model", "Stochastic depth of the last block.", minimum=0, maximum=0.99)
+    taps: int = _option(1, MODEL, "How many of a ViT's last blocks give their class token to the feature.", 1)
+    drop_path: float = _option(0.1, MODEL, "Stochastic depth of the last block.", 0, 0.99)
 
     source_model: str | None = _option(
         None,
-        "Stage 1: source",
+        STAGE_1,
         "Use the source-only model of this run instead of training stage 1. Without SOURCE: also a weights file of a "
         "timm classifier.",
     )
     source_classes: str | None = _option(
         None,
-        "Stage 1: source",
+        STAGE_1,
         "If --source-model is a weights file: a file with its class names, one per line, in the order of its outputs.",
     )
     source_fit: Literal["train", "probe"] = _option(
-        "train", "Stage 1: source", "Train the network on the source, or only a linear probe on the frozen backbone."
+        "train", STAGE_1, "Train the network on the source, or only a linear probe on the frozen backbone."
     )
-    source_epochs: int = _option(10, "Stage 1: source", "Epochs on the labelled source.", minimum=1)
-    source_lr: float = _option(
-        0.008, "Stage 1: source", "Learning rate (the paper: 0.003).", minimum=0, maximum=LARGEST_RATE
-    )
-    label_smoothing: float = _option(0.1, "Stage 1: source", "Label smoothing.", minimum=0, maximum=0.99)
+    source_epochs: int = _option(10, STAGE_1, "Epochs on the labelled source.", 1)
+    source_lr: float = _option(0.008, STAGE_1, "Learning rate (the paper: 0.003).", 0, LARGEST_RATE)
+    label_smoothing: float = _option(0.1, STAGE_1, "Label smoothing.", 0, 0.99)
 
-    epochs: int = _option(40, "Stage 2: adaptation", "Epochs on source-target pairs.", minimum=1)
-    lr: float = _option(
-        0.008, "Stage 2: adaptation", "Learning rate (the paper: 0.003).", minimum=0, maximum=LARGEST_RATE
-    )
-    rebuild_every: int = _option(10, "Stage 2: adaptation", "Epochs between searches for new pairs.", minimum=1)
+    epochs: int = _option(40, STAGE_2, "Epochs on source-target pairs.", 1)
+    lr: float = _option(0.008, STAGE_2, "Learning rate (the paper: 0.003).", 0, LARGEST_RATE)
+    rebuild_every: int = _option(10, STAGE_2, "Epochs between searches for new pairs.", 1)
     method: str = _option(
-        "cdtrans",
-        "Stage 2: adaptation",
-        "How to adapt: a name from 'cdtrans methods', or FILE.py:CLASS for your own method.",
+        "cdtrans", STAGE_2, "How to adapt: a name from 'cdtrans methods', or FILE.py:CLASS for your own method."
     )
-    method_args: dict = _option({}, "Stage 2: adaptation", "Options of the method, such as {trade_off: 0.5}.")
+    method_args: dict = _option({}, STAGE_2, "Options of the method, such as {trade_off: 0.5}.")
 
-    optimizer: Literal["sgd", "adamw"] = _option("sgd", "Optimisation", "SGD, which the authors use, or AdamW.")
-    batch_size: int = _option(64, "Optimisation", "Images (stage 1) or pairs (stage 2) per step.", minimum=2)
-    momentum: float = _option(0.9, "Optimisation", "SGD's momentum.", minimum=0, maximum=1)
-    weight_decay: float = _option(1e-4, "Optimisation", "Weight decay.", minimum=0, maximum=LARGEST_FACTOR)
+    optimizer: Literal["sgd", "adamw"] = _option("sgd", STEPS, "SGD, which the authors use, or AdamW.")
+    batch_size: int = _option(64, STEPS, "Images (stage 1) or pairs (stage 2) per step.", 2)
+    momentum: float = _option(0.9, STEPS, "SGD's momentum.", 0, 1)
+    weight_decay: float = _option(1e-4, STEPS, "Weight decay.", 0, LARGEST_FACTOR)
     bias_lr_factor: float = _option(
-        2.0, "Optimisation", "Learning rate of biases, relative to that of weights.", minimum=0, maximum=LARGEST_FACTOR
+        2.0, STEPS, "Learning rate of biases, relative to that of weights.", 0, LARGEST_FACTOR
     )
     schedule: Literal["authors", "cosine"] = _option(
         "authors",
-        "Optimisation",
+        STEPS,
         "The authors' learning rate per epoch and weight decay on every parameter, or one cosine over all steps and "
         "weight decay on matrices only.",
     )
     warmup_epochs: int = _option(
-        10, "Optimisation", "Warm-up epochs of both stages; a shorter stage warms up for half of its epochs.", minimum=0
+        10, STEPS, "Warm-up epochs of both stages; a shorter stage warms up for half of its epochs.", 0
     )
     backbone_rate: float = _option(
         1.0,
-        "Optimisation",
+        STEPS,
         "Learning rate of the backbone in stage 2, relative to --lr (the authors of most compared methods: 0.1).",
-        minimum=0,
+        0,
     )
     layer_decay: float = _option(
-        1.0,
-        "Optimisation",
-        "Learning rate of each backbone layer in stage 2, relative to the next layer's.",
-        minimum=0.01,
-        maximum=1,
+        1.0, STEPS, "Learning rate of each backbone layer in stage 2, relative to the next layer's.", 0.01, 1
     )
-    clip_norm: float = _option(1.0, "Optimisation", "Clip gradients to this norm (1e9: never).", minimum=0.001)
+    clip_norm: float = _option(1.0, STEPS, "Clip gradients to this norm (1e9: never).", 0.001)
 
     holdout: float | Literal["auto"] = _option(
-        "auto",
-        "Trust",
-        "Share of the source to hold out (auto: 0.1 if there are 50 images per class, else 0).",
-        minimum=0,
-        maximum=0.5,
+        "auto", TRUST, "Share of the source to hold out (auto: 0.1 if there are 50 images per class, else 0).", 0, 0.5
     )
     select: Literal[
         "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
-    ] = _option("consensus", "Trust", "The epoch to keep: the last, or the best by a label-free score.")
-    guard: bool = _option(
-        True, "Trust", "Keep the source-only model (and exit 3) if adaptation seems to have done harm."
-    )
+    ] = _option("consensus", TRUST, "The epoch to keep: the last, or the best by a label-free score.")
+    guard: bool = _option(True, TRUST, "Keep the source-only model (and exit 3) if adaptation seems to have done harm.")
 
-    seed: int = _option(1234, "Run", "Random seed.", minimum=0, maximum=LARGEST_SEED)
-    device: str = _option("auto", "Run", "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
+    seed: int = _option(1234, RUN, "Random seed.", 0, LARGEST_SEED)
+    device: str = _option("auto", RUN, "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
-        "auto", "Run", "Floating-point type (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
+        "auto", RUN, "Floating-point type (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
     )
     compile: Literal["auto", "off", "graph"] = _option(
-        "auto", "Run", "Capture GPU steps as a CUDA graph or not (auto: graph if there are enough steps)."
+        "auto", RUN, "Capture GPU steps as a CUDA graph or not (auto: graph if there are enough steps)."
     )
-    encode_batch: int = _option(256, "Run", "Batch size for extracting features.", minimum=1)
+    encode_batch: int = _option(256, RUN, "Batch size for extracting features.", 1)
     pixels: Literal["auto", "store", "stream"] = _option(
-        "auto",
-        "Run",
-        "Decode images once into the cache, or every time (auto: every time if the disk is too small).",
+        "auto", RUN, "Decode images once into the cache, or every time (auto: every time if the disk is too small)."
     )
-    save_every: float = _option(
-        30.0, "Run", "Seconds between checkpoints; a kill loses at most this much work.", minimum=0
-    )
+    save_every: float = _option(30.0, RUN, "Seconds between checkpoints; a kill loses at most this much work.", 0)
     cache: str | None = _option(
-        None, "Run", "Folder for decoded images (default: $CDTRANS_CACHE, or the user's cache folder)."
+        None, RUN, "Folder for decoded images (default: $CDTRANS_CACHE, or the user's cache folder)."
     )
-    report: bool = _option(True, "Run", "Write report.html at the end.")
+    report: bool = _option(True, RUN, "Write report.html at the end.")
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = _option(
-        "none", "Run", "Also log to TensorBoard, Weights & Biases or MLflow."
+        "none", RUN, "Also log to TensorBoard, Weights & Biases or MLflow."
     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -201,20 +182,16 @@ class BranchOptions:
     """The three branches of CDTrans and the loss on each."""
 
     first_block_residual: bool = _option(
-        True,
-        "Method: cdtrans",
-        "Residual addition in the source-target branch's first block; the paper has none.",
+        True, CDTRANS, "Residual addition in the source-target branch's first block; the paper has none."
     )
     detach_teacher: bool = _option(
-        False, "Method: cdtrans", "Stop the gradient of the distillation loss at its teacher, the source-target branch."
+        False, CDTRANS, "Stop the gradient of the distillation loss at its teacher, the source-target branch."
     )
-    loss_source: Literal["cls", "none"] = _option(
-        "cls", "Method: cdtrans", "Loss of the source branch ('none': for ablations)."
-    )
+    loss_source: Literal["cls", "none"] = _option("cls", CDTRANS, "Loss of the source branch ('none': for ablations).")
     loss_source_target: Literal["dtl", "cls", "none"] = _option(
-        "dtl", "Method: cdtrans", "Loss of the source-target branch: distillation, or classification (Table 6)."
+        "dtl", CDTRANS, "Loss of the source-target branch: distillation, or classification (Table 6)."
     )
-    loss_target: Literal["cls", "none"] = _option("cls", "Method: cdtrans", "Loss of the target branch.")
+    loss_target: Literal["cls", "none"] = _option("cls", CDTRANS, "Loss of the target branch.")
 
     def __post_init__(self) -> None:
         if {self.loss_source, self.loss_source_target, self.loss_target} == {"none"}:
@@ -229,16 +206,16 @@ class CDTransOptions(BranchOptions):
     flag and a setting, which must be known without importing torch."""
 
     pairing: Literal["two_way", "one_way_source", "one_way_target"] = _option(
-        "two_way", "Method: cdtrans", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
+        "two_way", CDTRANS, "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
     )
     center_aware: bool = _option(
-        True, "Method: cdtrans", "Keep only the pairs whose target centre agrees with the source's label."
+        True, CDTRANS, "Keep only the pairs whose target centre agrees with the source's label."
     )
     target_class: Literal["center", "pair"] = _option(
-        "center", "Method: cdtrans", "Pseudo-label of a target image: its centre's class, or its pair's (Table 5)."
+        "center", CDTRANS, "Pseudo-label of a target image: its centre's class, or its pair's (Table 5)."
     )
     mutual_pairs: Literal["twice", "once"] = _option(
-        "twice", "Method: cdtrans", "How often to count a pair found from both sides; the paper's union counts it once."
+        "twice", CDTRANS, "How often to count a pair found from both sides; the paper's union counts it once."
     )
 
 
