@@ -5,7 +5,24 @@ import signal
 
 import pytest
 
-from cdtrans.errors import LONGEST, CdtransError, Interrupted, counted, named, nearest, printable
+from cdtrans.errors import (
+    LONGEST,
+    ArgumentTypeError,
+    CdtransError,
+    DataError,
+    DeviceError,
+    DiskFull,
+    Hopeless,
+    Interrupted,
+    MissingFileError,
+    PeerLost,
+    SettingsError,
+    WeightsUnavailable,
+    counted,
+    named,
+    nearest,
+    printable,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,24 +47,42 @@ def test_a_few_names_are_quoted_and_the_others_counted() -> None:
     assert named(["a\n", *"bcdefg"]) == "'a\\n', 'b', 'c', 'd', 'e' and 2 more"
 
 
-def test_exit_codes_of_signals_are_the_shell_s() -> None:
-    assert Interrupted(signal.SIGINT).exit_code == 130
-    assert Interrupted(signal.SIGTERM).exit_code == 143
+def test_an_interruption_is_no_error_and_has_the_exit_code_of_the_shell() -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        assert Interrupted(number).exit_code == code
+    assert not issubclass(Interrupted, Exception), "no handler of errors may take it for one"
 
 
-def test_an_interruption_is_not_a_user_s_error() -> None:
-    assert not isinstance(Interrupted(signal.SIGINT), CdtransError)
+@pytest.mark.parametrize(
+    ("error", "kinds"),
+    [
+        (SettingsError("c", "It is so."), (CdtransError, ValueError)),
+        (ArgumentTypeError("c", "It is so."), (SettingsError, TypeError)),
+        (DataError("c", "It is so."), (CdtransError, ValueError)),
+        (MissingFileError("c", "It is so."), (DataError, FileNotFoundError)),
+        (DiskFull("c", "It is so."), (DeviceError,)),
+        (WeightsUnavailable("It is", "do so."), (DeviceError,)),
+        (PeerLost(), (DeviceError,)),
+        (Hopeless("It is", "Do so."), (CdtransError,)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_are_what_python_users_expect(error: CdtransError, kinds: tuple[type, ...]) -> None:
+    assert isinstance(error, kinds[0])
+    assert all(isinstance(error, kind) for kind in kinds)
+    assert error.code
+    assert str(error).endswith(".")
 
 
 def test_an_error_is_one_line_without_control_characters() -> None:
-    assert str(CdtransError("'a\nerror: fake\x1b[2J\u202e' is bad.")) == r"'a\nerror: fake\x1b[2J\u202e' is bad."
+    assert str(CdtransError("c", "'a\nerror: fake\x1b[2J\u202e' is bad.")) == r"'a\nerror: fake\x1b[2J\u202e' is bad."
     assert (
         printable("Ünïcode — 猫 \u00a0 🐈\u200d⬛") == "Ünïcode — 猫 \u00a0 🐈\u200d⬛"
     )  # not all that is odd is dangerous
 
 
 def test_an_endless_sentence_keeps_its_begin_and_its_advice() -> None:
-    sentence = str(CdtransError(f"The label '{'x' * 10_000_000}' is too long; give a shorter one."))
+    sentence = str(CdtransError("c", f"The label '{'x' * 10_000_000}' is too long; give a shorter one."))
     assert len(sentence) == LONGEST
     assert sentence.startswith("The label 'xxx")
     assert sentence.endswith("xxx' is too long; give a shorter one.")

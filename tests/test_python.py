@@ -7,14 +7,16 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from PIL import Image
+from typing_extensions import Unpack
 
 import cdtrans
 import cdtrans.cli.app
@@ -22,10 +24,13 @@ import cdtrans.reporting.page
 import cdtrans.run.check
 import cdtrans.run.pipeline
 import cdtrans.studies.benchmark
+from cdtrans.config import FIELDS, HINTS, METHOD_FIELDS, PATHS, Settings
+from cdtrans.errors import SettingsError
 from cdtrans.measure.evaluate import Evaluation
+from cdtrans.record.outcome import Choice
 from cdtrans.runtime.screen import html_table
 from cdtrans.trust.findings import Finding
-from support import error_says, says
+from support import error_says, raises, says
 from tiny_task import CLASSES, QUICK
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
@@ -61,8 +66,22 @@ def test_the_public_names() -> None:
         assert public.__module__.startswith("cdtrans.")
     verbs = {"adapt", "answer", "ask", "bench", "check", "evaluate", "export", "load", "predict", "push", "report"}
     assert {name for name in cdtrans.__all__ if name.islower()} == verbs
-    for name in ("Answered", "BenchResult", "Check", "Evaluation", "Exported", "Predicted", "Prediction", "Result"):
+    errors = {"SettingsError", "DataError", "RunError", "DeviceError", "MethodError", "CdtransError"}
+    assert {name for name in cdtrans.__all__ if name.endswith("Error")} == errors
+    assert cdtrans.__version__ == version("cdtrans")
+    for name in set(cdtrans.__all__) - verbs - errors - {"Classifier", "Predictions"}:
         assert getattr(cdtrans, name).__dataclass_params__.frozen
+
+
+def test_every_setting_is_a_typed_argument() -> None:
+    """So that an editor completes them. Paths may also be Path objects."""
+    typed = get_type_hints(Settings)
+    assert typed.keys() == (FIELDS.keys() | METHOD_FIELDS.keys()) - {"source", "target"}
+    for name, hint in typed.items():
+        expected = {"dict[str, Any]": dict}.get(str(hint).replace("typing.", ""), hint)
+        assert expected == (HINTS[name] | Path if name in PATHS else HINTS[name]), name
+    for function in (cdtrans.adapt, cdtrans.check, cdtrans.bench):
+        assert get_type_hints(function)["settings"] == Unpack[Settings]
 
 
 def test_adapt_takes_its_places_in_order(finished) -> None:
@@ -72,8 +91,10 @@ def test_adapt_takes_its_places_in_order(finished) -> None:
     assert result == cdtrans.adapt(source=finished.task.source, target=finished.task.target, **how)
     page = result._repr_html_()
     assert says(page, str(finished.run), f"epoch {result.chosen_epoch}", "{:.0%} to {:.0%}".format(*result.estimate))
-    harmed = dataclasses.replace(result, chosen_epoch=0, harm=True, estimate=None, explanation="<b>", target_labels=3)
-    assert says(harmed._repr_html_(), "did harm", "source-only", "unknown", "&lt;b&gt;", "<td>3</td>")
+    harm = dataclasses.replace(result.outcome.verdict, kind="harm")
+    changes = {"verdict": harm, "choice": Choice("source", 0), "target_labels": 3, "estimates": {"source": None}}
+    harmed = dataclasses.replace(result, outcome=dataclasses.replace(result.outcome, **changes))
+    assert says(harmed._repr_html_(), "did harm", "source-only", "unknown", "<td>3</td>")
 
 
 def test_check(finished, monkeypatch, capsys) -> None:
@@ -138,7 +159,7 @@ class TestPredict:
     def test_wrong_values(self, finished, classifier) -> None:
         with error_says("must be a path", "load(run).predict"):
             cdtrans.predict(finished.run, [finished.task.target])
-        with error_says("abstain", "from 0 to 1", "1.5"):
+        with raises("argument-range"):
             cdtrans.predict(finished.run, finished.task.target, abstain=1.5)
 
     def test_as_a_table(self, finished) -> None:
@@ -227,12 +248,9 @@ class TestBench:
             cdtrans.bench("office31", str(tmp_path), tasks=["A>W", "A>D"], pretrained=False, quiet=True)
         assert plans == [(tmp_path, ["A>W", "A>D"])]
 
-    @pytest.mark.parametrize(
-        ("how", "words"),
-        [({"seed": 3}, ["'seed'"]), ({"root": "x"}, ["'root'"]), ({"jobs": 0}, ["jobs", "at least 1"])],
-    )
-    def test_what_a_benchmark_decides_itself(self, how: dict[str, Any], words: list[str], tmp_path: Path) -> None:
-        with error_says(*words):
+    @pytest.mark.parametrize("how", [{"seed": 3}, {"root": "x"}])
+    def test_what_a_benchmark_decides_itself(self, how: dict[str, Any], tmp_path: Path) -> None:
+        with error_says(f"'{next(iter(how))}'"):
             cdtrans.bench("office31", tmp_path, **how)
 
 
@@ -269,27 +287,28 @@ def test_the_guides_examples_run(finished, tmp_path: Path, monkeypatch, capsys) 
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "code"),
     [
-        (lambda: cdtrans.adapt(source=5, target="t"), ["'source' must be a path, not 5"]),
-        (lambda: cdtrans.adapt("s", "t", out=5), ["'out' must be a path"]),
-        (lambda: cdtrans.adapt("s", "t", preset=5), ["'preset' must be text"]),
-        (lambda: cdtrans.adapt("s", "t", epochs="ten"), ["'epochs' must be a whole number, not 'ten'"]),
-        (lambda: cdtrans.check("s", None), ["'target' must be a path, not None"]),
-        (lambda: cdtrans.load(None), ["'run' must be a path, not None"]),
-        (lambda: cdtrans.bench("office31", "d", jobs="two"), ["'jobs' must be a whole number, not 'two'"]),
-        (lambda: cdtrans.load("r", model=1), ["'model' must be text, not 1"]),
-        (lambda: cdtrans.predict("r", "i", abstain="a"), ["'abstain' must be a number, not 'a'"]),
-        (lambda: cdtrans.predict("r", "i", top=1.5), ["'top' must be a whole number, not 1.5"]),
-        (lambda: cdtrans.predict("r", [1]), ["images to predict must be a path", "load(run)"]),
-        (lambda: cdtrans.evaluate("r", None), ["'images' must be a path"]),
-        (lambda: cdtrans.export(None), ["'run' must be a path"]),
-        (lambda: cdtrans.report(5), ["'run' must be a path"]),
-        (lambda: cdtrans.ask("r", budget="x"), ["'budget' must be a whole number"]),
-        (lambda: cdtrans.answer("r", 5), ["'labels' must be a path"]),
-        (lambda: cdtrans.push("r", 5), ["'name' must be text"]),
+        (lambda: cdtrans.adapt(source=5, target="t"), "argument-kind"),
+        (lambda: cdtrans.adapt("s", "t", out=5), "argument-kind"),
+        (lambda: cdtrans.adapt("s", "t", epochs="ten"), "setting-kind"),
+        (lambda: cdtrans.adapt("s", "t", efort="quick"), "setting-unknown"),
+        (lambda: cdtrans.check("s", None), "argument-kind"),
+        (lambda: cdtrans.load(None), "argument-kind"),
+        (lambda: cdtrans.load("r", model=1), "argument-kind"),
+        (lambda: cdtrans.bench("office31", "d", jobs="two"), "argument-kind"),
+        (lambda: cdtrans.bench("office31", "d", jobs=0), "argument-range"),
+        (lambda: cdtrans.predict("r", "i", abstain="a"), "argument-kind"),
+        (lambda: cdtrans.predict("r", "i", top=0), "argument-range"),
+        (lambda: cdtrans.evaluate("r", None), "argument-kind"),
+        (lambda: cdtrans.export(None), "argument-kind"),
+        (lambda: cdtrans.report(5), "argument-kind"),
+        (lambda: cdtrans.ask("r", budget="x"), "argument-kind"),
+        (lambda: cdtrans.answer("r", 5), "argument-kind"),
+        (lambda: cdtrans.push("r", 5), "argument-kind"),
     ],
 )
-def test_a_value_of_a_wrong_type_is_one_sentence(call: Callable[[], object], words: list[str]) -> None:
-    with error_says(*words):
+def test_a_wrong_argument_is_one_sentence(call: Callable[[], object], code: str) -> None:
+    with raises(code, SettingsError) as caught:
         call()
+    assert isinstance(caught.value, TypeError) == (code == "argument-kind")
