@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from cdtrans.config import make_config
 from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.record.layout import STATE
 from cdtrans.record.run import Run
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.state import STATE_FILE, Loop, all_finite, load_state, step_seed
+from cdtrans.training.state import Loop, all_finite, load_state, step_seed
 from commands import warm
 from run_folders import DATA
 from support import devices, error_says, says
@@ -206,7 +207,7 @@ def test_states_are_saved_as_often_as_asked_for(
 
 def test_a_damaged_state_is_named(run: Run) -> None:
     train(run)
-    file = run.folder / STATE_FILE
+    file = run.folder / STATE.name
     file.write_bytes(file.read_bytes()[:200])
     with error_says("state.pt'", "damaged", "start again"):
         load_state(run)
@@ -222,7 +223,7 @@ def test_a_damaged_state_is_named(run: Run) -> None:
 )
 def test_a_state_of_another_kind_is_named(run: Run, change: dict[str, Any]) -> None:
     train(run)
-    file = run.folder / STATE_FILE
+    file = run.folder / STATE.name
     torch.save(torch.load(file, weights_only=True) | change, file)
     with error_says("state.pt'", "start again in another --out"):
         train(run)
@@ -231,7 +232,7 @@ def test_a_state_of_another_kind_is_named(run: Run, change: dict[str, Any]) -> N
 @pytest.mark.parametrize("content", [[], 3, {}, {"stage": "source"}], ids=str)
 def test_a_state_that_is_none_is_named(run: Run, content: object) -> None:
     train(run)
-    torch.save(content, run.folder / STATE_FILE)
+    torch.save(content, run.folder / STATE.name)
     with error_says("state.pt'", "start again in another --out"):
         load_state(run)
 
@@ -259,7 +260,7 @@ def test_a_loss_that_is_not_finite_stops_it_and_is_never_saved(run: Run, value: 
 
     with pytest.raises(CdtransError) as caught:
         train(run, spoil=spoil, save_every=save_every)
-    file = run.folder / STATE_FILE
+    file = run.folder / STATE.name
     assert says(str(caught.value), "not finite", "source stage, epoch 2, step 3.", "last good state", f"'{file}'")
     state = load_state(run)
     assert state is not None
@@ -321,7 +322,7 @@ def test_a_run_that_diverges_ends_in_one_sentence_and_hands_over_no_model(
     assert ended.err.count("\n") == 1
     assert not (out / "adapted").exists()
     assert not (out / "result.json").exists()
-    saved = torch.load(out / STATE_FILE, weights_only=True)["parts"]["model"]
+    saved = torch.load(out / STATE.name, weights_only=True)["parts"]["model"]
     assert all(bool(tensor.isfinite().all()) for tensor in saved.values())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from cdtrans.config import require_device
-from cdtrans.errors import CdtransError
+from cdtrans.errors import DeviceError, SettingsError
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOO_LITTLE = "The GPU has too little memory"  # how every sentence about it begins
@@ -20,9 +20,13 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise CdtransError(f"There is no device '{name}' here (GPUs: {torch.cuda.device_count()}); use --device cpu.")
+        raise DeviceError(
+            "no-device", f"There is no device '{name}' here (GPUs: {torch.cuda.device_count()}); use --device cpu."
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise CdtransError("There is no device 'mps' here (only Macs with Apple silicon have it); use --device cpu.")
+        raise DeviceError(
+            "no-device", "There is no device 'mps' here (only Macs with Apple silicon have it); use --device cpu."
+        )
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -44,13 +48,15 @@ def autocast(device: torch.device, precision: str, *, cache: bool = True) -> Abs
 def pick_precision(name: str, device: torch.device) -> str:
     """'auto' is bf16 on a CUDA GPU that has it, fp16 on an older one, fp32 elsewhere."""
     if device.type == "mps" and name not in ("auto", "fp32"):
-        raise CdtransError("On the device 'mps' a run computes in float32; leave --precision out.")
+        raise SettingsError(
+            "precision-of-device", "On the device 'mps' a run computes in float32; leave --precision out."
+        )
     if name == "auto":
         if device.type != "cuda":
             return "fp32"
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if name == "fp16" and device.type == "cpu":
-        raise CdtransError("fp16 training needs a GPU; use --precision fp32 or bf16 on CPU.")
+        raise SettingsError("precision-of-device", "fp16 training needs a GPU; use --precision fp32 or bf16 on CPU.")
     return name
 
 

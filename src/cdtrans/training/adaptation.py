@@ -13,6 +13,7 @@ from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.network.network import Network, Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
+from cdtrans.record.layout import ROUND
 from cdtrans.record.outcome import Measure, Setback
 from cdtrans.record.run import Run
 from cdtrans.record.wording import finding_sentence
@@ -247,7 +248,7 @@ class Planner:
         self.method.to(between_passes(device))  # where the encoded images are
         proposals = self.method.plan(domains, round, generator)
         self.method.to(device)
-        self.run.write_arrays(f"pairs/round-{round.number:02}.npz", proposals.arrays())
+        self.run.write_arrays(ROUND.numbered(round.number).name, proposals.arrays())
         summary = proposals.pairs().summary()
         numbers = {"round": round.number, "epoch": epoch}
         self.run.log("pairs", **numbers, **summary, **domains.agreement())

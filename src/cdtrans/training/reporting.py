@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from cdtrans.config import Config
 from cdtrans.errors import SettingsError
+from cdtrans.record import layout
 from cdtrans.record.run import Run
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.state import Loop
@@ -17,7 +18,6 @@ PASSES = 3.0  # work of training on an image, in forward passes: the backward pa
 REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
 PROJECT = "cdtrans"  # the group of runs in Weights & Biases and MLflow
 PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
-MLFLOW_RUN = "mlflow-run.txt"  # in the run folder: MLflow's name of the run, which a resumed one continues
 
 
 class StageReport:
@@ -81,7 +81,7 @@ class TensorBoard:
     """Event files in the run folder."""
 
     def __init__(self, config: Config, run: Run) -> None:
-        self.writer = library("tensorboard").SummaryWriter(run.folder / "tensorboard")
+        self.writer = library("tensorboard").SummaryWriter(run.folder / layout.TENSORBOARD)
         run.at_close(self.writer.close)
 
     def log(self, stage: str, epoch: int, values: dict[str, float]) -> None:
@@ -114,7 +114,7 @@ class MLflow:
 
     def __init__(self, config: Config, run: Run) -> None:
         self.mlflow = library("mlflow")
-        known = run.folder / MLFLOW_RUN
+        known = run.folder / layout.MLFLOW  # the name of the run, which a resumed one continues
         if self.mlflow.active_run() is not None:  # of stage 1, or of the program
             return
         run.at_close(self.mlflow.end_run)
@@ -123,7 +123,7 @@ class MLflow:
             return
         self.mlflow.set_experiment(PROJECT)
         begun = self.mlflow.start_run(run_name=run.folder.name)
-        run.write(MLFLOW_RUN, begun.info.run_id.encode())
+        run.write(layout.MLFLOW, begun.info.run_id.encode())
         self.mlflow.log_params({key: str(value)[:250] for key, value in config.to_dict().items()})
 
     def log(self, stage: str, epoch: int, values: dict[str, float]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cdtrans.config import Config
 from cdtrans.errors import Hopeless, Interrupted
 from cdtrans.record.files import atomic, intact
+from cdtrans.record.layout import STATE
 from cdtrans.record.run import Run
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import world
@@ -18,9 +19,7 @@ from cdtrans.runtime.signals import StopSignals
 from cdtrans.schema import Range, build
 from cdtrans.training.optimisation import Optimisation
 
-STATE_FILE = "state/state.pt"
 STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
-DAMAGED = "start again in another --out"
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class Stateful(Protocol):
 
 
 def load_state(run: Run) -> SavedState | None:
-    file = run.folder / STATE_FILE
+    file = run.folder / STATE.name
     if not file.exists():
         return None
-    with intact(file, DAMAGED):  # by the disk: atomic writes leave no half-written state behind
+    with intact(file, STATE.advice):  # by the disk: atomic writes leave no half-written state behind
         return build(SavedState, torch.load(file, map_location="cpu", weights_only=True))
 
 
@@ -63,11 +62,11 @@ def step_seed(seed: int, stage: str, epoch: int, step: int) -> int:
 
 
 class Loop:
-    """The epochs and steps of one stage, and what a kill must not lose.
+    """The epochs and steps of one stage, and the state that a kill must not lose.
 
     A stage reads `for epoch in loop.epochs(): for step in loop.steps(n): loop.update(names, losses)`. The loop seeds
-    every step, sums the losses, saves the state when it is time, and resumes from a saved one. `parts` own the rest of
-    the state; each saves and restores its own."""
+    every step, sums the losses, saves the state when it is time, and resumes from a saved one. Each of the `parts`
+    saves and restores its own."""
 
     def __init__(
         self,
@@ -128,12 +127,12 @@ class Loop:
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             place = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "log_size": self.run.log_size()}
             state = {**place, "names": list(self.names), "sums": self.sums, "parts": parts}
-            with atomic(self.run.folder / STATE_FILE) as file:
+            with atomic(self.run.folder / STATE.name) as file:
                 torch.save(state, file)
         self._saved_at = time.monotonic()
 
     def _restore(self, state: SavedState) -> None:
-        with intact(self.run.folder / STATE_FILE, DAMAGED):
+        with intact(self.run.folder / STATE.name, STATE.advice):
             for name, part in self.parts.items():
                 part.load_state_dict(state.parts[name])
         self.epoch, self.step, self.names = state.epoch, state.step, tuple(state.names)
@@ -159,7 +158,7 @@ class Loop:
         step = self.optimisation.first_bad_step()
         ruined = step is None and not all_finite(self.model)
         if step is not None or ruined:
-            file = self.run.folder / STATE_FILE
+            file = self.run.folder / STATE.name
             kept = f"The last good state is in '{file}'" if file.exists() else "No state had been saved yet"
             raise Hopeless(
                 f"{'The weights are' if ruined else 'The loss is'} not finite in the {self.stage} stage, "

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cdtrans.inputs.batches import LabelledImages
 from cdtrans.network.encoding import Encoded, Encoder
+from cdtrans.record.layout import PREDICTED
 from cdtrans.record.run import Run
 from cdtrans.runtime.ranks import from_main
 from cdtrans.trust.scores import score
@@ -112,4 +113,4 @@ def save_predictions(run: Run, epoch: int, encoded: Encoded) -> None:
     every epoch later, and training never sees them."""
     confidence, predicted = encoded.logits.softmax(dim=1).max(dim=1)
     arrays = {"predicted": predicted.to(torch.int32).cpu().numpy(), "confidence": confidence.half().cpu().numpy()}
-    run.write_arrays(f"predictions/epoch-{epoch:03}.npz", arrays)
+    run.write_arrays(PREDICTED.numbered(epoch).name, arrays)
