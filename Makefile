@@ -10,7 +10,7 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25
 
 .PHONY: demo test test-fast lint style bench docs clean
 

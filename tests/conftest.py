@@ -30,7 +30,6 @@ LONGEST = (  # files, in seconds of a process, the longest first
     "test_demo.py",
     "test_verbs.py",
     "test_pipeline.py",
-    "test_workload.py",
     "test_browser.py",
     "test_portable.py",
     "test_fused.py",

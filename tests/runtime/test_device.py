@@ -8,7 +8,7 @@ import torch
 
 import cdtrans
 from cdtrans.runtime.device import autocast, between_passes, pick_device, pick_precision
-from support import error_says
+from support import raises
 from tiny_task import make_task
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
@@ -27,33 +27,30 @@ def test_a_gpu_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert pick_device("cuda") == torch.device("cuda:1"), "the one in use, with its number"
     assert pick_device("cuda:1") == torch.device("cuda:1")
-    with error_says("'cuda:2'", "GPUs: 2", "--device cpu"):
+    with raises("no-device"):
         pick_device("cuda:2")
-
-
-def test_no_gpu_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert pick_device("cpu") == CPU
-    with error_says("'cuda'", "GPUs: 0", "--device cpu"):
+    with raises("no-device"):
         pick_device("cuda")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "", "meta", "mps:0"])
 def test_other_names_are_refused(name: str) -> None:
-    with error_says(f"'{name}'", "cpu, cuda, cuda:N or mps"):
+    with raises("device-unknown"):
         pick_device(name)
 
 
 def test_a_mac_s_gpu_is_taken_if_it_is_there_and_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with error_says("'mps'", "Apple", "--device cpu"):
+    with raises("no-device"):
         pick_device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("mps") == MPS
     assert pick_device("auto") == CPU
     assert pick_precision("auto", MPS) == pick_precision("fp32", MPS) == "fp32"
-    with error_says("mps", "float32"):
+    with raises("precision-of-device"):
         pick_precision("bf16", MPS)
 
 
@@ -87,7 +84,7 @@ def test_precision_auto(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_precision_by_name() -> None:
     assert [pick_precision(name, CUDA) for name in ("fp32", "bf16", "fp16")] == ["fp32", "bf16", "fp16"]
     assert [pick_precision(name, CPU) for name in ("fp32", "bf16")] == ["fp32", "bf16"]
-    with error_says("fp16", "GPU"):
+    with raises("precision-of-device"):
         pick_precision("fp16", CPU)
 
 

@@ -8,7 +8,7 @@ import torch
 from timm.models import VisionTransformer
 from torch import nn
 
-from cdtrans.config import CDTransOptions, Config, make_config
+from cdtrans.config import CDTransOptions, make_config
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.training.optimisation import FLOOR, Optimisation, cosine_rate, learning_rate, parameter_groups
@@ -55,12 +55,6 @@ def test_a_run_shorter_than_its_warm_up_reaches_the_rate_and_falls_again(epochs:
     assert epochs < 3 or rates[-1] < max(rates)
 
 
-def test_the_authors_ten_epochs_of_warm_up_are_theirs() -> None:
-    """Stage 1 has ten epochs and a warm-up of ten: it rises to the ninth and ends at the floor."""
-    rates = [learning_rate(e, 10, 1.0) for e in range(1, 11)]
-    assert rates == pytest.approx([0.01 + 0.099 * e for e in range(1, 10)] + [FLOOR])
-
-
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5, 1.0, 3.0])
 def test_one_cosine_over_all_steps_rises_and_falls_whatever_the_warm_up(warmup: float) -> None:
     rates = [cosine_rate(n / 100, warmup) for n in range(101)]
@@ -93,7 +87,10 @@ def test_schedule_equals_the_authors(golden: Callable, name: str, base: float) -
         torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), table[:, column], atol=1e-15, rtol=1e-12)
 
 
-def test_warm_up_may_be_left_out() -> None:
+def test_the_authors_ten_epochs_of_warm_up_are_theirs_and_may_be_left_out() -> None:
+    """Stage 1 has ten epochs and a warm-up of ten: it rises to the ninth and ends at the floor."""
+    rates = [learning_rate(e, 10, 1.0) for e in range(1, 11)]
+    assert rates == pytest.approx([0.01 + 0.099 * e for e in range(1, 10)] + [FLOOR])
     rates = [learning_rate(e, 10, 1.0, warmup=0) for e in range(1, 11)]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 0.97
@@ -124,31 +121,16 @@ def test_every_trainable_parameter_is_in_one_group(tiny: tuple) -> None:
     assert id(model.head.neck.bias) not in grouped
 
 
-def test_a_loss_that_is_not_finite_is_remembered_with_its_step() -> None:
-    model = torch.nn.Linear(2, 1)
-    optimisation = Optimisation(model, make_config({"precision": "fp32"}), lr=0.1, epochs=1, device=CPU)
-    for value, expected in ((1.0, None), (torch.nan, 2), (torch.nan, 2)):
-        optimisation.start_step()
-        optimisation.update(model(torch.full((1, 2), value)).sum())
-        assert optimisation.first_bad_step() == expected
-
-
-def test_several_updates_are_one_step() -> None:
+@pytest.mark.parametrize("updates", [1, 3])
+def test_a_loss_that_is_not_finite_is_remembered_with_its_step(updates: int) -> None:
+    """Several updates are one step."""
     model = torch.nn.Linear(2, 1)
     optimisation = make_optimisation(model)
-    for value in (1.0, torch.nan):
+    for value, expected in ((1.0, None), (torch.nan, 2), (torch.nan, 2)):
         optimisation.start_step()
-        for _ in range(3):
+        for _ in range(updates):
             optimisation.update(model(torch.full((1, 2), value)).sum())
-    assert optimisation.first_bad_step() == 2
-
-
-def test_adamw_is_a_choice() -> None:
-    config = make_config({"optimizer": "adamw", "precision": "fp32"})
-    assert isinstance(
-        Optimisation(torch.nn.Linear(2, 1), config, lr=0.1, epochs=1, device=CPU).optimizer, torch.optim.AdamW
-    )
-    assert Config().optimizer == "sgd"
+        assert optimisation.first_bad_step() == expected
 
 
 def test_rates_are_those_of_the_innermost_submodule_named() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.config import make_config
-from cdtrans.errors import CdtransError, Interrupted
+from cdtrans.errors import Interrupted
 from cdtrans.record.layout import STATE
 from cdtrans.record.run import Run
 from cdtrans.runtime.signals import StopSignals
@@ -18,7 +18,7 @@ from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.state import Loop, all_finite, load_state, step_seed
 from commands import warm
 from run_folders import DATA
-from support import devices, error_says, says
+from support import devices, raises, says
 from tiny_task import make_task
 
 EPOCHS, STEPS = 3, 4
@@ -81,13 +81,8 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 def test_no_two_steps_share_a_seed() -> None:
-    grid = itertools.product((0, 1, 2, 1234), ("init", "source", "adaptation"), range(42), range(300))
-    seeds = [step_seed(*place) for place in grid]
-    assert len(set(seeds)) == len(seeds)
-
-
-def test_a_long_epoch_has_no_two_steps_of_one_seed() -> None:
-    seeds = [step_seed(1234, "adaptation", 1, step) for step in range(100_000)]
+    grid = itertools.product((0, 1, 2, 1234), ("init", "source", "adaptation"), range(22), range(100))
+    seeds = [step_seed(*place) for place in grid] + [step_seed(1234, "adaptation", 1, n) for n in range(100, 50_000)]
     assert len(set(seeds)) == len(seeds)
 
 
@@ -97,10 +92,7 @@ def test_seeds_stay_what_they_are() -> None:
     assert step_seed(1234, "source", 1, 0) == 1076649750735257379
     assert step_seed(0, "adaptation", 40, 99) == 230718503740733182
 
-
-def test_seeds_are_what_torch_takes() -> None:
-    for seed in (0, 2**63, 10**40):
-        torch.Generator().manual_seed(step_seed(seed, "source", 1, 1))
+    torch.Generator().manual_seed(step_seed(10**40, "source", 1, 1))  # one that torch takes
 
 
 # Restoring
@@ -154,40 +146,6 @@ def test_the_state_of_another_stage_is_not_taken_up(run: Run) -> None:
     assert state.stage == "adaptation"  # a kill from here on begins this stage anew
 
 
-class Part:
-    """Owns something that a stage wants kept."""
-
-    def __init__(self) -> None:
-        self.owned: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.owned
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.owned = state
-
-
-def test_what_the_stage_wants_kept_is_kept_by_its_owners(run: Run) -> None:
-    config = make_config({"device": "cpu", "precision": "fp32"})
-
-    def loop(*parts: Part) -> Loop:
-        model = Net()
-        optimisation = Optimisation(model, config, lr=0.1, epochs=2, device=torch.device("cpu"))
-        named = dict(zip(("pairs", "scores"), parts, strict=True))
-        return Loop(run, "adaptation", model, optimisation, config=config, epochs=2, parts=named)
-
-    pairs, scores = Part(), Part()
-    first = loop(pairs, scores)
-    pairs.owned = {"source": torch.tensor([3, 1]), "proposed": 9}
-    scores.owned = {"by_epoch": {0: {"consensus": 0.5}}}
-    first.save()
-    pairs, scores = Part(), Part()
-    loop(pairs, scores)
-    assert pairs.owned["source"].tolist() == [3, 1]
-    assert pairs.owned["proposed"] == 9
-    assert scores.owned == {"by_epoch": {0: {"consensus": 0.5}}}
-
-
 @pytest.mark.parametrize(("save_every", "saves"), [(0, 1 + EPOCHS * (STEPS + 1)), (1000, 1)])
 def test_states_are_saved_as_often_as_asked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch, save_every: float, saves: int
@@ -205,36 +163,27 @@ def test_states_are_saved_as_often_as_asked_for(
     assert count == saves
 
 
-def test_a_damaged_state_is_named(run: Run) -> None:
-    train(run)
-    file = run.folder / STATE.name
-    file.write_bytes(file.read_bytes()[:200])
-    with error_says("state.pt'", "damaged", "start again"):
-        load_state(run)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         *({"epoch": "x"}, {"epoch": 0}, {"step": None}, {"stage": 5}, {"names": 3}, {"parts": []}, {"log_size": -1}),
         *({"sums": "x"}, {"parts": {}}, {"parts": {"model": {"weight": torch.zeros(7)}}}, {"more": 3}),
+        *([], 3, {}, {"stage": "source"}, b"torn"),
     ],
     ids=str,
 )
-def test_a_state_of_another_kind_is_named(run: Run, change: dict[str, Any]) -> None:
+def test_a_damaged_state_is_named(run: Run, change: Any) -> None:
+    """A changed one, if `change` has some of its names; otherwise `change` itself."""
     train(run)
     file = run.folder / STATE.name
-    torch.save(torch.load(file, weights_only=True) | change, file)
-    with error_says("state.pt'", "start again in another --out"):
+    if isinstance(change, bytes):
+        file.write_bytes(file.read_bytes()[:200])
+    else:
+        whole = torch.load(file, weights_only=True)
+        known = isinstance(change, dict) and len(change) == 1 and change != {"stage": "source"}
+        torch.save(whole | change if known else change, file)
+    with raises("run-damaged"):
         train(run)
-
-
-@pytest.mark.parametrize("content", [[], 3, {}, {"stage": "source"}], ids=str)
-def test_a_state_that_is_none_is_named(run: Run, content: object) -> None:
-    train(run)
-    torch.save(content, run.folder / STATE.name)
-    with error_says("state.pt'", "start again in another --out"):
-        load_state(run)
 
 
 # Losses
@@ -258,10 +207,9 @@ def test_a_loss_that_is_not_finite_stops_it_and_is_never_saved(run: Run, value: 
     def spoil(epoch: int, step: int, model: Net, loss: Tensor) -> Tensor:
         return loss * value if (epoch, step) == (2, 2) else loss
 
-    with pytest.raises(CdtransError) as caught:
+    with raises("training-hopeless") as caught:
         train(run, spoil=spoil, save_every=save_every)
-    file = run.folder / STATE.name
-    assert says(str(caught.value), "not finite", "source stage, epoch 2, step 3.", "last good state", f"'{file}'")
+    assert "epoch 2, step 3." in str(caught.value)
     state = load_state(run)
     assert state is not None
     assert (state.epoch, state.step) == ((2, 2) if save_every == 0 else (1, 0))
@@ -275,9 +223,9 @@ def test_a_finite_loss_that_ruins_the_weights_stops_it_too(run: Run, place: tupl
     def spoil(epoch: int, step: int, model: Net, loss: Tensor) -> Tensor:
         return loss + (model[0].weight * 0).sum().sqrt() if (epoch, step) == place else loss
 
-    with pytest.raises(CdtransError) as caught:
+    with raises("training-hopeless") as caught:
         train(run, spoil=spoil)
-    assert says(str(caught.value), "not finite", f"source stage, epoch {place[0]}, step {place[1] + 1}.")
+    assert f"source stage, epoch {place[0]}, step {place[1] + 1}." in str(caught.value)
     state = load_state(run)
     assert state is not None
     assert (state.epoch, state.step) == place

@@ -21,7 +21,7 @@ from cdtrans.errors import DeviceError
 from cdtrans.runtime.ranks import processor_count
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-PRELOADED = ["cdtrans.cli.app", "cdtrans.run.finish", "cdtrans.measure.evaluate"]  # for `adapt` and `eval`
+PRELOADED = ["cdtrans.cli.app", "cdtrans.run.pipeline", "cdtrans.measure.evaluate"]  # for `adapt` and `eval`
 OWN_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
