@@ -22,7 +22,7 @@ import typer
 import yaml
 
 from cdtrans.cli import app as entry
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.reporting import gallery, page
 from cdtrans.training.state import Loop
 
@@ -184,7 +184,7 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(*anything: Any) -> None:
         raise typer.Exit(0)
 
-    monkeypatch.setattr(Run, "open", leave)
+    monkeypatch.setattr(RunWriter, "open", leave)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.network.encoding import Encoded, Encoder
 from cdtrans.network.network import Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, union
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import adaptation
 from cdtrans.training.adaptation import Adaptation, Data, Planner, adapt_to_target, work_ahead
@@ -103,8 +103,8 @@ class Probe(Method):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run.open(tmp_path / "run", settings(), DATA)
+def run(tmp_path: Path) -> Iterator[RunWriter]:
+    run = RunWriter.open(tmp_path / "run", settings(), DATA)
     yield run
     run.close()
 
@@ -115,7 +115,7 @@ def domains_of_a_run(holdout: bool = False) -> Data:
     return Data(images, labels, numbered(TARGETS, FIRST_TARGET), held)
 
 
-def adapt(run: Run, method: Method, *, holdout: bool = False, **values: Any) -> Adaptation:
+def adapt(run: RunWriter, method: Method, *, holdout: bool = False, **values: Any) -> Adaptation:
     return adapt_to_target(run, method, domains_of_a_run(holdout), settings(**values), QUIET)
 
 
@@ -126,7 +126,7 @@ def some_pairs(count: int, **more: Any) -> Proposals:
 
 
 @pytest.mark.parametrize("held_out", [0, SOURCES])
-def test_the_work_that_the_screen_expects_is_the_work_that_is_done(run: Run, held_out: int) -> None:
+def test_the_work_that_the_screen_expects_is_the_work_that_is_done(run: RunWriter, held_out: int) -> None:
     """After both domains have been encoded for the first plan."""
     screen, method, config = Screen(quiet=True), Probe(some_pairs(10)), settings()
     screen.work.expect(encoding=0.0)
@@ -140,7 +140,9 @@ def test_the_work_that_the_screen_expects_is_the_work_that_is_done(run: Run, hel
 
 
 @pytest.mark.parametrize(("every", "epochs"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (3, [1, 4]), (10, [1])])
-def test_pairs_are_planned_anew_every_few_epochs_and_written_down(run: Run, every: int, epochs: list[int]) -> None:
+def test_pairs_are_planned_anew_every_few_epochs_and_written_down(
+    run: RunWriter, every: int, epochs: list[int]
+) -> None:
     method = Probe()
     adapt(run, method, rebuild_every=every)
     lines = [line for line in log_lines(run.folder) if line["event"] == "pairs"]
@@ -155,7 +157,7 @@ def test_pairs_are_planned_anew_every_few_epochs_and_written_down(run: Run, ever
         assert (arrays["kept"] == (arrays["source_labels"] == arrays["target_labels"])).all()
 
 
-def test_what_a_plan_draws_depends_on_seed_and_epoch_and_is_not_drawn_for_the_order(run: Run) -> None:
+def test_what_a_plan_draws_depends_on_seed_and_epoch_and_is_not_drawn_for_the_order(run: RunWriter) -> None:
     drawn: list[list[int]] = []
 
     class Drawing(Probe):
@@ -174,7 +176,7 @@ def test_what_a_plan_draws_depends_on_seed_and_epoch_and_is_not_drawn_for_the_or
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: Run, left: int) -> None:
+def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: RunWriter, left: int) -> None:
     """Each class is where the other is thought to be, so that no pair, or one, agrees."""
     features = torch.eye(4)[:2].repeat(3, 1)
     labels = torch.tensor([1, 0, 1, 0, 1, 0])
@@ -192,7 +194,7 @@ def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: R
 # Batches
 
 
-def test_it_trains_on_the_pairs_that_were_kept_and_on_no_others(run: Run) -> None:
+def test_it_trains_on_the_pairs_that_were_kept_and_on_no_others(run: RunWriter) -> None:
     method = Probe()
     adapt(run, method, epochs=1)
     with np.load(run.folder / "pairs" / "round-01.npz") as arrays:
@@ -208,7 +210,7 @@ def test_it_trains_on_the_pairs_that_were_kept_and_on_no_others(run: Run) -> Non
 
 
 @pytest.mark.parametrize("coupled", [True, False])
-def test_index_weight_and_label_are_those_of_the_target_image(run: Run, coupled: bool) -> None:
+def test_index_weight_and_label_are_those_of_the_target_image(run: RunWriter, coupled: bool) -> None:
     method = Probe(some_pairs(9, weight=torch.arange(9) / 10, coupled=coupled))
     adapt(run, method, epochs=2, batch_size=3)
     assert len(method.batches) == 6
@@ -220,14 +222,14 @@ def test_index_weight_and_label_are_those_of_the_target_image(run: Run, coupled:
         assert torch.equal(batch.y_s, torch.tensor(numbers(batch.x_s)) % 3)
 
 
-def test_coupled_pairs_stay_together_and_others_are_shuffled_side_by_side(run: Run, tmp_path: Path) -> None:
+def test_coupled_pairs_stay_together_and_others_are_shuffled_side_by_side(run: RunWriter, tmp_path: Path) -> None:
     together = Probe(some_pairs(9))
     adapt(run, together, epochs=1, batch_size=3)
     assert sorted(together.pairs) == [(n, FIRST_TARGET + n) for n in range(9)]
     assert all(batch.weight.tolist() == [1.0] * 3 for batch in together.batches), "unless the plan says otherwise"
 
     apart = Probe(some_pairs(9, coupled=False))
-    other = Run.open(tmp_path / "apart", settings(), DATA)
+    other = RunWriter.open(tmp_path / "apart", settings(), DATA)
     adapt(other, apart, epochs=2, batch_size=3)
     other.close()
     for epoch in (apart.pairs[:9], apart.pairs[9:]):
@@ -248,7 +250,7 @@ def test_coupled_pairs_stay_together_and_others_are_shuffled_side_by_side(run: R
     ],
 )
 def test_batches_are_whole_and_fewer_pairs_than_a_batch_make_a_smaller_one(
-    run: Run, count: int, batch: int, sizes: int
+    run: RunWriter, count: int, batch: int, sizes: int
 ) -> None:
     method = Probe(some_pairs(count))
     adapt(run, method, epochs=1, batch_size=batch)
@@ -259,7 +261,7 @@ def test_batches_are_whole_and_fewer_pairs_than_a_batch_make_a_smaller_one(
 # Steps
 
 
-def test_after_step_follows_every_update_without_gradients(run: Run) -> None:
+def test_after_step_follows_every_update_without_gradients(run: RunWriter) -> None:
     order: list[tuple[str, float, bool]] = []
 
     class Following(Probe):
@@ -301,7 +303,7 @@ class Extended(Probe):
         self.seen += 1
 
 
-def test_the_modules_of_a_method_are_optimised_at_their_own_rates(run: Run) -> None:
+def test_the_modules_of_a_method_are_optimised_at_their_own_rates(run: RunWriter) -> None:
     method = Extended(some_pairs(9))
     before = {name: x.clone() for name, x in method.state_dict().items()}
     plain = {"momentum": 0.0, "weight_decay": 0.0, "clip_norm": 1000.0, "bias_lr_factor": 2.0, "lr": 0.01}
@@ -321,7 +323,7 @@ def test_the_modules_of_a_method_are_optimised_at_their_own_rates(run: Run) -> N
     assert int(method.seen) == 6
 
 
-def test_several_updates_of_a_step_change_their_own_parameters(run: Run) -> None:
+def test_several_updates_of_a_step_change_their_own_parameters(run: RunWriter) -> None:
     class InTurn(Extended):
         def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
             for module in (self.critic, self.network):
@@ -341,7 +343,7 @@ def test_several_updates_of_a_step_change_their_own_parameters(run: Run) -> None
     assert "loss_last" in next(line for line in log_lines(run.folder) if line["event"] == "epoch")
 
 
-def test_the_log_holds_the_mean_of_each_loss_and_the_pairs_of_every_epoch(run: Run) -> None:
+def test_the_log_holds_the_mean_of_each_loss_and_the_pairs_of_every_epoch(run: RunWriter) -> None:
     method = Probe(some_pairs(9))
     adapt(run, method, epochs=2, batch_size=3)
     lines = [line for line in log_lines(run.folder) if line["event"] == "epoch"]
@@ -355,7 +357,9 @@ def test_the_log_holds_the_mean_of_each_loss_and_the_pairs_of_every_epoch(run: R
 # Encoding and predictions
 
 
-def test_every_domain_is_encoded_once_for_what_it_is_needed_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_domain_is_encoded_once_for_what_it_is_needed_for(
+    run: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The target before the first and after every epoch, the source when pairs are planned and at the end."""
     encoded: list[str] = []
     encode = Encoder.__call__
@@ -370,14 +374,14 @@ def test_every_domain_is_encoded_once_for_what_it_is_needed_for(run: Run, monkey
     assert encoded == ["target", "source", "target", "target", "source", "target", "target", "source"]
 
 
-def predictions(run: Run) -> list[list[int]]:
+def predictions(run: RunWriter) -> list[list[int]]:
     """Of every epoch, in its file's order."""
     files = sorted((run.folder / "predictions").iterdir())
     assert [file.name for file in files] == [f"epoch-{n:03}.npz" for n in range(len(files))]
     return [np.load(file)["predicted"].tolist() for file in files]
 
 
-def test_the_predictions_of_every_epoch_are_left_for_an_answer_key(run: Run) -> None:
+def test_the_predictions_of_every_epoch_are_left_for_an_answer_key(run: RunWriter) -> None:
     adapted = adapt(run, Probe(), epochs=2)
     assert adapted.after is not None
     assert predictions(run) == [[n % 3 for n in range(TARGETS)]] * 3
@@ -408,7 +412,7 @@ class Teaching(Probe):
         return self.teacher
 
 
-def test_the_source_only_network_starts_and_the_served_one_goes_on(run: Run) -> None:
+def test_the_source_only_network_starts_and_the_served_one_goes_on(run: RunWriter) -> None:
     method = Teaching(some_pairs(9))
     adapted = adapt(run, method, holdout=True, epochs=4, rebuild_every=2)
     right, next_class = ([(n + shift) % 3 for n in range(TARGETS)] for shift in (0, 1))
@@ -462,13 +466,13 @@ class Everything(Teaching):
 
 @pytest.mark.slow
 def test_stopped_after_any_step_it_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    whole = Run.open(tmp_path / "whole", settings(), DATA)
+    whole = RunWriter.open(tmp_path / "whole", settings(), DATA)
     undisturbed = Everything()
     expected = adapt(whole, undisturbed, save_every=0, holdout=True)
     whole.close()
     assert len(undisturbed.batches) == 15
     for stop in range(1, 15):
-        run = Run.open(tmp_path / str(stop), settings(), DATA)
+        run = RunWriter.open(tmp_path / str(stop), settings(), DATA)
         with pytest.raises(Stopped):
             adapt(run, Everything(stop), save_every=0, holdout=True)
         method = Everything()
@@ -488,7 +492,7 @@ def test_stopped_after_any_step_it_continues_as_if_nothing_had_happened(tmp_path
                 assert copy.read_bytes() == file.read_bytes(), file.name
 
 
-def test_the_state_holds_modules_pairs_and_scores_each_in_the_part_of_its_owner(run: Run) -> None:
+def test_the_state_holds_modules_pairs_and_scores_each_in_the_part_of_its_owner(run: RunWriter) -> None:
     method = Everything(stop_after=8)
     with pytest.raises(Stopped):
         adapt(run, method, save_every=0, holdout=True, select="consensus")
@@ -520,7 +524,7 @@ def test_the_state_holds_modules_pairs_and_scores_each_in_the_part_of_its_owner(
 
 @pytest.mark.parametrize("guard", [True, False])
 def test_training_that_breaks_off_late_leaves_the_best_epoch_so_far(
-    run: Run, monkeypatch: pytest.MonkeyPatch, guard: bool
+    run: RunWriter, monkeypatch: pytest.MonkeyPatch, guard: bool
 ) -> None:
     record = Watch.epoch
 
@@ -537,7 +541,7 @@ def test_training_that_breaks_off_late_leaves_the_best_epoch_so_far(
 
 
 def test_training_that_breaks_off_at_once_is_an_error_without_the_guard(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks_off(*anything: Any) -> None:
         raise Hopeless("no pairs", "try others")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cdtrans.config import make_config
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import reporting
 from cdtrans.training.reporting import StageReport, open_tracker
@@ -46,7 +46,7 @@ class Heard(Screen):
 class Stage:
     """A report on epochs 2 to 4 of 10 steps each, of which `train` takes some at a second each."""
 
-    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: self.now))
         losses = {"mean_losses": lambda: {"loss_source": 0.25, "loss_target": 0.5}}
@@ -63,22 +63,22 @@ class Stage:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run.open(tmp_path / "run", make_config({"device": "cpu"}), DATA)
+def run(tmp_path: Path) -> Iterator[RunWriter]:
+    run = RunWriter.open(tmp_path / "run", make_config({"device": "cpu"}), DATA)
     yield run
     run.close()
 
 
 @pytest.fixture
-def stage(run: Run, monkeypatch: pytest.MonkeyPatch) -> Stage:
+def stage(run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(run, monkeypatch)
 
 
-def lines(run: Run, name: str) -> list[dict[str, Any]]:
+def lines(run: RunWriter, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
 
 
-def test_the_line_of_an_epoch(run: Run, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_of_an_epoch(run: RunWriter, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """With how much is left of the whole run."""
     monkeypatch.setattr(stage.screen.work, "time_left", lambda: "2:10 left")
     stage.train()
@@ -121,13 +121,13 @@ class StandIn:
         return [(arguments, named) for called, arguments, named in self.calls if called == name]
 
 
-def opened(folder: Path) -> Run:
+def opened(folder: Path) -> RunWriter:
     folder.mkdir(exist_ok=True)
-    return Run(folder, open(folder / ".lock", "w"))  # a lock makes it the writing one
+    return RunWriter(folder, open(folder / ".lock", "w"))  # a lock makes it the writing one
 
 
 @pytest.fixture
-def first_run(tmp_path: Path) -> Run:
+def first_run(tmp_path: Path) -> RunWriter:
     return opened(tmp_path / "first")
 
 
@@ -147,7 +147,9 @@ class WandB(StandIn):
         self.run = None
 
 
-def test_weights_and_biases_counts_the_epochs_of_each_stage(first_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_biases_counts_the_epochs_of_each_stage(
+    first_run: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb = WandB()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     config = make_config({"tracker": "wandb", "lr": 0.5})
@@ -184,7 +186,7 @@ class MLflow(StandIn):
         self.active = None
 
 
-def test_mlflow_continues_the_run_that_it_knows(first_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_continues_the_run_that_it_knows(first_run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = MLflow()
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     config = make_config({"tracker": "mlflow"})
@@ -202,7 +204,12 @@ def test_mlflow_continues_the_run_that_it_knows(first_run: Run, monkeypatch: pyt
 
 @pytest.mark.parametrize(("name", "kind", "starts"), [("wandb", WandB, "init"), ("mlflow", MLflow, "start_run")])
 def test_runs_of_one_program_are_kept_apart_and_its_own_is_left_open(
-    name: str, kind: type[WandB | MLflow], starts: str, first_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    kind: type[WandB | MLflow],
+    starts: str,
+    first_run: RunWriter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = kind()
     monkeypatch.setitem(sys.modules, name, library)
@@ -220,12 +227,12 @@ def test_runs_of_one_program_are_kept_apart_and_its_own_is_left_open(
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_package_that_is_missing_is_named(name: str, first_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_named(name: str, first_run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
     with raises("tracker-missing"):
         open_tracker(make_config({"tracker": name}), first_run)
 
 
-def test_only_one_of_several_processes_tracks_and_none_unasked(first_run: Run) -> None:
+def test_only_one_of_several_processes_tracks_and_none_unasked(first_run: RunWriter) -> None:
     assert open_tracker(make_config({}), first_run) is None
-    assert open_tracker(make_config({"tracker": "wandb"}), Run(first_run.folder, None)) is None
+    assert open_tracker(make_config({"tracker": "wandb"}), RunWriter(first_run.folder, None)) is None

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from cdtrans.config import Config, make_config
 from cdtrans.inputs.batches import Images
 from cdtrans.network.network import Network, Output
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import source as source_module
 from cdtrans.training.optimisation import Optimisation
@@ -50,8 +50,8 @@ class Probe(nn.Module):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run.open(tmp_path / "run", settings(), DATA)
+def run(tmp_path: Path) -> Iterator[RunWriter]:
+    run = RunWriter.open(tmp_path / "run", settings(), DATA)
     yield run
     run.close()
 
@@ -82,7 +82,7 @@ class OneBatch:
 
 
 def test_loss_gradients_and_statistics_equal_the_authors(
-    run: Run, tiny: tuple[Network, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+    run: RunWriter, tiny: tuple[Network, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, g = tiny
     losses: list[Tensor] = []
@@ -126,7 +126,7 @@ def test_batches_cover_everything_but_a_last_one_of_one_image(count: int, size: 
 
 
 def test_every_image_comes_once_in_an_epoch_in_another_order_each_time_and_with_its_own_label(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, labels, batches = 20, torch.arange(20) % 3, []
     watch_loss(monkeypatch, lambda y, smoothing: batches.append(y.tolist()))
@@ -140,7 +140,9 @@ def test_every_image_comes_once_in_an_epoch_in_another_order_each_time_and_with_
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_label_smoothing_and_the_learning_rate_reach_the_training(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_label_smoothing_and_the_learning_rate_reach_the_training(
+    run: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = set()
     watch_loss(monkeypatch, lambda y, smoothing: given.add(smoothing))
     config = settings(label_smoothing=0.3, source_lr=0.1, source_epochs=12, warmup_epochs=10)
@@ -151,7 +153,7 @@ def test_label_smoothing_and_the_learning_rate_reach_the_training(run: Run, monk
     assert rates[:2] == pytest.approx([0.0109, 0.001 + 2 * 0.0099])
 
 
-def test_it_learns_and_logs_the_mean_loss_of_every_epoch(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_learns_and_logs_the_mean_loss_of_every_epoch(run: RunWriter, capsys: pytest.CaptureFixture[str]) -> None:
     """Bright against dark, which the probe can tell apart."""
     labels = (torch.arange(200) >= 100).long()
     config = settings(source_epochs=8, batch_size=16, source_lr=20, label_smoothing=0, clip_norm=100)

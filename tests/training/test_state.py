@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cdtrans.config import make_config
 from cdtrans.errors import Interrupted
 from cdtrans.record.layout import STATE
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.state import Loop, all_finite, load_state, step_seed
@@ -25,14 +25,14 @@ EPOCHS, STEPS = 3, 4
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(tmp_path: Path) -> Iterator[RunWriter]:
     run = new_run(tmp_path / "run")
     yield run
     run.close()
 
 
-def new_run(folder: Path) -> Run:
-    return Run.open(folder, make_config({"device": "cpu"}), DATA)
+def new_run(folder: Path) -> RunWriter:
+    return RunWriter.open(folder, make_config({"device": "cpu"}), DATA)
 
 
 class Net(nn.Sequential):
@@ -47,7 +47,7 @@ class Stopped(Exception):
     pass
 
 
-def train(run: Run, *, stop_after: int | None = None, spoil: Any = None, **settings: Any) -> tuple[Net, list]:
+def train(run: RunWriter, *, stop_after: int | None = None, spoil: Any = None, **settings: Any) -> tuple[Net, list]:
     """A stage in the small. `spoil(epoch, step, model, loss)` gives another loss; `stop_after` updates it is over."""
     config = make_config({"device": "cpu", "precision": "fp32", "warmup_epochs": 1, "save_every": 0} | settings)
     model = Net()
@@ -132,7 +132,7 @@ def test_only_whole_states_count_and_what_came_after_is_done_again(tmp_path: Pat
     run.close()
 
 
-def test_the_state_of_another_stage_is_not_taken_up(run: Run) -> None:
+def test_the_state_of_another_stage_is_not_taken_up(run: RunWriter) -> None:
     config = make_config({"device": "cpu", "precision": "fp32"})
     train(run)
     model = Net()
@@ -148,7 +148,7 @@ def test_the_state_of_another_stage_is_not_taken_up(run: Run) -> None:
 
 @pytest.mark.parametrize(("save_every", "saves"), [(0, 1 + EPOCHS * (STEPS + 1)), (1000, 1)])
 def test_states_are_saved_as_often_as_asked_for(
-    run: Run, monkeypatch: pytest.MonkeyPatch, save_every: float, saves: int
+    run: RunWriter, monkeypatch: pytest.MonkeyPatch, save_every: float, saves: int
 ) -> None:
     count = 0
     save = Loop.save
@@ -172,7 +172,7 @@ def test_states_are_saved_as_often_as_asked_for(
     ],
     ids=str,
 )
-def test_a_damaged_state_is_named(run: Run, change: Any) -> None:
+def test_a_damaged_state_is_named(run: RunWriter, change: Any) -> None:
     """A changed one, if `change` has some of its names; otherwise `change` itself."""
     train(run)
     file = run.folder / STATE.name
@@ -189,7 +189,7 @@ def test_a_damaged_state_is_named(run: Run, change: Any) -> None:
 # Losses
 
 
-def test_losses_are_summed_where_there_is_float64(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_summed_where_there_is_float64(run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on a Mac's GPU, which no test here has: every step's, and the sums of a saved state."""
     asked: list[torch.device] = []
     monkeypatch.setattr("cdtrans.training.state.between_passes", lambda device: asked.append(device) or device)
@@ -203,7 +203,7 @@ def test_losses_are_summed_where_there_is_float64(run: Run, monkeypatch: pytest.
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("save_every", [0, 1000])
-def test_a_loss_that_is_not_finite_stops_it_and_is_never_saved(run: Run, value: float, save_every: float) -> None:
+def test_a_loss_that_is_not_finite_stops_it_and_is_never_saved(run: RunWriter, value: float, save_every: float) -> None:
     def spoil(epoch: int, step: int, model: Net, loss: Tensor) -> Tensor:
         return loss * value if (epoch, step) == (2, 2) else loss
 
@@ -217,7 +217,7 @@ def test_a_loss_that_is_not_finite_stops_it_and_is_never_saved(run: Run, value: 
 
 
 @pytest.mark.parametrize("place", [(1, 0), (2, 2), (EPOCHS, STEPS - 1)])
-def test_a_finite_loss_that_ruins_the_weights_stops_it_too(run: Run, place: tuple[int, int]) -> None:
+def test_a_finite_loss_that_ruins_the_weights_stops_it_too(run: RunWriter, place: tuple[int, int]) -> None:
     """The root of zero is finite and its slope is not."""
 
     def spoil(epoch: int, step: int, model: Net, loss: Tensor) -> Tensor:
@@ -278,7 +278,9 @@ def test_a_run_that_diverges_ends_in_one_sentence_and_hands_over_no_model(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_after_the_step_with_the_state_saved(run: Run, number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_it_after_the_step_with_the_state_saved(
+    run: RunWriter, number: signal.Signals, code: int
+) -> None:
     def spoil(epoch: int, step: int, model: Net, loss: Tensor) -> Tensor:
         if (epoch, step) == (2, 1):
             os.kill(os.getpid(), number)

@@ -107,9 +107,6 @@ class RunWriter:
         if self.writes:
             rewrite(self.folder, File(file, bytes) if isinstance(file, str) else file, content)
 
-    def write_arrays(self, name: str, arrays: dict[str, np.ndarray]) -> None:  # transition
-        self.write(name, arrays)
-
     def log(self, event: str, **fields: Any) -> None:
         """Append a line to the log."""
         self._append(layout.LOG, {"event": event, **fields})
@@ -166,9 +163,6 @@ class RunWriter:
     def remove_state(self) -> None:
         if self.writes:
             remove_state(self.folder)
-
-
-Run = RunWriter  # transition
 
 
 def environment(config: Config) -> Environment:

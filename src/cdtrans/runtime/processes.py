@@ -21,7 +21,7 @@ from cdtrans.errors import DeviceError
 from cdtrans.runtime.ranks import processor_count
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-PRELOADED = ["cdtrans.cli.app", "cdtrans.run.pipeline", "cdtrans.measure.evaluate"]  # for `adapt` and `eval`
+PRELOADED = ["cdtrans.cli.app", "cdtrans.run.finish", "cdtrans.training.source"]  # torch and timm come with them
 OWN_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -31,8 +31,8 @@ def start(arguments: Sequence[str], out: Path, err: Path, *, side_by_side: int =
     context: Any = get_context(METHOD)
     if METHOD == "forkserver":
         context.set_forkserver_preload(PRELOADED)
-    threads = max(1, processor_count() // side_by_side)
-    threads = None if side_by_side == 1 or "OMP_NUM_THREADS" in os.environ else threads
+    share = max(1, processor_count() // side_by_side)
+    threads = None if side_by_side == 1 or "OMP_NUM_THREADS" in os.environ else share
     process: BaseProcess = context.Process(
         target=command, args=(list(arguments), str(out), str(err), dict(os.environ), threads)
     )

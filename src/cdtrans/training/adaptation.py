@@ -15,7 +15,7 @@ from cdtrans.network.network import Network, Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
 from cdtrans.record.layout import ROUND
 from cdtrans.record.outcome import Measure, Setback
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.record.wording import finding_sentence
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import part, share_buffers
@@ -56,7 +56,7 @@ class Adaptation(NamedTuple):
 
 
 def adapt_to_target(
-    run: Run,
+    run: RunWriter,
     method: Method,
     data: Data,
     config: Config,
@@ -99,7 +99,7 @@ def adapt_to_target(
     return Adaptation(network, before, after, best.epoch, last, watch.evidence, measures, fell_later(later))
 
 
-def train(run: Run, method: Method, data: Data, watch: Watch, config: Config, screen: Screen) -> Encoded:
+def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Config, screen: Screen) -> Encoded:
     """The loop: a plan every few epochs. Returns the target as the served network encodes it at the end."""
     device = data.target.device
     optimisation = Optimisation(
@@ -236,7 +236,7 @@ def start_from(watch: Watch, domains: Domains, method: Method, config: Config, *
 class Planner:
     """Owns the pairs of a round: asks the method for them at the start of the round and records them."""
 
-    def __init__(self, run: Run, method: Method, config: Config, screen: Screen) -> None:
+    def __init__(self, run: RunWriter, method: Method, config: Config, screen: Screen) -> None:
         self.run, self.method, self.config, self.screen = run, method, config, screen
         self.pairs: Pairs | None = None
 
@@ -248,7 +248,7 @@ class Planner:
         self.method.to(between_passes(device))  # where the encoded images are
         proposals = self.method.plan(domains, round, generator)
         self.method.to(device)
-        self.run.write_arrays(ROUND.numbered(round.number).name, proposals.arrays())
+        self.run.write(ROUND.numbered(round.number), proposals.arrays())
         summary = proposals.pairs().summary()
         numbers = {"round": round.number, "epoch": epoch}
         self.run.log("pairs", **numbers, **summary, **domains.agreement())

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cdtrans.config import Config
 from cdtrans.errors import SettingsError
 from cdtrans.record import layout
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.state import Loop
 
@@ -24,7 +24,7 @@ class StageReport:
     """One per stage. `with report.epoch(...)` around the steps, `report.advance()` after each, then `report.write(...)`
     with the epoch's losses."""
 
-    def __init__(self, run: Run, screen: Screen, loop: Loop, config: Config) -> None:
+    def __init__(self, run: RunWriter, screen: Screen, loop: Loop, config: Config) -> None:
         self.run, self.screen, self.loop = run, screen, loop
         self.tracker = open_tracker(config, run)
 
@@ -80,7 +80,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in the run folder."""
 
-    def __init__(self, config: Config, run: Run) -> None:
+    def __init__(self, config: Config, run: RunWriter) -> None:
         self.writer = library("tensorboard").SummaryWriter(run.folder / layout.TENSORBOARD)
         run.at_close(self.writer.close)
 
@@ -93,7 +93,7 @@ class TensorBoard:
 class WandB:
     """A run of Weights & Biases; WANDB_MODE=offline keeps it in the run folder. Each stage counts its own epochs."""
 
-    def __init__(self, config: Config, run: Run) -> None:
+    def __init__(self, config: Config, run: RunWriter) -> None:
         wandb = library("wandb")
         self.run = wandb.run  # of stage 1, or of the program
         if self.run is None:
@@ -112,9 +112,9 @@ class WandB:
 class MLflow:
     """A run of MLflow, where MLFLOW_TRACKING_URI says, or else where MLflow puts it."""
 
-    def __init__(self, config: Config, run: Run) -> None:
+    def __init__(self, config: Config, run: RunWriter) -> None:
         self.mlflow = library("mlflow")
-        known = run.folder / layout.MLFLOW  # the name of the run, which a resumed one continues
+        known = run.folder / layout.MLFLOW.name  # the name of the run, which a resumed one continues
         if self.mlflow.active_run() is not None:  # of stage 1, or of the program
             return
         run.at_close(self.mlflow.end_run)
@@ -137,7 +137,7 @@ TRACKERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow]] = {
 }
 
 
-def open_tracker(config: Config, run: Run) -> Tracker | None:
+def open_tracker(config: Config, run: RunWriter) -> Tracker | None:
     """None without --tracker, and on every rank but the main one."""
     return TRACKERS[config.tracker](config, run) if config.tracker != "none" and run.writes else None
 

@@ -9,7 +9,7 @@ from cdtrans.inputs.batches import Images
 from cdtrans.network.encoding import Encoder
 from cdtrans.network.network import Head, Network
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.optimisation import Optimisation
@@ -18,7 +18,9 @@ from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Memory, Step
 
 
-def fit_source(run: Run, network: Network, images: Images, labels: Tensor, config: Config, screen: Screen) -> None:
+def fit_source(
+    run: RunWriter, network: Network, images: Images, labels: Tensor, config: Config, screen: Screen
+) -> None:
     """Train on every source image in each epoch; the last epoch is the source-only model."""
     optimisation = Optimisation(network, config, lr=config.source_lr, epochs=config.source_epochs, device=images.device)
     memory = Memory(network, "images", screen)
@@ -53,7 +55,9 @@ def fit_source(run: Run, network: Network, images: Images, labels: Tensor, confi
 
 
 @torch.no_grad()
-def probe_source(run: Run, network: Network, images: Images, labels: Tensor, *, encode: Encoder, classes: int) -> None:
+def probe_source(
+    run: RunWriter, network: Network, images: Images, labels: Tensor, *, encode: Encoder, classes: int
+) -> None:
     """Leave the backbone as it is and fit the head by ridge regression on its features."""
     head = network.head
     assert isinstance(head, Head), "stage 1 starts with a plain one"

@@ -12,7 +12,7 @@ from cdtrans.config import Config
 from cdtrans.errors import Hopeless, Interrupted
 from cdtrans.record.files import atomic, intact
 from cdtrans.record.layout import STATE
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.signals import StopSignals
@@ -42,7 +42,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
-def load_state(run: Run) -> SavedState | None:
+def load_state(run: RunWriter) -> SavedState | None:
     file = run.folder / STATE.name
     if not file.exists():
         return None
@@ -70,7 +70,7 @@ class Loop:
 
     def __init__(
         self,
-        run: Run,
+        run: RunWriter,
         stage: str,
         model: nn.Module,
         optimisation: Optimisation,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cdtrans.inputs.batches import LabelledImages
 from cdtrans.network.encoding import Encoded, Encoder
 from cdtrans.record.layout import PREDICTED
-from cdtrans.record.run import Run
+from cdtrans.record.run import RunWriter
 from cdtrans.runtime.ranks import from_main
 from cdtrans.trust.scores import score
 from cdtrans.trust.support import Evidence, Impression
@@ -71,7 +71,7 @@ class Watch:
     selection."""
 
     def __init__(
-        self, run: Run, encode: Encoder, holdout: LabelledImages | None, rule: str, evidence: Evidence | None
+        self, run: RunWriter, encode: Encoder, holdout: LabelledImages | None, rule: str, evidence: Evidence | None
     ) -> None:
         self.run, self.encode, self.holdout = run, encode, holdout
         self.evidence = evidence  # None: that of the source-only model's features, once the first round has begun
@@ -108,9 +108,9 @@ class Watch:
         self.selection.load_state_dict(state["selection"])
 
 
-def save_predictions(run: Run, epoch: int, encoded: Encoded) -> None:
+def save_predictions(run: RunWriter, epoch: int, encoded: Encoded) -> None:
     """The predicted class of every target image after an epoch (0: the source-only model). Target labels can then score
     every epoch later, and training never sees them."""
     confidence, predicted = encoded.logits.softmax(dim=1).max(dim=1)
     arrays = {"predicted": predicted.to(torch.int32).cpu().numpy(), "confidence": confidence.half().cpu().numpy()}
-    run.write_arrays(PREDICTED.numbered(epoch).name, arrays)
+    run.write(PREDICTED.numbered(epoch), arrays)
