@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdtrans.errors import CdtransError, DataError, DeviceError, SettingsError, WeightsUnavailable
+from cdtrans.record.model import Channels
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -146,10 +147,11 @@ def native_crop(name: str) -> int:
     return size
 
 
-def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def normalisation(name: str) -> tuple[Channels, Channels]:
     """Mean and standard deviation of the pixels, as the backbone's weights expect them."""
     cfg = config_of(name)
-    return tuple(cfg.mean), tuple(cfg.std)
+    (r, g, b), (dr, dg, db) = cfg.mean, cfg.std
+    return (r, g, b), (dr, dg, db)
 
 
 def licence(name: str) -> str | None:

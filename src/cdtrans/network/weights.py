@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -252,7 +252,9 @@ def is_of(architecture: str, state: State) -> bool:
     return ours == theirs
 
 
-def make_card(config: Resolved, classes: tuple[str, ...], *, stage: str, epoch: int) -> Card:
+def make_card(
+    config: Resolved, classes: tuple[str, ...], *, stage: Literal["source", "adaptation"], epoch: int
+) -> Card:
     mean, std = normalisation(config.backbone)
     return Card(
         classes=classes,
