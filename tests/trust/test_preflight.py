@@ -1,4 +1,4 @@
-"""Each finding: when it is silent, when it warns, when it stops, and that it says what it has seen."""
+"""Each finding: when it is silent, warns or stops, and its details."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from cdtrans.inputs.images import SIDE, Header, Traces
 from cdtrans.trust import preflight
 from cdtrans.trust.findings import Finding, graded, gravest, refuse
 from cdtrans.trust.preflight import Labels, examine, examine_target
-from support import error_says, says
+from support import raises, says
 
 
 def noise(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
 
 
-def pictures(name: str, thumbnails: np.ndarray, digests: list[str] | None = None) -> Traces:
+def traces(name: str, thumbnails: np.ndarray, digests: list[str] | None = None) -> Traces:
     paths = [f"{name}-{n}.png" for n in range(len(thumbnails))]
     return Traces(paths, digests or [f"{name}-{n}" for n in range(len(thumbnails))], thumbnails)
 
@@ -30,12 +30,12 @@ def subject(findings: list[Finding], name: str) -> Finding:
     return finding
 
 
-SOURCE = pictures("s", noise(20))
-TARGET = pictures("t", noise(12, seed=1))
+SOURCE = traces("s", noise(20))
+TARGET = traces("t", noise(12, seed=1))
 TWO = labels(10, 10)
 
 
-def test_nothing_is_wrong_with_two_sets_of_different_pictures() -> None:
+def test_nothing_is_wrong_with_two_sets_of_different_images() -> None:
     findings = examine(SOURCE, TWO, TARGET)
     assert {f.state for f in findings} == {"ok"}, findings
     assert not any(f.advice for f in findings)
@@ -55,13 +55,14 @@ def test_nothing_is_wrong_with_two_sets_of_different_pictures() -> None:
 BAD = {f"{n}.png": "truncated" for n in range(7)}
 
 
-class TestUnreadable:
-    def test_every_file_is_listed_and_the_first_are_named(self) -> None:
+class TestFiles:
+    def test_unreadable_files_are_listed_and_the_first_are_named(self) -> None:
         finding = preflight.unreadable("target", BAD, 140, 0.05)
         assert finding.state == "warning"
         assert says(finding.statement, "7 of 140 target files", "'0.png', truncated", "'4.png', truncated", "2 more")
         assert "'5.png'" not in finding.statement
         assert finding.details["unreadable"] == BAD
+        assert preflight.unreadable("source", {}, 7, 0.05).state == "ok"
 
     @pytest.mark.parametrize(
         ("total", "max_bad", "state"), [(139, 0.05, "stop"), (140, 0.05, "warning"), (7, 1, "stop")]
@@ -69,28 +70,14 @@ class TestUnreadable:
     def test_too_many_is_what_adapt_would_refuse(self, total: int, max_bad: float, state: str) -> None:
         assert preflight.unreadable("source", BAD, total, max_bad).state == state
 
-    def test_none(self) -> None:
-        finding = preflight.unreadable("source", {}, 7, 0.05)
-        assert finding.state == "ok"
-        assert says(finding.statement, "all 7")
-
-
-class TestIgnored:
-    def test_endings_are_counted_and_the_first_files_named(self) -> None:
+    def test_endings_of_ignored_files_are_counted_and_the_first_files_named(self) -> None:
         paths = [*(f"{n}.heic" for n in range(5)), "x.HEIC", "scan", "odd.a b\nc"]
         finding = preflight.ignored("target", paths)
         assert finding.state == "warning"
-        assert says(finding.statement, "8 target files", "(6 '.heic', 1 without, 1 '.a b\\nc')")
-        assert says(finding.statement, "'0.heic', '1.heic', '2.heic', '3.heic', '4.heic' and 3 more")
-        assert "JPEG" in finding.advice
+        assert says(finding.statement, "8 target files", "(6 '.heic', 1 without, 1 '.a b\\nc')", "and 3 more")
         assert finding.details == {"files": paths}
-        many = preflight.ignored("source", [f"x.{n}" for n in range(6)])
-        assert says(many.statement, "6 source files", "(1 '.0', 1 '.1', 1 '.2', 1 '.3', 1 '.4', ...)")
-        assert says(preflight.ignored("source", ["a.dat"]).statement, "1 source file ", "(1 '.dat')", "'a.dat'")
-
-    def test_none(self) -> None:
-        finding = preflight.ignored("source", ())
-        assert (finding.state, finding.advice, finding.details) == ("ok", "", {"files": []})
+        none = preflight.ignored("source", ())
+        assert (none.state, none.advice, none.details) == ("ok", "", {"files": []})
 
 
 class TestClasses:
@@ -102,18 +89,14 @@ class TestClasses:
     def test_a_small_class_is_a_warning_and_an_empty_one_a_stop(self) -> None:
         small, empty = preflight.class_sizes(labels(9, 4, 1)), preflight.class_sizes(labels(9, 0, 1))
         assert (small.state, empty.state) == ("warning", "stop")
-        assert says(small.statement, "2 classes", "fewer than 5", "'class-1', 'class-2'")
-        assert says(empty.statement, "no readable image", "1 class", "'class-1'")
-        assert "'class-2'" not in empty.statement
-        assert small.advice
-        assert empty.advice
+        assert says(small.statement, "'class-1', 'class-2'")
+        assert says(empty.statement, "'class-1'")
 
     @pytest.mark.parametrize(("counts", "state"), [((5, 50), "ok"), ((5, 51), "warning"), ((0, 5, 51), "warning")])
     def test_balance(self, counts: tuple[int, ...], state: str) -> None:
         finding = preflight.class_balance(labels(*counts))
         assert finding.state == state
-        assert says(finding.statement, "largest", f"'class-{len(counts) - 1}'", f"{counts[-1] / 5:.3g} times")
-        assert says(preflight.class_balance(labels(7, 7)).statement, "same number of images")
+        assert finding.details == {"largest_to_smallest": counts[-1] / 5}
 
     @pytest.mark.parametrize(("distinct", "state"), [(1, "warning"), (2, "ok")])
     def test_fewer_different_targets_than_classes(self, distinct: int, state: str) -> None:
@@ -131,8 +114,7 @@ class TestCopies:
         thumbnails[9] = thumbnails[8]
         finding = subject(examine(doubled._replace(thumbnails=thumbnails), TWO, TARGET), "copies in the source")
         assert finding.state == "warning"
-        assert says(finding.statement, "2 of 20 exactly", "1 nearly")
-        assert "cdtrans check --json" in finding.advice
+        assert (finding.details["exact"], finding.details["near"]) == (2, 1)
 
     def test_under_two_labels(self) -> None:
         thumbnails = SOURCE.thumbnails.copy()
@@ -140,12 +122,10 @@ class TestCopies:
         doubled = SOURCE._replace(digests=[*SOURCE.digests[:19], "s-0"], thumbnails=thumbnails)
         finding = subject(examine(doubled, TWO, TARGET), "labels of copies")
         assert finding.state == "warning"
-        assert says(finding.statement, "2 of 20", "exactly", "2 nearly", "'s-0.png', 's-19.png'")
         assert finding.details == {
             "exact": [{"s-0.png": "class-0", "s-19.png": "class-1"}],
             "near": [{"s-2.png": "class-0", "s-12.png": "class-1"}],
         }
-        assert "cdtrans check --json" in finding.advice
 
     def test_a_quarter_of_contradicted_labels_is_a_stop(self) -> None:
         for copied, state in ((2, "warning"), (3, "stop")):
@@ -162,9 +142,8 @@ class TestCopies:
 
     def test_near_copies_across_the_domains_never_stop(self) -> None:
         """They may be what two cameras saw of one thing."""
-        finding = subject(examine(SOURCE, TWO, pictures("t", SOURCE.thumbnails[::-1])), "copies across domains")
+        finding = subject(examine(SOURCE, TWO, traces("t", SOURCE.thumbnails[::-1])), "copies across domains")
         assert finding.state == "warning"
-        assert says(finding.statement, "0 of 20 target images exactly", "20 nearly", "'t-0.png'", "'s-19.png'")
         assert len(finding.details["near"]) == 20
 
 
@@ -199,29 +178,13 @@ class TestHeaders:
         assert finding.details == {"median": [300, 200], "tiny": ["0"], "thin": ["0", "1"]}
         finding = preflight.image_sizes("source", paths, [*odd, *plain, *odd[:1] * 35], crop=224)
         assert finding.state == "warning"
-        assert says(finding.statement, "below 56: 36", "4 times the other: 37")
-
-    @pytest.mark.parametrize(
-        ("odd", "small", "long"),
-        [
-            ([Header(55, 60, False)], True, False),
-            ([Header(300, 1201, False)], False, True),
-            ([Header(55, 60, False), Header(300, 1201, False)], True, True),
-        ],
-    )
-    def test_sizes_have_the_advice_that_applies(self, odd: list[Header], small: bool, long: bool) -> None:
-        headers = [Header(300, 200, False), *odd]
-        finding = preflight.image_sizes("source", [str(n) for n in range(len(headers))], headers, crop=224)
-        assert finding.state == "warning"
-        assert ("small" in finding.advice, "long" in finding.advice) == (small, long)
+        assert (len(finding.details["tiny"]), len(finding.details["thin"])) == (36, 37)
 
     def test_transparency_in_one_domain(self) -> None:
         clear, solid = [Header(9, 9, True)] * 4, [Header(9, 9, False)] * 4
         assert preflight.transparency(clear, solid).state == "warning"
         assert preflight.transparency(clear, clear).state == "ok"
-        assert says(
-            preflight.transparency(solid, solid[:3] + clear[:1]).statement, "0% of the source", "25% of the target"
-        )
+        assert preflight.transparency(solid, solid[:3] + clear[:1]).details == {"source": 0.0, "target": 0.25}
 
 
 def test_the_layout_of_the_source() -> None:
@@ -237,24 +200,20 @@ class TestFindings:
         assert gravest([Finding(s, "x", "y") for s in states]) == expected  # type: ignore[arg-type]
 
     def test_grades_are_beyond_their_limit(self) -> None:
-        assert [graded(v, warning=0.1, stop=0.5) for v in (0.1, 0.11, 0.5, 0.51)] == [
-            "ok",
-            "warning",
-            "warning",
-            "stop",
-        ]
+        states = [graded(v, warning=0.1, stop=0.5) for v in (0.1, 0.11, 0.5, 0.51)]
+        assert states == ["ok", "warning", "warning", "stop"]
         assert graded(1e9, warning=1) == "warning"
 
     def test_refusal(self) -> None:
         refuse([Finding("ok", "a", "b"), Finding("warning", "a", "b")])
-        with error_says("It is so", "Change it", "--force"):
-            refuse([Finding("ok", "a", "b"), Finding("stop", "a", "It is so", "Change it.")])
-        with error_says("It is so", "1 more", "cdtrans check"):
-            refuse([Finding("stop", "a", "It is so", "Change it."), Finding("stop", "a", "b")])
+        for stops in (1, 2):
+            with raises("data-refused") as caught:
+                refuse([Finding("ok", "a", "b"), *[Finding("stop", "a", "It is so", "Change it.")] * stops])
+            assert says(str(caught.value), "It is so", "Change it")
 
 
 def test_a_target_without_a_source_is_looked_at_too() -> None:
     names = Labels(np.zeros(0, int), ["class-0", "class-1"])
     assert [f.state for f in examine_target(names, TARGET)] == ["ok", "ok"]
-    blank = pictures("t", np.zeros((12, SIDE, SIDE, 3), np.uint8), ["same"] * 12)
+    blank = traces("t", np.zeros((12, SIDE, SIDE, 3), np.uint8), ["same"] * 12)
     assert [f.state for f in examine_target(names, blank)] == ["warning", "stop"]

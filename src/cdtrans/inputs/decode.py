@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -20,19 +20,9 @@ if TYPE_CHECKING:
     import torch
 
     from cdtrans.inputs.batches import Images
+    from cdtrans.record.model import Card
 
 Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
-
-
-class InputFormat(Protocol):
-    """The part of a model's card that describes its input."""
-
-    @property
-    def crop(self) -> int: ...
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-    @property
-    def std(self) -> tuple[float, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -64,11 +54,11 @@ class Decoded(Generic[Domain]):
         """The input of the checks."""
         return Traces(self.domain.paths, self.digests, self.thumbnails[self.rows])
 
-    def images(self, form: InputFormat, device: "torch.device") -> "Images":
-        """The images as input of a model."""
+    def images(self, card: "Card", device: "torch.device") -> "Images":
+        """The images as input of the model that the card describes."""
         from cdtrans.inputs.batches import Images
 
-        return Images(self.pixels, self.rows, crop=form.crop, mean=form.mean, std=form.std, device=device)
+        return Images(self.pixels, self.rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
 
     def pixel_digest(self) -> str:
         """A digest of all pixels: names and sizes do not show that a file of the same size has other pixels."""

@@ -119,7 +119,12 @@ def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: boo
     in numeric order, as the authors count classes; other labels are class names in alphabetical order. A single class
     is an error unless `allow_one_class` (evaluation).
     """
-    domain = _labelled_folder(where) if is_folder(where) else _labelled_list(where, root)
+    if is_folder(where):
+        domain = _labelled_folder(where)
+    else:
+        base, lines = list_base(where, root), list(labelled_lines(where))
+        paths = existing(where, base, [(number, path) for number, path, _ in lines])
+        domain = labelled(base, paths, [label for _, _, label in lines])
     if len(domain.classes) == 1 and not allow_one_class:
         below = where / domain.classes[0]  # the class folders may lie one level deeper
         deeper = below.is_dir() and sum(entry.is_dir() for entry in below.iterdir()) > 1
@@ -233,13 +238,6 @@ def _splits(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
         alike = len(shared) > max(len(inside), len(together) / 2) and not any(s.lower() in SPLIT_NAMES for s in shared)
         splits = list(inside) if alike else []
     return tuple(sorted(splits, key=lambda top: (-len(inside[top]), -images[top])))
-
-
-def _labelled_list(where: Path, root: Path | None) -> LabelledDomain:
-    base = list_base(where, root)
-    lines = list(labelled_lines(where))
-    paths = existing(where, base, [(number, path) for number, path, _ in lines])
-    return labelled(base, paths, [label for _, _, label in lines])
 
 
 def labelled(root: Path, paths: tuple[str, ...], texts: Sequence[str]) -> LabelledDomain:

@@ -18,7 +18,6 @@ from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.findings import Finding, refuse
-from cdtrans.trust.holdout import holdout_share, split, why_none
 from cdtrans.trust.preflight import Labels, examine, examine_target, ignored
 
 if TYPE_CHECKING:
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     from cdtrans.methods.base import Method, Sizes
     from cdtrans.record.model import Card
     from cdtrans.training.adaptation import Data as TrainingData
+
+AUTO_HOLDOUT = 0.1  # share of the source
+AUTO_HOLDOUT_FROM = 50  # images per class on average; a smaller source needs all, and a tenth of it would say little
 
 
 @dataclass(frozen=True)
@@ -206,18 +208,38 @@ def decode_source(source: LabelledDomain, config: Resolved, screen: Screen) -> D
 def hold_out(
     source: Decoded[LabelledDomain], config: Config, screen: Screen
 ) -> tuple[Decoded[LabelledDomain], Decoded[LabelledDomain]]:
-    """The source to train on and the part that is held out."""
-    domain = source.domain
-    share = holdout_share(config.holdout, len(domain), len(domain.classes))
-    train, held_out = split(domain.labels, share, config.seed)
+    """The source to train on, and the part to score the model on labels that it was not trained on."""
+    images, classes = len(source), len(source.domain.classes)
+    enough = images >= AUTO_HOLDOUT_FROM * classes
+    share = (AUTO_HOLDOUT if enough else 0.0) if config.holdout == "auto" else float(config.holdout)
+    train, held_out = split(source.domain.labels, share, config.seed)
     if config.select == "holdout" and not held_out:
         raise SettingsError(
             "no-holdout", "'--select holdout' needs held-out source images; give --holdout 0.1 or another --select."
         )
-    if config.holdout and not held_out and len(domain):
-        tell = screen.say if config.holdout == "auto" else screen.warn  # the one is as documented, the other a mistake
-        tell(why_none(config.holdout, max(domain.counts())))
+    if config.holdout == "auto" and not held_out and images:
+        screen.say(
+            f"No source image is held out: there are fewer than {AUTO_HOLDOUT_FROM} per class on average "
+            f"(use --holdout {AUTO_HOLDOUT:g} to hold some out anyway)."
+        )
+    elif config.holdout and not held_out and images:
+        screen.warn(
+            f"No source image is held out: --holdout {share:g} is less than one image of the largest class, which has "
+            f"{max(source.domain.counts())}; give a larger share, or 0."
+        )
     return source.keep(train), source.keep(held_out)
+
+
+def split(labels: tuple[int, ...], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Positions to train on and to hold out: the share of each class, rounded down, so that no class is left empty."""
+    generator = np.random.default_rng([seed, len(labels)])
+    array = np.asarray(labels)
+    held: list[int] = []
+    for label in np.unique(array):
+        members = generator.permutation(np.flatnonzero(array == label))
+        held += members[: int(share * len(members))].tolist()
+    chosen = set(held)
+    return [i for i in range(len(labels)) if i not in chosen], sorted(held)
 
 
 def check_data(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cdtrans.errors import CdtransError
+from cdtrans.errors import DataError
 
 State = Literal["ok", "warning", "stop"]
 LISTED = "'cdtrans check --json' lists them"  # names the command, because `adapt` prints the advice too
@@ -46,4 +46,5 @@ def refuse(findings: Sequence[Finding]) -> None:
     stops = [f for f in findings if f.state == "stop"]
     if stops:
         more = f" ({len(stops) - 1} more: see 'cdtrans check')" if len(stops) > 1 else ""
-        raise CdtransError(f"{stops[0].statement}{more}. {stops[0].advice} To continue anyway, use --force.")
+        sentence = f"{stops[0].statement}{more}. {stops[0].advice} To continue anyway, use --force."
+        raise DataError("data-refused", sentence)
