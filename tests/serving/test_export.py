@@ -275,8 +275,8 @@ def test_files_that_no_export_wrote_are_told(finished, flowers, tmp_path: Path) 
     with raises("not-exported"):
         cdtrans.load(finished.run / "adapted" / "model.safetensors")
     graph = onnx.load(flowers.file)
-    facts = {entry.key: entry for entry in graph.metadata_props}
-    facts["classes"].value = json.dumps(["one", "two"])
+    (card,) = [entry for entry in graph.metadata_props if entry.key == "card"]
+    card.value = json.dumps(json.loads(card.value) | {"classes": ["one", "two"]})
     onnx.save(graph, tmp_path / "other.onnx")
     with raises("run-damaged"):
         cdtrans.load(tmp_path / "other.onnx")

@@ -28,38 +28,35 @@ def each_image(images: One | Iterable[One]) -> Iterator[Source]:
     """A folder, list or tar gives its images, a batch of arrays one image after the other."""
     if isinstance(images, str | Path):
         yield from stream_images(Path(images))
-    elif isinstance(images, Image.Image):
-        yield with_pixels(images, "The image")
-    elif (array := as_array(images)) is not None and array.dtype.kind not in "OU":  # not an array of paths
-        yield from array_images(array, "The images" if array.ndim == 4 else "The image")
-    elif not isinstance(images, Iterable) or isinstance(images, bytes | dict):
-        raise ArgumentTypeError("image-type", f"An image must be {KINDS}, not {a_kind(images)}.")
-    else:
-        for number, image in enumerate(images, start=1):
-            yield from _one(image, number)
-
-
-def _one(image: object, number: int) -> Iterator[Source]:
-    """The image at this place of several."""
-    if isinstance(image, str | Path | Image.Image):
-        yield with_pixels(image, f"Image {number}") if isinstance(image, Image.Image) else image
         return
-    array = as_array(image)
-    if array is None:
-        raise ArgumentTypeError("image-type", f"Image {number} must be {KINDS}, not {a_kind(image)}.")
-    if array.ndim == 4:
+    several = isinstance(images, Iterable) and not isinstance(images, bytes | dict | Image.Image)
+    if (array := as_array(images)) is not None:
+        several = array.dtype.kind in "OU"  # an array of paths
+    if several:
+        for number, image in enumerate(images, start=1):  # type: ignore[arg-type]
+            yield from _one(image, f"Image {number}")
+    else:
+        yield from _one(images, "The image", batch=True)
+
+
+def _one(image: object, name: str, *, batch: bool = False) -> Iterator[Source]:
+    """One image, or the images of a batch. `name` is for errors."""
+    if isinstance(image, str | Path):
+        yield image
+    elif isinstance(image, Image.Image):
+        if 0 in image.size:  # PIL would make it black
+            size = f"{image.width} x {image.height}"
+            raise DataError("image-shape", f"{name} has no pixels: its size is {size}; leave it out.")
+        yield image
+    elif (array := as_array(image)) is None:
+        kind = type(image).__name__
+        raise ArgumentTypeError("image-type", f"{name} must be {KINDS}, not a value of the type '{kind}'.")
+    elif array.ndim == 4 and not batch:
         raise DataError(
-            "image-shape", f"Image {number} is a batch, of shape {array.shape}; give one batch, or images one by one."
+            "image-shape", f"{name} is a batch, of shape {array.shape}; give one batch, or images one by one."
         )
-    yield from array_images(array, f"Image {number}")
-
-
-def with_pixels(image: Image.Image, name: str) -> Image.Image:
-    """Refuse an image without pixels, which PIL would make black."""
-    if 0 in image.size:
-        size = f"{image.width} x {image.height}"
-        raise DataError("image-shape", f"{name} has no pixels: its size is {size}; leave it out.")
-    return image
+    else:
+        yield from array_images(array, name)
 
 
 def as_array(image: object) -> np.ndarray | None:
@@ -76,7 +73,7 @@ def as_array(image: object) -> np.ndarray | None:
 
 def array_images(array: np.ndarray, name: str) -> Iterator[Image.Image]:
     """[H, W], [H, W, C] or [C, H, W], or a batch [N, H, W, C] or [N, C, H, W] -> PIL images. Three axes are always
-    one image, so that [3, H, W] is RGB and no batch of grey images. `name` is for errors."""
+    one image, so that [3, H, W] is RGB and no batch of grey images."""
     if array.ndim not in (2, 3, 4) or 0 in array.shape[-3:]:
         raise DataError(
             "image-shape",
@@ -126,7 +123,3 @@ def eight_bits(image: np.ndarray, name: str) -> np.ndarray:
             "pixel-range", f"{name} has floats from {low:.4g} to {high:.4g}, but they must be from 0 to 1; {advice}."
         )
     return np.asarray(np.rint(255 * image.clip(0, 1)).astype(np.uint8))
-
-
-def a_kind(thing: object) -> str:
-    return f"a value of the type '{type(thing).__name__}'"

@@ -16,6 +16,7 @@ from cdtrans.errors import DataError, MissingFileError, RunError, SettingsError,
 from cdtrans.inputs.images import pixel_digest
 from cdtrans.inputs.stream import DecodedBatch, Source, cut, decode_batches
 from cdtrans.record import layout
+from cdtrans.record.files import intact
 from cdtrans.record.probabilities import no_class, probabilities
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import html_table
@@ -82,6 +83,10 @@ class Unreadable:
     path: Path | None  # None for an image that was not read from a file
     cause: str
 
+    def error(self) -> DataError:
+        what = f"'{self.path}'" if self.path else "An image"
+        return DataError("image-unreadable", f"{what} cannot be read: {self.cause}; leave it out.")
+
 
 class Classifier:
     """A loaded model; `cdtrans.load(RUN)` returns one.
@@ -122,7 +127,12 @@ class Classifier:
 
     def predict(self, images: One | Iterable[One], *, top: int = 1) -> Predictions:
         """Labels in the order of the images."""
-        return Predictions(map(_require_readable, self.stream(images, top=top)))
+        predictions = Predictions()
+        for result in self.stream(images, top=top):
+            if isinstance(result, Unreadable):
+                raise result.error()
+            predictions.append(result)
+        return predictions
 
     def predict_proba(self, images: One | Iterable[One]) -> np.ndarray:
         """[N, K] the probabilities of all classes, in the order of `classes_`."""
@@ -175,7 +185,7 @@ class Classifier:
         rows = [np.zeros((0, width), np.float32)]
         for decoded in self._decoded(cut(each_image(images), self.batch)):
             for n, problem in decoded.problems.items():
-                raise _unreadable(decoded.paths[n], problem)
+                raise Unreadable(decoded.paths[n], problem).error()
             rows.append(make(decoded.pixels))
         return np.concatenate(rows)
 
@@ -277,7 +287,10 @@ class OnnxClassifier(Classifier):
     def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
         import torch
 
-        return torch.from_numpy(self.read(pixels))
+        from cdtrans.serving.portable import EXPORT_AGAIN
+
+        with intact(self.file, EXPORT_AGAIN):
+            return torch.from_numpy(self.read(pixels))
 
     def digest(self) -> str:
         return hashlib.blake2b(self.file.read_bytes(), digest_size=16).hexdigest()
@@ -286,17 +299,6 @@ class OnnxClassifier(Classifier):
         raise SettingsError(
             "onnx-features", "An ONNX file gives probabilities and no features; load the run to embed images."
         )
-
-
-def _require_readable(result: Prediction | Unreadable) -> Prediction:
-    if isinstance(result, Unreadable):
-        raise _unreadable(result.path, result.cause)
-    return result
-
-
-def _unreadable(path: Path | None, cause: str) -> DataError:
-    what = f"'{path}'" if path else "An image"
-    return DataError("image-unreadable", f"{what} cannot be read: {cause}; leave it out.")
 
 
 @checked()

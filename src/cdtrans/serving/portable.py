@@ -2,11 +2,13 @@
 as the Hugging Face hub keeps it, which timm and transformers read. A model with several taps is none of timm's: its
 folder also has the code with which transformers runs it."""
 
+import copy
 import json
 import math
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -79,10 +81,6 @@ def onnx_file(model: Network, card: Card) -> bytes:
     return content
 
 
-def read_onnx(content: bytes) -> Read:
-    return _logits_of(_session(content))
-
-
 def open_onnx(file: Path) -> tuple[Read, Card]:
     """A file of `onnx_file`, and the card in its metadata."""
     with intact(file, EXPORT_AGAIN):
@@ -92,6 +90,11 @@ def open_onnx(file: Path) -> tuple[Read, Card]:
         if sizes != [[card.resize, card.resize, 3], [len(card.classes)], [len(card.classes)]]:
             raise Misfit("kind", "", f"its graph is for {sizes}, not for images of {card.resize} pixels")
     return _logits_of(session), card
+
+
+def read_onnx(content: bytes) -> Read:
+    """Read the file with onnxruntime alone, without cdtrans."""
+    return _logits_of(_session(content))
 
 
 def _session(content: bytes) -> Any:
@@ -152,18 +155,13 @@ def _timm_state(card: Card) -> dict[str, Tensor]:
 
 
 def folded(head: Head) -> tuple[Tensor, Tensor]:
-    """Neck and classifier as one linear layer: [K, D] and [K]. In eval mode the norm is a factor and a shift."""
-    weight, neck = head.classifier.weight.detach(), head.neck
-    if not isinstance(neck, nn.BatchNorm1d):
-        return weight.clone(), head.classifier.bias.detach().clone()
-    assert neck.running_mean is not None, "a bottleneck norm keeps statistics"
-    assert neck.running_var is not None, "a bottleneck norm keeps statistics"
-    factor = 1 / (neck.running_var.double() + neck.eps).sqrt()  # [D]
-    factor = factor if neck.weight is None else neck.weight.detach().double() * factor
-    shift = -neck.running_mean.double() * factor
-    shift = shift if neck.bias is None else neck.bias.detach().double() + shift
-    bias = 0.0 if head.classifier.bias is None else head.classifier.bias.detach().double()
-    return (weight.double() * factor).float(), (weight.double() @ shift + bias).float()
+    """Neck and classifier as one linear layer, [K, D] and [K]: in eval mode they are an affine map."""
+    exact = copy.deepcopy(head).cpu().double().eval()
+    dim = head.classifier.in_features
+    with torch.no_grad():
+        bias = exact.classify(torch.zeros(1, dim, dtype=torch.double)).logits  # [1, K]
+        weight = exact.classify(torch.eye(dim, dtype=torch.double)).logits - bias  # [D, K]
+    return weight.T.float().contiguous(), bias[0].float()
 
 
 def read_timm(content: bytes) -> Read:
@@ -190,12 +188,12 @@ def logits_by_timm(vit: Callable[[Tensor], Tensor], crop: int, mean: list[float]
 def hub_config(model: Network, card: Card) -> dict[str, Any]:
     """What timm and transformers need to build and feed the model. `squash` is how images are resized here: to a
     square."""
-    entries, backbone = facts(card), model.backbone.default_cfg
-    arguments = json.loads(entries["arguments"])
+    backbone = model.backbone.default_cfg
+    architecture, arguments = timm_call(card.backbone, crop=card.crop, args=card.backbone_args)
     kept = {name: backbone[name] for name in ("fixed_input_size", "first_conv", "classifier") if backbone.get(name)}
     return {
-        "architecture": entries["architecture"].partition(".")[0],
-        "num_classes": arguments.pop("num_classes"),
+        "architecture": architecture.partition(".")[0],
+        "num_classes": len(card.classes),
         "num_features": feature_dim(model.backbone),
         "label_names": list(card.classes),
         "model_args": arguments,
@@ -271,41 +269,29 @@ def metadata(content: bytes) -> dict[str, str]:
 
 
 def facts(card: Card) -> dict[str, str]:
-    """What a user of the file must know, as text, which is all that metadata can hold; lists and mappings are JSON."""
+    """The metadata of an exported file, as text; lists and mappings are JSON. `card` is for `open_timm` and
+    `open_onnx`: the card without what lies in the weights (neck, temperature) or names a path of this machine."""
     architecture, arguments = timm_call(card.backbone, crop=card.crop, args=card.backbone_args)
+    others = {name: value for name, value in arguments.items() if name != "img_size"}  # it follows from the crop
+    method = PurePath(card.method).name
+    plain = replace(card, backbone=architecture, backbone_args=others, method=method, weights="exported", versions={})
+    plain = replace(plain, neck="none", head={}, transferability=False, temperature=1.0)
     return {
         "classes": json.dumps(card.classes),
         "architecture": architecture,
         "arguments": json.dumps({"num_classes": len(card.classes), **arguments}),
-        "taps": str(card.taps),
-        "resize": str(card.resize),
-        "crop": str(card.crop),
-        "mean": json.dumps(card.mean),
-        "std": json.dumps(card.std),
-        "precision": card.precision,
+        **{name: json.dumps(getattr(card, name)) for name in ("resize", "crop", "mean", "std")},
         "model": card.name,
-        "stage": card.stage,
-        "epoch": str(card.epoch),
-        "method": PurePath(card.method).name,  # of a method in a file, no path of this machine
+        "card": json.dumps(asdict(plain)),
         "cdtrans": package_version("cdtrans"),
     }
 
 
 def read_facts(facts: dict[str, str], file: Path) -> Card:
-    """The card of an exported model from `facts`. Neck and temperature are in the weights."""
-    in_json = ("classes", "taps", "resize", "crop", "mean", "std", "epoch")
-    names = (*in_json, "architecture", "arguments", "precision", "stage", "method")
-    if missing := [name for name in names if name not in facts]:
-        raise RunError(
-            "not-exported", f"'{file}' was not written by 'cdtrans export': its metadata has no '{missing[0]}'."
-        )
-    values: dict[str, Any] = {name: json.loads(facts[name]) for name in in_json}
-    values |= {name: facts[name] for name in ("precision", "stage", "method")}
-    arguments = json.loads(facts["arguments"])
-    others = {name: value for name, value in arguments.items() if name not in ("num_classes", "img_size")}
-    values |= {"backbone": facts["architecture"], "backbone_args": others}
-    values |= {"weights": str(file), "neck": "none", "versions": {}}
-    card = card_from(values)
+    """The card in the metadata of an exported file."""
+    if "card" not in facts:
+        raise RunError("not-exported", f"'{file}' was not written by 'cdtrans export': its metadata has no card.")
+    card = card_from(json.loads(facts["card"]))
     if not card.classes:
         raise Misfit("range", "classes", "it has no classes")
     return card
