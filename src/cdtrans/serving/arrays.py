@@ -17,7 +17,7 @@ from cdtrans.inputs.stream import Source
 if TYPE_CHECKING:
     import torch
 
-CHANNELS = {1: "grey", 3: "RGB", 4: "RGBA"}
+CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 TOLERANCE = 1e-3  # interpolation may leave the range from 0 to 1 by so much
 KINDS = "a path, a PIL image, a numpy array or a torch tensor"
 
@@ -52,9 +52,7 @@ def _one(image: object, name: str, *, batch: bool = False) -> Iterator[Source]:
         kind = type(image).__name__
         raise ArgumentTypeError("image-type", f"{name} must be {KINDS}, not a value of the type '{kind}'.")
     elif array.ndim == 4 and not batch:
-        raise DataError(
-            "image-shape", f"{name} is a batch, of shape {array.shape}; give one batch, or images one by one."
-        )
+        raise DataError("image-shape", f"{name} is a batch {array.shape}; give one batch, or images one by one.")
     else:
         yield from array_images(array, name)
 
@@ -75,10 +73,7 @@ def array_images(array: np.ndarray, name: str) -> Iterator[Image.Image]:
     """[H, W], [H, W, C] or [C, H, W], or a batch [N, H, W, C] or [N, C, H, W] -> PIL images. Three axes are always
     one image, so that [3, H, W] is RGB and no batch of grey images."""
     if array.ndim not in (2, 3, 4) or 0 in array.shape[-3:]:
-        raise DataError(
-            "image-shape",
-            f"{name} cannot have the shape {array.shape}; give [H, W, C] or [C, H, W], or a batch of them.",
-        )
+        raise DataError("image-shape", f"{name} has the shape {array.shape}; give [H, W, C], [C, H, W] or a batch.")
     if array.ndim > 2:
         array = channels_last(array, name)
     for image in array if array.ndim == 4 else array[None]:
@@ -89,19 +84,14 @@ def array_images(array: np.ndarray, name: str) -> Iterator[Image.Image]:
 def channels_last(array: np.ndarray, name: str) -> np.ndarray:
     """The channels are where there are 1, 3 or 4 of them."""
     last, first = array.shape[-1] in CHANNELS, array.shape[-3] in CHANNELS
-    if last and first:
-        raise DataError(
-            "image-shape",
-            f"{name} of shape {array.shape} may have its channels first or last; give a larger image, or a PIL image.",
-        )
-    if not last and not first:
+    if last != first:
+        return array if last else np.moveaxis(array, -3, -1)
+    if last:
+        why = "may have its channels first or last; give a larger image, or a PIL image"
+    else:
         batch = "; give a batch of grey images as [N, H, W, 1]" if array.ndim == 3 else ""
-        raise DataError(
-            "image-shape",
-            f"{name} of shape {array.shape} has its channels neither last nor first: there must be 1 (grey), 3 (RGB) "
-            f"or 4 (RGBA) of them{batch}.",
-        )
-    return array if last else np.moveaxis(array, -3, -1)
+        why = f"has its channels neither last nor first: there must be 1 (grey), 3 (RGB) or 4 (RGBA) of them{batch}"
+    raise DataError("image-shape", f"{name} of shape {array.shape} {why}.")
 
 
 def eight_bits(image: np.ndarray, name: str) -> np.ndarray:
@@ -109,17 +99,12 @@ def eight_bits(image: np.ndarray, name: str) -> np.ndarray:
     if image.dtype == np.uint8:
         return np.ascontiguousarray(image)
     if image.dtype.kind != "f":
-        raise DataError(
-            "pixel-type",
-            f"{name} must be uint8 from 0 to 255 or float from 0 to 1, not {image.dtype}; if the values are from 0 to "
-            "255, use .astype('uint8') or .to(torch.uint8).",
-        )
+        advice = "if they are from 0 to 255, use .astype('uint8') or .to(torch.uint8)"
+        raise DataError("pixel-type", f"{name} must be uint8, or float from 0 to 1, not {image.dtype}; {advice}.")
     if not np.isfinite(image).all():
         raise DataError("pixel-range", f"{name} has values that are NaN or infinite; replace them.")
     low, high = float(image.min()), float(image.max())
     if low < -TOLERANCE or high > 1 + TOLERANCE:
         advice = "divide by 255" if low >= 0 and high <= 255 else "give the pixels before any normalisation"
-        raise DataError(
-            "pixel-range", f"{name} has floats from {low:.4g} to {high:.4g}, but they must be from 0 to 1; {advice}."
-        )
+        raise DataError("pixel-range", f"{name} has floats from {low:.4g} to {high:.4g}, not 0 to 1; {advice}.")
     return np.asarray(np.rint(255 * image.clip(0, 1)).astype(np.uint8))

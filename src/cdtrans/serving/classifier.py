@@ -296,9 +296,7 @@ class OnnxClassifier(Classifier):
         return hashlib.blake2b(self.file.read_bytes(), digest_size=16).hexdigest()
 
     def embed(self, images: One | Iterable[One]) -> np.ndarray:
-        raise SettingsError(
-            "onnx-features", "An ONNX file gives probabilities and no features; load the run to embed images."
-        )
+        raise SettingsError("onnx-features", "An ONNX file gives no features; load the run to embed images.")
 
 
 @checked()
@@ -340,9 +338,7 @@ def is_exported(place: str | Path) -> bool:
 def require_run(place: str | Path, given: dict[str, bool]) -> None:
     """Refuse options that need what only a run folder has."""
     if flag := next((name for name, is_given in given.items() if is_given), None):
-        raise SettingsError(
-            "needs-a-run", f"--{flag} needs a run folder, and '{place}' is an exported model; leave it out."
-        )
+        raise SettingsError("needs-a-run", f"--{flag} needs a run folder, not the exported '{place}'; leave it out.")
 
 
 def exported_file(place: str | Path) -> Path:
@@ -356,9 +352,7 @@ def exported_file(place: str | Path) -> Path:
             raise RunError("no-model", f"'{place}' holds neither {' nor '.join(FILES)}; 'cdtrans push' uploads them.")
         file = present[0]
     if not file.is_file():
-        raise MissingFileError(
-            "no-exported-file", f"'{file}' does not exist; 'cdtrans export RUN --out {file.name}' writes such a file."
-        )
+        raise MissingFileError("no-exported-file", f"'{file}' does not exist; 'cdtrans export RUN' writes such files.")
     if file.suffix.lower() == ".onnx" and find_spec("onnxruntime") is None:
         raise SettingsError("package-missing", f"'{file}' needs onnxruntime: 'pip install cdtrans[onnx]'.")
     return file
@@ -368,9 +362,7 @@ def _load_exported(file: Path, device: str) -> Classifier:
     require_device(device)
     on_cpu = file.suffix.lower() == ".onnx"
     if on_cpu and device not in ("auto", "cpu"):
-        raise SettingsError(
-            "onnx-device", f"An ONNX file is run on the CPU; leave --device {device} out, or load the run."
-        )
+        raise SettingsError("onnx-device", f"ONNX files run on the CPU; leave --device {device} out, or load the run.")
     with importing():
         from cdtrans.runtime.device import pick_device
         from cdtrans.serving.portable import open_onnx, open_timm

@@ -81,9 +81,7 @@ def export_file(run: RunRecord, file: Path, *, model: str, screen: Screen) -> Ex
     """One file, in the format of its suffix."""
     kind = FORMATS.get(file.suffix.lower())
     if kind is None:
-        raise SettingsError(
-            "export-suffix", f"'{file}' should end in .onnx, or in .safetensors for weights that timm reads."
-        )
+        raise SettingsError("export-suffix", f"'{file}' should end in .onnx, or in .safetensors for timm.")
     if kind == "onnx" and (missing := missing_packages()):
         raise SettingsError("package-missing", f"{missing}, or export .safetensors.")
     require_output(file, "export", "--out", started_from(run))
@@ -91,15 +89,12 @@ def export_file(run: RunRecord, file: Path, *, model: str, screen: Screen) -> Ex
         from cdtrans.serving.portable import onnx_file, read_onnx, read_timm, timm_file
 
     make, read = (onnx_file, read_onnx) if kind == "onnx" else (timm_file, read_timm)
-    with screen.track(f"exporting {kind}", 3) as task:
+    with screen.track(f"exporting {kind}", None):
         classifier = loaded(run, model, screen)
         if kind == "onnx" and (why := why_not_onnx(classifier)):
             raise SettingsError("onnx-too-large", f"{why}; export it as .safetensors.")
-        task.advance(1)
         content = make(classifier.model, classifier.card)
-        task.advance(1)
         difference = check(classifier, read(content))
-        task.advance(1)
     with atomic(file) as written:
         written.write(content)
     return Exported(file, kind, classifier.name, len(classifier.classes), len(content), CHECKED, difference)
@@ -118,10 +113,9 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
     with TemporaryDirectory(prefix=f".{final.name}.", dir=final.parent) as place:
         draft = Path(place) / "draft"
         draft.mkdir()
-        with screen.track("exporting a hub folder", 3) as task:
+        with screen.track("exporting a hub folder", None):
             classifier = loaded(run, model, screen)
             network, card = classifier.model, classifier.card
-            task.advance(1)
             no_weights, no_onnx = why_no_weights(network, card), why_not_onnx(classifier)
             if no_weights and no_onnx:
                 raise SettingsError("nothing-to-export", f"There is nothing to export: {no_weights}, and {no_onnx}.")
@@ -132,12 +126,10 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
             if not no_weights:
                 write_folder(draft, network, card)
                 differences.append(check(classifier, read_folder(draft)))
-            task.advance(1)
             if not no_onnx:
                 content = onnx_file(network, card)
                 differences.append(check(classifier, read_onnx(content)))
                 (draft / "model.onnx").write_bytes(content)
-            task.advance(1)
         text = hub_card(
             run,
             card,
@@ -203,11 +195,8 @@ def check(classifier: Classifier, exported: Callable[[np.ndarray], np.ndarray]) 
     ours = classifier.logits(images)
     difference = float(np.abs(exported(images) - ours).max() / np.abs(ours).max())
     if not difference <= TOLERANCE:
-        raise RunError(
-            "export-differs",
-            f"The exported file differs from the model (by {difference:.1g} of the largest logit) and was not written; "
-            "please report it with the versions of 'cdtrans --version'.",
-        )
+        advice = "it was not written; please report it with the versions of 'cdtrans --version'"
+        raise RunError("export-differs", f"The export differs from the model (logits by {difference:.1g}): {advice}.")
     return difference
 
 
@@ -240,7 +229,6 @@ def push(
     record.model_name(model)
     with TemporaryDirectory(prefix="cdtrans-") as place:
         exported = export_folder(record, Path(place) / "hub", model=model, screen=screen, name=name)
-        with screen.track(f"uploading to {name}", 1) as task:
+        with screen.track(f"uploading to {name}", None):
             address = upload(exported.file, name, private=private)
-            task.advance(1)
     return Pushed(name, address, exported.model, exported.bytes)

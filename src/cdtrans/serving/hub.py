@@ -21,9 +21,7 @@ TEMPLATE = "hub_card.md"
 
 def require_name(name: str) -> None:
     if not NAME.fullmatch(name) or "--" in name or ".." in name:
-        raise SettingsError(
-            "hub-name", f"'{name}' is not the name of a repository on the Hugging Face hub; give USER/NAME."
-        )
+        raise SettingsError("hub-name", f"'{name}' is not the name of a repository on the hub; give USER/NAME.")
 
 
 def download(name: str, files: Sequence[str]) -> Path:
@@ -37,9 +35,7 @@ def download(name: str, files: Sequence[str]) -> Path:
             name, revision=revision or None, allow_patterns=list(files), etag_timeout=HUB_SECONDS
         )
     except Exception as error:  # whatever the client raises without a network, a repository or a permission
-        raise DeviceError(
-            "hub-refused", f"'{name}' could not be downloaded from the Hugging Face hub: {_cause(error)}."
-        ) from error
+        raise _refused(name, "downloaded", error) from error
     return Path(folder)
 
 
@@ -52,26 +48,26 @@ def upload(folder: Path, name: str, *, private: bool) -> str:
         api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model by cdtrans")
     except Exception as error:  # as above
-        raise DeviceError(
-            "hub-refused", f"'{name}' could not be uploaded to the Hugging Face hub: {_cause(error)}."
-        ) from error
+        raise _refused(name, "uploaded", error) from error
     return f"https://huggingface.co/{name}"
 
 
-def _cause(error: Exception) -> str:
+def _refused(name: str, done: str, error: Exception) -> DeviceError:
     """What to do, by the answer of the hub; no answer at all means no network."""
     from huggingface_hub.errors import LocalTokenNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if isinstance(error, RepositoryNotFoundError):
-        return "there is no such repository, or it is private; check the name, or log in with 'hf auth login'"
-    if isinstance(error, RevisionNotFoundError):
-        return "it has no such revision; check the part after @"
     status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, LocalTokenNotFoundError) or status in (401, 403):
-        return "it is not permitted; log in with 'hf auth login' to an account that has access"
-    if status is not None:
-        return f"it answered {status}; try again later"
-    return f"there is no connection ({type(error).__name__}); connect to the network"
+    if isinstance(error, RepositoryNotFoundError):
+        cause = "there is no such repository, or it is private; check the name, or log in with 'hf auth login'"
+    elif isinstance(error, RevisionNotFoundError):
+        cause = "it has no such revision; check the part after @"
+    elif isinstance(error, LocalTokenNotFoundError) or status in (401, 403):
+        cause = "it is not permitted; log in with 'hf auth login' to an account that has access"
+    elif status is not None:
+        cause = f"it answered {status}; try again later"
+    else:
+        cause = f"there is no connection ({type(error).__name__}); connect to the network"
+    return DeviceError("hub-refused", f"'{name}' could not be {done} (Hugging Face hub): {cause}.")
 
 
 def hub_card(

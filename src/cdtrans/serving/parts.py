@@ -121,9 +121,7 @@ class PartFolder:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self.lock = try_lock(self.folder / LOCK)
                 if self.lock is None:
-                    raise RunError(
-                        "parts-locked", f"Another process is writing to '{self.folder}'; wait until it ends."
-                    )
+                    raise RunError("parts-locked", f"Another process writes to '{self.folder}'; wait until it ends.")
             parts = (self.read(*name) for name in self.names() if self.owns(*name))
             self.done = sum(part.counts.images + part.counts.skipped for part in parts if part)
         except BaseException:
@@ -164,20 +162,16 @@ class PartFolder:
         values = json.loads(head)
         there, cut = values["settings"], values["skipped"]
         if changed := [f"{k}: {there.get(k)} there, {v} now" for k, v in self.settings.items() if there.get(k) != v]:
-            raise RunError(
-                "parts-of-another-command",
-                f"'{self.folder}' holds the finished parts of another command ({first_of(changed)}); run that one "
-                "again to resume it, remove the folder, or write to another file.",
-            )
+            advice = "run that one again to resume it, remove the folder, or write to another file"
+            what = f"the finished parts of another command ({first_of(changed)})"
+            raise RunError("parts-of-another-command", f"'{self.folder}' holds {what}; {advice}.")
         counts = Counts(**values["counts"])
         return Finished(counts, content[:cut], content[cut:], values["digest"], values["last"])
 
     def store(self, part: Part, finished: Finished) -> None:
         shard = self.shards[part.place]
         if shard.is_tar and part.digest != shard.digest(part.number, part.last, part.images):
-            raise DataError(
-                "images-changed", f"'{shard.where}' has changed while it was predicted; run the same command again."
-            )
+            raise DataError("images-changed", f"'{shard.where}' has changed since this began; run the command again.")
         head = {"settings": self.settings, "counts": asdict(finished.counts), "skipped": len(finished.skipped)}
         head |= {"digest": part.digest, "last": part.last}
         line, content = json.dumps(head).encode(), finished.skipped + finished.rows
@@ -224,9 +218,7 @@ class PartFolder:
         """All parts in order, when every process is done."""
         for part in chain.from_iterable(map(self.chain, range(len(self.shards)))):
             if part is None:
-                raise RunError(
-                    "part-damaged", f"A part in '{self.folder}' is missing or damaged; run the same command again."
-                )
+                raise RunError("part-damaged", f"A part in '{self.folder}' is damaged; run the same command again.")
             yield part
 
     def _file(self, place: int, number: int) -> Path:

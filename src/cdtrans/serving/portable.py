@@ -112,11 +112,8 @@ def timm_file(model: Network, card: Card) -> bytes:
     if why := why_no_weights(model, card):
         raise SettingsError("no-timm-model", f"{why}; export .onnx instead.")
     if model.taps > 1:
-        raise SettingsError(
-            "no-timm-model",
-            f"This model classifies the features of its last {model.taps} blocks together, which timm's models cannot; "
-            "export .onnx or a hub folder (--to hub-folder) instead, or train with --taps 1.",
-        )
+        advice = "export .onnx or a hub folder (--to hub-folder) instead, or train with --taps 1"
+        raise SettingsError("no-timm-model", f"timm's models cannot classify by {model.taps} blocks; {advice}.")
     return weights_file(model, card)
 
 

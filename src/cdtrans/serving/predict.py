@@ -112,10 +112,8 @@ def predict(
     images) and `accuracy` (expected of the labels) decides which labels are left empty. With `unknown` there is a score
     for images of no class. `model` is as for `load`. At most the share `max_bad` of the files may be unreadable."""
     if not isinstance(images, str | Path):
-        raise ArgumentTypeError(
-            "images-not-a-path",
-            "The images to predict must be a path; for images in memory, use load(run).predict(images).",
-        )
+        advice = "for images in memory, use load(run).predict(images)"
+        raise ArgumentTypeError("images-not-a-path", f"The images to predict must be a path; {advice}.")
     if csv is not None and parquet is not None:
         raise SettingsError("two-tables", "--csv and --parquet cannot be combined; give one of them.")
     images, screen = Path(images), screen or Screen(quiet=quiet)
@@ -158,8 +156,6 @@ def find_threshold(
     """The probability below which labels are left empty: as given, or found from the run's own target images."""
     if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
         raise SettingsError("two-thresholds", "--abstain, --keep and --accuracy cannot be combined; give one of them.")
-    if abstain is not None and not 0 <= abstain <= 1:
-        raise SettingsError("no-probability", f"The probability to abstain below must be from 0 to 1, not {abstain:g}.")
     if run is not None and keep is not None:
         kept = threshold_for_share(run.confidences(model), keep)
     elif run is not None and accuracy is not None:
@@ -182,21 +178,13 @@ def check_places(
         require_output(file, "predictions", flag, *inputs)
         require_output(skipped_list(file), "list of unreadable files", flag, *inputs)
         if is_image_name(file.name) or is_tar_name(file.name):
-            raise SettingsError(
-                "table-named-as-image",
-                f"'{file}' has the name of an image or tar, but predictions are a table; choose another {flag}.",
-            )
+            raise SettingsError("table-name", f"'{file}' has the name of an image or tar; choose another {flag}.")
         if folder_of(file).exists() and not folder_of(file).is_dir():
-            raise SettingsError(
-                "no-folder-for-parts",
-                f"'{folder_of(file)}' must be a folder, for finished parts, but is a file; choose another {flag}.",
-            )
+            raise SettingsError("no-folder-for-parts", f"'{folder_of(file)}' is no folder; choose another {flag}.")
         if kind == "parquet" and find_spec("pyarrow") is None:
             raise SettingsError("package-missing", f"'{file}' needs pyarrow: 'pip install cdtrans[parquet]'.")
     elif file is not None and launched_world() > 1:
-        raise SettingsError(
-            "output-shared", "Several processes cannot share standard output; give --csv or --parquet FILE."
-        )
+        raise SettingsError("output-shared", "Several processes need a file for their output; give --csv or --parquet.")
     damaged: TarMember | None = None
     for image in stream_images(images, root):
         if not (isinstance(image, TarMember) and image.path == image.tar):
@@ -388,11 +376,9 @@ class Job:
         the number of tars, because nobody knows how many images are missing."""
         if counts.tars > self.max_bad * len(self.shards):
             where = f" (listed in '{listed}')" if listed else ""
-            raise DataError(
-                "too-many-damaged-tars",
-                f"{counts.tars} of {len(self.shards)} tars cannot be read to the end{where}: repair or remove them, or "
-                f"raise --max-bad above {self.max_bad:g}.",
-            )
+            problem = f"{counts.tars} of {len(self.shards)} tars cannot be read to the end{where}"
+            advice = f"repair or remove them, or raise --max-bad above {self.max_bad:g}"
+            raise DataError("too-many-damaged-tars", f"{problem}: {advice}.")
         if counts.skipped:
             (path, cause), total = counts.first_skipped, counts.images + counts.skipped
             cause += f"; all are listed in '{listed}'" if listed else ""
