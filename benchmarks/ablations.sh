@@ -19,7 +19,7 @@ trap 'kill "${pids[@]}" 2> /dev/null || true' INT TERM
 ablate() {
     local name=$1
     shift
-    python3 -m cdtrans ablate "$name" "$source" "$target" --key "$key" --out "$out/$name" --jobs "$jobs" \
+    python3 -m cdtrans ablate "$name" "$source" "$target" --labels "$key" --out "$out/$name" --jobs "$jobs" \
         --backbone "$backbone" --weights "$weights" --holdout 0 "$@" >> "$out/$name.log" 2>&1 &
     names+=("$name") pids+=($!)
 }

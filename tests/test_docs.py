@@ -65,4 +65,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     reference = (tmp_path / "reference" / "index.html").read_text(encoding="utf-8")
     assert "layer_decay" in reference
     assert "--budget" in reference
-    assert "with-key" not in reference, "it is hidden"
+    assert "with-labels" not in reference, "it is hidden"

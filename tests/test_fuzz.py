@@ -256,7 +256,7 @@ def command(verb: tuple[str, ...], place: Path) -> list[object]:
                 "ablate",
                 "attention",
                 run,
-                "--key",
+                "--labels",
                 place / "answers.txt",
                 "--out",
                 place / "a.png",

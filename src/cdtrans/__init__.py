@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from cdtrans.serving.export import push as push
     from cdtrans.serving.predict import Predicted as Predicted
     from cdtrans.serving.predict import predict as predict
-    from cdtrans.studies.benchmark import BenchResult as BenchResult
     from cdtrans.studies.benchmark import bench as bench
+    from cdtrans.studies.study import BenchResult as BenchResult
 
     __version__: str
 
@@ -49,7 +49,8 @@ PUBLIC = {  # module -> its public names
     "serving.classifier": "Classifier Prediction Predictions load",
     "serving.export": "Exported Pushed export push",
     "serving.predict": "Predicted predict",
-    "studies.benchmark": "BenchResult bench",
+    "studies.benchmark": "bench",
+    "studies.study": "BenchResult",
 }
 _HOMES = {name: f"cdtrans.{module}" for module, names in PUBLIC.items() for name in names.split()}
 

@@ -37,8 +37,8 @@ from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.benchmark import BenchResult
-from cdtrans.studies.folder import TABLE_DEFAULTS
+from cdtrans.studies.recipes import TABLE_DEFAULTS
+from cdtrans.studies.study import BenchResult
 from cdtrans.trust.findings import Finding
 from support import says
 from tiny_task import CLASSES, draw
@@ -46,7 +46,7 @@ from tiny_task import CLASSES, draw
 COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
 ALL = {"--help-all"}  # of verbs with settings
 SCORING = {"--root", "--model", "--device", "--max-bad"}
-PAIRS = {"--key", "--out", "--preset", "--config", "--force", "--jobs"}
+PAIRS = {"--labels", "--out", "--preset", "--config", "--force", "--jobs"}
 FLAGS = {  # of the verbs, beside those of all and the settings
     **{"adapt": {"--out", "--preset", "--config", "--force", "--target"}, "demo": {"--out"}, "eval": SCORING},
     **{"check": {"--preset", "--config", "--model", "--no-model"}, "export": {"--out", "--to", "--model"}},
@@ -66,7 +66,7 @@ FLAGS = {  # of the verbs, beside those of all and the settings
     },
     **{"ablate losses": PAIRS, "ablate pseudo-labels": PAIRS},
     "ablate noise": PAIRS | {"--levels", "--pairs", "--seeds"},
-    "ablate attention": {"--out", "--key", "--pairs", "--pair", "--root", "--device"},
+    "ablate attention": {"--out", "--labels", "--pairs", "--pair", "--root", "--device"},
 }
 
 

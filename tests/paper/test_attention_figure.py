@@ -3,17 +3,20 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
+from ablation_task import make_labels, true_classes
+from cdtrans.errors import CdtransError
 from cdtrans.paper.attention_figure import draw_attention, false_pairs
-from cdtrans.paper.pair_quality import UNKNOWN
-from cdtrans.reporting.record import read_record
+from cdtrans.paper.pair_labels import UNKNOWN
+from cdtrans.record.record import RunRecord
 from commands import warm
-from support import error_says
+from support import raises
 from tiny_task import CLASSES, Task, make_task
 
 pytestmark = pytest.mark.slow
@@ -33,20 +36,14 @@ def run(task: Task) -> Path:
 
 
 @pytest.fixture(scope="module")
-def key(task: Task) -> Path:
-    file = task.folder / "key.txt"
-    file.write_text("".join(f"target/{n:02}.png {CLASSES[n % 3]}\n" for n in range(21)))
-    return file
-
-
-def true_classes(run: Path) -> np.ndarray:
-    return np.array([int(Path(path).stem) % 3 for path in read_record(run).target])
+def labels(task: Task) -> Path:
+    return make_labels(task)
 
 
 def test_the_false_pairs_are_all_those_kept_whose_target_is_of_another_class(run: Path) -> None:
-    record, true = read_record(run), true_classes(run)
+    record, true = RunRecord(run), true_classes(run)
     expected = set()
-    for r in record.rounds:
+    for r in record.rounds.values():
         expected |= {
             (s, t)
             for s, t, label, kept in zip(r.source.tolist(), r.target.tolist(), r.source_labels, r.kept, strict=True)
@@ -65,18 +62,18 @@ def test_the_false_pairs_are_all_those_kept_whose_target_is_of_another_class(run
 
 
 def test_rejected_pairs_and_images_that_the_key_does_not_name_are_not_false(run: Path) -> None:
-    record = read_record(run)
-    for r in record.rounds:
+    record = RunRecord(run)
+    for r in record.rounds.values():
         r.kept[:] = r.source_labels == true_classes(run)[r.target]
     assert list(false_pairs(record, true_classes(run))) == []
-    assert list(false_pairs(read_record(run), np.full(21, UNKNOWN))) == []
+    assert list(false_pairs(RunRecord(run), np.full(21, UNKNOWN))) == []
 
 
-def test_the_picture_has_a_row_for_each_and_json_says_which(run: Path, key: Path, tmp_path: Path) -> None:
+def test_the_picture_has_a_row_for_each_and_json_says_which(run: Path, labels: Path, tmp_path: Path) -> None:
     heights = []
     for pairs in (1, 3):
         out = tmp_path / "figures" / f"{pairs}.png"
-        arguments = ["ablate", "attention", str(run), "--key", str(key), "--out", str(out), "--pairs", str(pairs)]
+        arguments = ["ablate", "attention", str(run), "--labels", str(labels), "--out", str(out), "--pairs", str(pairs)]
         ended = warm().run([*arguments, "--device", "cpu", "--json"], tmp_path / "logs")
         assert ended.code == 0, ended.err
         told = json.loads(ended.out)
@@ -91,13 +88,13 @@ def test_the_picture_has_a_row_for_each_and_json_says_which(run: Path, key: Path
 
 
 def test_the_pictures_are_the_pairs_own_and_attention_is_a_share(
-    run: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdtrans.paper.attention_figure.BATCH", 3)
-    shown = draw_attention(run, key, tmp_path / "a.png", pairs=100, device="cpu")
-    assert len(shown.pictures) == len(shown.pairs) > 3, "more than one batch"
-    target = read_record(run).root("target")
-    for pair, (source, picture, weights) in zip(shown.pairs, shown.pictures, strict=True):
+    monkeypatch.setattr("cdtrans.reporting.gallery.BATCH", 3)
+    shown = draw_attention(run, labels=labels, out=tmp_path / "a.png", pairs=100, device="cpu")
+    assert len(shown.images) == len(shown.pairs) > 3, "more than one batch"
+    target = RunRecord(run).root("target")
+    for pair, (source, picture, weights) in zip(shown.pairs, shown.images, strict=True):
         assert source.shape == picture.shape == (16, 16, 3)
         assert weights.shape == (2, 2)
         assert 0 < weights.sum() <= 1
@@ -105,53 +102,54 @@ def test_the_pictures_are_the_pairs_own_and_attention_is_a_share(
             assert abs(np.asarray(file).mean() - picture.mean()) < 10
 
 
-def test_chosen_pairs_need_no_key(run: Path, tmp_path: Path) -> None:
-    record = read_record(run)
-    words = [f"{record.source[5]},{record.target[2]}", f"{record.source[0]}, {record.target[20]}"]
+def test_chosen_pairs_need_no_labels(run: Path, tmp_path: Path) -> None:
+    paths = RunRecord(run).images.paths
+    source, target = paths["source"], paths["target"]
+    words = [f"{source[5]},{target[2]}", f"{source[0]}, {target[20]}"]
     arguments = ["ablate", "attention", str(run), "--out", str(tmp_path / "a.png"), "--device", "cpu", "--json"]
     ended = warm().run([*arguments, "--pair", words[0], "--pair", words[1]], tmp_path / "logs")
     assert ended.code == 0, ended.err
-    told = json.loads(ended.out)["pairs"]
-    assert [(pair["source"], pair["target"]) for pair in told] == [(5, 2), (0, 20)]
-    assert [pair["source_class"] for pair in told] == [Path(record.source[i]).parent.name for i in (5, 0)]
-    with Image.open(tmp_path / "a.png") as picture:
-        assert picture.format == "PNG"
-    with error_says(f"'{record.source[0]}'", "pair", "SOURCE,TARGET"):
-        draw_attention(run, None, tmp_path / "b.png", pairs=1, chosen=[record.source[0]], device="cpu")
+    pairs = json.loads(ended.out)["pairs"]
+    assert [(pair["source"], pair["target"]) for pair in pairs] == [(5, 2), (0, 20)]
+    assert [pair["source_class"] for pair in pairs] == [Path(source[i]).parent.name for i in (5, 0)]
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.format == "PNG"
+    with raises("pair-unknown"):
+        draw_attention(run, out=tmp_path / "b.png", pair=[source[0]], device="cpu")
 
 
-def test_a_run_without_pairs_or_without_an_adapted_model_says_so(run: Path, key: Path, tmp_path: Path) -> None:
+def test_a_run_without_pairs_or_without_an_adapted_model_says_so(run: Path, labels: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     config = yaml.safe_load((copy / "config.yaml").read_text())
     (copy / "config.yaml").write_text(yaml.safe_dump(config | {"method": "rpll", "method_args": {}}))
-    with error_says("'rpll'", "no pairs that it trains on", "--pair"):
-        draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
+    with raises("no-pairs"):
+        draw_attention(copy, labels=labels, out=tmp_path / "a.png", pairs=1, device="cpu")
     shutil.rmtree(copy / "adapted")
-    with error_says("before stage 2"):
-        draw_attention(copy, key, tmp_path / "a.png", pairs=1, device="cpu")
+    with raises("model-missing"):
+        draw_attention(copy, labels=labels, out=tmp_path / "a.png", pairs=1, device="cpu")
 
 
-def test_no_image_of_the_run_is_replaced(run: Path, key: Path, task: Task) -> None:
+def test_no_image_of_the_run_is_replaced(run: Path, labels: Path, task: Task) -> None:
     image = next(task.target.glob("*.png"))
     before = image.read_bytes()
-    with error_says(image.name, "choose another --out"):
-        draw_attention(run, key, image, pairs=1)
+    with pytest.raises(CdtransError, match="choose another --out"):
+        draw_attention(run, labels=labels, out=image, pairs=1)
     assert image.read_bytes() == before
 
 
-def test_bad_input_is_one_sentence(run: Path, key: Path, task: Task, tmp_path: Path) -> None:
+def test_bad_input_is_refused(run: Path, labels: Path, task: Task, tmp_path: Path) -> None:
     others = tmp_path / "key.txt"
     others.write_text(f"{task.source}/red/00.png red\n")
-    cases = [
-        ((run, others, tmp_path / "a.png"), [f"'{others}'", "none", "target"]),
-        ((run, None, tmp_path / "a.png"), ["--key", "--pair"]),
-        ((run, key, tmp_path), ["--out"]),
-        ((run, key, tmp_path / "a.pdf"), ["PNG", "--out", "a.png'"]),
-        ((tmp_path / "none", key, tmp_path / "a.png"), [f"'{tmp_path / 'none'}'", "not exist"]),
-        ((run, tmp_path / "none.txt", tmp_path / "a.png"), ["none.txt", "not exist"]),
+    cases: list[tuple[str | None, Any]] = [
+        ("labels-not-of-target", (run, others, tmp_path / "a.png")),
+        ("no-labels", (run, None, tmp_path / "a.png")),
+        ("out-is-a-folder", (run, labels, tmp_path)),
+        ("figure-not-png", (run, labels, tmp_path / "a.pdf")),
+        ("no-run", (tmp_path / "none", labels, tmp_path / "a.png")),
+        (None, (run, tmp_path / "none.txt", tmp_path / "a.png")),
     ]
-    for places, words in cases:
-        with error_says(*words):
-            draw_attention(*places, pairs=2, device="cpu")
+    for code, (where, given, out) in cases:
+        with raises(code) if code else pytest.raises(CdtransError):
+            draw_attention(where, labels=given, out=out, pairs=2, device="cpu")
     assert not (tmp_path / "a.png").exists()

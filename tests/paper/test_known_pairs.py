@@ -8,19 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cdtrans.errors import CdtransError
 from cdtrans.methods import METHODS, WITH_TARGET_LABELS, require_method
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import Domains, Proposals
 from cdtrans.paper import known_pairs
-from cdtrans.paper.known_pairs import GroundTruth, KnownPairs, SampledPairs, adapt_with_labels, draw
-from cdtrans.paper.pair_quality import UNKNOWN
+from cdtrans.paper.known_pairs import GroundTruth, KnownPairs, SampledPairs, draw
+from cdtrans.paper.pair_labels import UNKNOWN, adapt_with_labels
 from cdtrans.runtime.screen import Screen
-from support import error_says
+from support import error_says, raises
 from tiny_task import Task, make_source, make_task
 
-LABELS = torch.tensor([2, 0, 1, 1, 2, 0, 2, 2])  # of the source; class 3 has no image there
+LABELS = torch.tensor([2, 0, 1, 1, 2, 0, 2, 2])  # the source's; class 3 has no image there
 TRUE = torch.tensor([0, 1, 2, 2, 1, 0, 3, UNKNOWN, 2, 1])
 KNOWN = [0, 1, 2, 3, 4, 5, 8, 9]
 
@@ -105,7 +104,7 @@ class TestSampledPairs:
         assert not torch.equal(one.target, other.target)
 
     def test_without_a_known_image_it_is_one_sentence(self) -> None:
-        with error_says("target labels", "no labelled target image", "class of the source"):
+        with raises("no-labelled-image"):
             planned(SampledPairs, domains_of(), torch.full((10,), UNKNOWN), pairs=24)
 
 
@@ -124,7 +123,7 @@ class TestGroundTruth:
         assert len(twice.source) > len(listed)
 
     def test_without_a_known_image_it_is_one_sentence(self) -> None:
-        with error_says("target labels", "no labelled target image", "class of the source"):
+        with raises("no-labelled-image"):
             planned(GroundTruth, domains_of(), torch.full((10,), UNKNOWN))
 
 
@@ -154,16 +153,16 @@ class TestAdaptWithLabels:
     @pytest.fixture
     def how(self, tmp_path: Path) -> tuple[Task, dict[str, Any]]:
         task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
-        key = make_source(tmp_path / "others", each=2)
-        return task, {"key": key, "out": tmp_path / "out", "config": task.config, "screen": Screen(quiet=True)}
+        labels = make_source(tmp_path / "others", each=2)
+        return task, {"labels": labels, "out": tmp_path / "out", "config": task.config, "screen": Screen(quiet=True)}
 
     def test_a_method_without_target_labels_is_refused(self, how: tuple[Task, dict[str, Any]]) -> None:
         task, given = how
-        with error_says("'cdtrans'", "no target labels", "cdtrans adapt"):
+        with raises("needs-no-labels"):
             adapt_with_labels(task.source, task.target, **given)
         assert not given["out"].exists()
 
     def test_labels_of_other_images_are_one_sentence(self, how: tuple[Task, dict[str, Any]]) -> None:
         task, given = how
-        with pytest.raises(CdtransError, match="No labelled target image belongs to a class of the source"):
+        with raises("no-labelled-image"):
             adapt_with_labels(task.source, task.target, method="ground_truth", **given)

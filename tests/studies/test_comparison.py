@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from cdtrans.inputs.benchmarks import OFFICE31, PACS, VISDA2017, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import printed_means
-from cdtrans.studies.comparison import Comparison, signed_rank_p
-from cdtrans.studies.comparison_tables import csv_table, latex, markdown, page
+from cdtrans.studies.comparison import Comparison, csv_table, latex, markdown, page, signed_rank_p
 from cdtrans.studies.results import KINDS, RunResult
 from support import says
 
@@ -25,8 +24,21 @@ def result(benchmark: Benchmark, task: str, seed: int, method: str, score: float
     """Source only has 50%, the last epoch a percent less and the best one a percent more than the choice."""
     by_kind = {"source_only": 0.5, "last_epoch": score - 0.01, "label_free": score, "best_by_labels": score + 0.01}
     values: dict = {
-        **{"task": task, "seed": seed, "run": f"{method}/{task}/{seed}", "stage_1": f"cdtrans/{task}/{seed}"},
-        **{"backbone": "vit", "device": "cuda: GPU", "images": 100, "epochs": {}, "scores": by_kind},
+        **{
+            "task": task,
+            "seed": seed,
+            "run": f"{method}/{task}/{seed}",
+            "target_images": 100,
+            "stage_1": f"cdtrans/{task}/{seed}",
+        },
+        **{
+            "backbone": "vit",
+            "device": "cuda: GPU",
+            "images": 100,
+            "epochs": {},
+            "scores": by_kind,
+            "class_means": by_kind,
+        },
         "per_class": {kind: dict.fromkeys(benchmark.class_names, by_kind[kind]) for kind in KINDS},
         **{"seconds": 120.0, "device_seconds": 60.0, "peak_memory": 3 * 2**30},
         "curve": [0.5, score + 0.01, score - 0.01],

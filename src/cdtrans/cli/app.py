@@ -149,7 +149,7 @@ VERBS = {
         against=lambda result: bool(result.failed),
     ),
     "ablate losses": Verb(
-        "cdtrans.cli.ablate:losses",
+        "cdtrans.studies.ablation:losses",
         "Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards.",
         tables.show_study,
         settings=SETTINGS.keys() - LOSSES - {"method", "recipe"} - NOT_IN_ROWS,
@@ -157,7 +157,7 @@ VERBS = {
         against=lambda result: bool(result.failed),
     ),
     "ablate pseudo-labels": Verb(
-        "cdtrans.cli.ablate:pseudo_labels",
+        "cdtrans.studies.ablation:pseudo_labels",
         "Rerun Table 5, the ways to find pairs: one run each, scored with target labels; one run trains on them.",
         tables.show_study,
         settings=SETTINGS.keys() - PAIRING - NOT_IN_ROWS,
@@ -165,7 +165,7 @@ VERBS = {
         against=lambda result: bool(result.failed),
     ),
     "ablate noise": Verb(
-        "cdtrans.cli.ablate:noise",
+        "cdtrans.studies.noise:ablate_noise",
         "Rerun Fig. 2b: replace true pairs, made with target labels, by false ones; with and without cross-attention.",
         tables.show_study,
         settings=SETTINGS.keys() - LOSSES - PAIR_OPTIONS - {"method", "rebuild_every", "seed"} - NOT_IN_ROWS,
@@ -173,12 +173,12 @@ VERBS = {
         against=lambda result: bool(result.failed),
     ),
     "ablate attention": Verb(
-        "cdtrans.cli.ablate:attention",
+        "cdtrans.paper.attention_figure:draw_attention",
         "Draw Fig. 2a: the attention of false-positive pairs of RUN, found with target labels, or of chosen pairs.",
         tables.show_attention,
     ),
-    "ablate with-key": Verb(  # a row of pseudo-labels or a run of noise, as a process of its own
-        "cdtrans.cli.ablate:with_key",
+    "ablate with-labels": Verb(  # a row of pseudo-labels or a run of noise, as a process of its own
+        "cdtrans.paper.pair_labels:adapt_with_labels",
         "One run on pairs made with target labels: a measurement, not a way to adapt.",
         tables.show_run,
         against=lambda result: result.harm,

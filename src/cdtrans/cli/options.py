@@ -56,7 +56,8 @@ class Verb:
 def command(verb: Verb) -> Callable[..., None]:
     """The function that typer makes a command of. Its exit code is 3 if the result is a verdict against the user."""
     function = verb.load()
-    hints, signature = get_type_hints(function, include_extras=True), inspect.signature(function)
+    signature = inspect.signature(function)
+    hints = get_type_hints(getattr(function, "func", function), include_extras=True)  # it may be a partial function
     own = [p for name, p in signature.parameters.items() if name not in OF_THE_PROGRAM and p.kind is not p.VAR_KEYWORD]
     parameters = [made for each in own for made in _parameters(each, hints[each.name])]
     parameters += [_flag(name, bool, option, False) for name, option in EVERY_VERB.items()]

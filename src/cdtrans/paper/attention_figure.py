@@ -6,29 +6,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from cdtrans.config import Resolved
-from cdtrans.errors import CdtransError, counted
+from cdtrans.config import DeviceName, Root, RunFolder
+from cdtrans.errors import DataError, RunError, SettingsError, counted
 from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.evaluate import match_classes, scan_key
-from cdtrans.network.weights import load_model
-from cdtrans.paper.known_pairs import METHODS
-from cdtrans.paper.pair_quality import UNKNOWN, Answers
-from cdtrans.record.files import atomic, intact
-from cdtrans.record.layout import RESTORE
-from cdtrans.record.run_folder import CONFIG, require_output
-from cdtrans.reporting.gallery import BATCH, look, turn
+from cdtrans.paper.pair_labels import UNKNOWN, TargetClasses
+from cdtrans.record.files import atomic
+from cdtrans.record.layout import Round
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run import require_output
 from cdtrans.reporting.pictures import Pictures, enlarged, heated
-from cdtrans.reporting.record import Record, Round, read_record
-from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import Screen
-from cdtrans.schema import build
+from cdtrans.schema import Help, Range
 
-IMAGE_INCHES = 1.5  # of each image in the figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+IMAGE_INCHES = 1.5  # side of each image
 DPI = 144
 
 
@@ -36,151 +34,178 @@ DPI = 144
 class Pair:
     """Two images of a run."""
 
-    source: int  # indices of images
+    source: int  # index of the image, as is `target`
     target: int
     source_path: str
     target_path: str
     source_class: str
-    true_class: str = ""  # of the target image, by its label
-    round: int | None = None  # in which it was kept; None for a pair named by the user
+    true_class: str = ""  # the target image's, by its label
+    round: int | None = None  # the round that kept it; None for a pair named by the user
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The pairs of the figure, with the two images and the attention of each."""
+    """The pairs of the figure."""
 
+    out: Path
     pairs: tuple[Pair, ...]
-    pictures: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # uint8 twice; [rows, columns]
+    images: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # source, target: uint8; attention [rows, columns]
 
-    def record(self) -> list[dict[str, Any]]:
-        return [asdict(pair) for pair in self.pairs]
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of `ablate attention --json`."""
+        return {"out": str(self.out), "pairs": [asdict(pair) for pair in self.pairs]}
 
 
 def draw_attention(
-    run: Path,
-    key: Path | None,
-    out: Path,
+    run: RunFolder,
     *,
-    pairs: int,
-    chosen: Sequence[str] = (),
-    root: Path | None = None,
-    device: str = "auto",
+    out: Annotated[str | Path, Help("The figure, a PNG.", "FILE")],
+    labels: Annotated[
+        str | Path | None, Help("The run's target with its labels. Finds false pairs.", "LABELLED")
+    ] = None,
+    pairs: Annotated[int, Help("How many false pairs to show at most."), Range(1, 100)] = 8,
+    pair: Annotated[
+        Sequence[str] | None, Help("Show this pair (paths as in images.csv); may be repeated.", "SOURCE,TARGET")
+    ] = None,
+    root: Root = None,
+    device: DeviceName = "auto",
 ) -> Shown:
-    """Write a PNG to `out`: of the `chosen` pairs, each 'SOURCE,TARGET' with paths relative to their domains, or else
-    of up to `pairs` false-positive ones."""
+    """Write a PNG to `out`: each `pair`, as 'SOURCE,TARGET' with paths relative to their domains, or else up to `pairs`
+    false-positive ones."""
+    out, labels = Path(out), None if labels is None else Path(labels)
     if out.is_dir():
-        raise CdtransError(f"'{out}' is a folder; --out must be a file, such as '{out / 'attention.png'}'.")
+        raise SettingsError(
+            "out-is-a-folder", f"'{out}' is a folder; --out must be a file, such as '{out / 'attention.png'}'."
+        )
     if out.suffix.lower() != ".png":
-        raise CdtransError(f"The figure is a PNG; use --out '{out.with_suffix('.png')}' instead of '{out}'.")
-    record = read_record(run)
-    images = [record.root(domain) for domain in ("source", "target") if record.config.get(domain)]
-    require_output(out, "figure", "--out", key, *images)
-    if not (run / "adapted").exists():
-        raise CdtransError(f"The run in '{run}' ended before stage 2, so it has no adapted model.")
-    if chosen:
-        drawn = tuple(named_pair(record, text) for text in chosen)
+        raise SettingsError(
+            "figure-not-png", f"The figure is a PNG; use --out '{out.with_suffix('.png')}' instead of '{out}'."
+        )
+    record = RunRecord(Path(run))
+    model = record.model_name("adapted")
+    source = record.root("source") if record.config.source else None
+    require_output(out, "figure", "--out", labels, source, record.root("target"))
+    if pair:
+        drawn = tuple(named_pair(record, text) for text in pair)
     else:
-        true = true_classes(record, key, root)
-        with intact(run, RESTORE):
-            drawn = tuple(islice(false_pairs(record, true), pairs))
+        true = true_classes(record, labels, None if root is None else Path(root))
+        drawn = tuple(islice(false_pairs(record, true), pairs))
         if not drawn:
-            raise CdtransError(f"'{run}' kept no pair that is false by the target labels '{key}': nothing to draw.")
-    shown = Shown(drawn, tuple(attention(record, drawn, device)))
+            raise DataError(
+                "no-false-pair",
+                f"'{run}' kept no pair that is false by the target labels '{labels}': nothing to draw.",
+            )
+    shown = Shown(out, drawn, tuple(attention(record, model, drawn, device)))
     with atomic(out) as file:
         figure(shown).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return shown
 
 
-def named_pair(record: Record, text: str) -> Pair:
+def named_pair(record: RunRecord, text: str) -> Pair:
     """'SOURCE,TARGET' -> the pair; a path may contain commas."""
+    sources, targets = (record.images.paths[domain] for domain in ("source", "target"))
     for comma in (i for i, letter in enumerate(text) if letter == ","):
         source_path, target_path = text[:comma].strip(), text[comma + 1 :].strip()
-        if source_path in record.source and target_path in record.target:
-            source, target = record.source.index(source_path), record.target.index(target_path)
-            labels = record.view_arrays("source_labels")
-            source_class = record.classes[labels[0][source]] if labels else ""
+        if source_path in sources and target_path in targets:
+            source, target = sources.index(source_path), targets.index(target_path)
+            source_class = record.classes[record.views.source_labels[source]]
             return Pair(source, target, source_path, target_path, source_class)
-    raise CdtransError(
-        f"'{text}' is not a pair of this run; give SOURCE,TARGET with paths as in images.csv, such as "
-        f"'{record.source[0]},{record.target[0]}'."
+    example = f", such as '{sources[0]},{targets[0]}'" if sources and targets else ""
+    raise SettingsError(
+        "pair-unknown", f"'{text}' is not a pair of this run; give SOURCE,TARGET with paths as in images.csv{example}."
     )
 
 
-def true_classes(record: Record, key: Path | None, root: Path | None) -> np.ndarray:
-    """[Nt] by the key, which is needed to find false pairs."""
-    method = record.config["method"]
-    if method not in ("cdtrans", *METHODS):
-        raise CdtransError(
-            f"The method '{method}' of '{record.run}' chooses no pairs that it trains on; name some with --pair."
+def true_classes(record: RunRecord, labels: Path | None, root: Path | None) -> np.ndarray:
+    """[Nt] classes of the target images by their labels, which are needed to find false pairs."""
+    from cdtrans.methods import method_class
+    from cdtrans.paper.known_pairs import METHODS
+
+    config = record.config
+    method = METHODS.get(config.method) or method_class(config.method)
+    if not (method.trains and method.pairs_mean):
+        raise RunError(
+            "no-pairs",
+            f"The method '{config.method}' of '{record.folder}' chooses no pairs that it trains on; name some with "
+            "--pair.",
         )
-    if key is None:
-        raise CdtransError("Finding false pairs needs target labels: give --key LABELLED, or name pairs with --pair.")
-    labelled = scan_key(key, root)
-    labels = match_classes(labelled, record.classes, key)
-    target = UnlabelledDomain(record.root("target"), record.target)
-    file = record.run / CONFIG
-    with intact(file, RESTORE):
-        config = build(Resolved, record.config)
-    answers = Answers(labelled.files(), labels.tolist(), target, config, Screen(quiet=True))
-    true = answers.of_target(record.run)
+    if labels is None:
+        raise SettingsError(
+            "no-labels", "Finding false pairs needs target labels: give --labels LABELLED, or name pairs with --pair."
+        )
+    labelled = scan_key(labels, root)
+    classes = match_classes(labelled, record.classes, labels).tolist()
+    target = UnlabelledDomain(record.root("target"), record.images.paths["target"])
+    true = TargetClasses(labelled.files(), classes, target, config, Screen(quiet=True)).in_order(record)
     if (true == UNKNOWN).all():
-        raise CdtransError(f"'{key}' has none of the target's images; give labelled images of the target.")
+        raise DataError(
+            "labels-not-of-target", f"'{labels}' has none of the target's images; give labelled images of the target."
+        )
     return true
 
 
-def false_pairs(record: Record, true: np.ndarray) -> Iterator[Pair]:
+def false_pairs(record: RunRecord, true: np.ndarray) -> Iterator[Pair]:
     """Every false pair once: the last round first, the classes in turn."""
+    sources, targets = (record.images.paths[domain] for domain in ("source", "target"))
     yielded: set[tuple[int, int]] = set()  # a pair may be mutual, and in several rounds
-    for r in reversed(record.rounds):
-        for i in in_turn(r, true):
-            source, target = int(r.source[i]), int(r.target[i])
+    for number, pairs in reversed(record.rounds.items()):
+        for i in in_turn(pairs, true):
+            source, target = int(pairs.source[i]), int(pairs.target[i])
             if (source, target) not in yielded:
                 yielded.add((source, target))
                 yield Pair(
-                    round=r.number,
+                    round=number,
                     source=source,
                     target=target,
-                    source_path=record.source[source],
-                    target_path=record.target[target],
-                    source_class=record.classes[r.source_labels[i]],
+                    source_path=sources[source],
+                    target_path=targets[target],
+                    source_class=record.classes[pairs.source_labels[i]],
                     true_class=record.classes[true[target]],
                 )
 
 
-def in_turn(r: Round, true: np.ndarray) -> np.ndarray:
+def in_turn(pairs: Round, true: np.ndarray) -> np.ndarray:
     """The positions of a round's false pairs; unlabelled target images are in none."""
-    wrong = r.kept & (true[r.target] != UNKNOWN) & (true[r.target] != r.source_labels)
+    from cdtrans.reporting.gallery import turn
+
+    wrong = pairs.kept & (true[pairs.target] != UNKNOWN) & (true[pairs.target] != pairs.source_labels)
     places = np.flatnonzero(wrong)
-    return places[np.argsort(turn(r.source_labels[places]), kind="stable")] if len(places) else places
+    return places[np.argsort(turn(pairs.source_labels[places]), kind="stable")] if len(places) else places
 
 
 def attention(
-    record: Record, pairs: tuple[Pair, ...], device: str
+    record: RunRecord, model_name: str, pairs: tuple[Pair, ...], device: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Both images as the adapted model sees them, and its attention over the target's patches."""
-    model, card = load_model(record.run / "adapted")
+    from cdtrans.network.weights import load_model
+    from cdtrans.reporting.gallery import BATCH, look
+    from cdtrans.runtime.device import pick_device
+
+    model, card = load_model(record.model_folder(model_name))
     where = pick_device(device)
     model.to(where)
     sizes = {"resize": card.resize, "crop": card.crop}
-    source = Pictures(record.root("source"), record.source, **sizes)
-    target = Pictures(record.root("target"), record.target, **sizes)
+    source = Pictures(record.root("source"), record.images.paths["source"], **sizes)
+    target = Pictures(record.root("target"), record.images.paths["target"], **sizes)
     source.fetch(pair.source for pair in pairs)
     target.fetch(pair.target for pair in pairs)
     if source.missing or target.missing:
         images = counted(source.missing + target.missing, "image")
-        raise CdtransError(f"{images} of the pairs can no longer be read; put them back.")
+        raise DataError("images-gone", f"{images} of the pairs can no longer be read; put them back.")
     pixels = [(source[pair.source], target[pair.target]) for pair in pairs]
     for start in range(0, len(pixels), BATCH):
         sources, targets = (np.stack(side) for side in zip(*pixels[start : start + BATCH], strict=True))  # type: ignore[arg-type]
         yield from zip(sources, targets, look(model, card, sources, targets, where), strict=True)
 
 
-def figure(shown: Shown) -> Figure:
+def figure(shown: Shown) -> "Figure":
     """A row per pair: source, target, and the target with the attention of the source."""
+    from matplotlib.figure import Figure
+
     rows = len(shown.pairs)
     whole = Figure(figsize=(3.4 * IMAGE_INCHES, 1.25 * IMAGE_INCHES * rows), layout="constrained")
     for axes, pair, (source, target, weights) in zip(
-        whole.subplots(rows, 3, squeeze=False), shown.pairs, shown.pictures, strict=True
+        whole.subplots(rows, 3, squeeze=False), shown.pairs, shown.images, strict=True
     ):
         titles = (_titled("source", pair.source_class), _titled("target", pair.true_class), "attention")
         for place, image, title in zip(

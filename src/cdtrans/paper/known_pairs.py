@@ -6,22 +6,18 @@ of `cdtrans ablate` hands over, and model, config.yaml, result.json and report s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from cdtrans.config import LARGEST_SEED, BranchOptions, compose_run
-from cdtrans.errors import CdtransError
+from cdtrans.config import LARGEST_SEED, BranchOptions
+from cdtrans.errors import DataError
 from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
 from cdtrans.pairing.neighbours import normalised, two_way
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled, union
-from cdtrans.paper.ablation_rows import MOST_PAIRS
-from cdtrans.paper.pair_quality import read_answers
-from cdtrans.run.pipeline import Result, run_pipeline
-from cdtrans.runtime.screen import Screen
+from cdtrans.paper.variants import MOST_PAIRS
 from cdtrans.schema import option
 
 Labelled = TypeVar("Labelled", bound="KnownPairs")
@@ -46,7 +42,10 @@ class KnownPairs(ThreeBranches):
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         proposals = self.pair(domains, self.true_labels().to(domains.source_labels.device))
         if not len(proposals.source):
-            raise CdtransError("No labelled target image belongs to a class of the source; check the target labels.")
+            raise DataError(
+                "no-labelled-image",
+                "No labelled target image belongs to a class of the source; check the target labels.",
+            )
         return proposals
 
     def pair(self, domains: Domains, true: Tensor) -> Proposals:
@@ -56,11 +55,11 @@ class KnownPairs(ThreeBranches):
 
 @dataclass(frozen=True)
 class GroundTruthOptions(BranchOptions):
-    mutual_pairs: str = option("twice", "How often a pair found from both sides counts: twice, or once.")
+    mutual_pairs: str = option("twice", "How often to count a pair proposed from both sides: twice, or once.")
 
 
 class GroundTruth(KnownPairs):
-    """Every image with its nearest one of the same true class."""
+    """Every image is paired with its nearest one of the same true class."""
 
     Options = GroundTruthOptions
     options: GroundTruthOptions
@@ -81,8 +80,8 @@ class GroundTruth(KnownPairs):
 
 @dataclass(frozen=True)
 class SampledPairsOptions(BranchOptions):
-    pairs: int = option(2, "How many pairs are sampled.", minimum=2, maximum=MOST_PAIRS)
-    false_share: float = option(0.0, "Share of these that are replaced by false pairs.", minimum=0, maximum=1)
+    pairs: int = option(2, "Number of pairs to sample.", minimum=2, maximum=MOST_PAIRS)
+    false_share: float = option(0.0, "Share of them to replace by false pairs.", minimum=0, maximum=1)
     drop_false: bool = option(False, "Leave the false pairs out.")
     sample_seed: int = option(1234, "Seed of the sample.", minimum=0, maximum=LARGEST_SEED)
 
@@ -109,7 +108,7 @@ class Sample(NamedTuple):
     """Pairs (source image, target image), in the order in which false ones replace true ones. They depend on the seed
     alone, so that all runs of a study share them, and more noise contains less."""
 
-    source: Tensor  # [P] of the target image's class
+    source: Tensor  # [P] a source image of the target image's class
     target: Tensor  # [P]
     false: Tensor  # [P] a source image of another class
 
@@ -124,7 +123,7 @@ def draw(labels: Tensor, true: Tensor, count: int, seed: int) -> Sample:
         nothing = torch.empty(0, dtype=torch.long)
         return Sample(nothing, nothing, nothing)
     target = shuffled(known, count, generator)
-    target = target[torch.randperm(count, generator=generator)]  # [P]; what is replaced first is of all rounds
+    target = target[torch.randperm(count, generator=generator)]  # [P]; the first pairs come from all rounds
     by_class = labels.argsort(stable=True)  # [Ns]
     sizes = torch.bincount(labels)  # [K]
     starts = sizes.cumsum(0) - sizes
@@ -136,25 +135,3 @@ def draw(labels: Tensor, true: Tensor, count: int, seed: int) -> Sample:
 
 
 METHODS: dict[str, type[KnownPairs]] = {"ground_truth": GroundTruth, "sampled_pairs": SampledPairs}
-
-
-def adapt_with_labels(
-    source: Path,
-    target: Path,
-    *,
-    key: Path,
-    out: Path,
-    screen: Screen,
-    preset: str | None = None,
-    config: Path | None = None,
-    force: bool = False,
-    **settings: Any,
-) -> Result:
-    """`adapt` on pairs made with the target labels `key`. Everything else, the guard and the choice of the epoch too,
-    does without them."""
-    chosen, _ = compose_run(source, target, preset, config, {"recipe": "authors"} | settings)
-    if chosen.method not in METHODS:
-        raise CdtransError(f"The method '{chosen.method}' needs no target labels; use 'cdtrans adapt'.")
-    answers = read_answers(chosen, key, screen)
-    method = METHODS[chosen.method].with_labels(lambda: torch.from_numpy(answers.of_target(out)))
-    return run_pipeline(chosen, out, screen, force=force, method=method)

@@ -1,28 +1,39 @@
-"""What the runs of a benchmark train with: the configuration of one method, or of several from one start.
+"""The configurations of a benchmark's runs: of one method, or of several from one start, and as flags of `adapt`.
 
 Several methods have stage 1, optimiser and schedule in common. `start` says which: those of the benchmark's preset
 ('authors') or of the best recipe ('best'). The methods of the best recipe always have that, since it is theirs. Stage 2
 of the authors' recipe is shortened: else a comparison of all methods would take hours for Office-31."""
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cdtrans.config import METHOD_FIELDS, Config, choices, compose, make_config, read_recipe, read_yaml
-from cdtrans.errors import CdtransError, nearest
+from cdtrans.config import (
+    METHOD_FIELDS,
+    RESUME_MAY_CHANGE,
+    Config,
+    choices,
+    compose,
+    flat,
+    make_config,
+    read_recipe,
+    read_yaml,
+)
+from cdtrans.errors import CdtransError, MethodError, SettingsError, nearest
 from cdtrans.inputs.benchmarks import Benchmark
 from cdtrans.methods import METHODS, method_class, require_method
-from cdtrans.network.weights import make_card, read_state
-from cdtrans.run.resolve import resolve
-from cdtrans.run.stage1 import initial_network
-from cdtrans.studies.folder import flags, with_table_defaults
 
 PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # those with presets
-ALL = "all"  # as --method
-SHORTER = 4  # stage 2 of the authors' recipe is so many times shorter in a comparison: 10 epochs, as the best recipe's
+ALL = "all"  # every method, as --method
+SHORTER = 4  # divisor of the epochs of the authors' stage 2 in a comparison: 10 epochs, like the best recipe
 SHORTENED = ("epochs", "rebuild_every")
-OWN_START = (read_recipe("best")["method"], read_recipe("instant")["method"])  # methods of the best recipe
+BEST, INSTANT = read_recipe("best"), read_recipe("instant")
+OWN_START = (BEST["method"], INSTANT["method"])  # methods of the best recipe
+# Defaults of every run: without the guard a row shows what its method did (its verdict is in the run folder anyway),
+# and nobody reads so many reports.
+TABLE_DEFAULTS = {"guard": False, "report": False}
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,108 @@ class Recipe:
     flags: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Request:
+    """The settings of a benchmark: flags win over the YAML file, which wins over the benchmark's preset."""
+
+    benchmark: Benchmark
+    backbone: str
+    file: Path | None
+    settings: dict[str, Any]
+
+    @property
+    def preset(self) -> str:
+        """The benchmark's preset; backbones without one take that of DeiT-small."""
+        return f"{self.benchmark.name}-{PRESET_BACKBONES.get(self.backbone, PRESET_BACKBONES['deit_small'])}"
+
+    @property
+    def from_file(self) -> dict[str, Any]:
+        values = read_yaml(self.file) if self.file is not None else {}
+        return {key: value for key, value in values.items() if key not in ("out", "preset")}
+
+    def recipes(self, start: str | None) -> tuple[tuple[Recipe, ...], str | None]:
+        """The recipe of every requested method, checked before any run starts, and the start of several methods."""
+        from cdtrans.network.weights import read_state
+        from cdtrans.run.resolve import resolve
+
+        requested = (self.from_file | self.settings).get("method")
+        methods = parse_methods(requested) if isinstance(requested, str) else ()
+        if len(methods) < 2:
+            if start is not None:
+                raise SettingsError(
+                    "start-of-one", "--start is for several methods; with one method, use --recipe best or authors."
+                )
+            recipes: tuple[Recipe, ...] = (self.recipe(self.settings),)
+        else:
+            start = self._checked_start(start)
+            recipes = tuple(self.recipe(self._settings_of(name, start)) for name in methods)
+        for recipe in recipes:  # report a bad device, backbone or weights file once, and not with every run
+            resolve(recipe.config)
+        if recipes[0].config.weights:
+            read_state(Path(recipes[0].config.weights))
+        return recipes, start
+
+    def shared(self, start: str) -> Config:
+        """The configuration that several methods share, as CDTrans has it."""
+        return self.recipe(self._settings_of("cdtrans", start)).config
+
+    def recipe(self, settings: dict[str, Any]) -> Recipe:
+        """The recipe of one method."""
+        from_file, file = self.from_file, (f"--config={self.file}",) if self.file is not None else ()
+        if self.backbone not in PRESET_BACKBONES:
+            settings = {"backbone": self.backbone, **settings}
+        settings = with_table_defaults(settings, from_file)
+        given, preset = from_file | settings, read_recipe(self.preset)
+        begin: tuple[str, ...] = (f"--preset={self.preset}",)
+        if given.get("recipe", start_of(str(given.get("method")), "authors")) == "best":
+            # the preset is the authors' recipe: only its backbone is taken
+            settings = ({} if "backbone" in from_file else {"backbone": preset["backbone"]}) | settings
+            preset, begin = {}, ()
+        chosen = compose(preset, from_file, settings)
+        if chosen.source_model:
+            raise SettingsError(
+                "decided-by-bench",
+                "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' "
+                "out.",
+            )
+        if chosen.target_labels:
+            raise SettingsError(
+                "decided-by-bench", "A benchmark trains without target labels; leave 'target_labels' out."
+            )
+        require_method(chosen.method)
+        return Recipe(chosen.method, chosen, (*begin, *file, *flags(settings)))
+
+    def _checked_start(self, start: str | None) -> str:
+        """The start of several methods. Options of one method are refused."""
+        if options := [key for key in self.from_file | self.settings if key in METHOD_FIELDS or key == "method_args"]:
+            option = "--set" if options[0] == "method_args" else f"'{options[0]}'"
+            raise SettingsError(
+                "option-of-one-method",
+                f"{option} is an option of one method, and --method names several; leave it out.",
+            )
+        if "recipe" in self.settings:
+            raise SettingsError(
+                "recipe-of-several", "With several methods, use --start, not --recipe, to choose what they start from."
+            )
+        start = start or self.from_file.get("recipe") or "authors"
+        if start not in choices("recipe"):
+            raise SettingsError(
+                "start-unknown", f"'{start}' is not a value of --start: {nearest(str(start), choices('recipe'))}"
+            )
+        return start
+
+    def _settings_of(self, method: str, start: str) -> dict[str, Any]:
+        """The settings of a method of a comparison: the user's, and those that tell the methods apart."""
+        own = {"recipe": start_of(method, start), "method": method}
+        if method == INSTANT["method"]:
+            return self.settings | INSTANT
+        if own["recipe"] == "best":
+            return self.settings | own
+        authors = make_config(read_recipe(self.preset))
+        shorter = {name: math.ceil(getattr(authors, name) / SHORTER) for name in SHORTENED}
+        return {name: n for name, n in shorter.items() if name not in self.from_file} | self.settings | own
+
+
 def parse_methods(text: str) -> tuple[str, ...]:
     """'dann', 'cdtrans,dann' or 'all' -> methods in the order of METHODS, then the user's own."""
     names = [name for word in text.split(",") for name in (METHODS if word.strip() == ALL else [word.strip()])]
@@ -42,12 +155,12 @@ def parse_methods(text: str) -> tuple[str, ...]:
         require_method(name)
     labels = [label(name) for name in names]
     if twice := [name for name in labels if labels.count(name) > 1]:
-        raise CdtransError(f"--method names '{twice[0]}' twice; name every method once.")
+        raise SettingsError("method-twice", f"--method names '{twice[0]}' twice; name every method once.")
     return (*(name for name in METHODS if name in names), *(name for name in names if name not in METHODS))
 
 
 def label(method: str) -> str:
-    """What tables and folders call a method: its name, or the class in the user's file."""
+    """A method's name in tables and folders: its own, or that of the class in the user's file."""
     return method.rpartition(":")[2]
 
 
@@ -56,66 +169,12 @@ def start_of(method: str, start: str) -> str:
     return "best" if method in OWN_START else start
 
 
-def make_recipe(benchmark: Benchmark, backbone: str, config: Path | None, settings: dict[str, Any]) -> Recipe:
-    """A method's recipe from flags (`settings`), which win over the YAML file `config`, which wins over the preset."""
-    preset = _preset(benchmark, backbone)
-    if backbone not in PRESET_BACKBONES:
-        settings = {"backbone": backbone, **settings}
-    from_file = _from_file(config)
-    file = (f"--config={config}",) if config is not None else ()
-    settings = with_table_defaults(settings, config)
-    given = from_file | settings
-    if given.get("recipe", start_of(str(given.get("method")), "authors")) == "best":
-        # the preset is the authors' recipe: only its backbone is taken
-        settings = ({} if "backbone" in from_file else {"backbone": read_recipe(preset)["backbone"]}) | settings
-        layers, begin = [{}, from_file, settings], []
-    else:
-        layers, begin = [read_recipe(preset), from_file, settings], [f"--preset={preset}"]
-    chosen = compose(*layers)
-    if chosen.source_model:
-        raise CdtransError(
-            "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' out."
-        )
-    if chosen.target_labels:
-        raise CdtransError("A benchmark trains without target labels; leave 'target_labels' out.")
-    require_method(chosen.method)
-    return Recipe(chosen.method, chosen, (*begin, *file, *flags(settings)))
-
-
-def make_recipes(
-    benchmark: Benchmark, backbone: str, config: Path | None, settings: dict[str, Any], start: str | None
-) -> tuple[tuple[Recipe, ...], str | None]:
-    """The recipe of every method that is asked for, checked before any run starts, and the start of several methods."""
-    from_file = _from_file(config)
-    asked = (from_file | settings).get("method")
-    methods = parse_methods(asked) if isinstance(asked, str) else ()
-    if len(methods) < 2:
-        if start is not None:
-            raise CdtransError("--start is for several methods; with one method, use --recipe best or authors.")
-        recipes: tuple[Recipe, ...] = (make_recipe(benchmark, backbone, config, settings),)
-    else:
-        start, preset = _checked_start(from_file, settings, start), _preset(benchmark, backbone)
-        recipes = tuple(
-            make_recipe(benchmark, backbone, config, _settings_of(name, start, preset, from_file, settings))
-            for name in methods
-        )
-    for recipe in recipes:  # what is wrong with the device, the backbone or the weights would be wrong with every run
-        resolve(recipe.config)
-    if recipes[0].config.weights:
-        read_state(Path(recipes[0].config.weights))
-    return recipes, start
-
-
-def shared_recipe(
-    benchmark: Benchmark, backbone: str, config: Path | None, settings: dict[str, Any], start: str
-) -> Config:
-    """What several methods share, as the configuration of CDTrans."""
-    of_cdtrans = _settings_of("cdtrans", start, _preset(benchmark, backbone), _from_file(config), settings)
-    return make_recipe(benchmark, backbone, config, of_cdtrans).config
-
-
 def misfits(recipes: tuple[Recipe, ...], classes: tuple[str, ...]) -> dict[str, str]:
     """The methods that cannot work with the backbone, and what they need."""
+    from cdtrans.network.weights import make_card
+    from cdtrans.run.resolve import resolve
+    from cdtrans.run.stage1 import initial_network
+
     config = resolve(recipes[0].config)
     network = initial_network(config, make_card(config, classes, stage="source", epoch=0), with_weights=False)
     reasons = {}
@@ -126,48 +185,37 @@ def misfits(recipes: tuple[Recipe, ...], classes: tuple[str, ...]) -> dict[str, 
         except CdtransError:
             reasons[recipe.method] = f"needs {'a ' if kind.backbones == 'ViT' else ''}{kind.backbones}"
     if len(reasons) == len(recipes):
-        raise CdtransError(
-            f"None of these methods works with the backbone '{config.backbone}'; see 'cdtrans methods' for their needs."
+        raise MethodError(
+            "no-method-fits",
+            f"None of these methods works with the backbone '{config.backbone}'; see 'cdtrans methods' for their "
+            "needs.",
         )
     return reasons
 
 
-def with_flags(recipe: Recipe, *words: str) -> Recipe:
-    return replace(recipe, flags=(*recipe.flags, *words))
+def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that all runs of a study share, with all options of the method: not those `decided` run by run, nor
+    the machine. The guard may change when a single run resumes, but it decides which model is selected, so it is the
+    same in a whole table."""
+    free = {*decided, *(f"method.{name}" for name in decided), *RESUME_MAY_CHANGE} - {"guard"}
+    options = asdict(method_class(config.method).Options()) | config.method_args
+    return {key: value for key, value in flat(config.to_dict() | {"method_args": options}).items() if key not in free}
 
 
-def _from_file(config: Path | None) -> dict[str, Any]:
-    values = read_yaml(config) if config is not None else {}
-    return {key: value for key, value in values.items() if key not in ("out", "preset")}
+def with_table_defaults(settings: dict[str, Any], from_file: dict[str, Any]) -> dict[str, Any]:
+    """These settings, and TABLE_DEFAULTS for what neither they nor a YAML file set."""
+    return {name: value for name, value in TABLE_DEFAULTS.items() if name not in from_file} | settings
 
 
-def _checked_start(from_file: dict[str, Any], settings: dict[str, Any], start: str | None) -> str:
-    """The start of several methods; refuses what is of one method."""
-    if options := [key for key in from_file | settings if key in METHOD_FIELDS or key == "method_args"]:
-        what = "--set" if options[0] == "method_args" else f"'{options[0]}'"
-        raise CdtransError(f"{what} is an option of one method, and --method names several; leave it out.")
-    if "recipe" in settings:
-        raise CdtransError("With several methods, use --start, not --recipe, to choose what they start from.")
-    start = start or from_file.get("recipe") or "authors"
-    if start not in choices("recipe"):
-        raise CdtransError(f"'{start}' is not a value of --start: {nearest(str(start), choices('recipe'))}")
-    return start
-
-
-def _settings_of(
-    method: str, start: str, preset: str, from_file: dict[str, Any], settings: dict[str, Any]
-) -> dict[str, Any]:
-    """The settings of a method of a comparison: the user's, and what tells the methods apart."""
-    own = {"recipe": start_of(method, start), "method": method}
-    if method == read_recipe("instant")["method"]:
-        return settings | own | {"effort": "instant", "epochs": 1}
-    if own["recipe"] == "best":
-        return settings | own
-    authors = make_config(read_recipe(preset))
-    shorter = {name: math.ceil(getattr(authors, name) / SHORTER) for name in SHORTENED}
-    return {name: n for name, n in shorter.items() if name not in from_file} | settings | own
-
-
-def _preset(benchmark: Benchmark, backbone: str) -> str:
-    """Any other backbone takes the recipe of DeiT-small."""
-    return f"{benchmark.name}-{PRESET_BACKBONES.get(backbone, PRESET_BACKBONES['deit_small'])}"
+def flags(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Settings as `cdtrans adapt` takes them; options of the method as --set."""
+    words = []
+    for name, value in settings.items():
+        dashed = name.replace("_", "-")
+        if name == "method_args":
+            words += [f"--set={key}={json.dumps(option)}" for key, option in value.items()]
+        elif isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{dashed}")
+        else:
+            words.append(f"--{dashed}={value}")
+    return tuple(words)

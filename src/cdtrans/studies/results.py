@@ -3,19 +3,20 @@
 import json
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cdtrans.config import read_yaml
-from cdtrans.inputs.benchmarks import Benchmark, Task
-from cdtrans.record.run_folder import CONFIG, TIMINGS, read_result
+from cdtrans.errors import CdtransError
+from cdtrans.inputs.benchmarks import Benchmark
+from cdtrans.record import layout
+from cdtrans.record.files import intact
+from cdtrans.record.record import RunRecord
+from cdtrans.runtime.screen import Screen
+from cdtrans.schema import check
 
-SCORED = "eval.json"  # the output of `cdtrans eval`; a run that has it is finished
-
-# What is reported of every run, in the order of the table's rows.
+# The numbers reported of every run, in the order of the table's rows.
 KINDS = {
     "source_only": "source only",
     "last_epoch": "last epoch",
@@ -25,127 +26,156 @@ KINDS = {
 
 
 def row_title(kind: str, method: str) -> str:
-    """What a table calls a row of a method's runs."""
+    """The title of a row of a method's runs."""
     name = "CDTrans" if method == "cdtrans" else method
     return KINDS[kind] if kind == "source_only" else f"{name}, {KINDS[kind]}"
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Scores are accuracies from 0 to 1: of all images, or for VisDA-2017 the mean over the classes."""
+    """A run's scores, from 0 to 1, and its cost. Kinds of later epochs are missing if the run ended before stage 2, and
+    all but the label-free choice if its predictions were deleted."""
 
     task: str
     seed: int
-    run: str  # its folder, relative to the benchmark's
-    stage_1: str  # the folder of the run that trained it, whose seconds include it
+    run: str  # the run's folder, relative to the study's
+    stage_1: str  # folder of the run that trained stage 1, whose seconds include it
     backbone: str
     device: str
-    images: int
-    scores: dict[str, float]  # by kind; only the label-free choice if the predictions were deleted
-    per_class: dict[str, dict[str, float | None]]  # by kind and class, if the benchmark's score is their mean
-    epochs: dict[str, int]  # by kind, if it chooses one
-    curve: list[float]  # accuracy after every epoch, by target labels; the first is source only
-    seconds: float  # of `adapt`, from the files to the predictions; without killed sessions
+    images: int  # target images with labels
+    target_images: int
+    scores: dict[str, float]  # by kind: accuracy, or the mean over the classes if the benchmark is scored by it
+    class_means: dict[str, float]  # by kind: the mean over the classes
+    per_class: dict[str, dict[str, float | None]]  # by kind and class
+    epochs: dict[str, int]  # the epoch of each kind that chooses one
+    curve: list[float]  # score after every epoch; the first is source only
+    seconds: float  # duration of `adapt`, from the files to the predictions; without killed sessions
     device_seconds: float  # the same, divided by the number of runs at the same time
-    peak_memory: int | None  # bytes of the GPU that tensors had at most
+    peak_memory: int | None  # largest number of bytes that tensors had on the GPU
 
 
-def read_run(benchmark: Benchmark, task: Task, seed: int, out: Path, method: str = "") -> RunResult | None:
-    """None for a run that is not finished and scored. `method` is the folder of its method, where there are several."""
-    folder = run_folder(out / method, task, seed)
-    try:
-        scored_at = (folder / SCORED).stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
-    return _read_scored(benchmark, task, seed, out, folder, scored_at)
+@dataclass(frozen=True)
+class Session:
+    """A session of `adapt` in a study: its duration, and the mean number of runs that were active."""
+
+    seconds: float
+    jobs: float
 
 
-@cache  # many runs are read each time one ends
-def _read_scored(benchmark: Benchmark, task: Task, seed: int, out: Path, folder: Path, scored_at: int) -> RunResult:
-    evaluation = json.loads((folder / SCORED).read_text(encoding="utf-8"))
-    metric = "class_mean_accuracy" if benchmark.class_mean else "accuracy"
-    scores, per_class = {"label_free": evaluation[metric]}, {"label_free": list(evaluation["per_class"].values())}
-    epochs = {"label_free": read_result(folder)["chosen_epoch"]}
-    history = evaluation.get(f"{metric}_by_epoch")
-    if history:
-        scores["source_only"], per_class["source_only"] = history[0], evaluation["per_class_by_epoch"][0]
-    if history and len(history) > 1:  # the guard may have ended the run before stage 2
-        epochs["best_by_labels"] = max(range(1, len(history)), key=lambda epoch: history[epoch])
-        for kind, epoch in (("last_epoch", -1), ("best_by_labels", epochs["best_by_labels"])):
-            scores[kind], per_class[kind] = history[epoch], evaluation["per_class_by_epoch"][epoch]
-    sessions, names = read_sessions(folder), evaluation["classes"]
+class Results:
+    """The finished runs of a study, each read once. A damaged one is named on the screen and left out."""
+
+    def __init__(self, out: Path, screen: Screen, *, by_class: bool = False) -> None:
+        self.out, self.screen, self.by_class = out, screen, by_class
+        self.damaged: set[Path] = set()
+        self._results: dict[Path, RunResult] = {}
+
+    def get(self, folder: Path, task: str = "") -> RunResult | None:
+        """The result of a run; None if it is not finished and scored, or damaged."""
+        if folder not in self._results and folder not in self.damaged and is_scored(folder):
+            try:
+                self._results[folder] = read_result(folder, self.out, task, by_class=self.by_class)
+            except CdtransError as error:
+                self.leave_out(folder, error)
+        return self._results.get(folder)
+
+    def leave_out(self, folder: Path, error: CdtransError) -> None:
+        """Treat a run as damaged."""
+        self.damaged.add(folder)
+        self._results.pop(folder, None)
+        self.screen.warn(
+            f"The table leaves out the run in '{folder}': {error} Or delete this folder to make the run again."
+        )
+
+
+def is_scored(folder: Path) -> bool:
+    """Whether a run is finished: made, and scored with target labels."""
+    return RunRecord(folder).has(layout.MEASURED)
+
+
+def read_result(folder: Path, out: Path, task: str, *, by_class: bool) -> RunResult:
+    """The result of a scored run. `by_class`: its score is the mean over the classes."""
+    record = RunRecord(folder)
+    measured, metric = record.evaluation, "class_mean_accuracy" if by_class else "accuracy"
+    assert measured is not None, "it is scored"
+    curve = [float(getattr(scores, metric)) for scores in measured.epochs]
+    epochs = {"label_free": record.outcome.choice.epoch}
+    scores = {"label_free": measured.scores}
+    if curve:
+        scores["source_only"] = measured.epochs[0]
+    if len(curve) > 1:  # the guard may have ended the run before stage 2
+        epochs["best_by_labels"] = max(range(1, len(curve)), key=lambda epoch: curve[epoch])
+        scores |= {"last_epoch": measured.epochs[-1], "best_by_labels": measured.epochs[epochs["best_by_labels"]]}
+    scores = {kind: scores[kind] for kind in KINDS if kind in scores}
+    sessions = read_sessions(folder)
     return RunResult(
-        task=task.name,
-        seed=seed,
+        task=task,
+        seed=record.config.seed,
         run=folder.relative_to(out).as_posix(),
         stage_1=trained_in(folder, out),
-        backbone=read_yaml(folder / CONFIG)["backbone"],
-        device=json.loads((folder / "environment.json").read_text(encoding="utf-8"))["device"],
-        images=evaluation["images"],
-        scores={kind: scores[kind] for kind in KINDS if kind in scores},
-        per_class={k: dict(zip(names, v, strict=True)) for k, v in per_class.items() if benchmark.class_mean},
+        backbone=record.config.backbone,
+        device=record.environment.device,
+        images=measured.images,
+        target_images=record.data.target.images,
+        scores={kind: getattr(each, metric) for kind, each in scores.items()},
+        class_means={kind: each.class_mean_accuracy for kind, each in scores.items()},
+        per_class={kind: dict(zip(measured.classes, each.per_class, strict=True)) for kind, each in scores.items()},
         epochs=epochs,
-        curve=history or [],
-        seconds=sum(session["seconds"] for session in sessions),
-        device_seconds=sum(session["seconds"] / session["jobs"] for session in sessions),
-        peak_memory=_peak_memory(folder),
+        curve=curve,
+        seconds=sum(session.seconds for session in sessions),
+        device_seconds=sum(session.seconds / session.jobs for session in sessions),
+        peak_memory=max(
+            (peak for line in record.timings if isinstance(peak := line.get("peak_memory"), int)), default=None
+        ),
     )
-
-
-def _peak_memory(folder: Path) -> int | None:
-    """Of all sessions of a run; None on a CPU."""
-    lines = (folder / TIMINGS).read_text(encoding="utf-8").splitlines() if (folder / TIMINGS).exists() else []
-    return max((line["peak_memory"] for line in map(json.loads, lines) if "peak_memory" in line), default=None)
-
-
-def run_folder(out: Path, task: Task, seed: int) -> Path:
-    return out / task.folder / f"seed-{seed}"
-
-
-def seeds_in(folder: Path) -> Iterator[int]:
-    """The seeds of the finished runs of a task."""
-    for file in folder.glob(f"seed-*/{SCORED}"):
-        if (seed := file.parent.name.removeprefix("seed-")).isdecimal():
-            yield int(seed)
 
 
 def trained_in(folder: Path, out: Path) -> str:
     """The run that trained this run's stage 1, relative to `out` if it is inside; maybe this run itself."""
-    source_model: str | None = read_yaml(folder / CONFIG).get("source_model")  # older runs lack it
+    source_model = RunRecord(folder).config.source_model
     if source_model is None:
         return folder.relative_to(out).as_posix()
     inside = os.path.relpath(source_model, out)
     if inside.startswith(".."):
         return source_model
-    return trained_in(out / inside, out) if (out / inside / CONFIG).exists() else Path(inside).as_posix()
-
-
-def shared_stage_1(trained: Mapping[str, str]) -> str:
-    """A table's sentence about stage 1; `trained` maps each finished run to the run that trained its stage 1."""
-    if all(run == by for run, by in trained.items()):
-        return "Every run trained its own stage 1."
-    times = len(set(trained.values()))
-    note = (
-        f"Stage 1 was trained {'once' if times == 1 else f'{times} times'} for these {len(trained)} runs: those of the "
-        "same source and seed start from one source-only model, which is counted once, in the run that trained it."
-    )
-    elsewhere = sorted(set(trained.values()) - trained.keys())
-    return f"{note} Not in the cost, since the table has no such run: {', '.join(elsewhere)}." if elsewhere else note
-
-
-def result_lines(results: Sequence[RunResult]) -> bytes:
-    return "".join(json.dumps(asdict(result)) + "\n" for result in results).encode()
+    try:
+        return trained_in(out / inside, out)
+    except CdtransError:  # deleted or damaged
+        return Path(inside).as_posix()
 
 
 def sessions_file(folder: Path) -> Path:
-    """Beside a run's folder: how long each session took, and how many runs were active."""
+    """The file beside a run's folder that holds its sessions."""
     return folder.with_name(f"{folder.name}.sessions.json")
 
 
-def read_sessions(folder: Path) -> list[dict[str, Any]]:
+def read_sessions(folder: Path) -> list[Session]:
     file = sessions_file(folder)
-    sessions: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    if not file.exists():
+        return []
+    with intact(file, "delete it; the table then lacks the run's time"):
+        sessions: list[Session] = check(json.loads(file.read_text(encoding="utf-8")), list[Session], "")
+        if not all(session.jobs >= 1 for session in sessions):
+            raise ValueError("fewer than one run was active")
     return sessions
+
+
+def shared_stage_1(results: Sequence[RunResult]) -> str:
+    """A table's sentence about the runs that trained stage 1."""
+    runs, trained = {result.run for result in results}, {result.stage_1 for result in results}
+    if all(result.run == result.stage_1 for result in results):
+        return "Every run trained its own stage 1."
+    note = (
+        f"Stage 1 was trained {'once' if len(trained) == 1 else f'{len(trained)} times'} for these {len(runs)} runs: "
+        "those of the same source and seed start from one source-only model, which is counted once, in the run that "
+        "trained it."
+    )
+    elsewhere = sorted(trained - runs)
+    return f"{note} Not in the cost, since the table has no such run: {', '.join(elsewhere)}." if elsewhere else note
+
+
+def result_lines(results: Sequence[RunResult]) -> str:
+    return "".join(json.dumps(asdict(result)) + "\n" for result in results)
 
 
 class Spread(NamedTuple):

@@ -1,6 +1,6 @@
-"""The results of a benchmark in the paper's layout, beside the paper's rows: table.md and table.tex."""
+"""Tables as Markdown and LaTeX, and a benchmark in the paper's layout, beside the paper's rows: table.md, table.tex."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -53,9 +53,7 @@ class Block(NamedTuple):
 
 def markdown(table: BenchTable) -> str:
     text = [f"# {_title(table)}", *_before(table)]
-    for block in _blocks(table):
-        rows = [block.head, ("---",) * len(block.head), *(row for group in block.groups for row in group)]
-        text.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    text += [grid(block.head, (row for group in block.groups for row in group)) for block in _blocks(table)]
     return "\n\n".join([*text, *_after(table)]) + "\n"
 
 
@@ -64,11 +62,8 @@ def latex(table: BenchTable) -> str:
     across = GRIDS_ACROSS if table.benchmark is DOMAINNET else 1
     blocks = _blocks(table)
     columns = "||".join([f"c|{'c' * (len(blocks[0].head) - 2)}|c"] * across)
-    lines = ["\\begin{table*}", "\\centering\\small", f"\\begin{{tabular}}{{{columns}}}", "\\hline"]
-    for i in range(0, len(blocks), across):
-        lines += _latex_rows(blocks[i : i + across], across)
-    caption = " ".join(map(escaped, [f"{_title(table)}.", *_before(table), *_after(table)]))
-    return "\n".join([*lines, "\\end{tabular}", f"\\caption{{{caption}}}", "\\end{table*}"]) + "\n"
+    lines = [line for i in range(0, len(blocks), across) for line in _latex_rows(blocks[i : i + across], across)]
+    return latex_table(columns, lines, " ".join([f"{_title(table)}.", *_before(table), *_after(table)]))
 
 
 def _latex_rows(blocks: Sequence[Block], across: int) -> list[str]:
@@ -81,6 +76,18 @@ def _latex_rows(blocks: Sequence[Block], across: int) -> list[str]:
             lines.append(latex_row((*(cell for row in rows for cell in row), *empty)))
         lines.append("\\hline")
     return lines
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+
+
+def latex_table(columns: str, lines: Iterable[str], caption: str) -> str:
+    """A table environment that needs no package. The caption is plain text."""
+    begin = ["\\begin{table*}", "\\centering\\small", f"\\begin{{tabular}}{{{columns}}}", "\\hline"]
+    end = ["\\end{tabular}", f"\\caption{{{escaped(caption)}}}", "\\end{table*}"]
+    return "\n".join([*begin, *lines, *end]) + "\n"
 
 
 def latex_row(cells: Sequence[str]) -> str:
@@ -146,16 +153,19 @@ def _averaged(by_seed: Values, names: list[str]) -> Callable[[str, str], str]:
     return cell
 
 
+def over_seeds(seeds: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, seeds))
+    return f"mean ± standard deviation over seeds {numbers}" if len(seeds) > 1 else f"one run each, seed {numbers}"
+
+
 def _before(table: BenchTable) -> list[str]:
     """The paragraphs before the numbers."""
     metric = "Mean of the classes' accuracies" if table.benchmark.class_mean else "Accuracy"
-    seeds = ", ".join(map(str, table.seeds))
-    over = f"mean ± standard deviation over seeds {seeds}" if len(table.seeds) > 1 else f"one run each, seed {seeds}"
     by_labels = row_title("best_by_labels", table.method)
     as_there = ", as the authors' code does for the paper's Ours rows" if table.benchmark.in_paper else ""
     notes = [
-        f"{metric} on the target in percent, {over}. Only '{by_labels}' used target labels, to choose its epoch"
-        f"{as_there}: it is out of reach without labels."
+        f"{metric} on the target in percent, {over_seeds(table.seeds)}. Only '{by_labels}' used target labels, to "
+        f"choose its epoch{as_there}: it is out of reach without labels."
     ]
     if table.data.differences:
         notes.append(f"NOT THE PUBLISHED DATA: {'; '.join(table.data.differences)}.")
@@ -168,7 +178,7 @@ def _after(table: BenchTable) -> list[str]:
     as_there = " as in the paper" if table.benchmark.in_paper else ""
     notes = [f"Data, the whole domain for training and for scoring{as_there}: {_data(table)}."]
     if table.results:
-        notes += [cost(table.results), shared_stage_1({result.run: result.stage_1 for result in table.results})]
+        notes += [cost(table.results), shared_stage_1(table.results)]
     wrong = [d for d in disagreements() if d.table == table.benchmark.name and d.column == AVERAGE]
     if wrong:
         errors = "; ".join(f"{d.row} {d.printed}, but {d.why}" for d in wrong)

@@ -13,25 +13,21 @@ class Variant(NamedTuple):
     paper: str
     folder: str
     settings: dict[str, Any]
-    with_key: bool = False  # whether the run itself, and not only its score, uses target labels
-
-    @property
-    def measured(self) -> bool:
-        """Whether its pairs were found, by likeness or by labels, so that their quality can be measured."""
-        return self.settings.get("method") not in ("rpll", "mrkld_lrent")
+    with_labels: bool = False  # whether the run itself, and not only its score, uses target labels
+    measured: bool = True  # whether it trains on pairs of images, whose quality can be measured
 
 
 @dataclass(frozen=True)
 class Ablation:
     """A table of the paper."""
 
-    name: str  # of the command, its files and the paper's table
+    name: str  # name of the command, its files and the paper's table
     title: str
     named_by: tuple[str, ...]  # the columns that name a row
     variants: tuple[Variant, ...]
     notes: tuple[str, ...] = ()
     about_pairs: bool = False  # whether the pairs are measured too
-    fixed: dict[str, Any] = field(default_factory=dict)  # settings that all rows share
+    fixed: dict[str, Any] = field(default_factory=dict)  # settings shared by all rows
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -48,7 +44,7 @@ def _losses(source: str, source_target: str, target: str) -> Variant:
     return Variant(" ".join("-" if word == "none" else word for word in words), "-".join(words), settings)
 
 
-MOST_PAIRS = 10**7  # that can be sampled: they fit into memory several times
+MOST_PAIRS = 10**7  # largest sample; it fits into memory several times
 LEFT_OUT = (
     "A loss that is left out is left out of the sum, and of nothing else: all three branches run and pass through the "
     "head's BatchNorm, so that also a model without any loss on the target takes in the target's statistics."
@@ -74,7 +70,7 @@ LOSSES = Ablation(
 
 
 def _pairs(paper: str, folder: str, pairing: str, *, center_aware: bool = False) -> Variant:
-    """Without the centres, what a target image is taught is the class of its pair."""
+    """Without the centres, a target image is taught the class of its pair."""
     taught = {"center_aware": center_aware, "target_class": "center" if center_aware else "pair"}
     return Variant(paper, folder, {"method": "cdtrans", "pairing": pairing, **taught})
 
@@ -88,9 +84,9 @@ PSEUDO_LABELS = Ablation(
         _pairs("One-way-target", "one-way-target", "one_way_target"),
         _pairs("Two-way", "two-way", "two_way"),
         _pairs("Tw + Ca", "two-way-center-aware", "two_way", center_aware=True),
-        Variant("RPLL", "rpll", {"method": "rpll"}),
-        Variant("MRKLD+LRENT", "mrkld-lrent", {"method": "mrkld_lrent"}),
-        Variant("Groundtruth", "ground-truth", {"method": "ground_truth"}, with_key=True),
+        Variant("RPLL", "rpll", {"method": "rpll"}, measured=False),
+        Variant("MRKLD+LRENT", "mrkld-lrent", {"method": "mrkld_lrent"}, measured=False),
+        Variant("Groundtruth", "ground-truth", {"method": "ground_truth"}, with_labels=True),
     ),
     notes=(
         "Rec_s and Rec_t: the share of the source and the target images that are in some pair; Prec: the share of the "

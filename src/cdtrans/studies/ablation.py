@@ -1,0 +1,346 @@
+"""`cdtrans ablate losses`, `pseudo-labels`: the paper's Tables 5 and 6 on anybody's data, as NAME.json and NAME.md.
+
+Every row is a run that `cdtrans adapt` makes (with true pairs: paper/known_pairs.py) and `cdtrans eval` scores, as in a
+benchmark; rows differ in their own settings alone. These are stage 2's, so one stage 1 serves all rows: on a GPU a
+second one would not be the same, and the difference as large as that of two rows."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typing_extensions import Unpack
+
+from cdtrans.config import (
+    FIELDS,
+    Config,
+    Force,
+    Jobs,
+    Preset,
+    Settings,
+    SettingsFile,
+    Source,
+    Target,
+    compose_run,
+    make_config,
+    read_yaml,
+)
+from cdtrans.errors import CdtransError, SettingsError, counted
+from cdtrans.inputs.scan import check_distinct
+from cdtrans.methods import method_class, require_method
+from cdtrans.paper.pair_labels import (
+    PairQuality,
+    TargetClasses,
+    pair_quality,
+    read_target_classes,
+    require_target_images,
+)
+from cdtrans.paper.printed_tables import AVERAGE, PaperRow
+from cdtrans.paper.variants import LOSSES, PSEUDO_LABELS, Ablation, Variant
+from cdtrans.record import layout
+from cdtrans.record.files import atomic
+from cdtrans.record.record import RunRecord
+from cdtrans.runtime.screen import Screen
+from cdtrans.schema import Help
+from cdtrans.studies.jobs import PlannedRun
+from cdtrans.studies.recipes import flags, recipe_of, with_table_defaults
+from cdtrans.studies.results import KINDS, Results, RunResult, shared_stage_1
+from cdtrans.studies.study import BenchResult, Study
+from cdtrans.studies.tables import NOTHING, grid
+
+if TYPE_CHECKING:
+    from cdtrans.methods.base import Method
+
+ScoringLabels = Annotated[
+    str | Path, Help("Target labels, for scores after training: TARGET with its labels.", "LABELLED")
+]
+StudyFolder = Annotated[str | Path, Help("Folder for the runs and the table; resumed if it exists.", "DIR")]
+PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before the first process starts."""
+
+    ablation: Ablation
+    out: Path
+    labels: Path
+    true: TargetClasses  # the same labels, to compare pairs with
+    config: Config  # every run's, except for what its row decides
+    flags: tuple[str, ...]  # flags that give `adapt` this configuration, except for the method's options
+
+    def study(self, write: "Callable[[Plan, Results], dict[str, Any]]", table: str) -> Study:
+        """`write` writes the files of the ablation, of which `table` is the one to read first."""
+        return Study("ablation", self.out, self.recipe(), self.runs(), table, lambda results, _: write(self, results))
+
+    def runs(self) -> tuple[PlannedRun, ...]:
+        return tuple(self._run(variant) for variant in self.ablation.variants)
+
+    def _run(self, variant: Variant) -> PlannedRun:
+        folder, config = self.out / variant.folder, self.config
+        root = ("--root", config.root) if config.root else ()
+        places = (config.source, config.target, "--out", str(folder))
+        verb = ("ablate", "with-labels", "--labels", str(self.labels)) if variant.with_labels else ("adapt",)
+        device = ("--device", config.device, "--max-bad", str(config.max_bad))
+        return PlannedRun(
+            name=variant.folder,
+            folder=folder,
+            adapt=(*verb, *places, *self.flags, *flags(row_settings(self.ablation, variant, config))),
+            score=("eval", str(folder), str(self.labels), "--json", *root, *device),
+            peers=() if config.source_model else self._beside(folder),
+        )
+
+    def _beside(self, folder: Path) -> tuple[Path, ...]:
+        """The runs that share stage 1: all in one folder, which has one seed, also those of earlier calls."""
+        planned = [self.out / variant.folder for variant in self.ablation.variants]
+        earlier = sorted(run for run in folder.parent.glob("*") if RunRecord(run).has_model(layout.SOURCE))
+        return tuple(dict.fromkeys([*(run for run in planned if run.parent == folder.parent), *earlier]))
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that are the same for the rows of one table. Where the runs are made may change."""
+        fixed = {name if name in FIELDS else f"method.{name}": x for name, x in self.ablation.fixed.items()}
+        shared = recipe_of(self.config, self.ablation.varied) | fixed
+        places = {name: os.path.abspath(place) for name in ("source", "target") if (place := shared.pop(name))}
+        return {"ablation": self.ablation.name, "labels": os.path.abspath(self.labels), **places, **shared}
+
+    def described(self) -> dict[str, Any]:
+        """The keys that NAME.json begins with."""
+        config = self.config
+        places = {"source": config.source, "target": config.target, "labels": str(self.labels)}
+        return {"ablation": self.ablation.name, **places, "backbone": config.backbone}
+
+    def write_files(self, record: dict[str, Any], paragraphs: Sequence[str]) -> None:
+        """NAME.json and NAME.md."""
+        page = "\n\n".join(paragraphs) + "\n"
+        for ending, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", page)):
+            with atomic(self.out / f"{self.ablation.name}.{ending}") as file:
+                file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def ablate(
+    ablation: Ablation,
+    source: Source,
+    target: Target,
+    *,
+    labels: ScoringLabels,
+    out: StudyFolder,
+    screen: Screen,
+    preset: Preset = None,
+    config: SettingsFile = None,
+    force: Force = False,
+    jobs: Jobs = 1,
+    **settings: Unpack[Settings],
+) -> BenchResult:
+    """Run the rows that are not yet done, `jobs` at a time, score them with the target labels and write the table into
+    `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
+    request = Request(source, target, preset, config, {**settings})
+    plan = make_plan(ablation, request, Path(labels), Path(out), screen, force=force)
+    return plan.study(write_table, f"{ablation.name}.md").carry_out(jobs, screen)
+
+
+losses, pseudo_labels = partial(ablate, LOSSES), partial(ablate, PSEUDO_LABELS)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The settings of an ablation, as the user gives them."""
+
+    source: str | Path
+    target: str | Path
+    preset: str | None
+    file: str | Path | None
+    settings: dict[str, Any]
+
+    @cached_property
+    def from_file(self) -> dict[str, Any]:
+        return read_yaml(Path(self.file)) if self.file is not None else {}
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration, with the authors' recipe if no other is named."""
+        settings = with_table_defaults(self.settings, self.from_file)
+        recipe = {} if "recipe" in self.from_file else {"recipe": "authors"}
+        return compose_run(self.source, self.target, self.preset, self.file, recipe | settings)[0]
+
+    def flags(self) -> tuple[str, ...]:
+        """Flags that give `adapt` this configuration, except for the method's options."""
+        named = {name: value for name, value in (("preset", self.preset), ("config", self.file)) if value is not None}
+        settings = with_table_defaults(self.settings, self.from_file)
+        shared = {name: value for name, value in settings.items() if name in FIELDS and name != "method_args"}
+        return (*flags(named), *flags(shared))
+
+
+def make_plan(
+    ablation: Ablation, request: Request, labels: Path, out: Path, screen: Screen, *, force: bool = False
+) -> Plan:
+    """The plan of an ablation whose settings and input have been checked."""
+    require_rows(ablation, request.config)
+    true = read_input(request.config, labels, screen)
+    words = (*request.flags(), *(("--force",) if force else ()))
+    return Plan(ablation, out, labels, true, request.config, words)
+
+
+def require_rows(ablation: Ablation, config: Config) -> None:
+    """Report settings that the run of some row would refuse, before the first one."""
+    from cdtrans.run.resolve import resolve
+
+    for variant in ablation.variants:
+        row = make_config(config.to_dict() | {"method_args": {}} | row_settings(ablation, variant, config))
+        if not variant.with_labels:
+            require_method(row.method)
+        resolve(row, _class_of(row.method))
+
+
+def row_settings(ablation: Ablation, variant: Variant, config: Config) -> dict[str, Any]:
+    """The settings of a row's run beside the shared ones: its own, and those of the shared options that its method
+    has."""
+    own = ablation.fixed | variant.settings
+    method = own.get("method", config.method)
+    names = [field.name for field in fields(_class_of(method).Options)]
+    own_options = {name: value for name, value in own.items() if name not in FIELDS}
+    if missing := [name for name in own_options if name not in names]:
+        raise SettingsError(
+            "ablation-method",
+            f"The rows of '{ablation.name}' differ in '{missing[0]}', which the method '{method}' does not have; leave "
+            "'method' out, and use the recipe 'authors'.",
+        )
+    options = {name: value for name, value in config.method_args.items() if name in names} | own_options
+    rest = {name: value for name, value in own.items() if name in FIELDS}
+    return rest | {"method": method} | ({"method_args": options} if options else {})
+
+
+def _class_of(method: str) -> "type[Method]":
+    from cdtrans.paper.known_pairs import METHODS
+
+    return METHODS[method] if method in METHODS else method_class(method)
+
+
+def read_input(config: Config, labels: Path, screen: Screen) -> TargetClasses:
+    """The target labels. Problems with the input that every run would have are reported here."""
+    from cdtrans.network.weights import read_state
+    from cdtrans.run.stage1 import require_stage_1
+
+    check_distinct(Path(config.source), Path(config.target))
+    true = read_target_classes(config, labels, screen)
+    if config.source_model:
+        require_stage_1(Path(config.source_model))
+    elif config.weights:
+        read_state(Path(config.weights))
+    require_target_images(true, labels)  # last: it may decode
+    return true
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the paper's table, and the run that stands for it."""
+
+    paper: PaperRow
+    variant: Variant
+    result: RunResult | None  # None: not finished
+    pairs: tuple[PairQuality, ...] = ()  # every round's, where the table is about pairs
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "row": self.paper.method,
+            "run": self.variant.folder,
+            "settings": self.variant.settings,
+            "trained_with_labels": self.variant.with_labels,
+            **(run_record(self.result) if self.result else {}),
+            **({"pairs": [asdict(quality) for quality in self.pairs]} if self.pairs else {}),
+            "paper": self.paper.cells,
+        }
+
+
+def run_record(result: RunResult) -> dict[str, Any]:
+    """A run's numbers in the JSON of an ablation."""
+    names = ("epochs", "images", "target_images", "device", "seconds", "stage_1")
+    scores = {
+        kind: {"accuracy": score, "class_mean_accuracy": result.class_means[kind]}
+        for kind, score in result.scores.items()
+    }
+    return {"scores": scores, "per_class": result.per_class["label_free"]} | {n: getattr(result, n) for n in names}
+
+
+def write_table(plan: Plan, results: Results) -> dict[str, Any]:
+    """Write the table from what the run folders hold now. Returns the content of NAME.json."""
+    by_paper = {variant.paper: variant for variant in plan.ablation.variants}
+    rows = [read_row(plan, results, by_paper[paper.method], paper) for paper in plan.ablation.paper()]
+    unfinished = [row.variant.folder for row in rows if row.result is None]
+    record = plan.described() | {"seed": plan.config.seed, "unfinished": unfinished}
+    record["rows"] = [row.record() for row in rows]
+    plan.write_files(record, page(plan, rows, unfinished))
+    return record
+
+
+def read_row(plan: Plan, results: Results, variant: Variant, paper: PaperRow) -> Row:
+    folder = plan.out / variant.folder
+    result = results.get(folder)
+    if result is None or not plan.ablation.about_pairs or not variant.measured:
+        return Row(paper, variant, result)
+    record = RunRecord(folder)
+    try:
+        return Row(paper, variant, result, pair_quality(record, plan.true.in_order(record)))
+    except CdtransError as error:
+        results.leave_out(folder, error)
+        return Row(paper, variant, None)
+
+
+def page(plan: Plan, rows: Sequence[Row], unfinished: Sequence[str]) -> list[str]:
+    """The paragraphs of NAME.md."""
+    ablation, config = plan.ablation, plan.config
+    finished = [row.result for row in rows if row.result]
+    labelled = [row.paper.method for row in rows if row.variant.with_labels]
+    trained = f"{' and '.join(labelled)} was also trained with them, no other row was."
+    pairs = PAPER_PAIRS if ablation.about_pairs else ()
+    head = (*ablation.named_by, *pairs, *KINDS.values(), *(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
+    return [
+        f"# {ablation.title}",
+        f"{config.source} to {config.target}; {config.backbone}, seed {config.seed}, one run for each row. Percent:"
+        " accuracy (class-mean accuracy); the paper's are class means.",
+        f"Target labels: {plan.labels}. Every number of ours was scored with them, after training; the best epoch by"
+        f" target labels was also chosen with them. {trained if labelled else 'No row was trained with them.'}",
+        *scored_images(finished),
+        *missing_runs(unfinished, len(rows)),
+        grid(head, (_cells(row, ablation) for row in rows)),
+        *ablation.notes,
+        *_cost(finished),
+    ]
+
+
+def scored_images(results: Sequence[RunResult]) -> list[str]:
+    """The number of labelled images. Labels of a part of the target give the scores of that part."""
+    counts = dict.fromkeys((result.images, result.target_images) for result in results)
+    return [f"Scored on {images} of the target's {of} images." for images, of in counts]
+
+
+def missing_runs(unfinished: Sequence[str], runs: int) -> list[str]:
+    return [f"UNFINISHED: {len(unfinished)} of {runs} runs are missing: {', '.join(unfinished)}."] if unfinished else []
+
+
+def _cells(row: Row, ablation: Ablation) -> tuple[str, ...]:
+    names = row.paper.method.split(" ") if len(ablation.named_by) > 1 else [row.paper.method]
+    ours = [_score(row.result, kind) for kind in KINDS]
+    if not ablation.about_pairs:
+        return (*names, *ours, row.paper.cells[AVERAGE])
+    last = row.pairs[-1] if row.pairs else None
+    shares = (last.recall_source, last.recall_target, last.precision) if last else (None,) * len(PAPER_PAIRS)
+    pairs = [NOTHING if share is None else f"{100 * share:.1f}" for share in shares]
+    return (*names, *pairs, *ours, *(row.paper.cells[name] for name in (*PAPER_PAIRS, AVERAGE)))
+
+
+def _score(result: RunResult | None, kind: str) -> str:
+    if result is None or kind not in result.scores:  # the guard may have ended the run before stage 2
+        return NOTHING
+    return f"{100 * result.scores[kind]:.1f} ({100 * result.class_means[kind]:.1f})"
+
+
+def _cost(finished: Sequence[RunResult]) -> list[str]:
+    if not finished:
+        return []
+    devices = " and ".join(sorted({result.device for result in finished}))
+    minutes = sum(result.seconds for result in finished) / 60
+    cost = f"Cost: {counted(len(finished), 'run')}, {minutes:.1f} minutes in all, on {devices}."
+    return [cost, shared_stage_1(finished)]
