@@ -5,9 +5,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cdtrans.cli.lists import Cache, Description
 from cdtrans.errors import counted, named, printable
-from cdtrans.record import wording
 from cdtrans.runtime.screen import Screen
 
 STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
@@ -21,6 +19,8 @@ def show_nothing(result: Any, screen: Screen, given: Given) -> None:
 
 
 def show_run(result: Any, screen: Screen, given: Given) -> None:
+    from cdtrans.record import wording
+
     screen.result(wording.done(result.outcome, result.run, with_estimate=screen.quiet))  # else it has been shown
     screen.say(wording.next_step(result.run))
 
@@ -118,7 +118,7 @@ def show_demo(result: Any, screen: Screen, given: Given) -> None:
     screen.result(f"Run folder: {result.run}{report}")
 
 
-def show_cache(result: Cache, screen: Screen, given: Given) -> None:
+def show_cache(result: Any, screen: Screen, given: Given) -> None:
     table = Table(whole("images of"), "size", "images", "MB", "last used", title=str(result.folder))
     for s in result.stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
@@ -150,7 +150,7 @@ def show_answers(result: Any, screen: Screen, given: Given) -> None:
     screen.say(f"Stored in {run / 'answers.json'}; 'cdtrans report {run}' adds the accuracy to report.html.")
 
 
-def show_methods(result: list[Description], screen: Screen, given: Given) -> None:
+def show_methods(result: Any, screen: Screen, given: Given) -> None:
     if given["name"] is None:
         table = Table("method", "step", "needs", "what it does", box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for each in result:
