@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cdtrans.inputs.digits import write_digits
-from cdtrans.measure.evaluate import evaluate
+from cdtrans.measure.measured import evaluate
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.screen import Screen
 
@@ -44,10 +44,9 @@ def main() -> None:
         settings |= {"source_model": None if run == first else str(first)}
         adapt(source=digits.source, target=digits.target, out=run, screen=Screen(quiet=True), **settings)
         seconds = time.monotonic() - started
-        scored = evaluate(run, digits.answers, screen=Screen(quiet=True))
-        assert scored.history is not None, "the answers are those of the run's own target"
-        accuracy = scored.history.accuracy
-        numbers = (accuracy[0], accuracy[-1], scored.scores.accuracy, max(accuracy[1:]))
+        measured = evaluate(run, digits.answers, screen=Screen(quiet=True))
+        accuracy = [scores.accuracy for scores in measured.epochs]
+        numbers = (accuracy[0], accuracy[-1], measured.accuracy, max(accuracy[1:]))
         print(f"{name:12}" + "".join(f"{100 * x:>{w}.1f}" for x, w in zip(numbers, (12, 8, 8, 8), strict=True)), end="")
         print(f"{seconds:>9.0f}", flush=True)
 

@@ -27,11 +27,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import make_config, read_recipe
-from cdtrans.measure.metrics import calibration, calibration_error
+from cdtrans.measure.measured import calibration
 from cdtrans.methods.instant import probe_on_both
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
+from cdtrans.record.measured import calibration_error
 from cdtrans.record.probabilities import calibrated, probabilities, temperature
 from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen

@@ -192,7 +192,7 @@ def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
         row |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
         row |= {"kept": measured["source forgotten"], "features": "pretrained"}
         row |= {"learnable": measured["labels not learnable"], "stayed": result["reference"]["stayed"]["adapted"]}
-        row |= {"calibration": evaluation["calibration"]["error"]}
+        row |= {"calibration": evaluation["calibration_error"]}
         verdict = "unknown" if not passes(row) else "better"
         broken = row["mean"] < guard.CHANCE or row["start"] - row["mean"] > guard.FELL_FAR
         yield row | {"verdict": "harm" if broken else verdict}

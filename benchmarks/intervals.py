@@ -15,11 +15,13 @@ import numpy as np
 from scipy.stats import t as student
 
 from cdtrans.measure.ask import draw_random
-from cdtrans.measure.intervals import Interval, accuracy_interval
-from cdtrans.measure.target import read_target
+from cdtrans.measure.intervals import accuracy_interval
+from cdtrans.measure.intervals import wilson as wilson_interval
+from cdtrans.measure.matching import read_target
+from cdtrans.record.measured import Interval
+from cdtrans.record.record import RunRecord
 
 LABELS = (10, 20, 30, 60, 100)
-Z = 1.959964
 
 
 class Case(NamedTuple):
@@ -35,9 +37,10 @@ Method = Callable[[Case, np.ndarray], Interval]
 
 def read(place: Path, truth: Path | None, logits_of: str) -> Case:
     if place.is_dir():
-        target = read_target(place)
+        record = RunRecord(place)
+        target = read_target(record)
         folders = [path.split("/")[0] for path in target.paths]
-        predicted = [target.classes[k] for k in target.predicted]
+        predicted = [target.classes[k] for k in target.predicted[record.outcome.choice.model]]
         return Case(place.name, target.confidence, np.array(predicted) == np.array(folders))
     assert truth is not None, "npz files need --truth"
     with np.load(place) as arrays:
@@ -50,10 +53,7 @@ def read(place: Path, truth: Path | None, logits_of: str) -> Case:
 
 
 def wilson(case: Case, drawn: np.ndarray) -> Interval:
-    n, share = len(drawn), float(case.correct[drawn].mean())
-    middle = (share + Z * Z / 2 / n) / (1 + Z * Z / n)
-    half = Z * np.sqrt(share * (1 - share) / n + Z * Z / 4 / n / n) / (1 + Z * Z / n)
-    return Interval(share, middle - half, middle + half)
+    return wilson_interval(int(case.correct[drawn].sum()), len(drawn))
 
 
 def prediction_powered(case: Case, drawn: np.ndarray, *, tuned: bool, fitted: bool = False) -> Interval:
@@ -68,7 +68,7 @@ def prediction_powered(case: Case, drawn: np.ndarray, *, tuned: bool, fitted: bo
     weight = float(np.cov(y, f)[0, 1] / spread) if tuned and spread > 0 else float(not tuned)
     estimate = float(weight * f_all.mean() + (y - weight * f).mean())
     half = student.ppf(0.975, n - 1) * np.sqrt((y - weight * f).var(ddof=1) / n * (1 - n / images))
-    return Interval(estimate, estimate - half, estimate + half)
+    return Interval(estimate - half, estimate + half)
 
 
 def cross_fitted(confidence: np.ndarray, drawn: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -90,7 +90,7 @@ def cross_fitted(confidence: np.ndarray, drawn: np.ndarray, y: np.ndarray) -> tu
 
 
 def ours(case: Case, drawn: np.ndarray) -> Interval:
-    return accuracy_interval(case.confidence, drawn, case.correct[drawn])
+    return accuracy_interval(case.confidence, drawn, case.correct[drawn])[1]
 
 
 METHODS: dict[str, tuple[Method, bool]] = {  # whether the labels are drawn in strata; else uniformly

@@ -3,7 +3,7 @@ key: docs/results/selection.md.
 
 usage: python benchmarks/trust.py RUN ...
        python benchmarks/trust.py --methods BENCH ...      regret by method, in folders of `cdtrans bench --method all`
-Each with an evaluation.json or eval.json, which `cdtrans eval` and `bench` write."""
+Each measured with labels of its target, by `cdtrans eval` or `bench`."""
 
 import json
 import sys
@@ -13,15 +13,17 @@ from typing import Any
 
 from cdtrans.config import read_yaml
 from cdtrans.methods import METHODS, method_class
+from cdtrans.record.record import RunRecord
 from cdtrans.trust.selection import RULES
 
 
 def read(run: Path) -> dict[str, Any]:
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    scored = next(run / name for name in ("evaluation.json", "eval.json") if (run / name).exists())
+    measured = RunRecord(run).measured
+    assert measured is not None, f"'{run}' is not measured"
     return {
         "name": "/".join(run.parts[-2:]),
-        "accuracy": json.loads(scored.read_text())["accuracy_by_epoch"],
+        "accuracy": [scores.accuracy for scores in measured.epochs],
         "scores": [line for line in log if line["event"] == "scores"][1:],
         "result": json.loads((run / "result.json").read_text()),
     }

@@ -2,12 +2,18 @@
 
 import csv
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
 
 from cdtrans.inputs.images import decode, pixel_digest, resized
+from cdtrans.record import layout
+from cdtrans.record.outcome import Choice, Estimate, Outcome, Verdict
+from cdtrans.record.record import RunRecord
+from run_folders import make_card
 from tiny_task import CLASSES, make_target
 
 RESIZE = 18
@@ -21,10 +27,9 @@ def make_run(folder: Path) -> Path:
     names = sorted(digests, key=lambda name: digests[name])
     run = folder / "run"
     for model in ("source", "adapted"):
-        (run / model).mkdir(parents=True)
-        (run / model / "model.json").write_text(json.dumps({"classes": CLASSES}))
+        make_card(run / model, CLASSES)
     (run / "config.yaml").write_text(yaml.safe_dump({"target": str(target), "resize": RESIZE}))
-    (run / "result.json").write_text(json.dumps({"chosen_epoch": 1, "chosen_model": "adapted", "judged_epoch": 1}))
+    write_outcome(run)
     with open(run / "images.csv", "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("domain", "index", "path", "digest"))
@@ -34,23 +39,36 @@ def make_run(folder: Path) -> Path:
     confidence = rng.random(IMAGES)
     after = np.where(rng.random(IMAGES) < 0.4 + 0.6 * confidence, true, (true + 1) % 3)  # right where it is sure
     before = np.where(rng.random(IMAGES) < 0.5, true, (true + 2) % 3)
+    none, features = np.zeros(0, np.int32), rng.normal(size=(2, IMAGES, 8)).astype(np.float16)
+    sure = {"before": rng.random(IMAGES).astype(np.float16), "after": confidence.astype(np.float16)}
+    of_source = ("sampled_source", "source_labels", "source_predicted", "source_confidence", "source_own")
     np.savez(
         run / "views.npz",
-        target_before=before.astype(np.int32),
-        target_after=after.astype(np.int32),
-        confidence_before=rng.random(IMAGES).astype(np.float16),
-        confidence_after=confidence.astype(np.float16),
-        sampled_target=np.arange(IMAGES, dtype=np.int32),
-        before_target=rng.normal(size=(IMAGES, 8)).astype(np.float16),
-        after_target=rng.normal(size=(IMAGES, 8)).astype(np.float16),
+        **dict.fromkeys(of_source, none),
+        **{"sampled_target": np.arange(IMAGES), "changed": np.zeros(IMAGES)},
+        **{"before_source": np.zeros((0, 8)), "after_source": np.zeros((0, 8))},
+        **{"before_target": features[0], "after_target": features[1]},
+        **{"target_before": before.astype(np.int32), "target_after": after.astype(np.int32)},
+        **{f"confidence_{when}": values for when, values in sure.items()},
     )
+    logits = {"source": (before, sure["before"]), "adapted": (after, sure["after"])}  # of models that are far too sure
+    scaled = {name: (1 + 20 * s.astype(float))[:, None] * np.eye(3)[k] for name, (k, s) in logits.items()}
+    np.savez(run / "logits.npz", **scaled)
     return run
+
+
+def write_outcome(run: Path, **changes: Any) -> None:
+    """result.json of a run that uses its adapted model, but for these fields."""
+    estimates = {"source": Estimate(0.4, 0.8), "adapted": Estimate(0.5, 0.9)}
+    fields: dict[str, Any] = {"verdict": Verdict("better", ()), "guard": True, "choice": Choice("adapted", 1)}
+    fields |= {"adapted_epoch": 1, "estimates": estimates, "labels": 30, "selection": "consensus"}
+    (run / layout.RESULT.name).write_text(json.dumps(asdict(Outcome(**fields | changes))))
 
 
 def train_with(run: Path, *paths: str) -> None:
     """As if the run had been trained with the true labels of these images of its target."""
-    with open(run / "images.csv", newline="") as lines:
-        digests = {row["path"]: row["digest"] for row in csv.DictReader(lines)}
+    images = RunRecord(run).images
+    digests = dict(zip(images.paths["target"], images.digests["target"], strict=True))
     rows = (f"{path},{truth(path)},{digests[path]}\n" for path in paths)
     (run / "target_labels.csv").write_text("path,label,digest\n" + "".join(rows))
 

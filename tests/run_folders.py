@@ -9,23 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from cdtrans.measure.evaluate import evaluate
-from cdtrans.record.layout import RESULT, Data, Scanned, SourceData, TargetData
-from cdtrans.record.outcome import Choice, Measure, Outcome, Verdict
+from cdtrans.measure.measured import evaluate
+from cdtrans.record.layout import LOGITS, MEASURED, RESULT, Data, Scanned, SourceData, TargetData
+from cdtrans.record.model import FROM_SCRATCH, card_from, write_card
+from cdtrans.record.outcome import Choice, Estimate, Measure, Outcome, Verdict
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import predictions_of, rewrite
-from cdtrans.record.run_folder import EVALUATION
-from cdtrans.reporting.record import Record
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.recorded import LOGITS
 
 DATA = Data(SourceData(3, 0, {"a": 3}, "f", "p"), TargetData(2, "g", "q"), Scanned("f", "g"))  # of a run's images
 
 
 def complete(run: Path, answers: Path) -> Path:
-    """A finished run and what an answer key said of it."""
+    """A finished run, measured with labels of its whole target."""
     evaluate(run, answers, screen=Screen(quiet=True), device="cpu")
-    assert (run / EVALUATION).exists()
+    assert (run / MEASURED.name).exists()
     return run
 
 
@@ -47,9 +45,9 @@ def stopped(run: Path) -> Path:
         views = {name: arrays[name] for name in arrays.files}
     before = {name: views[name.replace("after", "before")] for name in views if "after" in name}
     np.savez(run / "views.npz", **views | before | {"changed": np.zeros_like(views["changed"])})
-    with np.load(run / LOGITS) as arrays:
+    with np.load(run / LOGITS.name) as arrays:
         source = arrays["source"]
-    np.savez(run / LOGITS, source=source)
+    np.savez(run / LOGITS.name, source=source)
     return run
 
 
@@ -68,22 +66,25 @@ def refused(run: Path) -> Path:
     return run
 
 
-def record(**parts: Any) -> Record:
+def record(**parts: Any) -> RunRecord:
     """A run that left nothing behind but these parts."""
-    whole: dict[str, Any] = {
-        "run": Path("run"),
-        "result": {"chosen_epoch": 2, "chosen_model": "adapted"},
-        "config": {},
-        "environment": None,
-        "data": None,
-        "classes": ("a", "b", "c"),
-        "source": (),
-        "target": (),
-        "log": [],
-        "timings": [],
-        "rounds": [],
-        "views": None,
-        "evaluation": None,
-        "answers": None,
-    }
-    return Record(**whole | parts)
+    bare: dict[str, Any] = {"log": (), "timings": (), "rounds": {}, "evaluation": None, "answers": None}
+    made = RunRecord(Path("run"))
+    made.__dict__.update(bare | {"classes": ("a", "b", "c"), "outcome": outcome()} | parts)
+    return made
+
+
+def outcome(**changes: Any) -> Outcome:
+    """The outcome of a run that uses its adapted model, but for these fields."""
+    fields: dict[str, Any] = {"verdict": Verdict("better", ()), "guard": True, "choice": Choice("adapted", 2)}
+    fields |= {"adapted_epoch": 2, "estimates": {"source": Estimate(0.4, 0.8), "adapted": Estimate(0.47, 0.98)}}
+    return Outcome(**fields | {"labels": 30, "selection": "consensus"} | changes)
+
+
+def make_card(folder: Path, classes: tuple[str, ...]) -> None:
+    """The card of a model without its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = {"resize": 18, "crop": 16, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "precision": "fp32"}
+    model = {"backbone": "vit_tiny_patch16_224", "backbone_args": {}, "weights": FROM_SCRATCH, "neck": "batchnorm"}
+    training = {"classes": list(classes), "stage": "source", "epoch": 1, "versions": {}}
+    write_card(folder, card_from(training | model | sizes))

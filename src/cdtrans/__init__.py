@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from cdtrans.errors import MethodError as MethodError
     from cdtrans.errors import RunError as RunError
     from cdtrans.errors import SettingsError as SettingsError
-    from cdtrans.measure.answer import Answered as Answered
-    from cdtrans.measure.answer import answer as answer
     from cdtrans.measure.ask import Asked as Asked
     from cdtrans.measure.ask import ask as ask
-    from cdtrans.measure.evaluate import Evaluation as Evaluation
-    from cdtrans.measure.evaluate import evaluate as evaluate
-    from cdtrans.reporting.report import report as report
+    from cdtrans.measure.measured import Answered as Answered
+    from cdtrans.measure.measured import answer as answer
+    from cdtrans.measure.measured import evaluate as evaluate
+    from cdtrans.record.measured import Measured as Measured
+    from cdtrans.reporting.page import report as report
     from cdtrans.run.check import Check as Check
     from cdtrans.run.check import check as check
     from cdtrans.run.pipeline import Result as Result
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 PUBLIC = {  # module -> its public names
     "errors": "CdtransError DataError DeviceError MethodError RunError SettingsError",
-    "measure.answer": "Answered answer",
     "measure.ask": "Asked ask",
-    "measure.evaluate": "Evaluation evaluate",
-    "reporting.report": "report",
+    "measure.measured": "Answered answer evaluate",
+    "record.measured": "Measured",
+    "reporting.page": "report",
     "run.check": "Check check",
     "run.pipeline": "Result adapt",
     "serving.classifier": "Classifier Prediction Predictions load",

@@ -29,9 +29,9 @@ from cdtrans.cli.tables import class_table, confusion_table
 from cdtrans.config import SETTINGS
 from cdtrans.errors import DataError, Interrupted, printable
 from cdtrans.inputs.pixels import open_pixels
-from cdtrans.measure.evaluate import Evaluation
-from cdtrans.measure.metrics import score
+from cdtrans.measure.measured import score
 from cdtrans.methods import METHODS, method_class
+from cdtrans.record.measured import Measured, Scores
 from cdtrans.record.outcome import Choice, Estimate, Outcome, Verdict
 from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
@@ -419,6 +419,10 @@ class TestCheck:
         assert "are the same" in one_sentence(run("check", places[0], places[0]).err)
 
 
+def of_model(scores: Scores, names: tuple[str, ...]) -> Measured:
+    return Measured("adapted", names, sum(scores.images), None, False, {"adapted": scores})
+
+
 class TestEval:
     def test_the_tables_and_the_json(self, run: Run, finished) -> None:
         ended = run("eval", finished.run, finished.answers, "--json")
@@ -438,12 +442,12 @@ class TestEval:
         for table in (class_table, confusion_table):
             console = Console(width=80)
             with console.capture() as shown:
-                console.print(table(Evaluation(scores, names, (), None)))
+                console.print(table(of_model(scores, names)))
             assert "…" not in shown.get(), table.__name__
 
     @pytest.mark.parametrize("names", [("a\nerror: fake", "b\x1b[2J"), ("[/blue]", ":smile:"), ("caf\udce9", "[b]x")])
     def test_a_class_is_one_line_and_no_markup_whatever_it_is_called(self, run: Run, answering, names) -> None:
-        answering("eval", Evaluation(score(np.array([0, 1]), np.array([0, 0]), 2), names, (), None, model="adapted"))
+        answering("eval", of_model(score(np.array([0, 1]), np.array([0, 0]), 2), names))
         out = run("eval", "run", "labelled").out
         assert says(out, *(printable(name) for name in names))
         assert "\x1b" not in out
@@ -451,7 +455,7 @@ class TestEval:
     @pytest.mark.parametrize("classes", [12, 13])
     def test_a_confusion_matrix_that_does_not_fit_is_not_shown(self, run: Run, answering, classes: int) -> None:
         labels = np.arange(classes)
-        answering("eval", Evaluation(score(labels, labels, classes), tuple(f"class-{k}" for k in labels), (), None))
+        answering("eval", of_model(score(labels, labels, classes), tuple(f"class-{k}" for k in labels)))
         shown = run("eval", "run", "labelled").out
         assert ("of 13 classes is in --json" in shown) == (classes == 13)
 

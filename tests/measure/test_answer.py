@@ -6,14 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdtrans.measure.answer import Answered, answer
 from cdtrans.measure.ask import ask
-from cdtrans.measure.comparison import EXACT, wilson
-from cdtrans.measure.target import read_target
+from cdtrans.measure.intervals import wilson
+from cdtrans.measure.matching import RunTarget
+from cdtrans.measure.matching import read_target as target_of
+from cdtrans.measure.measured import Answered, answer
+from cdtrans.record import wording
+from cdtrans.record.layout import ANSWERS
+from cdtrans.record.measured import Comparison, Interval, Measured, Scores
+from cdtrans.record.outcome import Choice, Verdict
+from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving.recorded import calibrated_with, confidences
-from labelled_runs import IMAGES, fill, train_with, truth
-from support import error_says, says
+from labelled_runs import IMAGES, fill, train_with, truth, write_outcome
+from run_folders import make_card, outcome
+from support import raises, says
 from tiny_task import CLASSES, tree
 
 
@@ -28,117 +34,138 @@ def questions(run: Path) -> Path:
     return run / "ask" / "labels.csv"
 
 
-def said(capsys: pytest.CaptureFixture[str], run: Path, labels: Path) -> tuple[Answered, str]:
+def read_target(run: Path) -> RunTarget:
+    return target_of(RunRecord(run))
+
+
+def all_labels(run: Path) -> Path:
+    file = run / "all.csv"
+    file.write_text("path,label\n" + "".join(f"{p},{truth(p)}\n" for p in read_target(run).paths))
+    return file
+
+
+def heard(capsys: pytest.CaptureFixture[str], run: Path, labels: Path) -> tuple[Answered, str]:
+    """The result, and everything on the screen."""
     result = answer(run, labels, screen=Screen())
     captured = capsys.readouterr()
-    return result, " ".join([captured.out, captured.err, *result.sentences()])
+    sentences = wording.labels_show(result.labelled, result.measured, RunRecord(run).outcome, run)
+    return result, " ".join([captured.out, captured.err, *sentences])
 
 
 def test_accuracy_is_measured_on_the_random_part_only(asked: Path) -> None:
     labels = fill(questions(asked), asked / "l.csv")
     result = answer(asked, labels)
+    measured, target, stored = result.measured, read_target(asked), RunRecord(asked).answers
+    assert (result.target, result.labelled) == (IMAGES, 30)
+    assert measured is not None
+    assert stored is not None
+    assert (measured.images, measured.random, measured.whole_target) == (18, True, False)
+    assert stored.measured == measured
+    assert all(truth(entry.path) == entry.label for entry in stored.labels)
+    predicted = target.predicted["adapted"]
+    random = [entry for entry in stored.labels if entry.part == "random"]
+    right = [target.classes[predicted[target.find(entry.path)]] == entry.label for entry in random]
+    assert abs(measured.accuracy - sum(right) / 18) < 0.05  # strata of 20 images each
+    assert measured.scores.interval.low < measured.accuracy < measured.scores.interval.high
+    again = answer(asked, fill(questions(asked), labels, informative="red")).measured
+    assert again is not None
+    assert again.scores == measured.scores
+    none = answer(asked, fill(questions(asked), labels, random="none of these classes")).measured
+    assert none is not None
+    assert (none.accuracy, none.no_class) == (0, 18)
+
+
+def test_labels_for_all_images_give_the_exact_accuracy(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = read_target(asked)
-    random = [r for r in json.loads((asked / "answers.json").read_text())["labels"] if r["part"] == "random"]
-    right = [target.classes[target.predicted[target.find(r["path"])]] == r["label"] for r in random]
-    assert (result.images, result.labelled, result.random) == (IMAGES, 30, 18)
-    assert result.accuracy is not None
-    assert abs(result.accuracy.estimate - sum(right) / 18) < 0.05  # strata of 20 images each
-    assert result.accuracy.low < result.accuracy.estimate < result.accuracy.high
-    assert answer(asked, fill(questions(asked), labels, informative="red")).accuracy == result.accuracy
-    other = answer(asked, fill(questions(asked), labels, random="none of these classes"))
-    assert other.accuracy is not None
-    assert (other.accuracy.estimate, other.no_class) == (0, 18)
+    result, text = heard(capsys, asked, all_labels(asked))
+    measured, true = result.measured, [CLASSES.index(truth(path)) for path in target.paths]
+    right = int((target.predicted["adapted"] == true).sum())
+    assert measured is not None
+    assert measured.whole_target
+    assert measured.accuracy == pytest.approx(right / IMAGES)
+    assert measured.scores.interval == wilson(right, IMAGES), "for new images like these"
+    assert measured.comparison is not None
+    assert measured.comparison.better == "adapted"
+    assert says(text, "all 60 images:", wording.EXACT, "better on this target, and the run uses it")
 
 
-def test_everything_is_stored_and_told(asked: Path) -> None:
-    result = answer(asked, fill(questions(asked), asked / "l.csv"))
-    stored = json.loads((asked / "answers.json").read_text())
-    assert stored["result"] == json.loads(json.dumps(result.summary()))
-    assert stored["date"][:2] == "20"
-    assert all(truth(entry["path"]) == entry["label"] for entry in stored["labels"])
-    text = " ".join(result.sentences())
-    assert says(text, "adapted model", "95% interval", "18 random images of 60", "source-only", "sign test")
+def test_a_better_model_that_the_run_does_not_use(asked: Path) -> None:
+    labels = all_labels(asked)
+    first = answer(asked, labels).measured
+    write_outcome(asked, choice=Choice("source", 0, "person"))
+    measured = answer(asked, labels).measured
+    assert first is not None
+    assert measured is not None
+    assert measured.scores == measured.models["source"] != first.scores == measured.models["adapted"]
+    write_outcome(asked, choice=Choice("source", 0), adapted_epoch=0)
+    alone = answer(asked, labels).measured
+    assert alone is not None
+    assert (alone.comparison, alone.models.keys()) == (None, {"source"})
 
 
-def test_labels_for_all_images_give_the_exact_accuracy(asked: Path) -> None:
-    target = read_target(asked)
-    labels = asked / "all.csv"
-    labels.write_text("path,label\n" + "".join(f"{p},{truth(p)}\n" for p in target.paths))
-    result = answer(asked, labels)
-    right = [target.classes[k] == truth(p) for k, p in zip(target.predicted, target.paths, strict=True)]
-    assert result.complete
-    assert result.accuracy is not None
-    assert result.accuracy.low == result.accuracy.high == pytest.approx(sum(right) / IMAGES)
-    assert result.comparison is not None
-    assert result.comparison.better == "adapted"
-    text = " ".join(result.sentences())
-    assert says(text, "all 60 images:", EXACT, "better on this target, and the run uses it")
-    low, high = wilson(sum(right), IMAGES)
-    assert says(text, f"{sum(right) / IMAGES:.1%}, 95% interval {low:.1%} to {high:.1%}"), "as eval prints it"
-
-
-def test_a_better_model_that_the_run_does_not_use(asked: Path, run: Path) -> None:
-    target = read_target(asked)
-    labels = asked / "all.csv"
-    labels.write_text("path,label\n" + "".join(f"{p},{truth(p)}\n" for p in target.paths))
-    (run / "result.json").write_text(json.dumps({"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 1}))
-    result = answer(run, labels)
-    assert result.accuracy == result.source != result.adapted
-    assert says(" ".join(result.sentences()), "the run uses the other one", "cdtrans choose RUN adapted")
-    assert f"'cdtrans choose {run} adapted'" in result.sentences(run)[-1]
-    for verdict, words in (("harm", "guard was wrong"), ("better", "guard was right")):
-        assert says(replace(result, verdict=verdict).sentences()[-1], words), "whichever model the run uses"
-    for verdict in ("unknown", "off", ""):
-        assert "guard" not in replace(result, verdict=verdict).sentences()[-1], "it has not judged"
-    (run / "result.json").write_text(json.dumps({"chosen_epoch": 0, "chosen_model": "source", "judged_epoch": 0}))
-    assert answer(run, labels).comparison is None
-
-
-@pytest.mark.parametrize("header", ["path,label,probability", "path,label,probability,no_class"])
-def test_predictions_are_not_labels(asked: Path, header: str) -> None:
-    """They would measure the model by its own opinion."""
-    file = asked / "predicted.csv"
-    file.write_text(f"{header}\n" + "".join(f"{p},{truth(p)},0.9,0.1\n" for p in read_target(asked).paths))
-    with error_says("'probability'", "predictions", "cdtrans ask"):
-        answer(asked, file)
-    assert not (asked / "answers.json").exists()
+@pytest.mark.parametrize(
+    ("better", "choice", "verdict", "words"),
+    [
+        ("adapted", Choice("adapted", 2), "better", ["and the run uses it", "guard was right"]),
+        ("adapted", Choice("source", 0), "harm", ["run uses the other one; 'cdtrans choose runs/a adapted'", "wrong"]),
+        ("source", Choice("adapted", 2), "better", ["run uses the other one; 'cdtrans choose runs/a source'", "wrong"]),
+        ("adapted", Choice("source", 0, "person"), "better", ["you chose the other one", "guard was right"]),
+        ("open", Choice("adapted", 2), "better", ["do not decide", "About 17 more random labels"]),
+        ("neither", Choice("adapted", 2), "unknown", ["neither is better"]),
+    ],
+)
+def test_labels_say_whether_the_right_model_was_chosen(
+    better: str, choice: Choice, verdict: str, words: list[str]
+) -> None:
+    scores = Scores(0.5, Interval(0.3, 0.7), 0.5, Interval(0.3, 0.7), (5,), (10,), ((5,),))
+    comparison = Comparison(9, 1, 9, 1, 0.02, better, disagree=20, more_labels=17 if better == "open" else None)
+    models = {"source": scores, "adapted": scores}
+    measured = Measured("adapted", ("a",), 25, 60, False, models, comparison=comparison, random=True)
+    of_run = outcome(choice=choice, verdict=Verdict(verdict, ()))
+    text = wording.comparison(measured, of_run, Path("runs/a"))
+    assert says(text, *words)
+    if better == "open":
+        close = replace(measured, comparison=replace(comparison, more_labels=None))
+        assert says(wording.comparison(close, of_run, Path("runs/a")), "too close", "20 of 60 images")
+        chosen_by_hand = replace(measured, random=False)
+        assert "random" not in wording.comparison(chosen_by_hand, of_run, Path("runs/a"))
 
 
 def test_the_adapted_model_is_calibrated_by_the_labels(run: Path) -> None:
-    """The logits are those of a model that is far too sure. Older runs have recorded none."""
+    """Its logits are those of a model that is far too sure."""
     ask(run, budget=50)
     labels = fill(questions(run), run / "l.csv")
-    assert not answer(run, labels).recalibrated
-    with np.load(run / "views.npz") as views:
-        sure = 1 + 20 * views["confidence_after"].astype(float)
-        classes = {"source": views["target_before"], "adapted": views["target_after"]}
-    np.savez(run / "logits.npz", **{name: sure[:, None] * np.eye(len(CLASSES))[k] for name, k in classes.items()})
-    before = confidences(run).mean()
-    told = answer(run, labels)
-    assert told.recalibrated
-    assert told.adapted is not None
-    assert before - 0.1 > told.adapted.estimate == pytest.approx(confidences(run).mean(), abs=1e-3)
-    assert "calibrated" in " ".join(told.sentences())
-    assert answer(run, labels).adapted == told.adapted, "the same labels again"
-    (run / "result.json").write_text((run / "result.json").read_text().replace('"adapted"', '"source"'))
-    assert not answer(run, labels).recalibrated
-    assert calibrated_with(run, "adapted") == "labels", "as it was left before"
+    before = RunRecord(run).confidences().mean()
+    result = answer(run, labels).measured
+    assert result is not None
+    assert result.recalibrated
+    assert before - 0.1 > result.accuracy == pytest.approx(RunRecord(run).confidences().mean(), abs=1e-3)
+    again = answer(run, labels).measured
+    assert again is not None
+    assert again.accuracy == result.accuracy, "the same labels again"
+    write_outcome(run, choice=Choice("source", 0))
+    source = answer(run, labels).measured
+    assert source is not None
+    assert not source.recalibrated
+    assert RunRecord(run).calibrated_with("adapted") == "labels", "as it was left before"
 
 
 def test_images_that_were_trained_with_do_not_calibrate(run: Path) -> None:
     """The model is sure of the images that it was trained with, and right; it is measured on the others."""
     whole = read_target(run)
     train_with(run, *whole.paths[:20])
-    target = read_target(run)
-    assert target.rows.tolist() == list(range(20, IMAGES))
+    assert read_target(run).rows.tolist() == list(range(20, IMAGES))
     sure = np.where(np.arange(IMAGES) < 20, 40.0, 4.0)
-    logits = {name: sure[:, None] * np.eye(len(CLASSES))[whole.adapted_predicted] for name in ("source", "adapted")}
-    np.savez(run / "logits.npz", **logits)
+    logits = sure[:, None] * np.eye(len(CLASSES))[whole.predicted["adapted"]]
+    np.savez(run / "logits.npz", source=logits, adapted=logits)
     ask(run, budget=1000)
-    told = answer(run, fill(questions(run), run / "l.csv"))
-    assert told.recalibrated
-    assert told.adapted is not None
-    assert told.adapted.estimate == pytest.approx(confidences(run)[20:].mean(), abs=1e-3)
+    measured = answer(run, fill(questions(run), run / "l.csv")).measured
+    assert measured is not None
+    assert measured.recalibrated
+    assert measured.accuracy == pytest.approx(RunRecord(run).confidences()[20:].mean(), abs=1e-3)
+    train_with(run, *whole.paths)
+    with raises("nothing-to-measure"):
+        answer(run, run / "l.csv")
 
 
 def test_labels_of_images_that_were_trained_with(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,12 +179,12 @@ def test_labels_of_images_that_were_trained_with(run: Path, tmp_path: Path, caps
     lines = [f"{tmp_path / 'moved' / 'new.png'},red,", f"./{target.paths[1]},red,", f"x.png,red,{target.digests[2]}"]
     lines += [f"{tmp_path / 'moved' / 'new.png'},red,0123"]  # a digest of a run at another --resize
     (tmp_path / "l.csv").write_text("\n".join(["path,label,digest", *lines]))
-    result, text = said(capsys, run, tmp_path / "l.csv")
+    result, text = heard(capsys, run, tmp_path / "l.csv")
     assert says(text, "4 labels are of images that the model was trained with", "not used to measure")
     assert says(text, "There is no label to measure or calibrate with")
     assert result.labelled == 0
     (tmp_path / "l.csv").write_text("\n".join(["path,label,digest", *lines, f"{target.paths[5]},red,", "y.png,red,"]))
-    result, text = said(capsys, run, tmp_path / "l.csv")
+    result, text = heard(capsys, run, tmp_path / "l.csv")
     assert result.labelled == 1
     assert says(text, "1 of 6 labelled images", "'y.png'")
 
@@ -173,30 +200,16 @@ def test_the_random_part_of_an_earlier_run_measures_the_later_one(
     later = Path(shutil.copytree(made, tmp_path / "later"))
     train_with(later, *(path for path, _, part in lines if part == "informative"))
     ask(later, budget=30, seed=1)
-    asked = {q["path"]: q["part"] for q in json.loads((later / "ask" / "questions.json").read_text())["images"]}
-    assert {asked.get(path) for path in first} == {"random", "informative", None}, "so that all cases are tested"
-    result, text = said(capsys, later, labels)
-    assert (result.random, result.labelled) == (18, 18)
-    elsewhere = sum(asked.get(path) != "random" for path in first)
-    assert says(text, "12 labels are of images that the model was trained with")
+    parts = {q.path: q.part for q in RunRecord(later).questions.images}
+    assert {parts.get(path) for path in first} == {"random", "informative", None}, "so that all cases are tested"
+    result, text = heard(capsys, later, labels)
+    assert result.measured is not None
+    assert (result.measured.images, result.labelled) == (18, 18)
+    elsewhere = sum(parts.get(path) != "random" for path in first)
     assert says(text, f"{elsewhere} labels are of a random part that was drawn for another run")
-    second = {path for path, part in asked.items() if part == "random"}
-    result, _ = said(capsys, later, fill(questions(later), tmp_path / "second.csv"))
-    assert result.random == len(first | second)
-    measured = {e["path"] for e in json.loads((later / "answers.json").read_text())["labels"] if e["part"] == "random"}
-    assert measured == first | second
-
-
-def test_an_open_comparison_says_what_would_decide_it(asked: Path) -> None:
-    result = answer(asked, fill(questions(asked), asked / "l.csv"))
-    assert result.comparison is not None
-    assert result.comparison.better == "open"
-    open_ = replace(result.comparison, more_labels=17)
-    assert says(" ".join(replace(result, comparison=open_).sentences()), "do not decide", "About 17 more random labels")
-    close = replace(result.comparison, more_labels=None)
-    assert says(" ".join(replace(result, comparison=close).sentences()), "too close", f"{close.disagree} of 60 images")
-    same = replace(result.comparison, better="neither", disagree=0)
-    assert says(" ".join(replace(result, comparison=same).sentences()), "neither is better")
+    second = {path for path, part in parts.items() if part == "random"}
+    result, _ = heard(capsys, later, fill(questions(later), tmp_path / "second.csv"))
+    assert {e.path for e in RunRecord(later).answers.labels if e.part == "random"} == first | second
 
 
 def test_moved_and_renamed_files_are_found_by_their_pixels(asked: Path, tmp_path: Path) -> None:
@@ -210,18 +223,18 @@ def test_moved_and_renamed_files_are_found_by_their_pixels(asked: Path, tmp_path
     lines.append(f"{target.root / target.paths[5]},{truth(target.paths[5])}")
     lines.append(f"./{target.paths[6]},{truth(target.paths[6])}")
     (elsewhere / "labels.csv").write_text("\n".join(lines))
-    assert answer(asked, elsewhere / "labels.csv").labelled == 7
-    stored = json.loads((asked / "answers.json").read_text())["labels"]
-    assert [entry["path"] for entry in stored] == list(target.paths[:7])
+    result = answer(asked, elsewhere / "labels.csv")
+    assert (result.labelled, result.measured is None) == (7, False), "some of them belong to the random part"
+    assert [entry.path for entry in RunRecord(asked).answers.labels] == list(target.paths[:7])
 
 
 def test_answers_add_up_and_newer_ones_replace_older_ones(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer(asked, fill(questions(asked), asked / "l.csv", informative=""))
-    result, text = said(capsys, asked, fill(questions(asked), asked / "l.csv", random=""))
-    assert (result.labelled, result.random) == (30, 18)
+    result, text = heard(capsys, asked, fill(questions(asked), asked / "l.csv", random=""))
+    assert (result.labelled, result.measured.images) == (30, 18)
     assert says(text, "12 of 30 rows have a label", "18 labels of earlier answers")
-    _, text = said(capsys, asked, fill(questions(asked), asked / "l.csv", all="red"))
-    assert says(text, "had another label before", "replaced", "All labels are 'red'")
+    _, text = heard(capsys, asked, fill(questions(asked), asked / "l.csv", all="red"))
+    assert says(text, "had another label before", "replaced", "are 'red'")
 
 
 def test_unsure_is_left_out_and_mentioned(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,86 +243,71 @@ def test_unsure_is_left_out_and_mentioned(asked: Path, capsys: pytest.CaptureFix
     at = next(n for n, line in enumerate(lines) if line.endswith(",random"))
     lines[at] = lines[at].split(",")[0] + ",unsure,random"
     labels.write_text("\n".join(lines))
-    result, text = said(capsys, asked, labels)
-    assert (result.random, result.unsure, result.labelled) == (17, 1, 29)
+    result, text = heard(capsys, asked, labels)
+    assert (result.measured.images, result.measured.unsure, result.labelled) == (17, 1, 29)
     assert says(text, "1 random image is marked 'unsure' and left out")
 
 
-def test_only_informative_labels_give_no_accuracy(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result, text = said(capsys, asked, fill(questions(asked), asked / "l.csv", random=""))
-    assert result.accuracy is None
-    assert result.comparison is None
-    assert says(text, "12 labels are stored, but none is of the random part")
-    assert len(json.loads((asked / "answers.json").read_text())["labels"]) == 12
-
-
-def test_labels_of_the_users_own_choice_are_kept_but_do_not_measure(run: Path) -> None:
+def test_labels_outside_the_random_part_are_kept_and_do_not_measure(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = read_target(run).paths[:4]
     (run / "own.csv").write_text("path,label\n" + "".join(f"{p},{truth(p)}\n" for p in paths))
-    assert answer(run, run / "own.csv").accuracy is None
+    result, text = heard(capsys, run, run / "own.csv")
+    assert (result.measured, len(RunRecord(run).answers.labels)) == (None, 4)
+    assert says(text, "4 labels are stored, but none is of the random part")
     (run / "parts.csv").write_text("path,label,part\n" + "".join(f"{p},{truth(p)},random\n" for p in paths))
-    assert answer(run, run / "parts.csv").random == 4, "the questions are gone, but the CSV of `ask` says it"
+    assert answer(run, run / "parts.csv").measured.images == 4, "the questions are gone, but the CSV of `ask` says it"
 
 
-def test_contradicting_labels_are_left_out_and_repeated_ones_count_once(
-    asked: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_contradicting_strange_and_repeated_labels(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b, c = read_target(asked).paths[:3]
-    (asked / "l.csv").write_text(f"path,label\n{a},red\n{a},blue\n{b},red\n{b},red\n{c},green\n")
-    result, text = said(capsys, asked, asked / "l.csv")
+    (asked / "l.csv").write_text(f"path,label\n{a},red\n{a},blue\n{b},red\n{b},red\n{c},green\nstrange.png,red\n")
+    result, text = heard(capsys, asked, asked / "l.csv")
     assert result.labelled == 2
-    assert says(text, "contradicting", f"{a}: blue or red", "1 repeated")
-
-
-def test_images_that_are_not_in_the_target_are_skipped(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = read_target(asked).paths[0]
-    (asked / "l.csv").write_text(f"path,label\nstrange.png,red\n{known},red\nother.png,red\n")
-    result, text = said(capsys, asked, asked / "l.csv")
-    assert result.labelled == 1
-    assert says(text, "2 of 3", "not in the target", "'strange.png'", "skipped")
+    assert says(text, "contradicting", f"{a}: blue or red", "1 repeated", "1 of 6", "'strange.png'", "skipped")
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "code"),
     [
-        (b"path,label\n{0},redd\n{1},gren\n", ["'redd'", "line 2", "1 more", "unknown", "did you mean 'red'"]),
-        (b"path,label\nnowhere.png,red\n", ["not in the target", "relative to"]),
-        (b"path,label\n{0},\n{1},\n", ["2 rows", "no label yet"]),
-        (b"", ["empty"]),
-        (b"\n \n", ["empty"]),
-        (b"image,class\n{0},red\n", ["'path' and 'label'", "'image', 'class'"]),
-        (b"\x89PNG\r\n\x1a\n\0\0", ["neither a CSV nor a JSON"]),
-        (b'{"a": 1}', ["Label Studio"]),
-        (b'[{"id": 3}]', ["Label Studio"]),
-        (b"[1", ["Label Studio"]),
+        (b"path,label\n{0},redd\n{1},gren\n", "class-unknown"),
+        (b"path,label\nnowhere.png,red\n", "images-not-in-target"),
+        (b"path,label\n{0},\n{1},\n", "no-label"),
+        (b"path,label,probability\n{0},red,0.9\n", "labels-predicted"),  # the model's own opinion
+        (b"\n \n", "labels-empty"),
+        (b"image,class\n{0},red\n", "labels-columns"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "labels-format"),
+        (b'{"a": 1}', "labels-format"),
+        (b'[{"id": 3}]', "labels-format"),
+        (b"[1", "labels-format"),
     ],
 )
-def test_what_cannot_be_used_is_refused_and_nothing_is_lost(asked: Path, content: bytes, words: list[str]) -> None:
+def test_an_unusable_file_is_refused_and_nothing_is_lost(asked: Path, content: bytes, code: str) -> None:
     answer(asked, fill(questions(asked), asked / "l.csv"))
-    paths = read_target(asked).paths
-    for n in range(2):
-        content = content.replace(b"{%d}" % n, paths[n].encode())
+    for n, path in enumerate(read_target(asked).paths[:2]):
+        content = content.replace(b"{%d}" % n, path.encode())
     (asked / "bad.csv").write_bytes(content)
     before = tree(asked)
-    with error_says("bad.csv", *words):
+    with raises(code):
         answer(asked, asked / "bad.csv")
     assert tree(asked) == before
 
 
+def test_places_that_are_no_file_of_labels(asked: Path) -> None:
+    with raises("no-labels-file"):
+        answer(asked, asked / "missing.csv")
+    with raises("labels-format"):
+        answer(asked, asked / "ask")
+
+
 def test_a_label_that_means_a_class_and_another_answer_is_refused(asked: Path) -> None:
     for model in ("source", "adapted"):
-        (asked / model / "model.json").write_text(json.dumps({"classes": [*CLASSES[1:], "unsure"]}))
-    with error_says("'unsure'", "rename"):
+        make_card(asked / model, (*CLASSES[1:], "unsure"))
+    with raises("class-unclear"):
         answer(asked, fill(questions(asked), asked / "l.csv", all="unsure"))
-    assert not (asked / "answers.json").exists()
-    assert answer(asked, fill(questions(asked), asked / "l.csv", all=CLASSES[1])).random > 0, "other labels are clear"
-
-
-def test_a_file_that_is_none(asked: Path) -> None:
-    with error_says("does not exist", "cdtrans ask"):
-        answer(asked, asked / "missing.csv")
-    with error_says("a folder", "cdtrans eval"):
-        answer(asked, asked / "ask")
+    assert not (asked / ANSWERS.name).exists()
+    assert answer(asked, fill(questions(asked), asked / "l.csv", all=CLASSES[1])).measured, "other labels are clear"
 
 
 @pytest.mark.parametrize("shape", ["full", "min", "semicolons", "old Mac"])
@@ -332,4 +330,4 @@ def test_exports_of_other_tools(asked: Path, shape: str) -> None:
         text = "\ufeffLabel;Path\r\n" + "".join(f"{truth(p)};{p}\r\n" for p in paths[1:])
     (asked / "export").write_text(text, encoding="utf-8", newline="")
     assert answer(asked, asked / "export").labelled == 29
-    assert {entry["label"] for entry in json.loads((asked / "answers.json").read_text())["labels"]} == set(CLASSES)
+    assert {entry.label for entry in RunRecord(asked).answers.labels} == set(CLASSES)

@@ -2,6 +2,7 @@ import csv
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 
 import cdtrans
-from cdtrans.errors import counted
+from cdtrans.errors import DataError, counted
 from cdtrans.measure.ask import ask, choose
 from cdtrans.measure.intervals import accuracy_interval
-from cdtrans.measure.labels import Answer
-from cdtrans.measure.target import read_target
+from cdtrans.measure.labels import Label
+from cdtrans.measure.matching import RunTarget
+from cdtrans.measure.matching import read_target as target_of
+from cdtrans.record.record import RunRecord
 from labelled_runs import IMAGES, fill, train_with
-from support import error_says
+from run_folders import make_card
+from support import raises
 from tiny_task import CLASSES, tree
 
 
@@ -24,26 +28,30 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
+def read_target(run: Path) -> RunTarget:
+    return target_of(RunRecord(run))
+
+
 def test_the_parts_are_apart_and_as_large_as_promised(run: Path) -> None:
     asked = ask(run, budget=20)
     assert (asked.count("random"), asked.count("informative")) == (12, 8)
-    assert len({q.image for q in asked.questions}) == 20
+    assert len(asked.parts) == 20
     listed = rows(run / "ask" / "labels.csv")
     target = read_target(run)
     assert [(r["path"], r["label"], r["part"]) for r in listed] == [
-        (target.paths[q.image], "", q.part) for q in asked.questions
+        (target.paths[image], "", part) for image, part in asked.parts.items()
     ]
-    first = [q.part for q in asked.questions[:10]]
-    assert {"random", "informative"} == set(first), "mixed, so that a half-filled file has both"
+    assert {"random", "informative"} == set([*asked.parts.values()][:10]), "mixed, so that a half-filled file has both"
 
 
 def test_the_random_part_is_spread_over_the_confidence_and_the_other_is_uncertain(run: Path) -> None:
     target, asked = read_target(run), ask(run, budget=30)
     place = np.argsort(np.argsort(target.confidence)) / IMAGES
-    random, informative = ([place[q.image] for q in asked.questions if q.part == p] for p in ("random", "informative"))
+    random, informative = ([place[i] for i, p in asked.parts.items() if p == q] for q in ("random", "informative"))
     assert 0.35 < np.mean(random) < 0.65
     assert np.mean(informative) < 0.5 < max(random)
-    classes = Counter(int(target.predicted[q.image]) for q in asked.questions if q.part == "informative")
+    predicted = target.predicted["adapted"]
+    classes = Counter(int(predicted[i]) for i, part in asked.parts.items() if part == "informative")
     assert max(classes.values()) - min(classes.values()) <= 1
     assert len(classes) == 3
 
@@ -51,7 +59,7 @@ def test_the_random_part_is_spread_over_the_confidence_and_the_other_is_uncertai
 def test_a_small_informative_part_is_of_the_least_certain_images(run: Path) -> None:
     target, asked = read_target(run), ask(run, budget=5)
     place = np.argsort(np.argsort(target.confidence))
-    informative = [place[q.image] for q in asked.questions if q.part == "informative"]
+    informative = [place[i] for i, part in asked.parts.items() if part == "informative"]
     assert len(informative) == 2
     assert max(informative) < 25
     assert min(informative) < 4
@@ -75,9 +83,9 @@ def test_the_labeller_sees_no_prediction(run: Path) -> None:
     page = (run / "ask" / "ask.html").read_text()
     data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
     tasks = json.loads((run / "ask" / "label-studio.json").read_text())
-    assert data.keys() == {"key", "classes", "others", "images"}
+    assert data.keys() == {"store", "classes", "others", "images"}
     assert [task["data"] for task in tasks] == data["images"]
-    assert len(data["images"]) == len(asked.questions)
+    assert len(data["images"]) == len(asked.parts)
     assert all(image.keys() == {"path", "digest", "part", "image"} for image in data["images"])
     assert "informative" not in page.replace('"part": "informative"', ""), (
         "the page saves the part and does not show it"
@@ -98,11 +106,9 @@ def test_the_label_studio_files_fit_together(run: Path) -> None:
 
 def test_the_questions_say_which_images_and_whose(run: Path) -> None:
     ask(run, budget=6, seed=3)
-    questions = json.loads((run / "ask" / "questions.json").read_text())
-    target = read_target(run)
-    assert (questions["seed"], questions["budget"]) == (3, 6)
-    assert questions["fingerprint"] == target.fingerprint
-    assert all(target.find(q["path"]) == target.find("", q["digest"]) for q in questions["images"])
+    questions, target = RunRecord(run).questions, read_target(run)
+    assert (questions.seed, questions.budget, questions.fingerprint) == (3, 6, target.fingerprint)
+    assert all(target.find(q.path) == target.find("", q.digest) is not None for q in questions.images)
 
 
 def test_labels_that_were_not_read_are_not_overwritten(run: Path) -> None:
@@ -110,7 +116,7 @@ def test_labels_that_were_not_read_are_not_overwritten(run: Path) -> None:
     file = run / "ask" / "labels.csv"
     fill(file, file)
     before = tree(run)
-    with error_says("labels.csv", "10 labels", "cdtrans answer", "--force"):
+    with raises("labels-lost"):
         ask(run, budget=10)
     assert tree(run) == before
     ask(run, budget=10, force=True)
@@ -118,12 +124,12 @@ def test_labels_that_were_not_read_are_not_overwritten(run: Path) -> None:
 
 
 def test_labels_that_the_run_was_trained_with_are_not_lost(run: Path) -> None:
-    first = ask(run, budget=10)
+    ask(run, budget=10)
     file = run / "ask" / "labels.csv"
     fill(file, file)
     listed = {row["path"]: row for row in rows(file)}
     train_with(run, *(path for path, row in listed.items() if row["part"] == "informative"))
-    with error_says("labels.csv", f"{first.count('random')} labels", "cdtrans answer", "--force"):
+    with raises("labels-lost"):
         ask(run, budget=10)
     cdtrans.answer(run, file)
     kept = file.read_text()
@@ -136,16 +142,16 @@ def test_labels_that_the_run_was_trained_with_are_not_lost(run: Path) -> None:
         path = next(path for path, row in listed.items() if row["part"] == part)
         label = listed[path]["label"]
         file.write_text(kept.replace(f"{path},{label}", f"{path},{'red' if label != 'red' else 'blue'}") + more)
-        with error_says("labels.csv", f"{counted(count, 'label')} that would be lost", advice, "--force"):
+        with pytest.raises(DataError, match=f"holds {counted(count, 'label')} that would be lost.*{advice}"):
             ask(run, budget=10)
     file.write_text(kept)
-    assert len(ask(run, budget=10).questions) == 10
+    assert len(ask(run, budget=10).parts) == 10
 
 
 def test_labels_of_images_elsewhere_are_not_lost(run: Path) -> None:
     ask(run, budget=10)
     (run / "ask" / "labels.csv").write_text("path,label,part\nstrange.png,red,random\n")
-    with error_says("1 label that would be lost", "another --out", "--force"):
+    with raises("labels-lost"):
         ask(run, budget=10)
 
 
@@ -154,11 +160,11 @@ def test_what_has_been_answered_is_not_asked_again(run: Path) -> None:
     file = run / "ask" / "labels.csv"
     cdtrans.answer(run, fill(file, file))
     second = ask(run, budget=10)
-    assert not {q.image for q in first.questions} & {q.image for q in second.questions}
+    assert not first.parts.keys() & second.parts.keys()
     third = ask(run, budget=1000)
-    assert len(third.questions) == IMAGES - 30, "all that are left"
+    assert len(third.parts) == IMAGES - 30, "all that are left"
     cdtrans.answer(run, fill(file, file))
-    with error_says("nothing to ask"):
+    with raises("nothing-to-ask"):
         ask(run)
 
 
@@ -167,12 +173,10 @@ def test_an_answered_image_that_is_drawn_at_random_later_counts_as_random(run: P
     ask(run, budget=30)
     cdtrans.answer(run, fill(file, file))
     ask(run, budget=29)
-    questions = json.loads((run / "ask" / "questions.json").read_text())["images"]
     fresh = {row["path"] for row in rows(file)}
-    again = [q for q in questions if q["path"] not in fresh and q["part"] == "random"]
+    again = [q for q in RunRecord(run).questions.images if q.path not in fresh and q.part == "random"]
     assert len(again) > 18, "some of the twelve informative images were drawn for the random part"
-    result = cdtrans.answer(run, fill(file, file))
-    assert result.random == 18 + round(0.6 * 29)
+    assert cdtrans.answer(run, fill(file, file)).measured.images == 18 + round(0.6 * 29)
 
 
 @pytest.mark.slow
@@ -185,48 +189,48 @@ def test_two_runs_random_parts_cover_the_truth_together(run: Path, known: bool) 
     first = replace(
         made,
         paths=tuple(map(str, images)),
-        source_predicted=images % 7,
-        adapted_predicted=images % 7,
+        predicted={"source": images % 7, "adapted": images % 7},
+        rows=images,
         confidence=rng.random(150),
-        sampled=images,
-        features=rng.normal(size=(150, 8)),
     )
+    views = replace(made.record.views, sampled_target=images, after_target=rng.normal(size=(150, 8)))
+    first.record.__dict__["views"] = views
     confidence = 0.7 * first.confidence + 0.3 * rng.random(150)
     correct = rng.random(150) < 1 / (1 + np.exp(-4 * (first.confidence + confidence - 0.4)))
     errors, covered = [], 0
     for seed in range(200):
-        asked = {q.image: q.part for q in choose(first, {}, 50, seed)}
+        asked = choose(first, {}, 50, seed)
         left = np.array([i for i in images if asked.get(i) != "informative"])
         second = replace(
             first,
-            **{name: getattr(first, name)[left] for name in ("source_predicted", "adapted_predicted", "features")},
+            predicted={"adapted": left % 7},
+            rows=left,
             paths=tuple(map(str, left)),
             confidence=confidence[left],
-            sampled=np.arange(len(left)),
         )
         drawn = {n for n, i in enumerate(left.tolist()) if asked.get(i) == "random"}
-        answers = {n: Answer("red", "random") for n in drawn if known}
-        drawn |= {q.image for q in choose(second, answers, 50, 1000 + seed) if q.part == "random"}
+        answers = {n: Label("red", "random") for n in drawn if known}
+        drawn |= {i for i, part in choose(second, answers, 50, 1000 + seed).items() if part == "random"}
         labelled, true = np.array(sorted(drawn)), correct[left]
-        found = accuracy_interval(second.confidence, labelled, true[labelled])
-        errors.append(found.estimate - true.mean())
-        covered += found.low <= true.mean() <= found.high
+        estimate, interval = accuracy_interval(second.confidence, labelled, true[labelled])
+        errors.append(estimate - true.mean())
+        covered += interval.low <= true.mean() <= interval.high
     assert covered / 200 >= 0.92
     assert abs(np.mean(errors)) < 0.01
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "code"),
     [
-        (lambda run: (run / "result.json").unlink(), ["no finished run"]),
-        (lambda run: (run / "views.npz").unlink(), ["views.npz", "cdtrans adapt"]),
-        (lambda run: (run / "images.csv").unlink(), ["images.csv"]),
-        (lambda run: (run / "answers.json").write_text("{"), ["answers.json", "damaged"]),
+        (lambda run: (run / "result.json").unlink(), "run-unfinished"),
+        (lambda run: (run / "views.npz").unlink(), "run-damaged"),
+        (lambda run: (run / "images.csv").unlink(), "run-damaged"),
+        (lambda run: (run / "answers.json").write_text("{"), "run-damaged"),
     ],
 )
-def test_a_run_that_cannot_be_asked_about(run: Path, damage, words: list[str]) -> None:
+def test_a_run_that_cannot_be_asked_about(run: Path, damage: Callable[[Path], object], code: str) -> None:
     damage(run)
-    with error_says(*words):
+    with raises(code):
         ask(run)
 
 
@@ -234,19 +238,19 @@ def test_a_run_that_cannot_be_asked_about(run: Path, damage, words: list[str]) -
 def test_a_class_with_the_name_of_another_answer_is_refused(run: Path, name: str) -> None:
     """Its labels would be taken for images to leave out, or for images of no class."""
     for model in ("source", "adapted"):
-        (run / model / "model.json").write_text(json.dumps({"classes": [*CLASSES[1:], name]}))
-    with error_says(f"'{name}'", "rename", "cdtrans eval"):
+        make_card(run / model, (*CLASSES[1:], name))
+    with raises("class-unclear"):
         ask(run)
     assert not (run / "ask").exists()
 
 
 def test_a_budget_of_nothing_and_a_target_that_has_gone(run: Path, tmp_path: Path) -> None:
-    with error_says("budget", "at least one"):
+    with raises("budget"):
         ask(run, budget=0)
     config = (run / "config.yaml").read_text().replace("target", "gone", 1).replace("/target", "/gone")
     (run / "config.yaml").write_text(config.replace("gone:", "target:"))
-    with error_says("10 of 10", "gone", "put the target back"):
+    with raises("no-readable-image"):
         ask(run, budget=10)
     assert not (run / "ask").exists()
-    with error_says("cannot be written", "--out"):
+    with raises("output-refused"):
         ask(run, out=run / "result.json" / "inside")

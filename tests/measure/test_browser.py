@@ -1,7 +1,6 @@
 """The page in a real browser, opened from the disk."""
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,9 @@ from typing import Any
 import pytest
 
 import cdtrans
+from cdtrans.record.record import RunRecord
 from labelled_runs import truth
+from run_folders import make_card
 
 pytestmark = pytest.mark.slow
 
@@ -61,15 +62,14 @@ def test_every_image_is_labelled_by_mouse_and_the_file_can_be_answered(page: Any
     assert not page.locator("#done").is_visible()
     for n, path in enumerate(paths(run)):
         assert page.locator("#title").inner_text() == f"Image {n + 1} of {ASKED}"
-        assert page.evaluate("document.getElementById('picture').naturalWidth") == 22
+        assert page.evaluate("document.getElementById('image').naturalWidth") == 22
         page.locator("#classes").get_by_role("button", name=truth(path)).click()
     assert progress(page) == f"{ASKED} of {ASKED}"
     assert page.locator("#done").is_visible()
     assert "cdtrans answer" in page.locator("#done").inner_text()
     result = cdtrans.answer(run, saved(page, tmp_path))
-    assert (result.labelled, result.random) == (ASKED, 4)
-    stored = json.loads((run / "answers.json").read_text())["labels"]
-    assert all(entry["label"] == truth(entry["path"]) for entry in stored)
+    assert (result.labelled, result.measured.images) == (ASKED, 4)
+    assert all(entry.label == truth(entry.path) for entry in RunRecord(run).answers.labels)
 
 
 def test_by_keyboard_and_after_a_reload(page: Any, run: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_it_fits_the_screen_in_both_schemes(page: Any, width: int, scheme: str) 
     assert page.evaluate("document.documentElement.scrollWidth") == width
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
     assert dark == (scheme == "dark")
-    assert page.locator("#picture").is_visible()
+    assert page.locator("#image").is_visible()
     last = page.locator("#others button").last.bounding_box()
     assert last["y"] + last["height"] < 800, "every answer is reachable without scrolling"
 
@@ -134,7 +134,7 @@ def test_a_tablet_has_no_help_about_keys(browser: Any, run: Path) -> None:
 
 def test_classes_that_are_digits_are_typed_and_not_counted(browser: Any, run: Path) -> None:
     for model in ("source", "adapted"):
-        (run / model / "model.json").write_text(json.dumps({"classes": ["0", "1", "10"]}))
+        make_card(run / model, ("0", "1", "10"))
     opened = browser.new_page()
     opened.goto((cdtrans.ask(run, budget=2).folder / "ask.html").as_uri())
     opened.keyboard.press("0")

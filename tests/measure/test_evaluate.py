@@ -1,41 +1,44 @@
-"""A finished run against answer keys of every kind."""
+"""A finished run against labelled images of every kind."""
 
-import csv
 import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cdtrans.errors import CdtransError
 from cdtrans.inputs.scan import LabelledDomain
-from cdtrans.measure.comparison import Comparison, wilson
-from cdtrans.measure.evaluate import Evaluation, History, choice_sentence, evaluate, match_classes
-from cdtrans.measure.metrics import score
+from cdtrans.measure.intervals import wilson
+from cdtrans.measure.matching import match_classes
+from cdtrans.measure.measured import calibration, evaluate, score
+from cdtrans.record.measured import Measured
+from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import load
 from stores import Notes
-from support import error_says, says
+from support import raises, says
 from tiny_task import CLASSES, draw
-
-HISTORY = {"source_only_accuracy", "last_epoch_accuracy", "best_by_labels_accuracy", "best_by_labels_epoch"}
 
 
 class Heard(Screen):
     def __init__(self) -> None:
         super().__init__(quiet=True)
-        self.warnings_heard: list[str] = []
+        self.warnings: list[str] = []
 
     def warn(self, text: str) -> None:
-        self.warnings_heard.append(text)
+        self.warnings.append(text)
 
 
-def scored(run: Path, where: Path, **options) -> Evaluation:
+def scored(run: Path, where: Path, **options: Any) -> Measured:
     return evaluate(run, where, screen=options.pop("screen", Screen(quiet=True)), device="cpu", **options)
 
 
-def write_key(folder: Path, kinds: tuple[int, ...], each: int = 3, names: tuple[str, ...] = CLASSES) -> Path:
+def write_labelled(folder: Path, kinds: tuple[int, ...], each: int = 3, names: tuple[str, ...] = CLASSES) -> Path:
     for kind in kinds:
         for n in range(each):
             draw(folder / names[kind] / f"{n}.png", kind, seed=500 + n, shift=1.0)
@@ -47,275 +50,227 @@ def true_labels(finished) -> list[str]:
 
 
 def accuracy_by_epoch(finished, lines: list[str]) -> list[float]:
-    """By hand, from images.csv and predictions/, of the images that the lines 'target/NAME label' name."""
-    with open(finished.run / "images.csv", newline="") as file:
-        index = {row["path"]: int(row["index"]) for row in csv.DictReader(file) if row["domain"] == "target"}
+    """By hand, of the images that the lines 'target/NAME label' name."""
+    record = RunRecord(finished.run)
+    index = {path: i for i, path in enumerate(record.images.paths["target"])}
     true = [line.removeprefix("target/").rsplit(" ", 1) for line in lines]
-    accuracy = []
-    for epoch in range(5):
-        with np.load(finished.run / "predictions" / f"epoch-{epoch:03}.npz") as arrays:
-            accuracy.append(np.mean([CLASSES[arrays["predicted"][index[path]]] == label for path, label in true]))
-    return accuracy
+    return [
+        float(np.mean([CLASSES[record.predictions(epoch).predicted[index[path]]] == label for path, label in true]))
+        for epoch in range(5)
+    ]
 
 
 def test_the_scores_are_those_of_the_classifier_s_own_labels(finished) -> None:
     true = true_labels(finished)
-    labels = [p.label for p in load(finished.run, device="cpu").predict(sorted(finished.task.target.iterdir()))]
-    result = scored(finished.run, finished.answers)
-    right = [a == b for a, b in zip(true, labels, strict=True)]
-    assert result.scores.images == len(true)
-    assert result.scores.accuracy == pytest.approx(np.mean(right))
-    assert 0.4 < result.scores.accuracy < 1  # else this proves little
-    for name in CLASSES:
-        of_class = [r for r, t in zip(right, true, strict=True) if t == name]
-        assert result.summary()["per_class"][name] == pytest.approx(np.mean(of_class))
-    k, j = CLASSES.index("blue"), CLASSES.index("red")
-    assert result.scores.confusion[k, j] == sum((t, p) == ("blue", "red") for t, p in zip(true, labels, strict=True))
+    predictions = load(finished.run, device="cpu").predict(sorted(finished.task.target.iterdir()))
+    measured = scored(finished.run, finished.answers)
+    right = np.array([p.label == t for p, t in zip(predictions, true, strict=True)])
+    assert measured.images == measured.target == len(true)
+    assert measured.whole_target
+    assert measured.accuracy == pytest.approx(right.mean())
+    assert 0.4 < measured.accuracy < 1  # else this proves little
+    for name, accuracy in zip(CLASSES, measured.scores.per_class, strict=True):
+        assert accuracy == pytest.approx(right[[t == name for t in true]].mean())
+    blue_as_red = sum((t, p.label) == ("blue", "red") for t, p in zip(true, predictions, strict=True))
+    assert measured.scores.confusion[CLASSES.index("blue")][CLASSES.index("red")] == blue_as_red
+    bins = measured.calibration
+    assert sum(b.images for b in bins) == len(true)
+    confidence = sum(b.images * b.confidence for b in bins) / len(true)
+    assert confidence == pytest.approx(np.mean([p.probability for p in predictions]))
+    assert sum(b.images * b.accuracy for b in bins) == pytest.approx(right.sum())
+    assert 0 < measured.calibration_error < 1
 
 
-def test_images_that_the_run_was_trained_on_are_said(finished, tmp_path: Path) -> None:
+def test_source_images_are_noticed(finished, tmp_path: Path) -> None:
     """Their accuracy says nothing about the target."""
     heard = Heard()
-    result = scored(finished.run, finished.task.source, screen=heard)
-    assert result.history is None
-    (warning,) = heard.warnings_heard
-    assert says(warning, "24 of 24 labelled images", "source images", "labelled target images")
+    assert scored(finished.run, finished.task.source, screen=heard).target is None
+    assert says(heard.warnings[0], "24 of 24 labelled images", "source images")
     heard = Heard()
-    scored(finished.run, write_key(tmp_path / "key", kinds=(0, 1, 2)), screen=heard)
+    scored(finished.run, write_labelled(tmp_path / "labelled", kinds=(0, 1, 2)), screen=heard)
     scored(finished.run, finished.answers, screen=heard)
-    assert heard.warnings_heard == []
+    assert heard.warnings == []
 
 
-def test_every_epoch_is_scored_from_what_it_left_behind(finished) -> None:
+def test_every_epoch_and_both_models_are_scored_and_kept(finished, tmp_path: Path) -> None:
+    """Also if the run uses the source-only model: the report shows whichever is chosen."""
     by_hand = accuracy_by_epoch(finished, finished.answers.read_text().splitlines())
-    result = scored(finished.run, finished.answers)
-    assert result.history is not None
-    assert result.history.accuracy == pytest.approx(by_hand)
-    summary = result.summary()
-    assert summary["accuracy_by_epoch"] == pytest.approx(by_hand)
-    assert summary["source_only_accuracy"] == pytest.approx(by_hand[0])
-    assert summary["last_epoch_accuracy"] == pytest.approx(by_hand[-1]) == pytest.approx(summary["accuracy"])
-    assert summary["best_by_labels_accuracy"] == pytest.approx(max(by_hand[1:]))
-    assert summary["best_by_labels_epoch"] == 1 + int(np.argmax(by_hand[1:]))
+    run = shutil.copytree(finished.run, tmp_path / "run")
+    outcome = RunRecord(run).outcome
+    result = json.loads((run / "result.json").read_text())
+    choice = {"model": "source", "epoch": 0, "by": "person"}
+    (run / "result.json").write_text(json.dumps(result | {"choice": choice}))
+    measured = scored(run, finished.answers)
+    assert RunRecord(run).evaluation == measured
+    assert [s.accuracy for s in measured.epochs] == pytest.approx(by_hand)
     assert len(set(by_hand)) > 2  # else a mixed-up order would not show
-    assert summary["class_mean_accuracy_by_epoch"] == [s.class_mean_accuracy for s in result.history.scores]
-    assert summary["accuracy_interval_by_epoch"] == [list(wilson(round(21 * a), 21)) for a in by_hand]
-    per_class = np.array(summary["per_class_by_epoch"])  # [epochs + 1, classes]
-    assert per_class.mean(axis=1) == pytest.approx(summary["class_mean_accuracy_by_epoch"])
-    assert per_class[-1].tolist() == [summary["per_class"][name] for name in CLASSES]
+    assert measured.best_epoch == 1 + int(np.argmax(by_hand[1:]))
+    assert (measured.model, measured.adapted_epoch) == ("source", outcome.adapted_epoch)
+    for name, accuracy in (("source", by_hand[0]), ("adapted", by_hand[outcome.adapted_epoch])):
+        scores = measured.models[name]
+        assert scores.accuracy == pytest.approx(accuracy)
+        assert scores.interval == wilson(round(21 * accuracy), 21)
+        assert sum(map(sum, scores.confusion)) == sum(scores.images) == 21
+    summary = json.loads(json.dumps(measured.summary()))
+    assert summary["accuracy_by_epoch"] == pytest.approx(by_hand)
+    named = ("source_only_accuracy", "adapted_accuracy", "last_epoch_accuracy", "best_by_labels_accuracy")
+    wanted = [by_hand[0], by_hand[outcome.adapted_epoch], by_hand[-1], max(by_hand[1:])]
+    assert [summary[name] for name in named] == pytest.approx(wanted)
+    compared = measured.comparison
+    assert compared is not None
+    assert compared.adapted_right - compared.source_right == compared.adapted_alone - compared.source_alone
+    assert compared.better == "adapted", "by the whole target, whatever chance may explain"
 
 
-def test_calibration_is_of_the_classifier_s_own_probabilities(finished) -> None:
-    true = true_labels(finished)
-    found = load(finished.run, device="cpu").predict(sorted(finished.task.target.iterdir()))
-    right = np.array([p.label == t for p, t in zip(found, true, strict=True)])
-    told = scored(finished.run, finished.answers).summary()["calibration"]
-    assert sum(b["images"] for b in told["bins"]) == len(true)
-    confidence = sum(b["images"] * b["confidence"] for b in told["bins"]) / len(true)
-    assert confidence == pytest.approx(np.mean([p.probability for p in found]))
-    assert sum(b["images"] * b["accuracy"] for b in told["bins"]) == pytest.approx(right.sum())
-    assert 0 < told["error"] < 1
-
-
-def test_epoch_zero_is_the_source_only_model(finished) -> None:
+def test_models_are_scored_by_name(finished) -> None:
     source = scored(finished.run, finished.answers, model="source")
-    assert source.history is not None
-    assert source.scores.accuracy == pytest.approx(source.history.accuracy[0])
-    assert source.scores.class_mean_accuracy == pytest.approx(source.history.scores[0].class_mean_accuracy)
     adapted = scored(finished.run, finished.answers, model="adapted")
-    assert adapted.scores.accuracy == pytest.approx(source.history.accuracy[-1])
-    assert adapted.scores.accuracy != source.scores.accuracy
+    assert source.accuracy == pytest.approx(source.epochs[0].accuracy)
+    assert adapted.accuracy == pytest.approx(source.epochs[-1].accuracy) != source.accuracy
 
 
 def test_the_best_epoch_is_never_the_source_only_one() -> None:
-    scores = [score(np.zeros(10, dtype=int), (np.arange(10) >= right).astype(int), 2) for right in (9, 2, 5, 5)]
-    assert History(tuple(scores)).accuracy == (0.9, 0.2, 0.5, 0.5)
-    assert History(tuple(scores)).best_epoch == 2
+    every = [score(np.zeros(10, dtype=int), (np.arange(10) >= right).astype(int), 2) for right in (9, 2, 5, 5)]
+    measured = Measured("source", ("a", "b"), 10, 10, True, {"source": every[0]}, tuple(every))
+    assert [s.accuracy for s in measured.epochs] == [0.9, 0.2, 0.5, 0.5]
+    assert measured.best_epoch == 2
 
 
-def test_the_order_of_the_key_does_not_matter(finished, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["another order", "links", "copies elsewhere"])
+def test_images_are_known_by_their_pixels(finished, tmp_path: Path, case: str) -> None:
     lines = finished.answers.read_text().splitlines(keepends=True)
-    shuffled = tmp_path / "shuffled.txt"
-    shuffled.write_text("".join(lines[::-1]))
-    again = scored(finished.run, shuffled, root=finished.task.folder).summary()
-    assert again == scored(finished.run, finished.answers).summary()
-
-
-def test_a_key_through_links_is_still_the_run_s_own_target(finished, tmp_path: Path) -> None:
-    for line in finished.answers.read_text().splitlines():
-        path, label = line.rsplit(" ", 1)
-        (tmp_path / "key" / label).mkdir(parents=True, exist_ok=True)
-        os.symlink(finished.task.folder / path, tmp_path / "key" / label / Path(path).name)
-    assert scored(finished.run, tmp_path / "key").summary() == scored(finished.run, finished.answers).summary()
+    labelled = tmp_path / "labelled"
+    if case == "another order":
+        labelled.write_text("".join(lines[::-1]))
+    for n, line in enumerate(lines if case != "another order" else ()):
+        path, label = line.split()
+        (labelled / label).mkdir(parents=True, exist_ok=True)
+        place = labelled / label / (Path(path).name if case == "links" else f"copy-{99 - n}.png")
+        (os.symlink if case == "links" else shutil.copy)(finished.task.folder / path, place)
+    root = finished.task.folder if case == "another order" else None
+    assert scored(finished.run, labelled, root=root) == scored(finished.run, finished.answers)
+    if case == "copies elsewhere":
+        draw(next((labelled / "blue").iterdir()), 0, seed=7)
+        assert scored(finished.run, labelled).target is None, "an image that has changed is another"
 
 
 @pytest.mark.parametrize("case", ["all but one", "one class", "a few, some twice"])
-def test_a_key_of_some_of_the_target_has_a_history_too(finished, tmp_path: Path, case: str) -> None:
+def test_labels_of_some_of_the_target_have_a_history_too(finished, tmp_path: Path, case: str) -> None:
     lines = finished.answers.read_text().splitlines()
     chosen = {"all but one": lines[:-1], "one class": lines[::3], "a few, some twice": lines[:6] + lines[2:4]}[case]
-    key = tmp_path / "key.txt"
-    key.write_text("".join(f"{line}\n" for line in chosen))
-    result = scored(finished.run, key, root=finished.task.folder)
-    assert result.history is not None
-    assert result.history.accuracy == pytest.approx(accuracy_by_epoch(finished, chosen))
-    assert result.history.accuracy[-1] == pytest.approx(result.scores.accuracy)
+    (tmp_path / "labelled.txt").write_text("".join(f"{line}\n" for line in chosen))
+    measured = scored(finished.run, tmp_path / "labelled.txt", root=finished.task.folder)
+    assert [s.accuracy for s in measured.epochs] == pytest.approx(accuracy_by_epoch(finished, chosen))
+    assert measured.epochs[-1].accuracy == pytest.approx(measured.accuracy)
+    assert (measured.target, measured.whole_target) == (21, False)
 
 
 def test_a_larger_evaluation_is_never_lost(finished, tmp_path: Path) -> None:
     run = shutil.copytree(finished.run, tmp_path / "run")
     (run / "evaluation.json").unlink(missing_ok=True)
-    lines = finished.answers.read_text().splitlines(keepends=True)
-    key = tmp_path / "key.txt"
-    key.write_text("".join(lines[:5]))
-    said, kept = [], []
-    for where in (key, finished.answers, finished.answers, key):
-        notes = Notes()
-        assert scored(run, where, root=finished.task.folder, screen=notes).scores.images in (5, 21)
-        said.append(notes.said)
-        kept.append(json.loads((run / "evaluation.json").read_text()))
-    assert [len(texts) for texts in said] == [0, 0, 0, 1]
-    assert says(said[3][0], "earlier evaluation of 21 images", "this one, of 5,", "delete")
-    assert [x["images"] for x in kept] == [5, 21, 21, 21]
-    assert [x["whole_target"] for x in kept] == [False, True, True, True]
+    few = tmp_path / "few.txt"
+    few.write_text("".join(finished.answers.read_text().splitlines(keepends=True)[:5]))
+    notes, kept = [], []
+    for where in (few, finished.answers, finished.answers, few):
+        screen = Notes()
+        assert scored(run, where, root=finished.task.folder, screen=screen).images in (5, 21)
+        notes.append(len(screen.said))
+        kept.append(json.loads((run / "evaluation.json").read_text())["images"])
+    assert notes == [0, 0, 0, 1]
+    assert kept == [5, 21, 21, 21]
     (run / "evaluation.json").write_text("{}")
-    scored(run, key, root=finished.task.folder)
-    assert json.loads((run / "evaluation.json").read_text())["images"] == 5, "what cannot be read is replaced"
-
-
-def test_intervals_and_both_models_are_in_what_is_kept(finished, tmp_path: Path) -> None:
-    """Also if the guard kept the source-only model: the report shows whichever is chosen."""
-    run = shutil.copytree(finished.run, tmp_path / "run")
-    result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"chosen_model": "source", "chosen_epoch": 0}))
-    evaluation = scored(run, finished.answers)
-    kept, summary = json.loads((run / "evaluation.json").read_text()), evaluation.summary()
-    assert summary.pop("choice"), "which is not kept: `cdtrans choose` changes it"
-    assert {k: v for k, v in kept.items() if k != "models"} == json.loads(json.dumps(summary))
-    assert (summary["model"], summary["adapted_epoch"]) == ("source", result["judged_epoch"])
-    assert summary["adapted_accuracy"] == summary["accuracy_by_epoch"][result["judged_epoch"]] > summary["accuracy"]
-    for name, accuracy in (("source", summary["accuracy"]), ("adapted", summary["adapted_accuracy"])):
-        assert kept["models"][name]["accuracy"] == accuracy
-        assert kept["models"][name]["accuracy_interval"] == list(wilson(round(21 * accuracy), 21))
-        assert sum(map(sum, kept["models"][name]["confusion"])) == 21
-    assert summary["per_class_interval"]["red"] == list(wilson(summary["confusion"][2][2], 7))
-
-
-@pytest.mark.parametrize(
-    ("alone", "chosen", "by", "words"),
-    [
-        ((9, 1), "source", "run", ["guard's choice was wrong", "choose runs/a adapted"]),
-        ((9, 1), "source", "person", ["your choice was wrong", "choose runs/a adapted"]),
-        ((1, 9), "adapted", "run", ["guard's choice was wrong", "choose runs/a source"]),
-        ((9, 1), "adapted", "run", ["right model was chosen"]),
-        ((5, 1), "source", "run", ["cannot tell"]),
-    ],
-)
-def test_labels_say_whether_the_right_model_was_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: tuple[int, int], chosen: str, by: str, words: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("runs/a").mkdir(parents=True)
-    Path("runs/a/result.json").write_text(
-        json.dumps({"chosen_model": chosen, "chosen_epoch": 1, "judged_epoch": 1, "chosen_by": by})
-    )
-    sentence = choice_sentence(Path("runs/a"), Comparison(25, 10, 10 + alone[0] - alone[1], *alone))
-    assert says(sentence, *words)
-
-
-@pytest.mark.parametrize(
-    ("alone", "words"),
-    [
-        ((5, 1), ["guard's choice was wrong for this target", "choose runs/a adapted"]),
-        ((1, 5), ["right model was chosen for this target"]),
-        ((3, 3), ["neither is better on this target"]),
-    ],
-)
-def test_labels_for_the_whole_target_leave_nothing_to_chance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: tuple[int, int], words: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("runs/a").mkdir(parents=True)
-    Path("runs/a/result.json").write_text(json.dumps({"chosen_model": "source", "chosen_epoch": 0}))
-    compared = Comparison(25, 10, 10 + alone[0] - alone[1], *alone)
-    assert says(choice_sentence(Path("runs/a"), compared, whole_target=True), *words)
+    scored(run, few, root=finished.task.folder)
+    assert RunRecord(run).evaluation.images == 5, "a damaged file is replaced"
 
 
 @pytest.mark.parametrize("case", ["other images", "the target and one more"])
-def test_no_history_from_a_key_with_images_that_are_not_of_the_target(finished, tmp_path: Path, case: str) -> None:
+def test_other_images_than_the_target_measure_one_model_alone(finished, tmp_path: Path, case: str) -> None:
     if case == "other images":
-        key = write_key(tmp_path / "key", (0, 1, 2))
+        labelled = write_labelled(tmp_path / "labelled", (0, 1, 2))
     else:
-        key, more = tmp_path / "key.txt", draw(tmp_path / "more.png", 0, seed=500, shift=1.0)
-        key.write_text(finished.answers.read_text() + f"{more} blue\n")
-    result = scored(finished.run, key, root=finished.task.folder)
-    assert result.history is None
-    assert not {*HISTORY, "per_class_by_epoch"} & result.summary().keys()
-    assert result.summary()["accuracy"] == result.scores.accuracy
+        labelled, more = tmp_path / "labelled.txt", draw(tmp_path / "more.png", 0, seed=500, shift=1.0)
+        labelled.write_text(finished.answers.read_text() + f"{more} blue\n")
+    measured = scored(finished.run, labelled, root=finished.task.folder)
+    assert (measured.target, measured.epochs, measured.comparison) == (None, (), None)
+    assert measured.models.keys() == {"adapted"}
+    assert "source_only_accuracy" not in measured.summary()
 
 
-@pytest.mark.parametrize("tidied", ["predictions", "images.csv"])
-def test_a_tidied_run_is_scored_without_history(finished, tmp_path: Path, tidied: str) -> None:
+def test_without_its_predictions_a_run_has_no_history(finished, tmp_path: Path) -> None:
     run = shutil.copytree(finished.run, tmp_path / "run")
-    shutil.rmtree(run / tidied) if (run / tidied).is_dir() else (run / tidied).unlink()
-    result = scored(run, finished.answers)
-    assert result.history is None
-    assert result.scores.accuracy == scored(finished.run, finished.answers).scores.accuracy
-
-
-def test_the_pictures_are_known_by_their_pixels_not_by_their_place(finished, tmp_path: Path) -> None:
-    """Copies in other folders under other names have the run's history; a picture that has changed has none."""
-    for n, line in enumerate(finished.answers.read_text().splitlines()):
-        path, label = line.rsplit(" ", 1)
-        (tmp_path / "key" / label).mkdir(parents=True, exist_ok=True)
-        shutil.copy(finished.task.folder / path, tmp_path / "key" / label / f"copy-{99 - n}.png")
-    copies = scored(finished.run, tmp_path / "key")
-    assert copies.summary() == scored(finished.run, finished.answers).summary()
-    draw(next((tmp_path / "key" / "blue").iterdir()), 0, seed=7)
-    assert scored(finished.run, tmp_path / "key").history is None
+    shutil.rmtree(run / "predictions")
+    measured = scored(run, finished.answers)
+    assert measured.epochs == ()
+    assert measured.models == scored(finished.run, finished.answers).models
+    assert RunRecord(run).evaluation == measured
 
 
 def test_classes_are_matched_by_name_and_may_be_some_of_the_model_s(finished, tmp_path: Path) -> None:
-    """red alone would be class 0 of the key; it is class 2 of the model."""
-    result = scored(finished.run, write_key(tmp_path / "key", (2,)))
-    assert result.scores.confusion[2].sum() == 3
-    assert result.scores.confusion[:2].sum() == 0
-    assert result.summary()["per_class"]["blue"] is None
-    labels = [p.label for p in load(finished.run, device="cpu").predict(tmp_path / "key")]
-    assert result.scores.accuracy == pytest.approx(labels.count("red") / 3)
-    assert result.scores.class_mean_accuracy == result.scores.accuracy
-
-
-def test_labels_become_the_model_s() -> None:
-    key = LabelledDomain(Path("r"), ("1", "2", "3"), (1, 0, 1), ("a", "c"))
-    assert match_classes(key, ("c", "b", "a"), Path("key")).tolist() == [0, 2, 0]
-    with error_says("class 'c'", "'the key'"):
-        match_classes(key, ("a", "b"), Path("the key"))
-
-
-def test_a_class_that_the_model_does_not_know(finished, tmp_path: Path) -> None:
-    key = write_key(tmp_path / "key", (0, 1, 2), names=("blue", "gren", "red"))
-    with error_says("class 'gren'", "'green'?"):
-        scored(finished.run, key)
-    key.joinpath("gren").rename(key / "zzz")
-    with error_says("'zzz'", "known: blue, green, red"):
-        scored(finished.run, key)
+    """red alone would be class 0 of the labels; it is class 2 of the model."""
+    measured = scored(finished.run, write_labelled(tmp_path / "labelled", (2,)))
+    assert measured.scores.images == (0, 0, 3)
+    assert measured.scores.per_class[0] is None
+    labels = [p.label for p in load(finished.run, device="cpu").predict(tmp_path / "labelled")]
+    assert measured.scores.class_mean_accuracy == measured.accuracy == pytest.approx(labels.count("red") / 3)
+    domain = LabelledDomain(Path("r"), ("1", "2", "3"), (1, 0, 1), ("a", "c"))
+    assert match_classes(domain, ("c", "b", "a"), Path("labels")).tolist() == [0, 2, 0]
+    (tmp_path / "labelled" / "red").rename(tmp_path / "labelled" / "rde")
+    with raises("class-unknown"):
+        scored(finished.run, tmp_path / "labelled")
 
 
 def test_unreadable_images_are_skipped_and_counted(finished, tmp_path: Path) -> None:
-    key, screen = write_key(tmp_path / "key", (0, 1, 2), each=8), Heard()
-    without = scored(finished.run, key)
-    (key / "blue" / "000.png").write_bytes(b"")  # the first of its class
-    result = scored(finished.run, key, screen=screen)
-    assert result.summary()["skipped"] == 1
-    assert result.scores.confusion.tolist() == without.scores.confusion.tolist()
-    assert says(screen.warnings_heard[0], "skipped", f"'{key / 'blue' / '000.png'}'", "empty")
-    assert says(screen.warnings_heard[1], "1 of 25", "cannot be read")
-    with error_says("1 of 25", "--max-bad"):
-        scored(finished.run, key, max_bad=0.01)
+    labelled, screen = write_labelled(tmp_path / "labelled", (0, 1, 2), each=8), Heard()
+    without = scored(finished.run, labelled)
+    (labelled / "blue" / "000.png").write_bytes(b"")  # the first of its class
+    measured = scored(finished.run, labelled, screen=screen)
+    assert (measured.skipped, measured.scores) == (1, without.scores)
+    assert says(screen.warnings[0], "skipped", f"'{labelled / 'blue' / '000.png'}'", "empty")
+    assert says(screen.warnings[1], "1 of 25", "cannot be read")
+    with pytest.raises(CdtransError, match="1 of 25"):
+        scored(finished.run, labelled, max_bad=0.01)
+    (tmp_path / "empty" / "blue").mkdir(parents=True)
+    (tmp_path / "empty" / "blue" / "0.png").write_bytes(b"")
+    with raises("no-readable-image"):
+        scored(finished.run, tmp_path / "empty", max_bad=1)
 
 
-def test_a_key_without_a_readable_image(finished, tmp_path: Path) -> None:
-    (tmp_path / "key" / "blue").mkdir(parents=True)
-    (tmp_path / "key" / "blue" / "0.png").write_bytes(b"")
-    with error_says("no labelled image", "can be read"):
-        scored(finished.run, tmp_path / "key", max_bad=1)
+def test_both_rules_of_the_authors(golden) -> None:
+    g = golden("metrics")
+    scores = score(g["labels"].numpy(), g["logits"].argmax(1).numpy(), g["logits"].shape[1])
+    assert sum(scores.images) == 452
+    assert scores.accuracy == pytest.approx(float(g["OfficeHome/accuracy"]), abs=1e-12)
+    assert scores.class_mean_accuracy == pytest.approx(float(g["VisDA/accuracy"]), abs=1e-12)
+    assert scores.accuracy != pytest.approx(scores.class_mean_accuracy, abs=1e-3)
+
+
+def test_scores_by_hand() -> None:
+    scores = score(np.array([0, 0, 0, 0, 2]), np.array([0, 0, 1, 2, 2]), 3)
+    assert scores.confusion == ((2, 1, 1), (0, 0, 0), (0, 0, 1))  # true classes down, predicted across
+    assert (scores.accuracy, scores.per_class, scores.class_mean_accuracy) == (3 / 5, (0.5, None, 1.0), 0.75)
+    with_none = score(np.array([0, 0, 0, 0, 2, -1]), np.array([0, 0, 1, 2, 2, 2]), 3)
+    assert (with_none.accuracy, with_none.confusion) == (3 / 6, scores.confusion), "no class is wrong"
+    assert score(np.array([-1]), np.array([0]), 3).accuracy == 0
+
+
+@given(
+    st.integers(1, 5).flatmap(lambda k: st.lists(st.tuples(st.integers(0, k - 1), st.integers(0, k - 1)), min_size=1))
+)
+def test_scores_against_a_count_one_by_one(answers: list[tuple[int, int]]) -> None:
+    true, predicted = np.array(answers).T
+    scores = score(true, predicted, 5)
+    right = [t == p for t, p in answers]
+    assert scores.accuracy == pytest.approx(sum(right) / len(right))
+    of_class = {k: [r for r, (t, _) in zip(right, answers, strict=True) if t == k] for k in set(true.tolist())}
+    assert scores.class_mean_accuracy == pytest.approx(np.mean([np.mean(r) for r in of_class.values()]))
+
+
+def test_calibration_by_hand() -> None:
+    sure = np.array([0.82, 0.88, 1.0, 0.95, 0.31])
+    bins = calibration(sure, np.array([True, False, True, True, True]))
+    assert [b.images for b in bins] == [1, 2, 2]  # from 0.3, from 0.8, from 0.9; 1.0 is in the last
+    assert [b.confidence for b in bins] == pytest.approx([0.31, 0.85, 0.975])
+    assert [b.accuracy for b in bins] == [1.0, 0.5, 1.0]
+    scores = score(np.array([0]), np.array([0]), 1)
+    measured = Measured("source", ("a",), 5, None, False, {"source": scores}, calibration=bins)
+    assert measured.calibration_error == pytest.approx((0.69 + 2 * 0.35 + 2 * 0.025) / 5)

@@ -1,17 +1,21 @@
+"""Intervals and the paired test against published numbers, exact sums and simulation."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdtrans.measure.ask import draw_random
-from cdtrans.measure.comparison import sign_test
 from cdtrans.measure.intervals import (
     accuracy_interval,
     beta_binomial,
+    class_mean_interval,
     labels_to_decide,
+    sign_test,
     strata,
     strata_for,
     stratified_interval,
+    wilson,
 )
 
 NONE = np.array([], dtype=np.int64)
@@ -24,9 +28,27 @@ def population(images: int, seed: int, sure: float = 3.0) -> tuple[np.ndarray, n
     return score, rng.random(images) < 1 / (1 + np.exp(-sure * (2 * score - 0.4)))
 
 
-def wilson_width(share: float, n: int) -> float:
-    z = 1.959964
-    return float(2 * z * np.sqrt(share * (1 - share) / n + z * z / 4 / n / n) / (1 + z * z / n))
+@pytest.mark.parametrize(
+    ("right", "images", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_as_newcombe_printed_it(right: int, images: int, low: float, high: float) -> None:
+    """Statistics in Medicine 17 (1998), table I, method 3."""
+    interval = wilson(right, images)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_the_class_mean_of_one_class_is_its_accuracy_and_of_two_equal_ones_surer() -> None:
+    one, same = wilson(8, 10), class_mean_interval(np.array([8, 0]), np.array([10, 0]))
+    assert (same.low, same.high) == pytest.approx((one.low, one.high))
+    both = class_mean_interval(np.array([8, 8]), np.array([10, 10]))
+    assert (both.low, both.high) == pytest.approx([0.8 + (x - 0.8) / 2**0.5 for x in (one.low, one.high)])
+
+
+def test_the_class_mean_holds_the_truth_as_often_as_it_says() -> None:
+    rng, truth, images = np.random.default_rng(0), np.array([0.95, 0.7, 0.4]), np.array([40, 12, 25])
+    intervals = [class_mean_interval(right, images) for right in rng.binomial(images, truth, (1000, 3))]
+    assert 930 <= sum(x.low <= truth.mean() <= x.high for x in intervals) <= 975
 
 
 @given(st.integers(2, 200), st.integers(0, 10**6), st.data())
@@ -35,19 +57,18 @@ def test_the_interval_holds_its_estimate_and_all_that_is_known(images: int, seed
     score, correct = population(images, seed)
     n = data.draw(st.integers(1, images))
     labelled = np.random.default_rng(seed).choice(images, n, replace=False)
-    found = accuracy_interval(score, labelled, correct[labelled])
+    estimate, interval = accuracy_interval(score, labelled, correct[labelled])
     right = correct[labelled].sum()
-    assert right / images <= found.low <= found.estimate + 1e-9
-    assert found.estimate - 1e-9 <= found.high <= 1 - (n - right) / images + 1e-9
+    assert right / images <= interval.low <= estimate + 1e-9
+    assert estimate - 1e-9 <= interval.high <= 1 - (n - right) / images + 1e-9
 
 
 @given(st.integers(1, 300), st.integers(0, 10**6))
 @settings(max_examples=30)
 def test_it_is_exact_when_every_image_is_labelled(images: int, seed: int) -> None:
     score, correct = population(images, seed)
-    found = accuracy_interval(score, np.arange(images), correct)
-    assert found.low == found.high == pytest.approx(correct.mean())
-    assert found.estimate == pytest.approx(correct.mean())
+    estimate, interval = accuracy_interval(score, np.arange(images), correct)
+    assert interval.low == interval.high == pytest.approx(correct.mean()) == pytest.approx(estimate)
 
 
 @given(st.integers(20, 100), st.integers(0, 10**6))
@@ -63,8 +84,8 @@ def test_neither_the_order_of_labels_nor_the_scale_of_the_score_matters(images: 
 
 def test_right_and_wrong_are_treated_alike() -> None:
     size, known, right = np.array([40, 60]), np.array([8, 12]), np.array([3, 11])
-    found, mirrored = stratified_interval(size, known, right), stratified_interval(size, known, known - right)
-    assert (mirrored.low, mirrored.high) == pytest.approx((1 - found.high, 1 - found.low))
+    (_, one), (_, other) = stratified_interval(size, known, right), stratified_interval(size, known, known - right)
+    assert (other.low, other.high) == pytest.approx((1 - one.high, 1 - one.low))
 
 
 @pytest.mark.slow
@@ -74,29 +95,30 @@ def test_it_covers_the_truth_and_is_narrower_than_wilsons_where_the_score_says_s
 ) -> None:
     score, correct = population(images, 1, sure)
     rng = np.random.default_rng(2)
-    covered, width, wilson = 0, 0.0, 0.0
+    covered, width, plain = 0, 0.0, 0.0
     for _ in range(250):
         drawn = draw_random(score, labels, NONE, rng)
-        found = accuracy_interval(score, drawn, correct[drawn])
-        covered += found.low <= correct.mean() <= found.high
-        width += found.high - found.low
-        wilson += wilson_width(float(correct[drawn].mean()), labels)
+        _, interval = accuracy_interval(score, drawn, correct[drawn])
+        covered += interval.low <= correct.mean() <= interval.high
+        width += interval.high - interval.low
+        without = wilson(int(correct[drawn].sum()), labels)
+        plain += without.high - without.low
     assert covered / 250 >= 0.92
-    assert width / wilson < (0.88 if sure else 1.0)
+    assert width / plain < (0.88 if sure else 1.0)
 
 
 def test_without_an_error_it_still_allows_for_some() -> None:
     score = np.arange(1000.0)
     drawn = draw_random(score, 30, NONE, np.random.default_rng(0))
-    found = accuracy_interval(score, drawn, np.ones(30, dtype=bool))
-    assert 0.85 < found.low < 0.97
-    assert found.high == found.estimate == 1.0
+    estimate, interval = accuracy_interval(score, drawn, np.ones(30, dtype=bool))
+    assert 0.85 < interval.low < 0.97
+    assert interval.high == estimate == 1.0
 
 
 def test_a_large_target_is_computed_in_a_moment() -> None:
     score = np.random.default_rng(0).random(100_000)
-    found = accuracy_interval(score, np.arange(50), np.arange(50) % 5 > 0)
-    assert 0.6 < found.low < 0.8 < found.high < 0.95
+    _, interval = accuracy_interval(score, np.arange(50), np.arange(50) % 5 > 0)
+    assert 0.6 < interval.low < 0.8 < interval.high < 0.95
 
 
 def test_beta_binomial_is_the_urns() -> None:
@@ -154,11 +176,11 @@ def test_labels_that_leave_strata_empty_are_put_into_fewer() -> None:
 
 
 def test_the_sign_test() -> None:
-    assert sign_test(0, 0) == 1
-    assert sign_test(3, 3) == 1
+    assert [sign_test(0, 0), sign_test(3, 3)] == [1, 1]
     assert sign_test(5, 0) == pytest.approx(2 / 32)
     assert sign_test(0, 6) == pytest.approx(2 / 64)
-    assert sign_test(9, 2) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
+    assert sign_test(9, 2) == sign_test(2, 9) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
+    assert sign_test(50, 29_000) < 1e-300
 
 
 def test_labels_to_decide() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
 from run_folders import complete, stopped
@@ -14,7 +15,7 @@ from run_folders import complete, stopped
 def full(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete run with its report; tests must leave it as it is."""
     run = shutil.copytree(finished.run, tmp_path_factory.mktemp("full") / "run")
-    write_report(complete(run, finished.answers), Screen(quiet=True))
+    write_report(RunRecord(complete(run, finished.answers)), Screen(quiet=True))
     return run
 
 
@@ -26,5 +27,5 @@ def run(full: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stopped_run(finished, tmp_path: Path) -> Path:
-    """A run that was stopped before there was an adapted model, and what an answer key said of it; without a report."""
+    """A run that was stopped before there was an adapted model, and measured; without a report."""
     return complete(stopped(shutil.copytree(finished.run, tmp_path / "stopped")), finished.answers)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
-from cdtrans.reporting.record import read_record
 from cdtrans.runtime.screen import Screen
 from support import says
 
@@ -224,10 +224,10 @@ def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
 
 
 def test_a_click_takes_the_whole_path_of_a_picture(opened: Any, full: Path) -> None:
-    page, record = opened(PHONE), read_record(full)
+    page, paths = opened(PHONE), RunRecord(full).images.paths
     files = page.locator(".file")
     told = [file.inner_text() for file in files.all()]
-    assert set(told) <= {*record.source, *record.target}
+    assert set(told) <= {*paths["source"], *paths["target"]}
     pictures = page.locator(".pair").count() * 2 + page.locator(".look").count()
     assert len(told) == pictures > 50
     for n in (0, 1, len(told) - 1):
@@ -241,6 +241,6 @@ def test_very_long_class_names_stay_on_the_page(browser: Any, run: Path, width: 
     for file in (run / "adapted" / "model.json", run / "source" / "model.json", run / "evaluation.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"classes": names}))
     page = browser.new_page(viewport={"width": width, "height": 800})
-    page.goto(write_report(run, Screen(quiet=True)).as_uri())
+    page.goto(write_report(RunRecord(run), Screen(quiet=True)).as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width
     page.close()

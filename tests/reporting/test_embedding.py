@@ -1,17 +1,15 @@
 """The plane that both domains are laid out on."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from cdtrans.reporting.embedding import SAMPLE, embedding, marks, mirrored_like, on_planes, spread
-from cdtrans.reporting.record import read_record
-from cdtrans.reporting.sections import Missing
-
-CPU = torch.device("cpu")
+from cdtrans.record.outcome import Choice
+from cdtrans.record.record import RunRecord
+from cdtrans.reporting.embedding import SAMPLE, embedding, marks, mirrored_like, on_plane, spread
+from run_folders import change
+from support import says
 
 
 def test_groups_stay_groups_whatever_their_length() -> None:
@@ -19,16 +17,11 @@ def test_groups_stay_groups_whatever_their_length() -> None:
     directions = rng.normal(size=(3, 64))
     group = np.arange(60) % 3
     x = directions[group] * rng.uniform(0.1, 9, (60, 1)) + 0.01 * rng.normal(size=(60, 64))
-    (points,) = on_planes(x[None].astype(np.float16), CPU)
+    points = on_plane(x.astype(np.float16))
     assert points.shape == (60, 2)
     centers = np.stack([points[group == k].mean(0) for k in range(3)])
-    nearest = np.linalg.norm(points[:, None] - centers, axis=2).argmin(1)
-    assert np.array_equal(nearest, group)
-
-
-def test_equal_features_have_equal_planes() -> None:
-    x = np.random.default_rng(1).normal(size=(1, 12, 8))
-    assert np.array_equal(on_planes(x, CPU), on_planes(x, CPU))
+    assert np.array_equal(np.linalg.norm(points[:, None] - centers, axis=2).argmin(1), group)
+    assert np.array_equal(on_plane(x.astype(np.float16)), points), "equal features have equal planes"
 
 
 @pytest.mark.parametrize("mirror", [[1, 1], [-1, 1], [1, -1], [-1, -1]])
@@ -39,34 +32,23 @@ def test_the_second_plane_is_turned_to_be_like_the_first(mirror: list[int]) -> N
 
 def test_a_large_sample_is_thinned_evenly() -> None:
     rows = spread(1000)
-    assert len(rows) == SAMPLE
-    assert rows[0] == 0
-    assert rows[-1] == 999
+    assert (len(rows), rows[0], rows[-1]) == (SAMPLE, 0, 999)
     assert np.diff(rows).max() <= 3
     assert spread(7).tolist() == list(range(7))
 
 
 def test_before_and_after(full: Path) -> None:
-    record = read_record(full)
-    shown = embedding(record)
-    assert [p.name for p in shown.planes] == ["Before, source-only", f"After, epoch {record.result['chosen_epoch']}"]
+    record = RunRecord(full)
+    shown, views = embedding(record), record.views
+    assert [p.name for p in shown.planes] == ["Before, source-only", f"After, epoch {record.outcome.adapted_epoch}"]
     assert (shown.sources, shown.targets) == (24, 21)
     before, after = shown.planes
     assert [(len(p.rings), len(p.dots)) for p in shown.planes] == [(24, 21)] * 2
     assert before.dots != after.dots
-    labels, *predicted = record.view_arrays("source_labels", "target_before", "target_after")
-    assert len(set(labels.tolist())) > 1
-    for plane, classes in zip(shown.planes, predicted, strict=True):
-        assert [m.colour for m in plane.rings] == labels.tolist(), "the source has its labels"
-        assert [m.colour for m in plane.dots] == classes.tolist(), "the target what was predicted"
-
-
-def test_the_second_plane_is_turned(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = read_record(full)
-    first = on_planes(np.random.default_rng(0).normal(size=(1, 45, 8)), CPU)[0]
-    monkeypatch.setattr("cdtrans.reporting.embedding.on_planes", lambda *_: np.stack([first, -first]))
-    before, after = embedding(record).planes
-    assert [m[:2] for m in before.rings + before.dots] == [m[:2] for m in after.rings + after.dots]
+    assert len(set(views.source_labels.tolist())) > 1
+    for plane, classes in zip(shown.planes, (views.target_before, views.target_after), strict=True):
+        assert [m.colour for m in plane.rings] == views.source_labels.tolist(), "the source has its labels"
+        assert [m.colour for m in plane.dots] == classes.tolist(), "the target has its predictions"
 
 
 def test_marks_fill_the_square_at_one_scale() -> None:
@@ -77,18 +59,15 @@ def test_marks_fill_the_square_at_one_scale() -> None:
     assert marks(np.zeros((2, 2)), np.zeros(2, int))[0][:2] == ("180.0", "180.0")
 
 
-@pytest.mark.parametrize(("judged", "names"), [(0, []), (3, ["After, epoch 3 (not used)"])])
-def test_a_run_that_went_back_shows_what_was_refused_if_there_is_any(run: Path, judged: int, names: list[str]) -> None:
-    result = json.loads((run / "result.json").read_text())
-    back = {"chosen_model": "source", "chosen_epoch": 0, "judged_epoch": judged}
-    (run / "result.json").write_text(json.dumps(result | back))
-    assert [p.name for p in embedding(read_record(run)).planes] == ["Before, source-only", *names]
+@pytest.mark.parametrize(("epoch", "names"), [(0, []), (3, ["After, epoch 3 (not used)"])])
+def test_a_run_that_went_back_shows_the_refused_model_if_there_is_one(run: Path, epoch: int, names: list[str]) -> None:
+    change(run, choice=Choice("source", 0), adapted_epoch=epoch)
+    assert [p.name for p in embedding(RunRecord(run)).planes] == ["Before, source-only", *names]
 
 
-def test_without_features_or_with_hardly_any(run: Path) -> None:
+def test_hardly_any_features(run: Path) -> None:
     with np.load(run / "views.npz") as arrays:
-        few = {name: arrays[name][:4] for name in arrays.files}
-    np.savez(run / "views.npz", **few)
-    assert "too few" in embedding(read_record(run)).why
-    (run / "views.npz").unlink()
-    assert isinstance(embedding(read_record(run)), Missing)
+        views = {name: arrays[name] for name in arrays.files}
+    few = {name: views[name][:4] for name in views if name.startswith(("sampled", "before", "after"))}
+    np.savez(run / "views.npz", **views | few)
+    assert says(embedding(RunRecord(run)).why, "too few images")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cdtrans import load
-from cdtrans.measure.evaluate import evaluate
+from cdtrans.measure.measured import evaluate
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import lock_folder, predictions_of
 from cdtrans.reporting.page import write_report
@@ -31,7 +31,7 @@ def result(run: Path) -> Result:
 def test_everything_follows_the_choice_and_it_can_be_taken_back(run: Path, finished) -> None:
     refused(run)
     evaluate(run, finished.answers, screen=QUIET, device="cpu")
-    write_report(run, QUIET)
+    write_report(RunRecord(run), QUIET)
     files = ("result.json", "predictions.csv", "report.html", "evaluation.json")
     before, outcome = {name: (run / name).read_bytes() for name in files}, result(run).outcome
     epoch = outcome.adapted_epoch

@@ -14,7 +14,7 @@ import yaml
 import cdtrans.run.demo as demo_module
 from cdtrans.config import read_recipe
 from cdtrans.inputs.digits import Digits, write_digits
-from cdtrans.measure.evaluate import evaluate
+from cdtrans.measure.measured import evaluate
 from cdtrans.run.demo import demo
 from cdtrans.runtime.screen import Screen
 from support import says
@@ -51,7 +51,7 @@ def test_before_and_after_by_the_answers(written: dict[str, Any], finished, tmp_
     quiet = Screen(quiet=True)
     for model, accuracy in (("source", result.source_only_accuracy), ("adapted", result.adapted_accuracy)):
         by_itself = evaluate(result.run, finished.answers, model=model, device="cpu", screen=quiet)
-        assert by_itself.scores.accuracy == pytest.approx(accuracy)
+        assert by_itself.accuracy == pytest.approx(accuracy)
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (config["seed"], config["epochs"], config["flip"]) == (5, 1, 0)  # the seed, a setting, the preset
     assert config["crop"] == 28

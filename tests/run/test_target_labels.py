@@ -16,9 +16,9 @@ from cdtrans.config import Config
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import UnlabelledDomain
-from cdtrans.measure.evaluate import evaluate
-from cdtrans.measure.target import read_target
-from cdtrans.record.run_folder import read_result
+from cdtrans.measure.matching import read_target
+from cdtrans.measure.measured import evaluate
+from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.screen import Screen
@@ -65,7 +65,7 @@ def test_only_one_module_makes_them() -> None:
 @pytest.mark.slow
 class TestRun:
     def test_result_card_and_folder_say_so(self, trained: Path) -> None:
-        assert read_result(trained)["target_labels"] == 4
+        assert RunRecord(trained).outcome.target_labels == 4
         assert json.loads((trained / "adapted" / "model.json").read_text())["target_labels"] == 4
         assert json.loads((trained / "source" / "model.json").read_text())["target_labels"] == 0
         with open(trained / "target_labels.csv", newline="") as lines:
@@ -105,28 +105,27 @@ class TestRun:
         run = Path(shutil.copytree(trained, tmp_path / "run"))
         lines = [f"{path} {truth(path.name)}" for path in sorted(task.target.iterdir())]
         (tmp_path / "all.txt").write_text("\n".join(lines))
-        found = evaluate(run, tmp_path / "all.txt", screen=Screen(quiet=True), device="cpu")
-        assert (found.scores.images, found.trained, found.whole_target) == (17, 4, False)
-        assert found.summary()["trained_with"] == 4
+        measured = evaluate(run, tmp_path / "all.txt", screen=Screen(quiet=True), device="cpu")
+        assert (measured.images, measured.trained_with, measured.target, measured.whole_target) == (17, 4, 17, True)
         (tmp_path / "few.txt").write_text("\n".join(line for line in lines if line.split()[0][-6:] in GIVEN))
         with pytest.raises(CdtransError, match="trained with the labels of all"):
             evaluate(run, tmp_path / "few.txt", screen=Screen(quiet=True), device="cpu")
 
     def test_ask_and_answer_leave_them_out(self, task: Task, trained: Path, tmp_path: Path, capsys: Any) -> None:
         run = Path(shutil.copytree(trained, tmp_path / "run"))
-        target = read_target(run)
+        target = read_target(RunRecord(run))
         assert len(target) == 17
         assert not {*GIVEN} & {*target.paths}
         asked = cdtrans.ask(run, budget=21)
-        assert len(asked.questions) == 17
+        assert len(asked.parts) == 17
         labels = write(tmp_path / "l.csv", *(f"{p.name},{truth(p.name)}" for p in task.target.iterdir()))
         result = cdtrans.answer(run, labels, screen=Screen())
         assert says("".join(capsys.readouterr()), "4 labels are of images that the model was trained with")
-        assert result.complete
-        assert result.images == 17
-        right = np.mean([CLASSES[k] == truth(p) for k, p in zip(target.predicted, target.paths, strict=True)])
-        assert result.accuracy is not None
-        assert result.accuracy.estimate == pytest.approx(right)
+        assert result.measured.whole_target
+        assert result.measured.images == 17
+        predicted = target.predicted[result.measured.model]
+        right = np.mean([CLASSES[k] == truth(p) for k, p in zip(predicted, target.paths, strict=True)])
+        assert result.measured.accuracy == pytest.approx(right)
 
     def test_another_method_refuses_them(self, task: Task, tmp_path: Path) -> None:
         flags = ["--method", "dann", "--target-labels", str(task.folder / "labels.csv")]
@@ -137,7 +136,7 @@ class TestRun:
 
     def test_the_report_says_so(self, trained: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(trained, tmp_path / "run"))
-        page = write_report(run, Screen(quiet=True)).read_text()
+        page = write_report(RunRecord(run), Screen(quiet=True)).read_text()
         assert "trained with the labels of 4 target images" in page
 
 

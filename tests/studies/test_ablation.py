@@ -328,7 +328,7 @@ class TestPseudoLabels:
             assert RunRecord(run).outcome.trained_with_labels is with_labels
             ended = warm().run(["predict", str(run), str(task.target), "--device", "cpu"], tmp_path / "logs")
             assert ("was trained with target labels" in ended.err) == with_labels
-            page = write_report(run, QUIET).read_text(encoding="utf-8")
+            page = write_report(RunRecord(run), QUIET).read_text(encoding="utf-8")
             assert ("trained with target labels" in page) == with_labels
             (run / "report.html").unlink()
 

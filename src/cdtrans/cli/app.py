@@ -82,7 +82,7 @@ VERBS = {
         against=lambda result: result.state == "stop",
     ),
     "eval": Verb(
-        "cdtrans.measure.evaluate:evaluate",
+        "cdtrans.measure.measured:evaluate",
         "Measure the accuracy of a run on LABELLED target images.",
         tables.show_evaluation,
     ),
@@ -108,7 +108,7 @@ VERBS = {
         tables.show_choice,
     ),
     "report": Verb(
-        "cdtrans.reporting.report:report",
+        "cdtrans.reporting.page:report",
         "Write a one-page report, RUN/report.html: verdict, scores, pairs, images, cost.",
         tables.show_report,
         as_json=lambda file: {"report": str(file)},
@@ -130,7 +130,7 @@ VERBS = {
         tables.show_questions,
     ),
     "answer": Verb(
-        "cdtrans.measure.answer:answer",
+        "cdtrans.measure.measured:answer",
         "Measure a run with LABELS for some target images: accuracy with a 95% interval, and which model is better.",
         tables.show_answers,
     ),

@@ -39,8 +39,9 @@ def show_check(result: Any, screen: Screen, given: Given) -> None:
 
 
 def show_evaluation(result: Any, screen: Screen, given: Given) -> None:
-    from cdtrans.measure.comparison import EXACT
-    from cdtrans.measure.evaluate import kept_images
+    from cdtrans.record import wording
+    from cdtrans.record.layout import REPORT
+    from cdtrans.record.record import RunRecord
 
     run, model = given["run"], given["model"]
     screen.result(score_table(result, model))
@@ -50,34 +51,39 @@ def show_evaluation(result: Any, screen: Screen, given: Given) -> None:
     else:
         screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
     if result.whole_target:
-        screen.result(EXACT)
+        screen.result(wording.EXACT)
+    record = RunRecord(run)
     if result.comparison is not None:
-        screen.result(f"{result.comparison.sentence} {result.choice}")
-    saved = result.history is not None and model == "chosen" and kept_images(run) <= result.scores.images
-    if saved and (run / "report.html").exists():
+        screen.result(wording.comparison(result, record.outcome, run))
+    if record.has(REPORT) and record.evaluation == result:
         screen.say(f"'cdtrans report {run}' adds this to report.html.")
 
 
 def score_table(result: Any, model: str) -> Table:
     """The requested model, and below it the source-only model, the last epoch and the best."""
-    title = f"{counted(result.scores.images, 'labelled image')}; in brackets: 95% interval"
+    from cdtrans.record.wording import MODEL_NAMES
+
+    title = f"{counted(result.images, 'labelled image')}; in brackets: 95% interval"
     table = Table("model", "accuracy", "class-mean accuracy", title=title)
-    table.add_row(f"{model}: {result.model}", *result.scores.with_intervals())
+    name = MODEL_NAMES[result.model]
+    table.add_row(name if model == result.model else f"{model}: {name}", *result.scores.with_intervals())
     table.add_section()
-    for name, scores in result.history.rows() if result.history else ():
+    for name, scores in result.rows():
         table.add_row(name, *scores.with_intervals())
     return table
 
 
 def class_table(result: Any) -> Table:
     """Per class: images, share right, and the most frequent wrong prediction."""
+    from cdtrans.measure.intervals import wilson
+
+    scores = result.scores
     table = Table(whole("class"), "images", "right (95% interval)", whole("most often mistaken for"))
-    for k, (name, interval) in enumerate(zip(result.classes, result.scores.per_class_interval, strict=True)):
-        row = result.scores.confusion[k].copy()
-        total, right = int(row.sum()), int(row[k])
-        row[k] = 0
-        taken_for = f"{result.classes[int(row.argmax())]} ({int(row.max())})" if row.max() > 0 else ""
-        share = interval.around(right / total) if total else "-"
+    for k, (name, right, total) in enumerate(zip(result.classes, scores.right, scores.images, strict=True)):
+        wrong = [0 if j == k else count for j, count in enumerate(scores.confusion[k])]
+        most = max(wrong)
+        taken_for = f"{result.classes[wrong.index(most)]} ({most})" if most else ""
+        share = wilson(right, total).around(right / total) if total else "-"
         table.add_row(cell(name), str(total), share, cell(taken_for))
     return table
 
@@ -86,7 +92,7 @@ def confusion_table(result: Any) -> Table:
     """Rows are true classes, columns predicted ones."""
     names = [whole(cell(name)) for name in result.classes]
     table = Table(whole("true \\ predicted"), *names, title="confusion matrix")
-    for name, row in zip(result.classes, result.scores.confusion.tolist(), strict=True):
+    for name, row in zip(result.classes, result.scores.confusion, strict=True):
         table.add_row(cell(name), *map(str, row))
     return table
 
@@ -144,10 +150,14 @@ def show_questions(result: Any, screen: Screen, given: Given) -> None:
 
 
 def show_answers(result: Any, screen: Screen, given: Given) -> None:
+    from cdtrans.record.layout import ANSWERS
+    from cdtrans.record.record import RunRecord
+    from cdtrans.record.wording import labels_show
+
     run = given["run"]
-    for sentence in result.sentences(run):
+    for sentence in labels_show(result.labelled, result.measured, RunRecord(run).outcome, run):
         screen.result(sentence)
-    screen.say(f"Stored in {run / 'answers.json'}; 'cdtrans report {run}' adds the accuracy to report.html.")
+    screen.say(f"Stored in {run / ANSWERS.name}; 'cdtrans report {run}' adds the accuracy to report.html.")
 
 
 def show_methods(result: Any, screen: Screen, given: Given) -> None:

@@ -1,5 +1,7 @@
-"""Choose target images to label: a random part to measure with, and an informative part to train on."""
+"""Choose target images to label, a random part to measure with and an informative part to train on, and write the files
+to label them in."""
 
+import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -11,17 +13,20 @@ import numpy as np
 from PIL import Image
 
 from cdtrans.config import RunFolder
-from cdtrans.errors import CdtransError, counted
+from cdtrans.errors import DataError, SettingsError, counted
 from cdtrans.inputs.images import UnreadableImage, decode
-from cdtrans.measure.answers import QUESTIONS, Question, read_answers, read_parts, write_questions
 from cdtrans.measure.intervals import strata, strata_for
-from cdtrans.measure.labels import COLUMNS, NO_CLASS, UNSURE, Answers, read_rows, require_clear
-from cdtrans.measure.matching import find
-from cdtrans.measure.page import render
-from cdtrans.measure.target import FinishedTarget, read_target
+from cdtrans.measure.labels import COLUMNS, NO_CLASS, UNSURE, Labels, read_rows, require_clear
+from cdtrans.measure.matching import RunTarget, find, read_target, require_untrained
+from cdtrans.measure.measured import answered_labels, asked_parts
+from cdtrans.record import layout
 from cdtrans.record.files import atomic, csv_line
+from cdtrans.record.measured import Part, Question, Questions
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run import rewrite
 from cdtrans.record.run_folder import require_output
-from cdtrans.reporting.pictures import jpeg
+from cdtrans.reporting.images import jpeg
+from cdtrans.reporting.page import templates
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, Range, checked
 
@@ -29,7 +34,7 @@ PAGE, LABELS, TASKS, LABELLING_CONFIG = "ask.html", "labels.csv", "label-studio.
 # Thirty labels of fifty give an interval about 20 points wide; it narrows only with the square root, while the images
 # that the model is least sure of teach it most.
 RANDOM_SHARE = 0.6
-CANDIDATES = 10  # the informative part is chosen among so many times as many of the least certain images
+CANDIDATES = 10  # the informative part is chosen among this many times as many of the least certain images
 TIE = 1e-9  # smaller than any difference between two shares; breaks ties at random
 SIDE = 480  # pixels of the longer side of an image on the page
 
@@ -39,17 +44,17 @@ class Asked:
     """The images to label, in the order of the page, and where the files are."""
 
     folder: Path
-    questions: tuple[Question, ...]
+    parts: dict[int, Part]  # part of each image, by its index in the target
 
-    def count(self, part: str) -> int:
-        return sum(question.part == part for question in self.questions)
+    def count(self, part: Part) -> int:
+        return sum(each == part for each in self.parts.values())
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `ask --json`."""
         return {
             "page": str(self.folder / PAGE),
             "labels": str(self.folder / LABELS),
-            "images": len(self.questions),
+            "images": len(self.parts),
             "random": self.count("random"),
             "informative": self.count("informative"),
         }
@@ -67,29 +72,33 @@ def ask(
 ) -> Asked:
     """Write a labelling page, a CSV and a Label Studio file with `budget` target images of a finished run. Images that
     have a label are not asked again."""
-    screen = screen or Screen(quiet=True)
+    screen, record = screen or Screen(quiet=True), RunRecord(Path(run))
     if budget < 1:
-        raise CdtransError(f"The budget must be at least one image, not {budget}.")
-    target = read_target(Path(run))
+        raise SettingsError("budget", f"The budget must be at least one image, not {budget}.")
+    target = read_target(record)
+    require_untrained(target)
     require_clear(target.classes)
-    folder = Path(out) if out else target.run / Path(QUESTIONS).parent
+    folder = Path(out) if out else (record.folder / layout.QUESTIONS.name).parent
     for name in (PAGE, LABELS, TASKS, LABELLING_CONFIG):
         require_output(folder / name, "questions", "--out")
-    answers = read_answers(target)
+    labels = answered_labels(target)
     if not force:
-        refuse_to_lose(folder / LABELS, target, answers)
-    chosen = choose(target, answers, budget, seed)
-    pictures = read_pictures(target, [q.image for q in chosen if q.image not in answers], screen)
-    questions = [q for q in chosen if q.image in pictures]
-    if not questions:
-        raise CdtransError(f"All {len(target)} images of the target have been answered; there is nothing to ask.")
-    write_files(folder, target, questions, pictures)
-    parts = read_parts(target) | {q.image: q.part for q in chosen if q.image in pictures or q.image in answers}
-    write_questions(target, parts, seed=seed, budget=budget)
-    return Asked(folder, tuple(questions))
+        refuse_to_lose(folder / LABELS, target, labels)
+    chosen = choose(target, labels, budget, seed)
+    images = read_images(target, [i for i in chosen if i not in labels], screen)
+    if not images:
+        raise DataError(
+            "nothing-to-ask", f"All {len(target)} images of the target have been answered; there is nothing to ask."
+        )
+    asked = {i: part for i, part in chosen.items() if i in images}
+    write_files(folder, target, asked, images)
+    parts = asked_parts(target) | {i: part for i, part in chosen.items() if i in images or i in labels}
+    questions = tuple(Question(target.paths[i], target.digests[i], part) for i, part in parts.items())
+    rewrite(record.folder, layout.QUESTIONS, Questions(target.fingerprint, seed, budget, questions))
+    return Asked(folder, asked)
 
 
-def refuse_to_lose(file: Path, target: FinishedTarget, answers: Answers) -> None:
+def refuse_to_lose(file: Path, target: RunTarget, labels: Labels) -> None:
     """An error if the file holds labels that the run has neither read with `answer` nor been trained with."""
     if not file.exists():
         return
@@ -97,34 +106,36 @@ def refuse_to_lose(file: Path, target: FinishedTarget, answers: Answers) -> None
     for row in filter(lambda row: row.label, read_rows(file)):
         index, trained_as = find(row, file, target)
         if index is not None:
-            unread += index not in answers or answers[index].label != row.label
+            unread += index not in labels or labels[index].name != row.label
         else:
             strange += row.label != trained_as
     advice = "give another --out, or use --force to replace them"
     if unread:
-        advice = f"read them with 'cdtrans answer {target.run} {file}', or use --force to replace them"
+        advice = f"read them with 'cdtrans answer {target.record.folder} {file}', or use --force to replace them"
     if unread and strange:
         are = counted(strange, "is of an image", "are of images")
         advice += f" ({are} that 'answer' cannot use: copy the file to keep them)"
     if unread + strange:
-        raise CdtransError(f"'{file}' holds {counted(unread + strange, 'label')} that would be lost: {advice}.")
+        lost = counted(unread + strange, "label")
+        raise DataError("labels-lost", f"'{file}' holds {lost} that would be lost: {advice}.")
 
 
-def choose(target: FinishedTarget, answers: Answers, budget: int, seed: int) -> list[Question]:
-    """At most `budget` new images in random order, so that stopping half-way leaves a random half labelled. Images
-    that have a label and are now drawn for the random part come in addition: they need not be labelled again."""
+def choose(target: RunTarget, labels: Labels, budget: int, seed: int) -> dict[int, Part]:
+    """The part of at most `budget` new images, in random order, so that stopping half-way leaves a random half
+    labelled. Images that have a label and are now drawn for the random part come in addition: they need not be labelled
+    again."""
     rng = np.random.default_rng(seed)
-    left = len(target) - len(answers)
+    left = len(target) - len(labels)
+    new: list[tuple[int, Part]]
     if budget >= left:
-        new = [Question(i, "random") for i in range(len(target)) if i not in answers or answers[i].part != "random"]
+        new = [(i, "random") for i in range(len(target)) if i not in labels or labels[i].part != "random"]
     else:
-        measured = np.array([i for i, a in answers.items() if a.part == "random"], dtype=np.int64)
+        measured = np.array([i for i, label in labels.items() if label.part == "random"], dtype=np.int64)
         wanted = max(1, round(RANDOM_SHARE * budget))
         drawn = draw_random(target.confidence, wanted, measured, rng).tolist()
-        closed = {*answers, *drawn}
-        informative = draw_informative(target, budget - wanted, closed)
-        new = [*(Question(i, "random") for i in drawn), *(Question(i, "informative") for i in informative)]
-    return [new[i] for i in rng.permutation(len(new))]
+        informative = draw_informative(target, budget - wanted, {*labels, *drawn})
+        new = [*((i, "random") for i in drawn), *((i, "informative") for i in informative)]
+    return dict(new[i] for i in rng.permutation(len(new)))
 
 
 def draw_random(score: np.ndarray, count: int, drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -143,28 +154,33 @@ def draw_random(score: np.ndarray, count: int, drawn: np.ndarray, rng: np.random
     return np.concatenate([rng.choice(m, n, replace=False) for m, n in zip(members, quota, strict=True)])
 
 
-def draw_informative(target: FinishedTarget, count: int, closed: set[int]) -> list[int]:
+def draw_informative(target: RunTarget, count: int, closed: set[int]) -> list[int]:
     """The images that the model is least sure of, spread over its predicted classes and over the features. The next
     image is of the class with the fewest so far, and as far as possible from the chosen ones."""
-    features = target.features / np.maximum(np.linalg.norm(target.features, axis=1, keepdims=True), 1e-12)
-    rows = [row for row, index in enumerate(target.sampled.tolist()) if index not in closed]
-    rows.sort(key=lambda row: target.confidence[target.sampled[row]])
+    views, chosen_model = target.record.views, target.record.outcome.choice.model
+    usable = np.isin(views.sampled_target, target.rows)
+    sampled = np.searchsorted(target.rows, views.sampled_target[usable])  # [S] images with features
+    features = (views.before_target if chosen_model == "source" else views.after_target)[usable].astype(np.float32)
+    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    predicted = target.predicted[chosen_model][sampled].tolist()
+    rows = [row for row, index in enumerate(sampled.tolist()) if index not in closed]
+    rows.sort(key=lambda row: target.confidence[sampled[row]])
     rows = rows[: CANDIDATES * count]
-    distance = np.ones(len(target.sampled))  # to the nearest chosen image
+    distance = np.ones(len(sampled))  # to the nearest chosen image
     chosen: list[int] = []
     of_class: Counter[int] = Counter()
     for _ in range(min(count, len(rows))):
-        best = min(rows, key=lambda row: (of_class[target.predicted[target.sampled[row]]], -distance[row]))
+        best = min(rows, key=lambda row: (of_class[predicted[row]], -distance[row]))
         rows.remove(best)
-        chosen.append(int(target.sampled[best]))
-        of_class[target.predicted[target.sampled[best]]] += 1
+        chosen.append(int(sampled[best]))
+        of_class[predicted[best]] += 1
         distance = np.minimum(distance, 1 - features @ features[best])
     return chosen
 
 
-def read_pictures(target: FinishedTarget, indices: list[int], screen: Screen) -> dict[int, str]:
+def read_images(target: RunTarget, indices: list[int], screen: Screen) -> dict[int, str]:
     """The images as data URLs, at their own proportions. Files that cannot be read any more are left out."""
-    pictures, missing = {}, []
+    images, missing = {}, []
     with screen.track("images", len(indices)) as task:
         for index in indices:
             try:
@@ -173,35 +189,49 @@ def read_pictures(target: FinishedTarget, indices: list[int], screen: Screen) ->
                 missing.append((target.paths[index], str(error)))
             else:
                 image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-                pictures[index] = jpeg(image)
+                images[index] = jpeg(image)
             task.advance(1)
     if missing:
         path, cause = missing[0]
         where = f"in '{target.root}' (the first: {path!r}, {cause})"
         problem = f"{len(missing)} of {len(indices)} chosen images cannot be read {where}"
-        if not pictures:
-            raise CdtransError(
-                f"{problem}; put the target back, or run this in the folder where 'cdtrans adapt' was run."
+        if not images:
+            raise DataError(
+                "no-readable-image",
+                f"{problem}; put the target back, or run this in the folder where 'cdtrans adapt' was run.",
             )
         screen.warn(f"{problem}; they are skipped.")
-    return pictures
+    return images
 
 
-def write_files(folder: Path, target: FinishedTarget, questions: list[Question], pictures: dict[int, str]) -> None:
+def write_files(folder: Path, target: RunTarget, asked: dict[int, Part], images: dict[int, str]) -> None:
     """The files for labelling. They do not hold predictions, and the page does not show the parts: both would bias."""
-    rows = [{"path": target.paths[q.image], "digest": target.digests[q.image], "part": q.part} for q in questions]
-    tasks = [{"data": row | {"image": pictures[q.image]}} for row, q in zip(rows, questions, strict=True)]
-    lines = [COLUMNS, *((target.paths[q.image], "", q.part) for q in questions)]
-    page = render(target, [task["data"] for task in tasks])
+    tasks = [
+        {"path": target.paths[i], "digest": target.digests[i], "part": part, "image": images[i]}
+        for i, part in asked.items()
+    ]
     contents = {
-        PAGE: page.encode("utf-8", "backslashreplace"),
-        TASKS: (json.dumps(tasks, indent=1) + "\n").encode(),
+        PAGE: page(target, tasks).encode("utf-8", "backslashreplace"),
+        TASKS: (json.dumps([{"data": task} for task in tasks], indent=1) + "\n").encode(),
         LABELLING_CONFIG: labelling_config(target.classes).encode("utf-8", "backslashreplace"),
-        LABELS: b"".join(map(csv_line, lines)),
+        LABELS: csv_line(COLUMNS) + b"".join(csv_line((task["path"], "", task["part"])) for task in tasks),
     }
     for name, content in contents.items():
         with atomic(folder / name) as file:
             file.write(content)
+
+
+def page(target: RunTarget, tasks: list[dict[str, str]]) -> str:
+    """The page on which images are labelled: one self-contained HTML file. It shows neither predictions nor parts."""
+    asked = target.fingerprint + "".join(task["digest"] for task in tasks)
+    data = {
+        "store": hashlib.sha256(asked.encode()).hexdigest()[:16],  # where the browser keeps the answers so far
+        "classes": target.classes,
+        "others": [UNSURE, NO_CLASS],
+        "images": tasks,
+    }
+    template = templates("measure").get_template("page.html")
+    return template.render(data=data, run=str(target.record.folder), count=len(tasks))
 
 
 def labelling_config(classes: tuple[str, ...]) -> str:

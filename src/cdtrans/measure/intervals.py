@@ -1,39 +1,59 @@
-"""Accuracy on a finite set of images from few labels: an estimate with a 95% interval, and which of two models is
-better.
+"""What labelled images can show: 95% intervals of an accuracy, and which of two models is better.
 
-The images are divided into strata by a score that needs no labels, the model's confidence, and labels are drawn at
-random in each. Labels then need not show how accuracy differs between strata, which makes the interval narrower than
-Wilson's (docs/results/labels.md compares it with prediction-powered inference and others). The number of correct
-images among those without a label is beta-binomial in each stratum, and the sum over strata is computed exactly: no
-normal approximation, valid for few labels, and exact when every image has a label.
+The accuracy on a finite set of images comes from few labels. The images are divided into strata by a score that needs
+no labels, the model's confidence, and labels are drawn at random in each. Labels then need not show how accuracy
+differs between strata, which makes the interval narrower than Wilson's (docs/results/labels.md compares it with
+prediction-powered inference and others). The number of correct images among those without a label is beta-binomial in
+each stratum, and the sum over strata is computed exactly: no normal approximation, valid for few labels, and exact when
+every image has a label.
 """
 
-from dataclasses import dataclass
+from functools import cache
 from math import ceil, sqrt
 
 import numpy as np
+
+from cdtrans.record.measured import Interval
 
 LEVEL = 0.95
 # Pseudo-labels per limit, spread over the strata: half a wrong one for the lower limit, half a right one for the upper
 # limit. Between Jeffreys' interval (half of both for both limits) and Clopper and Pearson's (a whole one).
 PSEUDO_LABELS = 0.5
-POWER_QUANTILE = 0.8416  # of the normal distribution, for a chance of 80% that the next test decides
+POWER_QUANTILE = 0.8416  # quantile of the normal distribution: the next test decides with a chance of 80%
 TWO_SIDED_QUANTILE = 1.96
 FEWEST_TO_DECIDE = 6  # images on which exactly one model is right: 6 to 0 is the first result with p below 0.05
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An estimated accuracy with its 95% interval."""
+@cache
+def wilson(right: int, images: int) -> Interval:
+    """Wilson's score interval of a proportion, which holds for few images and near 0 and 1 too."""
+    from scipy.stats import binomtest
 
-    estimate: float
-    low: float
-    high: float
+    limits = binomtest(right, images).proportion_ci(LEVEL, "wilson")
+    return Interval(float(limits.low), float(limits.high))
+
+
+def class_mean_interval(right: np.ndarray, images: np.ndarray) -> Interval:
+    """The mean accuracy of the classes that have images, [K] correct ones and all: the distances to the limits of each
+    class's Wilson interval add up as squares (Zou & Donner 2008)."""
+    counts = [(r, n) for r, n in zip(right.tolist(), images.tolist(), strict=True) if n]
+    limits = np.array([(r / n, wilson(r, n).low, wilson(r, n).high) for r, n in counts])  # [classes, 3]
+    shares, low, high = limits.T
+    mean, down, up = shares.mean(), sqrt(((shares - low) ** 2).sum()), sqrt(((high - shares) ** 2).sum())
+    return Interval(float(max(0.0, mean - down / len(counts))), float(min(1.0, mean + up / len(counts))))
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """McNemar's test, exact and two-sided: how likely so uneven a split of the images on which only one of two models
+    is right would be if neither were better."""
+    from scipy.stats import binomtest
+
+    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
 
 
 def strata_for(labels: int) -> int:
-    """How many strata so many labels can fill: more than the square root leave too few labels in each to see its
-    spread (measured in docs/results/labels.md)."""
+    """The number of strata that these labels can fill: more than the square root leave too few labels in each to see
+    its spread (measured in docs/results/labels.md)."""
     return max(1, round(sqrt(labels)) - 1)
 
 
@@ -44,9 +64,10 @@ def strata(score: np.ndarray, count: int) -> np.ndarray:
     return place * count // len(score)
 
 
-def accuracy_interval(score: np.ndarray, labelled: np.ndarray, correct: np.ndarray) -> Interval:
-    """The accuracy on all N images. `score`: [N] any score, known for all. `labelled`: [n] positions of the labelled
-    images, a random sample, all with the same chance. `correct`: [n] whether the model is right on each."""
+def accuracy_interval(score: np.ndarray, labelled: np.ndarray, correct: np.ndarray) -> tuple[float, Interval]:
+    """An estimate of the accuracy on all N images, and its interval. `score`: [N] any score, known for all. `labelled`:
+    [n] positions of the labelled images, a random sample, all with the same chance. `correct`: [n] whether the model is
+    right on each."""
     count = strata_for(len(labelled))
     while True:
         stratum = strata(score, count)
@@ -59,8 +80,9 @@ def accuracy_interval(score: np.ndarray, labelled: np.ndarray, correct: np.ndarr
     return stratified_interval(size, known, right)
 
 
-def stratified_interval(size: np.ndarray, known: np.ndarray, right: np.ndarray) -> Interval:
-    """[H] images, labelled images and correct ones among them, by stratum; every stratum has a label."""
+def stratified_interval(size: np.ndarray, known: np.ndarray, right: np.ndarray) -> tuple[float, Interval]:
+    """Estimate and interval from [H] images, labelled images and correct ones among them, by stratum; every stratum has
+    a label."""
     images, tail = int(size.sum()), (1 - LEVEL) / 2
     pseudo = PSEUDO_LABELS * size / images
     low = _unlabelled_right(size - known, right, known - right + pseudo)
@@ -68,7 +90,7 @@ def stratified_interval(size: np.ndarray, known: np.ndarray, right: np.ndarray) 
     at_low = int(np.searchsorted(low.cumsum(), tail))
     at_high = min(int(np.searchsorted(high.cumsum(), 1 - tail)), len(high) - 1)  # the sum may round to below 1
     estimate = float((size * right / known).sum() / images)
-    return Interval(estimate, float(right.sum() + at_low) / images, float(right.sum() + at_high) / images)
+    return estimate, Interval(float(right.sum() + at_low) / images, float(right.sum() + at_high) / images)
 
 
 def _unlabelled_right(unlabelled: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> np.ndarray:
@@ -96,7 +118,7 @@ def beta_binomial(images: int, a: float, b: float) -> np.ndarray:
 
 
 def labels_to_decide(wins: int, losses: int, labelled: int, images: int) -> int | None:
-    """How many more random labels would probably (80%) decide the sign test, if the models differ as much as they do
+    """Random labels that would probably (80%) decide the sign test in addition, if the models differ as much as they do
     so far. None if even labels for all images might not."""
     decided = wins + losses
     if wins == losses:

@@ -5,34 +5,34 @@ import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from cdtrans.errors import CdtransError
+from cdtrans.errors import DataError, MissingFileError
+from cdtrans.record.measured import Part
 
 UNSURE = "unsure"
 NO_CLASS = "none of these classes"  # the image belongs to no class of the run
 COLUMNS = ("path", "label", "part")
 HOW_TO = "'cdtrans ask RUN' writes one to fill in"
 
-Part = Literal["random", "informative", "other"]  # other: labelled without having been asked for
 
+class Label(NamedTuple):
+    """A person's label for an image: a class, UNSURE or NO_CLASS."""
 
-class Answer(NamedTuple):
-    """The label of an image: a class, UNSURE or NO_CLASS."""
-
-    label: str
+    name: str
     part: Part
 
 
-Answers = dict[int, Answer]  # by index in the target
+Labels = dict[int, Label]  # by index in the target
 
 
 def require_clear(names: Iterable[str]) -> None:
     """Refuse a class that has the name of UNSURE or NO_CLASS: its images would be left out, or count as wrong."""
-    if found := sorted({UNSURE, NO_CLASS} & set(names)):
-        raise CdtransError(
-            f"The run has a class '{found[0]}', which files of labels use for another answer; rename the class and run"
-            " 'cdtrans adapt' again with another --out, or measure with class folders and 'cdtrans eval'."
+    if unclear := sorted({UNSURE, NO_CLASS} & set(names)):
+        raise DataError(
+            "class-unclear",
+            f"The run has a class '{unclear[0]}', which files of labels use for another answer; rename the class and "
+            "run 'cdtrans adapt' again with another --out, or measure with class folders and 'cdtrans eval'.",
         )
 
 
@@ -61,16 +61,16 @@ def read_rows(file: Path) -> list[Row]:
     try:
         content = file.read_bytes()
     except FileNotFoundError as error:
-        raise CdtransError(f"The labels file '{file}' does not exist; {HOW_TO}.") from error
+        raise MissingFileError("no-labels-file", f"The labels file '{file}' does not exist; {HOW_TO}.") from error
     except IsADirectoryError as error:
-        raise CdtransError(
-            f"'{file}' is a folder, not a file of labels; for class folders use 'cdtrans eval'."
+        raise DataError(
+            "labels-format", f"'{file}' is a folder, not a file of labels; for class folders use 'cdtrans eval'."
         ) from error
     if b"\0" in content:
-        raise CdtransError(f"'{file}' is neither a CSV nor a JSON file; {HOW_TO}.")
+        raise DataError("labels-format", f"'{file}' is neither a CSV nor a JSON file; {HOW_TO}.")
     text = content.decode("utf-8-sig", "surrogateescape")
     if not text.strip():
-        raise CdtransError(f"The labels file '{file}' is empty; {HOW_TO}.")
+        raise DataError("labels-empty", f"The labels file '{file}' is empty; {HOW_TO}.")
     return _json_rows(file, text) if text.lstrip()[0] in "[{" else _csv_rows(file, text)
 
 
@@ -81,18 +81,22 @@ def _csv_rows(file: Path, text: str) -> list[Row]:
         reader = csv.DictReader(io.StringIO(text.lstrip(), newline=""), delimiter=delimiter)
         names = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
         if not {"path", "label"} <= names.keys():
-            raise CdtransError(
+            raise DataError(
+                "labels-columns",
                 f"'{file}' needs a first line with the columns 'path' and 'label', but has"
-                f" {', '.join(map(repr, filter(None, names)))[:200]}; {HOW_TO}."
+                f" {', '.join(map(repr, filter(None, names)))[:200]}; {HOW_TO}.",
             )
         if "probability" in names:
-            raise CdtransError(f"'{file}' has a column 'probability', so it holds predictions and no labels; {HOW_TO}.")
+            raise DataError(
+                "labels-predicted",
+                f"'{file}' has a column 'probability', so it holds predictions and no labels; {HOW_TO}.",
+            )
         return [
             Row(f"line {reader.line_num}", *((line.get(names.get(n, n)) or "").strip() for n in (*COLUMNS, "digest")))
             for line in reader
         ]
     except csv.Error as error:
-        raise CdtransError(f"'{file}' cannot be read as a CSV ({error}); {HOW_TO}.") from error
+        raise DataError("labels-format", f"'{file}' cannot be read as a CSV ({error}); {HOW_TO}.") from error
 
 
 def _json_rows(file: Path, text: str) -> list[Row]:
@@ -101,8 +105,9 @@ def _json_rows(file: Path, text: str) -> list[Row]:
         tasks = json.loads(text)
         return [row for n, task in enumerate(tasks, 1) for row in _task_rows(f"task {n}", task)]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise CdtransError(
-            f"'{file}' is not a Label Studio export (JSON or JSON-MIN) of the tasks that 'cdtrans ask' wrote."
+        raise DataError(
+            "labels-format",
+            f"'{file}' is not a Label Studio export (JSON or JSON-MIN) of the tasks that 'cdtrans ask' wrote.",
         ) from error
 
 

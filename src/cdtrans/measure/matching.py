@@ -1,23 +1,20 @@
-"""Find the images that a labels file refers to: by path, or else by pixels, so that moved files are found."""
+"""Which target images labels are about: found by path, or else by pixels, so that files may move."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cdtrans.errors import CdtransError, counted, named, nearest
+import numpy as np
+
+from cdtrans.errors import CdtransError, DataError, RunError, counted, named, nearest
 from cdtrans.inputs.images import UnreadableImage, decode, pixel_digest, resized
-from cdtrans.measure.labels import (
-    NO_CLASS,
-    UNSURE,
-    Answer,
-    Answers,
-    Part,
-    Row,
-    read_rows,
-    require_clear,
-    settled_part,
-)
+from cdtrans.inputs.scan import LabelledDomain, scan_labelled
+from cdtrans.measure.labels import NO_CLASS, UNSURE, Label, Labels, Row, read_rows, require_clear, settled_part
+from cdtrans.record.measured import Part
+from cdtrans.record.outcome import ModelName
+from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 
 
@@ -25,12 +22,12 @@ from cdtrans.runtime.screen import Screen
 class TargetImages:
     """The images of a run's target, in the run's order."""
 
-    root: Path  # that the paths are relative to
+    root: Path  # start of the paths
     paths: tuple[str, ...]
     digests: tuple[str, ...]  # of the pixels, at `resize`
     resize: int
     classes: tuple[str, ...]
-    trained: dict[str, str]  # path -> label and digest -> label of images that the run was trained with; not in paths
+    trained: dict[str, str]  # label by path and by digest of images that the run was trained with; not in paths
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -52,35 +49,109 @@ class TargetImages:
         return self.trained.get(path, self.trained.get(digest))
 
 
+@dataclass(frozen=True)
+class RunTarget(TargetImages):
+    """The target of a finished run, without the images whose labels it was trained with (--target-labels)."""
+
+    record: RunRecord
+    rows: np.ndarray  # [N] the images' indices in the run's whole target
+    predicted: dict[ModelName, np.ndarray]  # [N] classes by the source-only and the adapted model, if there is one
+    confidence: np.ndarray  # [N] of the chosen model
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the whole target's images and both models' predictions."""
+        views = self.record.views
+        predictions = [x.astype(np.int64).tobytes() for x in (views.target_before, views.target_after)]
+        digests = "".join(self.record.images.digests["target"]).encode()
+        return hashlib.sha256(b"".join([digests, *predictions])).hexdigest()
+
+
+def read_target(record: RunRecord) -> RunTarget:
+    outcome, views = record.outcome, record.views
+    paths, digests = record.images.paths["target"], record.images.digests["target"]
+    trained = {entry.digest: entry.label for entry in record.trained_labels}
+    rows = np.array([i for i, digest in enumerate(digests) if digest not in trained], dtype=np.int64)
+    predicted: dict[ModelName, np.ndarray] = {"source": views.target_before[rows].astype(np.int64)}
+    if outcome.adapted_epoch:
+        predicted["adapted"] = views.target_after[rows].astype(np.int64)
+    confidence = views.confidence_before if outcome.choice.model == "source" else views.confidence_after
+    resize = record.config.resize
+    assert isinstance(resize, int), "the settings of a run are resolved"
+    return RunTarget(
+        root=record.root("target"),
+        paths=tuple(paths[i] for i in rows),
+        digests=tuple(digests[i] for i in rows),
+        resize=resize,
+        classes=record.classes,
+        trained=trained | {path: trained[d] for path, d in zip(paths, digests, strict=True) if d in trained},
+        record=record,
+        rows=rows,
+        predicted=predicted,
+        confidence=confidence[rows].astype(np.float64),
+    )
+
+
+def require_untrained(target: RunTarget) -> None:
+    """Refuse a run that was trained with the labels of its whole target."""
+    if not len(target):
+        raise RunError(
+            "nothing-to-measure",
+            f"'{target.record.folder}' was trained with the labels of all target images, so none is left to measure "
+            "with.",
+        )
+
+
+def scan_labels(where: Path, root: Path | None) -> LabelledDomain:
+    """Labelled target images. Errors say so, because the source is labelled too."""
+    try:
+        return scan_labelled(where, root, allow_one_class=True)
+    except CdtransError as error:
+        raise DataError(error.code, f"The labelled images cannot be used: {error}") from error
+
+
+def match_classes(labelled: LabelledDomain, classes: tuple[str, ...], where: Path) -> np.ndarray:
+    """The labels of a domain as indices into the model's classes, matched by name: [n]."""
+    if unknown := [name for name in labelled.classes if name not in classes]:
+        raise DataError(
+            "class-unknown",
+            f"The class {unknown[0]!r} of '{where}' is unknown to the model: {nearest(unknown[0], list(classes))}",
+        )
+    order = np.array([classes.index(name) for name in labelled.classes], dtype=np.int64)
+    return order[np.array(labelled.labels, dtype=np.int64)]
+
+
 def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[Row], int]:
-    """The rows of a file that have a label, all of known classes, and how many rows there are."""
+    """The rows of a file that have a label, all of known classes, and the number of all rows."""
     rows = read_rows(file)
     filled = [row for row in rows if row.label]
     if not filled:
-        raise CdtransError(f"'{file}' holds {counted(len(rows), 'row')} and no label yet: fill in the column 'label'.")
+        raise DataError(
+            "no-label", f"'{file}' holds {counted(len(rows), 'row')} and no label yet: fill in the column 'label'."
+        )
     known = [*classes, UNSURE, NO_CLASS]
-    unknown = [row for row in filled if row.label not in known]
-    if unknown:
+    if unknown := [row for row in filled if row.label not in known]:
         row, more = unknown[0], f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        raise CdtransError(
-            f"The class {row.label!r} in {row.place} of '{file}'{more} is unknown: {nearest(row.label, known)}"
+        raise DataError(
+            "class-unknown",
+            f"The class {row.label!r} in {row.place} of '{file}'{more} is unknown: {nearest(row.label, known)}",
         )
     require_clear({row.label for row in filled} & set(classes))
     return filled, len(rows)
 
 
-def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Screen) -> Answers:
-    """The labels of a file as answers for images of the target; `parts` are those of images that were asked for."""
+def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Screen) -> Labels:
+    """The labels in a file for images of the target; `parts` are those of images that were asked for."""
     filled, rows = filled_rows(file, target.classes)
     if len(filled) < rows:
         have = "has" if len(filled) == 1 else "have"
         screen.say(f"{len(filled)} of {rows} rows {have} a label; the others are left for later.")
-    found: dict[int, list[Row]] = {}
+    by_image: dict[int, list[Row]] = {}
     strange, trained = [], 0
     for row in filled:
         index, trained_as = find(row, file, target)
         if index is not None:
-            found.setdefault(index, []).append(row)
+            by_image.setdefault(index, []).append(row)
         elif trained_as is not None:
             trained += 1
         else:
@@ -94,15 +165,19 @@ def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Scre
         screen.say(f"{they} not used to measure it.")
     if strange:
         problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
-        if not found and not trained:
-            raise CdtransError(f"{problem}; give paths relative to '{target.root}'.")
+        if not by_image and not trained:
+            raise DataError("images-not-in-target", f"{problem}; give paths relative to '{target.root}'.")
         screen.warn(f"{problem}; they are skipped.")
-    return settle(found, parts, target, screen)
+    labels = settle(by_image, parts, target, screen)
+    names = {label.name for label in labels.values() if label.name != UNSURE}
+    if len(names) == 1 and len(labels) > 1:
+        screen.warn(f"All labels of '{file}' are {names.pop()!r}; if the target has other classes too, label some.")
+    return labels
 
 
 def find(row: Row, file: Path, target: TargetImages) -> tuple[int | None, str | None]:
-    """The index of a row's image, or else the label that it was trained with. It is found by its path relative to the
-    target, or else by its pixels, so that moved and renamed files are found."""
+    """The index of a row's image, or else the label that it was trained with. The image is found by its path relative
+    to the target, or else by its pixels."""
     path = os.path.normpath(row.path)
     known = target.find(path, row.digest), target.trained_label(path, row.digest)
     if known != (None, None):
@@ -117,25 +192,25 @@ def find(row: Row, file: Path, target: TargetImages) -> tuple[int | None, str | 
     return None, None
 
 
-def settle(found: dict[int, list[Row]], parts: dict[int, Part], target: TargetImages, screen: Screen) -> Answers:
-    """One answer per image; contradicting rows are left out with a warning."""
-    answers: Answers = {}
+def settle(by_image: dict[int, list[Row]], parts: dict[int, Part], target: TargetImages, screen: Screen) -> Labels:
+    """One label per image; contradicting rows are left out with a warning."""
+    labels: Labels = {}
     contradicting = []
-    for index, rows in found.items():
-        labels = sorted({row.label for row in rows})
-        if len(labels) > 1:
-            contradicting.append(f"{target.paths[index]}: {' or '.join(labels)}")
+    for index, rows in by_image.items():
+        names = sorted({row.label for row in rows})
+        if len(names) > 1:
+            contradicting.append(f"{target.paths[index]}: {' or '.join(names)}")
         else:
-            answers[index] = Answer(labels[0], settled_part(parts.get(index, ""), *(row.part for row in rows)))
+            labels[index] = Label(names[0], settled_part(parts.get(index, ""), *(row.part for row in rows)))
     if contradicting:
         have = counted(len(contradicting), "image has", "images have")
         advice = f"{'it is' if len(contradicting) == 1 else 'they are'} left out; keep one label of each"
         screen.warn(f"{have} contradicting labels ({named(contradicting)}): {advice}.")
-    elsewhere = sum(answers[i].part == "random" != parts.get(i) for i in answers)
+    elsewhere = sum(labels[i].part == "random" != parts.get(i) for i in labels)
     if parts and elsewhere:
         are = counted(elsewhere, "label is", "labels are")
         screen.say(f"{are} of a random part that was drawn for another run, and used to measure this one too.")
-    repeated = sum(len(rows) - 1 for rows in found.values()) - sum(len(found[i]) - 1 for i in found if i not in answers)
+    repeated = sum(len(by_image[i]) - 1 for i in labels)
     if repeated:
         screen.say(f"{counted(repeated, 'repeated label was', 'repeated labels were')} not counted again.")
-    return answers
+    return labels

@@ -13,13 +13,13 @@ import numpy as np
 from cdtrans.config import DeviceName, Root, RunFolder
 from cdtrans.errors import DataError, RunError, SettingsError, counted
 from cdtrans.inputs.scan import UnlabelledDomain
-from cdtrans.measure.evaluate import match_classes, scan_key
+from cdtrans.measure.matching import match_classes, scan_labels
 from cdtrans.paper.pair_labels import UNKNOWN, TargetClasses
 from cdtrans.record.files import atomic
 from cdtrans.record.layout import Round
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output
-from cdtrans.reporting.pictures import Pictures, enlarged, heated
+from cdtrans.reporting.images import DomainImages, enlarged, heated
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, Range
 
@@ -133,7 +133,7 @@ def true_classes(record: RunRecord, labels: Path | None, root: Path | None) -> n
         raise SettingsError(
             "no-labels", "Finding false pairs needs target labels: give --labels LABELLED, or name pairs with --pair."
         )
-    labelled = scan_key(labels, root)
+    labelled = scan_labels(labels, root)
     classes = match_classes(labelled, record.classes, labels).tolist()
     target = UnlabelledDomain(record.root("target"), record.images.paths["target"])
     true = TargetClasses(labelled.files(), classes, target, config, Screen(quiet=True)).in_order(record)
@@ -178,15 +178,15 @@ def attention(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Both images as the adapted model sees them, and its attention over the target's patches."""
     from cdtrans.network.weights import load_model
-    from cdtrans.reporting.gallery import BATCH, look
+    from cdtrans.reporting.attention import BATCH, look
     from cdtrans.runtime.device import pick_device
 
     model, card = load_model(record.model_folder(model_name))
     where = pick_device(device)
     model.to(where)
     sizes = {"resize": card.resize, "crop": card.crop}
-    source = Pictures(record.root("source"), record.images.paths["source"], **sizes)
-    target = Pictures(record.root("target"), record.images.paths["target"], **sizes)
+    source = DomainImages(record.root("source"), record.images.paths["source"], **sizes)
+    target = DomainImages(record.root("target"), record.images.paths["target"], **sizes)
     source.fetch(pair.source for pair in pairs)
     target.fetch(pair.target for pair in pairs)
     if source.missing or target.missing:

@@ -24,7 +24,7 @@ from cdtrans.config import (
 from cdtrans.errors import DataError, MethodError
 from cdtrans.inputs.decode import decode_files
 from cdtrans.inputs.scan import UnlabelledDomain, scan_labelled, scan_unlabelled
-from cdtrans.measure.evaluate import match_classes, scan_key
+from cdtrans.measure.matching import match_classes, scan_labels
 from cdtrans.record.record import RunRecord
 from cdtrans.run.pipeline import Result, run_pipeline
 from cdtrans.runtime.screen import Screen
@@ -65,7 +65,7 @@ def read_target_classes(config: Config, labels: Path, screen: Screen) -> TargetC
 
     root = Path(config.root) if config.root else None
     source, target = scan_labelled(Path(config.source), root), scan_unlabelled(Path(config.target), root)
-    labelled = scan_key(labels, root)
+    labelled = scan_labels(labels, root)
     classes = match_classes(labelled, source.classes, labels)
     resolved = resolve(replace(config, method="cdtrans", method_args={}))  # only sizes matter, which no method changes
     return TargetClasses(labelled.files(), classes.tolist(), target, resolved, screen)

@@ -4,6 +4,9 @@ verdict, report and tables read."""
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from cdtrans.errors import counted
+from cdtrans.runtime.screen import html_table
+
 SIGNIFICANT = 0.05  # largest p-value of a difference that chance does not explain
 Better = Literal["adapted", "source", "neither", "open"]
 Part = Literal["random", "informative", "other"]  # other: labelled without having been asked for
@@ -15,6 +18,10 @@ class Interval:
 
     low: float
     high: float
+
+    def around(self, accuracy: float) -> str:
+        """81.0% (60.0 to 92.3)"""
+        return f"{accuracy:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,10 @@ class Scores:
     def per_class(self) -> tuple[float | None, ...]:
         """The accuracy of each true class, None for a class without images."""
         return tuple(right / n if n else None for right, n in zip(self.right, self.images, strict=True))
+
+    def with_intervals(self) -> tuple[str, str]:
+        """The accuracy and the class-mean accuracy for a table."""
+        return self.interval.around(self.accuracy), self.class_mean_interval.around(self.class_mean_accuracy)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,11 @@ class CalibrationBin:
     confidence: float  # mean
     accuracy: float
     images: int
+
+
+def calibration_error(bins: tuple[CalibrationBin, ...]) -> float:
+    """Expected calibration error: the mean difference of confidence and accuracy, weighted by images."""
+    return sum(b.images * abs(b.confidence - b.accuracy) for b in bins) / max(sum(b.images for b in bins), 1)
 
 
 @dataclass(frozen=True)
@@ -97,9 +113,7 @@ class Measured:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error: the mean difference of confidence and accuracy, weighted by images."""
-        images = sum(b.images for b in self.calibration)
-        return sum(b.images * abs(b.confidence - b.accuracy) for b in self.calibration) / max(images, 1)
+        return calibration_error(self.calibration)
 
     def named_epochs(self) -> dict[str, int]:
         """The epochs that people ask for."""
@@ -116,6 +130,11 @@ class Measured:
         shown = ("source_only", "adapted") if len(self.epochs) == 2 else titles.keys()
         return [(titles[name], self.epochs[epoch]) for name, epoch in epochs.items() if name in shown]
 
+    def _repr_html_(self) -> str:
+        rows = [(self.model, *self.scores.with_intervals()), *((name, *s.with_intervals()) for name, s in self.rows())]
+        columns = ("model", "accuracy (95% interval)", "class-mean accuracy")
+        return html_table(counted(self.images, "labelled image"), columns, rows)
+
     def summary(self) -> dict[str, Any]:
         """The object that --json prints: what a run stores, and numbers that follow from it."""
         named = {f"{name}_accuracy": self.epochs[epoch].accuracy for name, epoch in self.named_epochs().items()}
@@ -125,7 +144,10 @@ class Measured:
             **named,
             "best_by_labels_epoch": self.best_epoch,
             "accuracy_by_epoch": [scores.accuracy for scores in self.epochs],
+            "class_mean_accuracy_by_epoch": [scores.class_mean_accuracy for scores in self.epochs],
+            "per_class_by_epoch": [list(scores.per_class) for scores in self.epochs],
             "per_class": dict(zip(self.classes, self.scores.per_class, strict=True)),
+            "confusion": self.scores.confusion,
             "calibration_error": self.calibration_error,
             **asdict(self),
         }

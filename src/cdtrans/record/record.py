@@ -305,7 +305,9 @@ class RunRecord:
             self._intact(file) as path,
             open(path, encoding="utf-8", errors="surrogateescape", newline="") as lines,
         ):
-            rows = list(csv.DictReader(lines))
+            reader = csv.DictReader(lines)
+            rows = list(reader)
+            require(set(columns) <= set(reader.fieldnames or ()), "it lacks a column")
             require(all(row.get(name) is not None for row in rows for name in columns), "a row of it lacks a column")
         return rows
 

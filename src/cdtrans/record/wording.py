@@ -7,6 +7,7 @@ from shlex import quote
 from typing import Literal, NamedTuple
 
 from cdtrans.errors import counted, ended
+from cdtrans.record.measured import Interval, Measured
 from cdtrans.record.outcome import Choice, Crowd, Estimate, Measure, ModelName, Outcome
 from cdtrans.record.probabilities import SHARES, Kept
 
@@ -235,3 +236,160 @@ def choice_confirmed(run: Path, choice: Choice, *, changed: bool) -> str:
 
 def choose_command(run: Path | str, model: str) -> str:
     return f"cdtrans choose {quote(str(run))} {model}"
+
+
+# Target labels
+
+LABELS_FOR_TENTHS = 200  # fewer labelled images do not support tenths of a percent
+EXACT = (
+    "Every target image is labelled, so accuracies are exact for this target; the 95% intervals are for new images like"
+    " these."
+)
+
+
+class Accuracy(NamedTuple):
+    """The accuracy of the chosen model on the target, as far as it is known."""
+
+    kind: Literal["measured", "estimated", "unknown"]
+    headline: str
+    value: str
+    basis: str
+    command: str  # to measure it
+
+
+def accuracy(outcome: Outcome, measured: Measured | None, run: Path) -> Accuracy:
+    """Measured with labels, else estimated, else unknown."""
+    model, command = f"{MODEL_NAMES[outcome.choice.model]} model", f"cdtrans ask {quote(str(run))}"
+    if measured is not None and outcome.choice.model in measured.models:
+        value = percent(measured.models[outcome.choice.model].accuracy, measured.images)
+        images = "the target images" if measured.whole_target or measured.random else None
+        about = "about " if images and not measured.whole_target else ""
+        images = images or counted(measured.images, "labelled target image")
+        headline = f"The {model} is right on {about}{value} of {images}."
+        return Accuracy("measured", headline, value, measured_basis(measured, outcome), command)
+    if outcome.estimate is not None:
+        value = f"{100 * outcome.estimate.low:.0f} to {100 * outcome.estimate.high:.0f}%"
+        headline = f"The {model} is estimated to be right on {value} of the target images."
+        return Accuracy("estimated", headline, value, "on the target, without labels", command)
+    headline = f"The accuracy of the {model} on the target is unknown."
+    return Accuracy("unknown", headline, "unknown", estimate(outcome), command)
+
+
+def measured_basis(measured: Measured, outcome: Outcome) -> str:
+    """The images that a measured accuracy rests on, and its interval."""
+    interval = span(measured.models[outcome.choice.model].interval, measured.images)
+    if measured.whole_target:
+        rest = " that it was not trained with" if outcome.target_labels else ""
+        images = f"{counted(measured.images, 'target image')}{rest}"
+        return f"measured on all {images}; 95% interval for new images like these: {interval}"
+    kind = "random target image" if measured.random else "target image"
+    return f"measured on {counted(measured.images, kind)}; 95% interval: {interval}"
+
+
+def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run: Path) -> list[str]:
+    """The result of labels for target images."""
+    if not labelled:
+        return [
+            "There is no label to measure or calibrate with: give classes, not 'unsure', for images that the model was"
+            " not trained with ('cdtrans ask' chooses some)."
+        ]
+    if measured is None:
+        return [
+            f"{counted(labelled, 'label is', 'labels are')} stored, but none is of the random part. They were chosen"
+            " because the model is unsure of them, so they cannot measure its accuracy: label some of the random part"
+            " too."
+        ]
+    n, chosen = measured.images, outcome.choice.model
+    basis = f"all {n} images" if measured.whole_target else f"{counted(n, 'random image')} of {measured.target}"
+    sentences = []
+    for name, scores in sorted(measured.models.items(), key=lambda item: item[0] != chosen):
+        value = f"{percent(scores.accuracy, n)}, 95% interval {span(scores.interval, n)}"
+        if name == chosen:
+            model = f"{MODEL_NAMES[name]} model, which this run uses"
+            sentences.append(f"Accuracy of the {model}, from {basis}: {value}.")
+        else:
+            sentences.append(f"Accuracy of the {MODEL_NAMES[name]} model on the same images: {value}.")
+    if measured.no_class:
+        wrong = counted(measured.no_class, "image")
+        sentences.append(f"Counted as wrong, because they belong to none of the classes: {wrong}.")
+    if measured.unsure:
+        left_out = counted(measured.unsure, "random image is", "random images are")
+        sentences.append(
+            f"{left_out} marked 'unsure' and left out; if such images are harder than the others, these accuracies are"
+            " too high."
+        )
+    if measured.recalibrated:
+        sentences.append("The adapted model's probabilities are now calibrated with these labels.")
+    if measured.whole_target:
+        sentences.append(EXACT)
+    return [*sentences, comparison(measured, outcome, run) or "There is no adapted model to compare with."]
+
+
+def comparison(measured: Measured, outcome: Outcome, run: Path) -> str:
+    """The better model by labels, and whether the run uses it; empty if only one model was measured."""
+    compared, chosen = measured.comparison, outcome.choice.model
+    if compared is None:
+        return ""
+    if compared.disagree == 0:
+        return "Both models give every image the same label, so neither is better."
+    p = "p < 0.001" if compared.p < 0.001 else f"p = {compared.p:.2g}"
+    images = counted(measured.images, "labelled image")
+    alone = (
+        f"Only the adapted model is right on {compared.adapted_alone:,} of {images}, only the source-only model on "
+        f"{compared.source_alone:,} (paired test, {p})"
+    )
+    here = " on this target" if measured.whole_target else ""
+    if compared.better == "neither":
+        return f"{alone}: neither is better{here}."
+    if compared.better == "open":
+        return f"{alone}: these labels do not decide which model is better. {more_labels(measured)}"
+    better = f"{alone}: the {MODEL_NAMES[compared.better]} model is better{here}"
+    if compared.better == chosen:
+        return f"{better}, and the run uses it.{guard_was(outcome, compared.better)}"
+    who = "you chose" if outcome.choice.by == "person" else "the run uses"
+    return (
+        f"{better}, but {who} the other one; '{choose_command(run, compared.better)}' changes that."
+        f"{guard_was(outcome, compared.better)}"
+    )
+
+
+def more_labels(measured: Measured) -> str:
+    """What would decide an open comparison."""
+    compared = measured.comparison
+    if not measured.random or compared is None:
+        return "More labels may."
+    if compared.more_labels is None:
+        return (
+            "They are too close to say how many more labels would decide it; they disagree on"
+            f" {compared.disagree:,} of {measured.target:,} images."
+        )
+    more = "One more random label" if compared.more_labels == 1 else f"About {compared.more_labels} more random labels"
+    return f"{more} would probably decide it."
+
+
+def guard_was(outcome: Outcome, better: str) -> str:
+    """Whether the guard was right, if it has judged."""
+    if outcome.verdict.kind == "unknown":
+        return ""
+    right = better == ("adapted" if outcome.verdict.kind == "better" else "source")
+    return f" The guard was {'right' if right else 'wrong'}."
+
+
+def percent(share: float, images: int = LABELS_FOR_TENTHS) -> str:
+    """An accuracy, with as many digits as this number of labelled images supports."""
+    return f"{100 * share:.{_digits(images)}f}%"
+
+
+def span(interval: Interval, images: int = LABELS_FOR_TENTHS) -> str:
+    """42.2 to 67.8%"""
+    low, high = (f"{100 * limit:.{_digits(images)}f}" for limit in (interval.low, interval.high))
+    return f"{low} to {high}%"
+
+
+def points(difference: float, images: int) -> str:
+    """With a real minus sign, which is as wide as the plus."""
+    return f"{100 * difference:+.{_digits(images)}f} points".replace("-", "−")
+
+
+def _digits(images: int) -> int:
+    return 1 if images >= LABELS_FOR_TENTHS else 0

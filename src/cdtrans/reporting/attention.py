@@ -1,13 +1,25 @@
-"""The attention of the source image over the target image: the heat maps of the paper's Fig. 2a."""
+"""Heat maps: the attention of the source image over the target image, as in the paper's Fig. 2a."""
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cdtrans.errors import CdtransError
+from cdtrans.inputs.batches import Images
 from cdtrans.network.blocks import embed, position, run_block, self_attention, why_no_shared_attention
 from cdtrans.network.network import Network
 from cdtrans.network.operations import Stream, queries_keys_values
+from cdtrans.network.weights import load_model
+from cdtrans.record.model import Card
+from cdtrans.record.record import RunRecord
+from cdtrans.reporting.images import heated, in_parallel, jpeg
+from cdtrans.runtime.device import pick_device
+from cdtrans.runtime.screen import Task
+
+BATCH = 16  # pairs in a pass of the model
+Pixels = np.ndarray | None
 
 
 def why_no_heat_maps(model: Network) -> str:
@@ -40,3 +52,49 @@ def cross_attention(model: Network, source: Tensor, target: Tensor) -> Tensor:
     weights: Tensor = (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1).mean(dim=(1, 2))  # [B, N]
     patches: Tensor = weights[:, vit.num_prefix_tokens :].unflatten(1, tuple(vit.patch_embed.grid_size))
     return patches
+
+
+def heat_maps(
+    record: RunRecord, name: str, pairs: list[tuple[Pixels, Pixels]], task: Task
+) -> tuple[list[str | None], str]:
+    """A heat map by a model of the run for every pair whose files exist, or why there are none."""
+    maps: list[str | None] = [None] * len(pairs)
+    try:
+        model, card = load_model(record.model_folder(name))
+    except CdtransError as error:
+        return maps, f"There are no heat maps: {error}"
+    if why := why_no_heat_maps(model):
+        return maps, why
+    device = device_for(record)
+    model.to(device)
+    whole = [(n, s, t) for n, (s, t) in enumerate(pairs) if s is not None and t is not None]
+    for start in range(0, len(whole), BATCH):
+        places, sources, targets = zip(*whole[start : start + BATCH], strict=True)
+        weights = look(model, card, np.stack(sources), np.stack(targets), device)
+        for n, heat_map in zip(places, in_parallel(heat_map_of, targets, weights), strict=True):
+            maps[n] = heat_map
+        task.advance(len(places))
+    return maps, ""
+
+
+def heat_map_of(pixels: np.ndarray, weights: np.ndarray) -> str:
+    return jpeg(heated(pixels, weights))
+
+
+def look(model: Network, card: Card, source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
+    """uint8 [B, crop, crop, 3] twice -> the attention over the target's patches, [B, rows, columns]."""
+    inputs = []
+    for pixels in (source, target):
+        rows = np.arange(len(pixels))
+        images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
+        inputs.append(images.centred(torch.from_numpy(rows).to(images.home)))
+    weights: np.ndarray = cross_attention(model, *inputs).float().cpu().numpy()
+    return weights
+
+
+def device_for(record: RunRecord) -> torch.device:
+    """The run's device, or the CPU if this machine does not have it."""
+    try:
+        return pick_device(record.config.device)
+    except CdtransError:
+        return torch.device("cpu")

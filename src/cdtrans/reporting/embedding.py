@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
-from cdtrans.reporting.gallery import device_for
-from cdtrans.reporting.record import Record
+from cdtrans.record.record import RunRecord
+from cdtrans.reporting.images import in_parallel
 from cdtrans.reporting.sections import Missing
-from cdtrans.reporting.tsne import tsne
 
 SAMPLE = 500  # images of each domain: t-SNE takes seconds at most, and more dots would overlap
 PERPLEXITY = 30.0  # the usual value; smaller with few images
+STEPS = 500  # half of scikit-learn's: the groups have formed
 SIDE, MARGIN = 360, 8  # of a plot, in SVG units
 COLOURS = 20  # distinguishable ones, .k0 to .k19 in style.css
 LISTED = 40  # classes up to which the legend is open; a longer one is collapsed
@@ -46,35 +45,38 @@ class Embedding:
     targets: int
 
 
-def embedding(record: Record) -> Embedding | Missing:
-    sampled = record.view_arrays("sampled_source", "sampled_target", "source_labels")
-    before = record.view_arrays("before_source", "before_target", "target_before")
-    after = record.view_arrays("after_source", "after_target", "target_after")
-    if sampled is None or before is None or after is None:
-        return Missing("This run kept no features of both models (views.npz).")
-    sampled_source, sampled_target, source_labels = sampled
-    rows_s, rows_t = spread(len(sampled_source)), spread(len(sampled_target))
+def embedding(record: RunRecord) -> Embedding | Missing:
+    views, outcome = record.views, record.outcome
+    rows_s, rows_t = spread(len(views.sampled_source)), spread(len(views.sampled_target))
     if min(len(rows_s), len(rows_t)) < FEWEST:
         return Missing("There are too few images for a plot of the features.")
-    labels = source_labels[sampled_source[rows_s]]
-    refused = " (not used)" if record.used_source else ""
-    views = [("Before, source-only", before), (f"After, epoch {record.shown_epoch}{refused}", after)]
-    if not record.adapted:
-        views = views[:1]  # both would be the same model
-    features = [np.concatenate([arrays[0][rows_s], arrays[1][rows_t]]) for _, arrays in views]
-    coordinates = on_planes(np.stack(features), device_for(record))
+    labels, sampled = views.source_labels[views.sampled_source[rows_s]], views.sampled_target[rows_t]
+    refused = " (not used)" if outcome.choice.model == "source" else ""
+    shown = [("Before, source-only", views.before_source, views.before_target, views.target_before)]
+    if outcome.adapted_epoch:
+        name = f"After, epoch {outcome.adapted_epoch}{refused}"
+        shown.append((name, views.after_source, views.after_target, views.target_after))
+    points = in_parallel(on_plane, [np.concatenate([source[rows_s], target[rows_t]]) for _, source, target, _ in shown])
     planes = []
-    for (name, arrays), plane in zip(views, coordinates, strict=True):
-        points = mirrored_like(plane, coordinates[0])
-        predicted = arrays[2][sampled_target[rows_t]]
-        points_drawn = marks(points, np.concatenate([labels, predicted]))
-        planes.append(Plane(name, points_drawn[: len(rows_s)], points_drawn[len(rows_s) :]))
+    for (name, _, _, predicted), plane in zip(shown, points, strict=True):
+        every = marks(mirrored_like(plane, points[0]), np.concatenate([labels, predicted[sampled]]))
+        planes.append(Plane(name, every[: len(rows_s)], every[len(rows_s) :]))
     return Embedding(tuple(planes), len(rows_s), len(rows_t))
 
 
 def spread(count: int) -> np.ndarray:
     """At most SAMPLE rows of `count`, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
+
+
+def on_plane(features: np.ndarray) -> np.ndarray:
+    """[N, D] -> [N, 2] by cosine, like the search for pairs."""
+    from sklearn.manifold import TSNE
+
+    x = np.nan_to_num(features.astype(np.float32))
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    tsne = TSNE(perplexity=min(PERPLEXITY, (len(x) - 1) / 3), max_iter=STEPS, init="pca", random_state=0, n_jobs=1)
+    return np.asarray(tsne.fit_transform(x))
 
 
 def mirrored_like(points: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -90,11 +92,3 @@ def marks(points: np.ndarray, classes: np.ndarray) -> tuple[Mark, ...]:
     return tuple(
         Mark(f"{x:.1f}", f"{y:.1f}", k % COLOURS) for (x, y), k in zip(placed.tolist(), classes.tolist(), strict=True)
     )
-
-
-def on_planes(features: np.ndarray, device: torch.device) -> np.ndarray:
-    """[V, N, D] -> [V, N, 2]. By cosine, like the search for pairs."""
-    x = torch.nan_to_num(torch.from_numpy(features.astype(np.float32)))
-    x = torch.nn.functional.normalize(x, dim=2).to(device)
-    points: np.ndarray = tsne(x, min(PERPLEXITY, (x.shape[1] - 1) / 3)).cpu().numpy()
-    return points

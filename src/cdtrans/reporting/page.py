@@ -1,41 +1,41 @@
-"""The page itself: a run folder as one self-contained HTML file."""
+"""`cdtrans report`: a run folder as one self-contained HTML page."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from cdtrans.record.files import atomic, intact
-from cdtrans.record.layout import RESTORE
+from cdtrans.config import RunFolder
+from cdtrans.errors import CdtransError, printable
+from cdtrans.record import layout, wording
+from cdtrans.record.files import atomic
+from cdtrans.record.outcome import Outcome
 from cdtrans.record.probabilities import Kept
-from cdtrans.reporting import gallery as galleries
-from cdtrans.reporting import sections
-from cdtrans.reporting.answer import Answer, answer, points, shown, span
-from cdtrans.reporting.costs import Costs, costs
+from cdtrans.record.record import RunRecord
+from cdtrans.reporting import gallery, sections
 from cdtrans.reporting.embedding import Embedding, embedding
 from cdtrans.reporting.gallery import Gallery, Looks
-from cdtrans.reporting.pictures import SIDE, Pictures
-from cdtrans.reporting.record import Record, read_record
+from cdtrans.reporting.images import both_domains
 from cdtrans.reporting.sections import Missing
-from cdtrans.reporting.target_labels import LabelledResults, labelled_results
-from cdtrans.reporting.templates import templates
 from cdtrans.runtime.environment import package_version
 from cdtrans.runtime.screen import Screen
-
-NAME = "report.html"
+from cdtrans.schema import checked
 
 
 @dataclass(frozen=True)
 class Page:
     """What the template shows. A section without content is a Missing with the reason."""
 
-    record: Record
+    run: Path
     version: str
-    answer: Answer
-    verdict: sections.Verdict
-    estimate: sections.Estimate | Missing
+    outcome: Outcome
+    headline: wording.Headline
+    accuracy: wording.Accuracy
+    facts: sections.Facts | Missing
     trade_off: tuple[Kept, ...] | Missing
     scores: tuple[sections.Score, ...] | Missing
     selection: sections.Curve | Missing
@@ -48,54 +48,79 @@ class Page:
     uncertain: Looks | Missing
     mislabelled: Looks | Missing
     embedding: Embedding | Missing
-    labelled: LabelledResults | Missing
-    costs: Costs | Missing
+    labelled: sections.Labelled | Missing
+    costs: sections.Costs | Missing
+    config: dict[str, Any] | Missing
+    environment: dict[str, Any] | Missing
     missing_files: int  # image files that are missing or unreadable now
 
+    @property
+    def adapted(self) -> bool:
+        """Whether there is an adapted model to compare with the source-only one; the guard may have refused it."""
+        return self.outcome.adapted_epoch > 0
 
-def write_report(run: Path, screen: Screen) -> Path:
+    @property
+    def used_source(self) -> bool:
+        return self.outcome.choice.model == "source"
+
+
+@checked()
+def report(run: RunFolder, *, quiet: bool = False, screen: Screen | None = None) -> Path:
+    """Write the one-page report of a finished run: verdict, scores, pairs, images, cost. Returns the file,
+    RUN/report.html."""
+    return write_report(RunRecord(Path(run)), screen or Screen(quiet=quiet))
+
+
+def write_report(record: RunRecord, screen: Screen) -> Path:
     """Write RUN/report.html, complete or not at all."""
-    file = run / NAME
-    record = read_record(run)
-    with intact(run, RESTORE):  # most damage only costs a section
-        content = render(collect(record, screen))
+    content = render(collect(record, screen))
+    file = record.folder / layout.REPORT.name
     with atomic(file) as out:
         out.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
     return file
 
 
-def collect(record: Record, screen: Screen) -> Page:
-    crop, resize = int(record.config.get("crop", SIDE)), int(record.config.get("resize", SIDE))
-    source = Pictures(record.root("source"), record.source, resize=resize, crop=crop)
-    target = Pictures(record.root("target"), record.target, resize=resize, crop=crop)
-    gallery: Gallery | Missing = Missing("The two images of a pair need not belong together with this method.")
-    if sections.pairs_belong_together(record):
-        with screen.track("report", galleries.PAIRS) as task:
-            gallery = attempt(galleries.gallery, record, source, target, task)
-    changed, uncertain = attempt(galleries.changed, record, target), attempt(galleries.uncertain, record, target)
-    mislabelled = attempt(galleries.mislabelled, record, source)
-    estimate, labelled = attempt(sections.estimate, record), attempt(labelled_results, record)
+def collect(record: RunRecord, screen: Screen) -> Page:
+    outcome = record.outcome
+    labelled = attempt(sections.labelled, record)
+    about = attempt(sections.about_pairs, record)
+    about_pairs, together = (about.why, False) if isinstance(about, Missing) else about
+    domains = attempt(both_domains, record)
+
+    def shown(section: Callable[..., Section | Missing], *others: Any) -> Section | Missing:
+        """A section with images."""
+        return domains if isinstance(domains, Missing) else attempt(section, record, *domains, *others)
+
+    pairs: Gallery | Missing = Missing("The two images of a pair need not belong together with this method.")
+    if together:
+        with screen.track("report", gallery.PAIRS) as task:
+            pairs = shown(gallery.gallery, task)
+    changed, uncertain = shown(gallery.changed), shown(gallery.uncertain)
+    mislabelled = shown(gallery.mislabelled)
     return Page(
-        record=record,
+        run=record.folder,
         version=package_version("cdtrans"),
-        answer=answer(record, estimate, labelled),
-        verdict=sections.verdict(record),
-        estimate=estimate,
+        outcome=outcome,
+        headline=wording.headline(outcome),
+        accuracy=wording.accuracy(outcome, None if isinstance(labelled, Missing) else labelled.measured, record.folder),
+        facts=attempt(sections.facts, record),
         trade_off=attempt(sections.trade_off, record),
         scores=attempt(sections.scores, record),
         selection=attempt(sections.selection_curve, record),
         losses=attempt(sections.loss_curves, record),
         histogram=attempt(sections.histogram, record),
-        about_pairs=sections.about_pairs(record),
+        about_pairs=about_pairs,
         pair_counts=attempt(sections.pair_counts, record),
-        gallery=gallery,
+        gallery=pairs,
         changed=changed,
         uncertain=uncertain,
         mislabelled=mislabelled,
         embedding=attempt(embedding, record),
         labelled=labelled,
-        costs=attempt(costs, record),
-        missing_files=source.missing + target.missing,
+        costs=attempt(sections.costs, record),
+        config=attempt(lambda: record.config.to_dict()),
+        environment=attempt(lambda: vars(record.environment)),
+        missing_files=0 if isinstance(domains, Missing) else sum(domain.missing for domain in domains),
     )
 
 
@@ -107,6 +132,8 @@ def attempt(make: Callable[..., Section | Missing], *arguments: Any) -> Section 
     nor fail a long run at its end."""
     try:
         return make(*arguments)
+    except CdtransError as error:
+        return Missing(str(error))
     except Exception as error:
         return Missing(f"This part of the run folder cannot be shown ({type(error).__name__}: {error}).")
 
@@ -115,8 +142,27 @@ def render(page: Page) -> str:
     own = templates("reporting")
     own.tests["missing"] = lambda section: isinstance(section, Missing)
     own.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}
-    own.filters |= {"accuracy": shown, "span": span, "points": points}
-    return own.get_template("template.html").render(page=page)
+    own.filters |= {"accuracy": wording.percent, "span": wording.span, "points": wording.points}
+    return own.get_template("template.html").render(page=page, wording=wording)
+
+
+@cache
+def templates(*packages: str) -> Environment:
+    """The templates of these packages of cdtrans: text is escaped and has no control characters. Compiling one takes
+    half a second, so they are kept."""
+    return Environment(
+        loader=ChoiceLoader([PackageLoader("cdtrans", package) for package in packages]),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        finalize=visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def visible(value: Any) -> Any:
+    """Names of files and classes may hold characters that reverse the direction of text, or no printable ones."""
+    return type(value)(printable(value, keep="\n\t")) if isinstance(value, str) else value
 
 
 def percent(share: float, digits: int = 0) -> str:

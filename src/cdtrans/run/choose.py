@@ -61,7 +61,7 @@ def choose(
         rewrite(run, PREDICTIONS, predictions)
         rewrite(run, RESULT, outcome)
         if had_report:
-            write_report(run, screen)
+            write_report(RunRecord(run), screen)
     if (run / ONNX).exists():
         screen.warn(f"'{run / ONNX}' still holds the previous model; export it again.")
     return Chosen(run, outcome.choice, changed=True)

@@ -10,7 +10,8 @@ from typing_extensions import Unpack
 from cdtrans.config import Settings, make_config
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.digits import write_digits
-from cdtrans.measure.evaluate import evaluate
+from cdtrans.measure.measured import evaluate
+from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.ranks import launched_world
@@ -45,8 +46,7 @@ def demo(
     report = settings.get("report", True)  # written after the evaluation, which it shows
     own: Settings = {**settings, "seed": seed, "report": False}
     result = adapt(source=digits.source, target=digits.target, out=out, preset="demo", screen=screen, **own)
-    scored = evaluate(result.run, digits.answers, screen=screen)
+    measured = evaluate(result.run, digits.answers, screen=screen)
     if report:
-        write_report(result.run, screen)
-    assert scored.history is not None, "the answers are those of the run's own target"
-    return DemoResult(result.run, scored.history.accuracy[0], scored.scores.accuracy, result.harm)
+        write_report(RunRecord(result.run), screen)
+    return DemoResult(result.run, measured.models["source"].accuracy, measured.accuracy, result.harm)

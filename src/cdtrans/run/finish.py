@@ -39,7 +39,7 @@ def complete(run: RunWriter, outcome: Outcome, config: Resolved, screen: Screen)
         from cdtrans.reporting.page import write_report
 
         with run.timed("report"):
-            screen.say(f"report: {write_report(run.folder, screen)}")
+            screen.say(f"report: {write_report(run.record, screen)}")
     show(run.record, outcome, screen)
     run.remove_state()
     barrier()  # the others read the outcome that the main rank has written
@@ -63,7 +63,7 @@ def show_finished(plan: Plan, config: Resolved) -> Outcome:
         if config.report and not record.has(REPORT):
             from cdtrans.reporting.page import write_report
 
-            write_report(out, screen)
+            write_report(record, screen)
     show(record, record.outcome, screen)
     return record.outcome
 

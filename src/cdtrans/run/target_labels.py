@@ -70,12 +70,6 @@ class Given:
                 f"'{NO_CLASS}'; label more images, or remove the column 'part' to train with the random part too.",
             )
         screen.say(f"The run trains with the labels of {len(given)} of {len(target)} target images.")
-        labels = given.labels.values()
-        if len(set(labels)) == 1 and len(labels) > 1:
-            only = classes[next(iter(labels))]
-            screen.warn(
-                f"All labels of '{file}' are {only!r}; if the target has other classes too, label some of them."
-            )
         if len(given) == len(target):
             screen.warn("Every target image has a label, so none is left to measure the accuracy with.")
         return given
@@ -92,12 +86,12 @@ class Given:
     ) -> "Given":
         """All but the random part."""
         assert config.target_labels
-        answers = match(
+        matched = match(
             Path(config.target_labels), TargetImages(root, paths, digests, config.resize, classes, {}), {}, screen
         )
-        kept = sorted((i, answer.label) for i, answer in answers.items() if answer.part != "random")
-        labels = {i: classes.index(label) for i, label in kept if label not in (UNSURE, NO_CLASS)}
-        return cls(labels, len(answers) - len(kept))
+        kept = sorted((i, label.name) for i, label in matched.items() if label.part != "random")
+        labels = {i: classes.index(name) for i, name in kept if name not in (UNSURE, NO_CLASS)}
+        return cls(labels, len(matched) - len(kept))
 
     @classmethod
     def warn_of_changes(

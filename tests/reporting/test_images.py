@@ -1,4 +1,4 @@
-"""Pictures inside the page."""
+"""Images inside the page."""
 
 import base64
 import io
@@ -11,7 +11,7 @@ from PIL import Image
 
 from cdtrans.inputs.batches import Images
 from cdtrans.inputs.images import decode, resized
-from cdtrans.reporting.pictures import SIDE, Pictures, enlarged, heated, jpeg, matrix
+from cdtrans.reporting.images import SIDE, DomainImages, enlarged, heated, jpeg, matrix
 from tiny_task import draw
 
 
@@ -22,23 +22,23 @@ def opened(address: str) -> Image.Image:
     return image
 
 
-def test_a_picture_is_what_the_model_sees(tmp_path: Path) -> None:
+def test_an_image_is_shown_as_the_model_sees_it(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", 1, seed=3)
-    pictures = Pictures(tmp_path, ("a.png",), resize=18, crop=13)
+    images = DomainImages(tmp_path, ("a.png",), resize=18, crop=13)
     stored = resized(decode(tmp_path / "a.png"), 18)[None]
     seen = Images(stored, np.arange(1), crop=13, mean=(0, 0, 0), std=(1, 1, 1), device=torch.device("cpu"))
     expected = next(seen.in_order(1))[0].permute(1, 2, 0) * 255
-    assert np.array_equal(pictures[0], expected.round().byte().numpy())
-    assert opened(*pictures.thumbnails([0])).size == (SIDE, SIDE)
+    assert np.array_equal(images[0], expected.round().byte().numpy())
+    assert opened(*images.thumbnails([0])).size == (SIDE, SIDE)
 
 
 def test_vanished_and_damaged_files_are_counted_once(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", 1, seed=3)
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    pictures = Pictures(tmp_path, ("gone.png", "a.png", "bad.png"), resize=18, crop=16)
-    pictures.fetch([2, 1, 0, 1])
-    assert [picture is None for picture in pictures.thumbnails([0, 1, 2, 0])] == [True, False, True, True]
-    assert pictures.missing == 2
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    images = DomainImages(tmp_path, ("gone.png", "a.png", "bad.png"), resize=18, crop=16)
+    images.fetch([2, 1, 0, 1])
+    assert [image is None for image in images.thumbnails([0, 1, 2, 0])] == [True, False, True, True]
+    assert images.missing == 2
 
 
 def test_heat_is_brightest_where_the_weight_is(tmp_path: Path) -> None:
@@ -51,20 +51,20 @@ def test_heat_is_brightest_where_the_weight_is(tmp_path: Path) -> None:
     assert image[:, : SIDE // 2].max() < image.max() / 2
 
 
-def test_even_weights_are_no_picture_of_noise() -> None:
+def test_even_weights_have_one_colour() -> None:
     image = np.asarray(heated(np.full((8, 8, 3), 90, np.uint8), np.full((2, 2), 0.25)))
     assert len(np.unique(image.reshape(-1, 3), axis=0)) == 1
 
 
 def test_heat_has_the_colours_of_inferno() -> None:
-    """Within what the grey picture beneath leaves of them: 60 %."""
+    """Within the share of the colours over the grey image: 60 %."""
     weights = np.linspace(0, 1, SIDE)[None].repeat(SIDE, axis=0)
     image = np.asarray(heated(np.zeros((8, 8, 3), np.uint8), weights)).astype(float)
     expected = matplotlib.colormaps["inferno"](np.linspace(0, 1, SIDE))[:, :3] * 255 * 0.6
     assert np.abs(image[SIDE // 2] - expected).max() < 7
 
 
-def test_a_small_picture_is_enlarged_smoothly() -> None:
+def test_a_small_image_is_enlarged_smoothly() -> None:
     edge = np.zeros((4, 4, 3), np.uint8)
     edge[:, 2:] = 255
     assert len(np.unique(np.asarray(enlarged(edge)))) > 10

@@ -1,4 +1,4 @@
-"""Pixels -> thumbnails and plots inside the page, as data URLs."""
+"""Thumbnails, heat maps and matrices as data URLs inside the page."""
 
 import base64
 import io
@@ -12,10 +12,11 @@ from PIL import Image
 
 from cdtrans.inputs.images import UnreadableImage
 from cdtrans.inputs.stream import decode_in_order
+from cdtrans.record.record import RunRecord
 from cdtrans.runtime.ranks import processor_count
 
 SIDE = 144  # pixels of a thumbnail: twice its size on the page, for screens of double density
-QUALITY = 80  # of JPEG; a photo then takes about 6 kB
+QUALITY = 80  # of a JPEG; a photo takes about 6 kB
 HEAT = np.array(  # matplotlib's "inferno": even in brightness, so it also works in grey and for colour-blind readers
     [
         *((0, 0, 4), (23, 11, 59), (66, 10, 104), (107, 23, 110), (147, 38, 103), (187, 55, 85)),
@@ -27,7 +28,7 @@ KEPT_COLOUR, REJECTED_COLOUR = (43, 138, 107), (194, 80, 74)  # as --kept and --
 MATRIX_SIDE = 840  # pixels of a confusion matrix: twice its size on the page
 
 
-class Pictures:
+class DomainImages:
     """The images of a domain as the model sees them: resized to a square, its centre cropped. Files that are missing
     now are counted and give None."""
 
@@ -61,6 +62,15 @@ class Pictures:
     @property
     def missing(self) -> int:
         return sum(pixels is None for pixels in self.pixels.values())
+
+
+def both_domains(record: RunRecord) -> tuple[DomainImages, DomainImages]:
+    """The run's source and target images."""
+    config, paths = record.config, record.images.paths
+    assert isinstance(config.resize, int), "the settings of a run are resolved"
+    size = {"resize": config.resize, "crop": config.crop}
+    source = DomainImages(record.root("source"), paths["source"], **size)
+    return source, DomainImages(record.root("target"), paths["target"], **size)
 
 
 Made = TypeVar("Made")

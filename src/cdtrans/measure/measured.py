@@ -1,0 +1,329 @@
+"""Measure the models of a finished run with target labels: `eval` reads labelled images, `answer` labels of the run's
+own target images. Both make one `Measured`."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from cdtrans.config import DeviceName, LargestBad, Root, RunFolder, WhichModel
+from cdtrans.errors import CdtransError, DataError, counted, named
+from cdtrans.inputs.images import judge_unreadable
+from cdtrans.inputs.scan import LabelledDomain
+from cdtrans.measure.intervals import accuracy_interval, class_mean_interval, labels_to_decide, sign_test, wilson
+from cdtrans.measure.labels import NO_CLASS, UNSURE, Label, Labels, settled_part
+from cdtrans.measure.matching import RunTarget, match, match_classes, read_target, require_untrained, scan_labels
+from cdtrans.record import layout
+from cdtrans.record.measured import (
+    SIGNIFICANT,
+    Answers,
+    Better,
+    CalibrationBin,
+    Comparison,
+    Measured,
+    Part,
+    Scores,
+    StoredLabel,
+)
+from cdtrans.record.probabilities import temperature
+from cdtrans.record.record import RunRecord
+from cdtrans.record.run import recalibrate, rewrite
+from cdtrans.runtime.screen import Screen
+from cdtrans.schema import Help, checked
+from cdtrans.serving.classifier import Classifier, Unreadable, labels_warning, load
+
+CALIBRATION_BINS = 10  # of equal width, a common choice
+ENOUGH = 20  # labels of the random part that calibrate better than no label
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The labels that a run has, and what they show. `summary()` is the object that `answer --json` prints."""
+
+    target: int  # images of the target, without those that the run was trained with
+    labelled: int  # images with a class or with NO_CLASS
+    measured: Measured | None  # None without a label of the random part
+
+    def summary(self) -> dict[str, Any]:
+        measured = None if self.measured is None else self.measured.summary()
+        return {"target": self.target, "labelled": self.labelled, "measured": measured}
+
+
+@checked()
+def evaluate(
+    run: RunFolder,
+    images: Annotated[
+        str | Path, Help("Labelled target images: a folder of class folders, or a list of 'path label'.", "LABELLED")
+    ],
+    *,
+    root: Root = None,
+    model: WhichModel = "chosen",
+    device: DeviceName = "auto",
+    max_bad: LargestBad = 0.05,
+    quiet: bool = False,
+    screen: Screen | None = None,
+) -> Measured:
+    """Score a finished run's model on labelled images: a folder of class folders, or a list of 'path label' lines,
+    whose paths start at `root`. `model` is as for `load`. At most the share `max_bad` of the files may be
+    unreadable."""
+    where, record, screen = Path(images), RunRecord(Path(run)), screen or Screen(quiet=quiet)
+    name = record.model_name(model)
+    labelled = scan_labels(where, None if root is None else Path(root))
+    classifier = load(run, model=model, device=device)
+    if warning := labels_warning(record.folder, classifier):
+        screen.warn(warning)
+    true = match_classes(labelled, classifier.classes, where)
+    target = read_target(record)
+    seen = predict_labelled(classifier, labelled, target, max_bad, screen)
+    if not len(seen.images):
+        if seen.trained_with:
+            raise DataError(
+                "nothing-to-measure",
+                f"The run was trained with the labels of all images of '{where}'; label others to measure it.",
+            )
+        raise DataError(
+            "no-readable-image",
+            f"No labelled image of '{where}' can be read: restore the files, or choose others.",
+        )
+    true = true[seen.images]
+    own = Measured(
+        model=name,
+        classes=classifier.classes,
+        images=len(true),
+        target=None,
+        whole_target=False,
+        models={name: score(true, seen.predicted, len(classifier.classes))},
+        calibration=calibration(seen.confidence, seen.predicted == true),
+        skipped=seen.skipped,
+        trained_with=seen.trained_with,
+    )
+    places = [target.find("", digest) for digest in seen.digests]
+    if None in places:
+        warn_of_source(record, seen.digests, screen)
+        return own
+    both = measure(target, np.array(places), true)
+    fields = {field: getattr(own, field) for field in ("model", "calibration", "skipped", "trained_with")}
+    measured = replace(both, models=both.models | own.models, **fields)
+    if model == "chosen":
+        keep(record, measured, screen)
+    return measured
+
+
+@dataclass(frozen=True)
+class LabelledPredictions:
+    """A model's predictions for those labelled images that can measure it."""
+
+    images: np.ndarray  # [n] positions in the labelled domain
+    digests: tuple[str, ...]
+    predicted: np.ndarray  # [n] classes
+    confidence: np.ndarray  # [n]
+    skipped: int
+    trained_with: int
+
+
+def predict_labelled(
+    classifier: Classifier, labelled: LabelledDomain, target: RunTarget, max_bad: float, screen: Screen
+) -> LabelledPredictions:
+    """Predict the labelled images. Unreadable ones are skipped, and those left out that the run was trained with."""
+    position = {name: i for i, name in enumerate(classifier.classes)}
+    rows: list[tuple[int, str, int, float]] = []
+    skipped: list[Unreadable] = []
+    trained_with = 0
+    with screen.track("evaluating", len(labelled)) as task:
+        for i, result in enumerate(classifier.stream(labelled.files(), digests=True)):
+            if isinstance(result, Unreadable):
+                skipped.append(result)
+                screen.warn(f"skipped '{result.path}': {result.cause}")
+            elif target.trained_label("", result.digest) is not None:
+                trained_with += 1
+            else:
+                rows.append((i, result.digest, position[result.label], result.probability))
+            task.advance(1)
+    if skipped:
+        first = skipped[0]
+        screen.warn(judge_unreadable("labelled ", len(skipped), len(labelled), str(first.path), first.cause, max_bad))
+    if trained_with:
+        left_out = counted(trained_with, "image is left out", "images are left out")
+        screen.say(f"{left_out}: the run was trained with their labels (--target-labels).")
+    images, digests, predicted, confidence = zip(*rows, strict=True) if rows else ((),) * 4
+    return LabelledPredictions(
+        images=np.array(images, dtype=np.int64),
+        digests=digests,
+        predicted=np.array(predicted, dtype=np.int64),
+        confidence=np.array(confidence),
+        skipped=len(skipped),
+        trained_with=trained_with,
+    )
+
+
+def warn_of_source(record: RunRecord, digests: tuple[str, ...], screen: Screen) -> None:
+    """Source images say nothing about the target."""
+    if of_source := len(set(record.images.digests["source"]) & set(digests)):
+        are = "is a source image" if of_source == 1 else "are source images"
+        screen.warn(
+            f"{of_source} of {len(digests):,} labelled images {are} that the run was trained on; for the "
+            "accuracy on the target, give labelled target images only."
+        )
+
+
+def keep(record: RunRecord, measured: Measured, screen: Screen) -> None:
+    """Write evaluation.json, unless there is one of more images. If the run folder is read-only, warn instead."""
+    file = record.folder / layout.MEASURED.name
+    try:
+        before = record.evaluation.images if record.evaluation else 0
+    except CdtransError:  # damaged, and therefore replaced
+        before = 0
+    if before > measured.images:
+        screen.say(
+            f"'{file}' keeps the earlier evaluation of {counted(before, 'image')} for the report; this one, of "
+            f"{measured.images:,}, is only printed. Delete the file to replace it."
+        )
+        return
+    try:
+        rewrite(record.folder, layout.MEASURED, measured)
+    except OSError as error:
+        screen.warn(f"The evaluation could not be saved in '{record.folder}' for the report: {error.strerror}.")
+
+
+@checked()
+def answer(
+    run: RunFolder,
+    labels: Annotated[
+        str | Path, Help("labels.csv, from ask.html or filled in by hand, or a Label Studio export.", "LABELS")
+    ],
+    *,
+    screen: Screen | None = None,
+) -> Answered:
+    """Read a file of labels, measure the run's models with all labels so far, and store both in RUN/answers.json."""
+    screen, record = screen or Screen(quiet=True), RunRecord(Path(run))
+    target = read_target(record)
+    require_untrained(target)
+    given = match(Path(labels), target, asked_parts(target), screen)
+    every = merge(answered_labels(target), given, target, screen)
+    sure = {i: label for i, label in every.items() if label.name != UNSURE}
+    measured = measure_answers(target, every)
+    if measured and measured.model == "adapted" and measured.images >= ENOUGH:
+        logits = record.logits.adapted
+        assert logits is not None, "there is an adapted model"
+        # a model is surer of images that it was trained with, and they are not measured
+        recalibrate(record, temperature(logits[target.rows], measured.accuracy))
+        measured = replace(measured, recalibrated=True)
+    write_answers(target, every, measured)
+    return Answered(len(target), len(sure), measured)
+
+
+def asked_parts(target: RunTarget) -> dict[int, Part]:
+    """The part of every image that `ask` has chosen."""
+    questions = target.record.questions
+    found = [(target.find(q.path, q.digest), q.part) for q in (questions.images if questions else ())]
+    return {index: part for index, part in found if index is not None}
+
+
+def answered_labels(target: RunTarget) -> Labels:
+    """The labels so far. An image that was answered for the informative part may have been drawn for the random part
+    since."""
+    answers, parts = target.record.answers, asked_parts(target)
+    found = [(target.find(entry.path, entry.digest), entry) for entry in (answers.labels if answers else ())]
+    return {i: Label(e.label, settled_part(parts.get(i, ""), e.part)) for i, e in found if i is not None}
+
+
+def merge(before: Labels, given: Labels, target: RunTarget, screen: Screen) -> Labels:
+    """Earlier labels and new ones; a new one replaces an earlier one."""
+    changed = [target.paths[i] for i, new in given.items() if i in before and before[i].name != new.name]
+    if changed:
+        screen.warn(f"{counted(len(changed), 'image')} had another label before, which is replaced: {named(changed)}.")
+    kept = len(before.keys() - given.keys())
+    if kept:
+        screen.say(f"{counted(kept, 'label of earlier answers is', 'labels of earlier answers are')} used too.")
+    again = {i: Label(new.name, settled_part(before[i].part, new.part)) for i, new in given.items() if i in before}
+    return before | given | again
+
+
+def measure_answers(target: RunTarget, labels: Labels) -> Measured | None:
+    """Both models by the random part only, or by all labels if every image has one; None without such a label."""
+    sure = {i: label for i, label in labels.items() if label.name != UNSURE}
+    used = sorted(i for i, label in sure.items() if len(sure) == len(target) or label.part == "random")
+    if not used:
+        return None
+    true = [target.classes.index(name) if (name := sure[i].name) != NO_CLASS else -1 for i in used]
+    unsure = sum(label.name == UNSURE and label.part == "random" for label in labels.values())
+    return replace(measure(target, np.array(used), np.array(true), random=True), unsure=unsure)
+
+
+def write_answers(target: RunTarget, labels: Labels, measured: Measured | None) -> None:
+    before = target.record.answers
+    stored = tuple(
+        StoredLabel(target.paths[i], target.digests[i], label.name, label.part) for i, label in sorted(labels.items())
+    )
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    calibrated = (measured is not None and measured.recalibrated) or (before is not None and before.calibrated)
+    answers = Answers(target.fingerprint, date, calibrated, measured, stored)
+    rewrite(target.record.folder, layout.ANSWERS, answers)
+
+
+def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: bool = False) -> Measured:
+    """Both models of a run, and every epoch, by labels of its target: [n] places of the images among those that the run
+    was not trained with, and [n] classes, -1 for none. With `random` the images are a random sample."""
+    record, outcome = target.record, target.record.outcome
+    whole = len(np.unique(places)) == len(target)
+    classes = len(target.classes)
+    models = {}
+    for name, predicted in target.predicted.items():
+        models[str(name)] = score(true, predicted[places], classes)
+        if random and not whole:
+            accuracy, interval = accuracy_interval(target.confidence, places, predicted[places] == true)
+            models[name] = replace(models[name], accuracy=accuracy, interval=interval)
+    complete = record.epochs == tuple(range(len(record.epochs))) and outcome.adapted_epoch < len(record.epochs)
+    every = [record.predictions(epoch).predicted[target.rows][places] for epoch in record.epochs] if complete else []
+    return Measured(
+        model=outcome.choice.model,
+        classes=target.classes,
+        images=len(places),
+        target=len(target),
+        whole_target=whole,
+        models=models,
+        epochs=tuple(replace(score(true, predicted.astype(np.int64), classes), confusion=()) for predicted in every),
+        adapted_epoch=outcome.adapted_epoch,
+        comparison=compare(target, places, true, whole=whole, random=random) if "adapted" in models else None,
+        random=random,
+        no_class=int((true < 0).sum()),
+    )
+
+
+def score(true: np.ndarray, predicted: np.ndarray, classes: int) -> Scores:
+    """[n] true and [n] predicted classes -> scores. Images of no class, -1, count as wrong."""
+    known = true >= 0
+    counts = np.bincount(true[known] * classes + predicted[known], minlength=classes * classes)
+    confusion = counts.reshape(classes, classes)
+    right, images = np.diag(confusion), confusion.sum(axis=1)
+    accuracy, interval = float(right.sum() / len(true)), wilson(int(right.sum()), len(true))
+    class_mean, class_interval = accuracy, interval
+    if images.any():
+        class_mean = float((right[images > 0] / images[images > 0]).mean())
+        class_interval = class_mean_interval(right, images)
+    rows = tuple(map(tuple, confusion.tolist()))
+    return Scores(accuracy, interval, class_mean, class_interval, tuple(right.tolist()), tuple(images.tolist()), rows)
+
+
+def compare(target: RunTarget, places: np.ndarray, true: np.ndarray, *, whole: bool, random: bool) -> Comparison:
+    """The adapted model against the source-only one. If every target image is labelled, chance plays no part."""
+    adapted, source = (target.predicted[name][places] == true for name in ("adapted", "source"))
+    wins, losses = int((adapted & ~source).sum()), int((source & ~adapted).sum())
+    disagree = int((target.predicted["adapted"] != target.predicted["source"]).sum())
+    p = sign_test(wins, losses)
+    better: Better = "adapted" if wins > losses else "source"
+    if disagree == 0 or (whole and wins == losses):
+        better = "neither"
+    elif not whole and p >= SIGNIFICANT:
+        better = "open"
+    more = labels_to_decide(wins, losses, len(places), len(target)) if random and better == "open" else None
+    return Comparison(int(adapted.sum()), int(source.sum()), wins, losses, p, better, disagree, more)
+
+
+def calibration(confidence: np.ndarray, right: np.ndarray) -> tuple[CalibrationBin, ...]:
+    """[N] confidences and [N] whether each is correct -> the bins with images, the lowest confidence first."""
+    place = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    bins = [place == k for k in np.unique(place)]
+    return tuple(CalibrationBin(float(confidence[b].mean()), float(right[b].mean()), int(b.sum())) for b in bins)
