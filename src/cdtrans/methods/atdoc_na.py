@@ -6,13 +6,11 @@ f, N_i are the 5 entries with the largest f F_j, itself left out, and
     q_i = mean of Q_j over N_i,   y_i = argmax q_i,   w_i = max q_i
     min over the network of  CE(source) + c (t/T) sum_i w_i CE(z_i, y_i) / sum_i w_i
 
-with label smoothing 0.1 on the source and c = 0.2. After a step the batch is encoded again in eval mode, and replaces
+with label smoothing 0.1 on the source and c = 0.2. After a step the batch is encoded again in eval mode and replaces
 its entries: F_i = f / |f|, Q_ik = p_ik^2 / sum over the batch of p_jk^2, which sharpens a prediction and gives each
-class the same total.
+class the same total. The bank starts with random F and Q = 1/K; the ramp t/T keeps the first votes small.
 
-Taken from the authors' code: all of that, and the start with random F and Q = 1/K: until images have been seen once,
-a vote means little, and the ramp t/T keeps it small. Not taken: their bottleneck (f here is the feature after the
-bottleneck norm) and the variants without weights or sharpening, which their code names but never runs."""
+All of this is as in the authors' code, without their bottleneck: f is the feature after the bottleneck norm."""
 
 from dataclasses import dataclass
 
@@ -40,7 +38,6 @@ class ATDOCNA(Method):
     paper = "Liang et al. 2021"
     title = "Domain Adaptation with Auxiliary Target Domain-Oriented Classifier, CVPR"
     cost = "0.89"
-    without_adaptation = {"trade_off": 0.0}
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

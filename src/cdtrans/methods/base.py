@@ -75,7 +75,6 @@ class Method(nn.Module):
     trains: ClassVar[bool] = True  # whether it has training steps; if not, `plan` does everything
     least_batch: ClassVar[int] = 1  # pairs that a step needs
     capturable: bool = True  # whether a step can be replayed as a CUDA graph; an instance may decide by its options
-    without_adaptation: ClassVar[dict[str, Any] | None] = None  # options that turn it into plain training on the source
     needs_source: ClassVar[bool] = True  # whether it needs source images beside a --source-model
     pairs_mean: ClassVar[str] = ""  # what makes the two images of a pair belong together; empty if they need not
 

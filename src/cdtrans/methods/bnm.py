@@ -35,7 +35,6 @@ class BNM(Method):
     )
     cost = "1.6"
     least_batch = 4  # with fewer images there is hardly a diversity to ask for
-    without_adaptation = {"trade_off": 0.0}
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

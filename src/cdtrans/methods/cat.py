@@ -7,16 +7,14 @@ With d(i, j) = |f_i - f_j|^2 / D, labels y, and the mean features c_k of a class
     L_cat   = S(f_s, y_s) + S(f_t, y_t) + mean over classes in both batches of |c_s,k - c_t,k|^2 / D
     min  CE(source) + lambda_2 L_cat + 0.2 L_domain
 
-L_domain is DANN's loss, in which only target images with a confidence over 0.9 count. The target's labels and
-confidences come from a second pass of the same network. lambda_2 is 0 during the first eighth of the run, then rises as
-exp(-10 (1 - u)) with u from 0 to 1 over the next quarter.
+L_domain is DANN's loss over target images with a confidence above 0.9. The target's labels and confidences come from a
+second pass of the network, in eval mode. lambda_2 is 0 during the first eighth of the run, then rises as exp(-10 (1 -
+u)) with u from 0 to 1 over the next quarter: the authors' 5,000, 15,000 and 40,000 steps as parts of a run.
 
-Taken from the authors' code, which is for digits: all of that, with their 5,000, 15,000 and 40,000 steps as parts of
-the run. Changed: the margin m is 3 instead of 30. f there is the logit of a small network; here it is the feature after
-the bottleneck norm, whose d(i, j) is 2 on average, so that a margin of 30 would push for ever. The second pass is in
-eval mode, so that the running statistics do not count the target twice. The critic sees all target images and its loss
-counts the confident ones: no shape depends on the data, and a batch without any is no problem. Not taken: the paper's
-teacher, an average over time, which the authors' code does not have either."""
+Changed: the margin m is 3 instead of 30. Their f is the logit of a small network for digits; here it is the feature
+after the bottleneck norm, whose d(i, j) is 2 on average. The critic computes all target images and its loss counts the
+confident ones, so that no shape depends on the data. Not taken: the paper's averaged teacher, which their code has not
+either."""
 
 from dataclasses import dataclass
 
@@ -48,7 +46,6 @@ class CAT(DANN):
     paper = "Deng et al. 2019"
     title = "Cluster Alignment with a Teacher for Unsupervised Domain Adaptation, ICCV"
     cost = "0.91"
-    without_adaptation = {"trade_off": 0.0, "clustering": 0.0}
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         options = self.options

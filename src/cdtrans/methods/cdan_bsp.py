@@ -5,12 +5,10 @@
 F is [B, d], the features of a batch. Adversarial training makes features alike by letting the directions of the largest
 singular value dominate; the penalty keeps the others, which tell the classes apart. sigma_1^2 = |u^T F|^2 with the
 first singular vector u as a constant has the exact gradient, 2 u u^T F. u comes from powers of F F^T in float32, so
-that a step needs no SVD and can be captured. sigma_1^2 grows with the size of F, so beta B d is what the authors' code
-has: beta = 1e-4 for B = 36 and d = 256. Not taken: their bottleneck of 256 features with ReLU and Dropout; here F are
-the features after the bottleneck norm."""
+that a step needs no SVD and can be captured. beta B d is as in the authors' code: beta = 1e-4 for B = 36 and d = 256.
+Not taken: their bottleneck of 256 features; here F are the features after the bottleneck norm."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,7 +35,6 @@ class CDANBSP(CDANE):
     title = "Transferability vs. Discriminability: Batch Spectral Penalization for Adversarial Domain Adaptation, ICML"
     cost = "0.80"
     least_batch = 4  # there must be other singular values than the largest
-    without_adaptation: ClassVar[dict[str, Any] | None] = {"trade_off": 0.0, "spectral": 0.0}
 
     def losses_of(self, source: Output, target: Output, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         beta = self.options.spectral * AUTHORS_SIZE / source.feature.numel()

@@ -1,7 +1,7 @@
 """CGDM (Du et al. 2021): MCD, and the gradients of source and target should point the same way.
 
 With the backbone G and the classifiers F1, F2 of MCD (mcd.py), their target predictions p1, p2, d = mean |p1 - p2|, and
-the target's labels y found by clustering, every step makes these updates:
+the target's labels y by clustering, every step makes these updates:
 
     A  min over G, F   CE1 + CE2 + e E + 0.01 (W1 + W2)
     B  min over F      CE1 + CE2 + e E - d
@@ -12,14 +12,10 @@ the target's labels y found by clustering, every step makes these updates:
     L_g  = mean of 1 - cos(grad of CE on the source, grad of W on the target), over the tensors of both classifiers,
            a matrix row by row
 
-Taken from the authors' code: these terms and weights, with e = 0.1 as on ImageCLEF and DomainNet; on VisDA e is 0.01.
-Both parts of E have a weight of their own here, because an earlier script for Office has the first part alone. The
-weights w are divided by their sum and then averaged once more, as there, so W counts for little by itself. L_g is of
-the whole batch, not class by class. Prediction and labels are of the mean of both classifiers' logits.
-
-Not taken: biases before a BatchNorm in L_g, whose gradient is 0 but for rounding; the first epoch without y, because
-here y comes from the source-only model at first and not from new classifiers; their frozen random projection to 256
-features; their optimisers. Second derivatives are of the classifiers alone, by one call for all of their tensors."""
+Terms and weights are those of the authors' code, e = 0.1 as on ImageCLEF and DomainNet (VisDA: 0.01), each part of E
+with a weight of its own. As there, w is divided by its sum and averaged once more, L_g is of the whole batch, and
+predictions and labels are of the mean of both classifiers' logits. Not taken: biases before a BatchNorm in L_g, whose
+gradient is 0 but for rounding; the first epoch without y; their frozen random projection to 256 features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,7 +97,7 @@ def predictions(logits: Sequence[Tensor]) -> list[Tensor]:
 
 
 def supervised_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Of both classifiers."""
+    """The cross-entropy of both classifiers."""
     return torch.stack([F.cross_entropy(z, labels) for z in logits]).sum()
 
 

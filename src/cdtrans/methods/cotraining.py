@@ -1,21 +1,17 @@
 """Co-training: the labels of neighbour graphs and a moving average of the network teach the network.
 
-The start is that of `instant`: the backbone as it comes, the target's labels g from graphs on its features, and a
+The start is that of `instant`: the backbone as it comes, the target's labels g by graphs on its features, and a
 classifier by ridge regression on the source and g. Then, for source images x_s and target images x_t,
 
     q       the teacher's probabilities of the weakly augmented x_t; the teacher is a moving average of the network
-    t       (q + g) / 2, the label of x_t, with the weight w = max_k t_k
+    t       (q + g) / 2, the label of x_t, with the weight w = max_k t_k; of an image that a person labelled, its label
     L_s     cross-entropy of the strongly augmented x_s with smoothed labels
     L_t     w times the cross-entropy of t and the prediction p for the strongly augmented, partly masked x_t
     L_i     mean entropy of p plus KL(mean of p || shares of g), weight 0.5: certain and varied, as g is
 
-An image that a person labelled (--target-labels) has that label as its t, and comes more often.
-
-Every round finds new labels g with graphs on the teacher's features. Each domain standardises features by its own
-statistics before the shared classifier; the teacher is served.
-
-With the option `cross` there is a source-target branch as in CDTrans, between images of one class: it is taught t and
-teaches the target branch. It is off, because it gains nothing on Office-31 and loses on PACS.
+Every round makes new labels g by graphs on the teacher's features. Each domain standardises features by its own
+statistics before the shared classifier; the teacher is served. The option `cross` adds a source-target branch as in
+CDTrans between images of one class, which is taught t and teaches the target branch; it gains nothing on Office-31.
 
 Pieces: masked consistency (Hoyer et al. 2023), information maximisation (Liang et al. 2020), label propagation (Zhou et
 al. 2004), probe first, then fine-tune gently (Kumar et al. 2022). Results: docs/results/recipe.md."""
@@ -39,7 +35,7 @@ from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
 PAIRS, IMAGES = 19_200, 4_000  # pairs of a whole run with up to so many images; beyond, they grow with the root
-WINDOW = 1 / 3  # of the run, that the teacher is an average of
+WINDOW = 1 / 3  # part of the run that the teacher averages
 FASTEST, SLOWEST = 0.9, 0.999  # the teacher's decay
 
 
@@ -76,11 +72,9 @@ class CoTraining(Method):
         self.head = Head(network.dim, sizes.classes, "standardise")
         self.teacher = Network(copy.deepcopy(network.backbone), copy.deepcopy(self.head), network.taps)
         self.teacher.requires_grad_(False)
-        self.register_buffer("shares", torch.full((sizes.classes,), 1 / sizes.classes))  # of the classes, by the graphs
+        self.register_buffer("shares", torch.full((sizes.classes,), 1 / sizes.classes))  # of classes, by the graphs
         self.register_buffer("first", torch.zeros(sizes.target_images, dtype=torch.long))  # see pairing.graphs
-        self.register_buffer(
-            "given", torch.zeros(sizes.target_images, dtype=torch.bool)
-        )  # whether a person labelled it
+        self.register_buffer("given", torch.zeros(sizes.target_images, dtype=torch.bool))  # labelled by a person
         self.register_buffer("steps", torch.zeros(()))  # so far
         self.pairs = pairs_of_run(options, sizes)
 
@@ -98,9 +92,9 @@ class CoTraining(Method):
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         leading = self.network.leading
         if round.number == 1:
-            found = label_target(domains, classes=self.sizes.classes, leading=leading)
-            self.first.copy_(found.first)
-            labels = found.probabilities
+            by_graphs = label_target(domains, classes=self.sizes.classes, leading=leading)
+            self.first.copy_(by_graphs.first)
+            labels = by_graphs.probabilities
             self.start(domains, labels)
         else:
             labels = relabel_target(domains, self.first, leading=leading)

@@ -10,7 +10,7 @@ critic as one batch, as there: a BatchNorm that sees each domain by itself would
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,6 @@ class DANN(Method):
     paper = "Ganin et al. 2016"
     title = "Domain-Adversarial Training of Neural Networks, JMLR"
     cost = "0.75"
-    without_adaptation: ClassVar[dict[str, Any] | None] = {"trade_off": 0.0}
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

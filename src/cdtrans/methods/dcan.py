@@ -8,15 +8,14 @@ domains. The target's feature f and logits z are corrected by small networks D a
     L = CE(source) + 0.1 H(p^_t) + 1.5 [ M(f_s, f^_t) + M(p_s, p^_t) + 1/K sum_k R_k ]
 
 M is the maximum mean discrepancy with Gaussian kernels exp(-|a - b|^2 / h), summed over h = m/4, m/2, m, 2m, 4m for the
-mean squared distance m of features, and h = 1.68 for probabilities; it is estimated from neighbours in the batch, which
-takes linear time. R_k compares source images of the class k with corrected ones of a random subset of the source, each
-image with the chance 0.8 / K, by their features and by their logits: a correction must not matter for the source.
+mean squared distance m of features, and h = 1.68 for probabilities, estimated in linear time from neighbours in the
+batch. R_k compares source images of the class k with corrected ones of a random subset of the source, each image with
+the chance 0.8 / K, by features and by logits: a correction must not matter for the source.
 
-Served are the target's gates and both corrections. Taken from the authors' code: the weights, the start of D and D' and
-their learning rate (0.01), BatchNorm layers of the backbone frozen. They offset the second set in R_k by a wrong number
-when its size differs from the first; here R_k is the plain discrepancy of the two sets, with the m of the whole batch.
-Not taken: their pretrained gates. The backbone must have gates: timm's seresnet50 and the like, or any of its ResNets
-with `backbone_args: {block_args: {attn_layer: se}}`."""
+Served are the target's gates and both corrections. Weights, start and learning rate (0.01) of D and D' are those of the
+authors' code, and BatchNorm layers are frozen. Changed: R_k is the plain discrepancy of two sets; they offset the
+second one by a wrong number when its size differs. The backbone must have gates: timm's seresnet50 and the like, or any
+of its ResNets with `backbone_args: {block_args: {attn_layer: se}}`."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -33,8 +32,8 @@ from cdtrans.methods.minent import entropy
 from cdtrans.network.network import CorrectedHead, Head, Network, PerDomain, with_layers
 from cdtrans.schema import option
 
-KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of features, relative to their mean squared distance
-FIXED = 1.68  # of probabilities and logits
+KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # bandwidths for features, relative to their mean squared distance
+FIXED = 1.68  # bandwidth for probabilities and logits
 
 
 class DCAN(Method):
@@ -113,7 +112,7 @@ def gate_for_each(gate: nn.Module) -> nn.Module:
 
 
 def bandwidths(x: Tensor, y: Tensor) -> list[Tensor]:
-    """Of the kernels of features: multiples of the mean squared distance of two different ones of all, [B, D] twice."""
+    """Kernel bandwidths: multiples of the mean squared distance between distinct features, [B, D] twice."""
     both = torch.cat([x, y]).detach().float()
     n = len(both)
     mean = 2 * (n * both.square().sum() - both.sum(dim=0).square().sum()) / (n * n - n)
@@ -139,5 +138,5 @@ def set_mmd(x: Tensor, y: Tensor, members: Tensor, subsets: Tensor, widths: Sequ
         x, y = x.float(), y.float()
         a, b = (part / part.sum(dim=1, keepdim=True).clamp(min=1) for part in (members.float(), subsets.float()))
         xx, yy, xy = (kernel(torch.cdist(*pair).square(), widths) for pair in ((x, x), (y, y), (x, y)))  # [B, B]
-        found = ((a @ xx) * a + (b @ yy) * b - 2 * (a @ xy) * b).sum(dim=1)  # [K]
-    return torch.where(members.any(dim=1) & subsets.any(dim=1), found, 0.0).mean()
+        discrepancy = ((a @ xx) * a + (b @ yy) * b - 2 * (a @ xy) * b).sum(dim=1)  # [K]
+    return torch.where(members.any(dim=1) & subsets.any(dim=1), discrepancy, 0.0).mean()

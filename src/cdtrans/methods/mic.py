@@ -1,17 +1,16 @@
 """MIC (Hoyer et al. 2023): SDAT, and masked target images get the label that a teacher gives to the whole ones.
 
 The teacher is a moving average of the network, with the decay min(1 - 1/(t + 1), 0.9) after t steps. With its
-prediction y of a target image, its confidence q, and the logits z of the image with 70 percent of its squares masked,
+prediction y of a target image, its confidence q, and the logits z of the image with 70 percent of its squares masked
+(64 of 224 pixels wide, so 4 x 4 of them),
 
     L_masked = mean_i q_i CE(z_i, y_i)
 
-is added to SDAT's task loss. The squares are 64 of 224 pixels wide, so an image has 4 x 4 of them.
-
-Taken from the authors' code: mask and teacher are the same in both passes of SAM; the masked images pass the network by
-themselves; the teacher's bottleneck norm takes the batch's own statistics; served is the network, not the teacher. One
-thing is as in the paper: their code forgets q in SAM's second pass, which makes the update, so that labels count fully
-however unsure the teacher is (`weighted=false`; after training on little source data that costs several points). Not
-taken: colour jitter and blur of masked images, which their code switches on or off once for a whole run."""
+is added to SDAT's task loss. As in the authors' code mask and teacher are the same in both passes of SAM, the masked
+images pass the network by themselves, the teacher's bottleneck norm takes the batch's own statistics, and the network
+is served. As in the paper q counts in both passes; their code forgets it in the second one, which makes the update
+(`weighted=false`), and loses several points after training on little source data. Not taken: colour jitter and blur of
+masked images, which their code switches on or off once for a whole run."""
 
 import copy
 from dataclasses import dataclass

@@ -27,7 +27,6 @@ class MinEnt(Method):
     paper = "Grandvalet & Bengio 2004"
     title = "Semi-supervised Learning by Entropy Minimization, NIPS"
     cost = "0.75"
-    without_adaptation = {"trade_off": 0.0}
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = self.network.encode_each(batch.x_s, batch.x_t)

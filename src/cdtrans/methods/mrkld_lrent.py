@@ -1,22 +1,17 @@
 """MRKLD+LRENT (Zou et al. 2019): class-balanced self-training with soft labels and a regularised network.
 
-As in rpll.py, network, source-only start, optimiser and schedule are those of CDTrans, because the paper's Table 5
-compares pseudo-labels and nothing else.
-
-Taken from the paper: soft labels (LRENT, alpha 0.25) of the images whose label costs less than none, and the
-regulariser on the same images (MRKLD, weight 0.1), both weights as in the scripts of their code. With the thresholds
-lambda_k of the classes, the best label of an image and its cost are
+As in rpll.py, everything else is that of CDTrans, because the paper's Table 5 compares pseudo-labels and nothing else.
+LRENT makes soft labels (alpha 0.25), MRKLD regularises the images that have one (weight 0.1), both weights as in the
+scripts of the authors' code. With the thresholds lambda_k of the classes, the best label of an image and its cost are
 
     y_k = (p_k / lambda_k)^(1 / alpha) / Z,   -sum_k y_k log(p_k / lambda_k) + alpha sum_k y_k log y_k = -alpha log Z
 
 and the cost of no label is 0, so an image is used if Z = sum_k (p_k / lambda_k)^(1 / alpha) is more than 1: where some
-p_k reaches its threshold, as in plain class-balanced self-training, or several come close. Their portion of the images
-starts at 20% and grows by 5 points a round to at most 50%; here it grows by as much as reaches 50% in the last
-round.
+p_k reaches its threshold, or several come close. The portion of images used grows from 20 to 50% over the rounds.
 
-Not taken: their optimiser and augmentation, and the growing portion of the source. They round the number of images that
-sets a threshold down, and a class with none has the threshold 1; among millions of pixels that is rare, but a class of
-four images would never be trained on, so here at least one image of each predicted class counts."""
+Changed: at least one image of each predicted class counts. They round down, and a class without an image has the
+threshold 1, which among millions of pixels is rare; but a class of four images would never be trained on. Not taken:
+their optimiser and augmentation, and the growing portion of the source."""
 
 import math
 from dataclasses import dataclass

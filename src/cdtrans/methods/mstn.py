@@ -7,18 +7,14 @@ C_s and C_t [K, D] are moving averages of the class means of the features f of b
 
     C_k <- 0.3 (mean of the batch's features of class k) + 0.7 C_k
 
-and stay as they are for a class that the batch does not have. Gradient flows through the batch's means. The classes of
-target images are the network's own predictions. L_critic is that of DANN (dann.py) with reversed gradients. lambda
-rises with the progress of training like DANN's.
+and stay as they are for a class that the batch does not have. Gradient flows through the batch's means. L_critic is
+that of DANN (dann.py) with reversed gradients, and lambda rises with the progress of training like DANN's.
 
-Taken from the code of DSBN's authors (Chang et al. 2019), who use MSTN: f are the logits; the target's classes come
-from a forward pass of their own in eval mode; the weights and the ramp, which begins after their training on the
-source, as it does here. MSTN's own code (AlexNet) has 256 features, and predictions of the same pass. Not taken: two
-optimisers for network and critic (one update of both, with the gradient reversed between them)."""
+As in the code of DSBN's authors (Chang et al. 2019), who use MSTN, f are the logits, and the classes of target images
+are the network's predictions in a pass of their own in eval mode. Not taken: two optimisers for network and critic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +43,6 @@ class MSTN(Method):
     paper = "Xie et al. 2018"
     title = "Learning Semantic Representations for Unsupervised Domain Adaptation, ICML"
     cost = "0.90"
-    without_adaptation: ClassVar[dict[str, Any] | None] = {"semantic": 0.0, "critic": 0.0}
     source_centers: Tensor
     target_centers: Tensor
 

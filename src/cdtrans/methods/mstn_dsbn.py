@@ -24,7 +24,6 @@ class MSTNDSBN(MSTN):
     title = "Domain-Specific Batch Normalization for Unsupervised Domain Adaptation, CVPR"
     cost = "?"  # not measured on a network with BatchNorm
     backbones = "BatchNorm"
-    without_adaptation = None  # training on the source alone leaves the target's norms behind
 
     def __init__(self, network: Network, options: MSTN.Options, sizes: Sizes) -> None:
         assert isinstance(network.head, Head), "stage 1 leaves a plain one"

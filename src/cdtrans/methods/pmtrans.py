@@ -10,13 +10,9 @@ w by ATDOC-NA's memory bank,
     min over network, a, b, u, v of  CE(source) + softplus(u) L_feature + softplus(v) L_label
 
 with L = sum_i (1 - l_i), z the logits of the mixed images, and label smoothing 0.1 on the source. a and b are softplus
-of 1 at first, u and v are -2.
-
-Taken from the authors' code: all of that. The paper has a game in which the mixture works against the network; in the
-code everything is minimised, the weights softplus(u) and softplus(v) too. Not taken: weights of the patches in l by the
-attention of the class token. In the code those of the target are overwritten by equal ones, and those of the source go
-through two softmaxes: with DeiT-tiny on Office-31 they are equal to within 1.2 percent and change l by 0.0001. Nor
-their head (an MLP) or their learning rates: f here is the feature after the bottleneck norm."""
+of 1 at first, u and v are -2. The paper has a game in which the mixture works against the network; in the authors'
+code, and here, everything is minimised. Not taken: weights of the patches in l by the attention of the class token,
+which change l by 0.0001 in their code, and their head: f is the feature after the bottleneck norm."""
 
 from dataclasses import dataclass
 

@@ -1,19 +1,14 @@
 """RPLL (Zheng & Yang 2021): pseudo-labels whose loss counts less where two predictions of an image differ.
 
-The paper's Table 5 "reproduces their pseudo-label generations" on its own baseline and says no more. So here network,
-source-only start, optimiser and schedule are those of CDTrans, and the method decides which target images are trained
-on, with which labels, by which loss. Source and target images meet at random, and no attention crosses between them.
-
-Taken from the paper: every target image has the network's own prediction as its label; the rectified loss,
+The paper's Table 5 "reproduces their pseudo-label generations" on its own baseline, so here everything else is that of
+CDTrans: source and target images meet at random, and no attention crosses between them. Every target image has the
+network's own prediction as its label, and the rectified loss is
 
     exp(-D) CE(p, y) + D,   D = KL(q || p)
 
-for the trained prediction p and the other one q. The paper writes KL(p || q); the published numbers come from the
-authors' code, which has KL(q || p), and so has this. Not taken: their stage 1 (adversarial, with memory
-regularisation), and the auxiliary classifier that makes the second prediction. A ViT has none, so both predictions are
-of the one classifier, in two draws of stochastic depth. With --drop-path 0 they agree, and plain pseudo-labels are
-left. The code's second loss, of the auxiliary classifier with half the weight, would be the same one again with two
-draws of the same classifier, and is left out."""
+for the trained prediction p and another one q (as in the authors' code; the paper writes KL(p || q)). Not taken: their
+adversarial stage 1, and the auxiliary classifier that makes q. A ViT has none, so both predictions are of the one
+classifier, in two draws of stochastic depth; with --drop-path 0 they agree, and plain pseudo-labels are left."""
 
 import torch
 from torch import Tensor

@@ -3,12 +3,10 @@
     min  CE(source) + w [n(f_s) + n(f_t)] + v mean_i H(p_i)        p_i: prediction for target image i
     n(f) = mean_i (|f_i| - sg|f_i| - delta)^2                       sg: without gradient
 
-The value of n is always delta^2, and its gradient is that of -2 delta mean_i |f_i|: this is what is minimised and
-logged here, so that the log tells how long the features are. Short features are the ones that transfer badly, say the
-authors. f is made by a block of the authors' code: Linear, BatchNorm, ReLU and Dropout, which keeps the mean of |f|^2.
-After the bottleneck norm of other methods here |f| could only grow by the norm's scale. So the method has its own head,
-which is served, and takes only the backbone from stage 1. Not taken: the second block of their VisDA model, where
-delta is 0.3; and the authors leave probabilities below 1e-6 out of H, which changes nothing visible."""
+The value of n is always delta^2, and its gradient is that of -2 delta mean_i |f_i|, which is minimised and logged here,
+so that the log tells how long the features are. f is made by a block of the authors' code: Linear, BatchNorm, ReLU and
+Dropout, which keeps the mean of |f|^2; after the bottleneck norm of other methods f could only grow by the norm's
+scale. So the method has its own head, which is served. Not taken: the second block of their VisDA model."""
 
 from dataclasses import dataclass
 
@@ -37,7 +35,6 @@ class SAFNENT(Method):
     paper = "Xu et al. 2019"
     title = "Larger Norm More Transferable: An Adaptive Feature Norm Approach for Unsupervised Domain Adaptation, ICCV"
     cost = "0.76"
-    without_adaptation = {"trade_off": 0.0, "entropy": 0.0}
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

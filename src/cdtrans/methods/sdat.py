@@ -35,14 +35,13 @@ class SDAT(CDANE):
     class Options(CDANE.Options):
         entropy: bool = option(False, "Certain images count more for the critic (CDAN+E).")
         confusion: float = option(1.0, "Weight v of the class confusion.", minimum=0)
-        temperature: float = option(2.0, "Of the class confusion.", minimum=0.01)
+        temperature: float = option(2.0, "Temperature of the class confusion.", minimum=0.01)
         rho: float = option(0.02, "How far the weights are perturbed.", minimum=0)
 
     options: Options
     paper = "Rangwani et al. 2022"
     title = "A Closer Look at Smoothness in Domain Adversarial Training, ICML"
     cost = "1.5"
-    without_adaptation = None
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
         source, target = self.network.encode_together(batch.x_s, batch.x_t)

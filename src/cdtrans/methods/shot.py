@@ -8,12 +8,11 @@ extractor alone is trained. No source image is used, and none need be given (`--
 The first two terms are information maximisation: each prediction is certain, and all together are varied (SHOT-IM has
 these alone). The labels y are found at the start of a round: the centre of a class is the mean of all features weighted
 by the class's probabilities, each image gets the class of the nearest centre by cosine, and both are done once more
-with these labels (`cdtrans.pairing.pairs`, which CDTrans took from here).
+with these labels (`cdtrans.pairing.pairs`, as CDTrans does it too).
 
-Taken from the authors' code: the weights; the bottleneck norm in training mode while the
-classifier is frozen; classes that nothing is predicted as get no image; an epoch is every target image once. On VisDA
-they train without labels in the first round: `labels_from=2`. Not taken: their classifier (weight-normed, 256 features)
-and optimiser (a tenth of the rate for the backbone); new labels in every epoch, unless with --rebuild-every 1."""
+As in the authors' code the bottleneck norm is in training mode while the classifier is frozen, and an epoch is every
+target image once; on VisDA they train without labels in the first round (`labels_from=2`). Not taken: their classifier
+(weight-normed, 256 features), optimiser, and new labels in every epoch, unless with --rebuild-every 1."""
 
 from dataclasses import dataclass, replace
 

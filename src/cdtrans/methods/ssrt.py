@@ -12,14 +12,10 @@ step the distinct classes predicted in the target batch are counted. At a period
 2, 4, 8 and 16 parts of it. If an average is more than 1 below the one before it, at r > 0.1, the network and the critic
 go back to the period's start, and r to 0; two such returns in a row double the rise of r.
 
-Taken from the authors' code: all of that, with the safe training as they mean it. There the snapshot is a reference to
-the weights themselves, so that a return changes nothing but r; here it is a copy. The optimiser's momentum is kept, as
-there. All decisions are tensors, so a step can be captured.
-
-Changed: a period is 1/10 of the run (their 1000 of 10,000 steps on Office-31), and averages over fewer than MEANINGFUL
-steps do not count (theirs are over 62 or more). x' is the neighbour in the batch; theirs is the image at the same place
-from its end, which is as random. x~ is computed from block 0 on whatever block is drawn, so a step always costs what
-block 0 costs. x and x~ share the draw of stochastic depth. Not taken: their bottleneck and classifier."""
+This is the safe training as the authors mean it: their snapshot is a reference to the weights themselves, here it is a
+copy. All decisions are tensors, so a step can be captured. Changed: a period is 1/10 of the run (1000 of their steps on
+Office-31); averages over fewer than MEANINGFUL steps do not count; x' is the neighbour in the batch; x~ is computed
+from block 0 on whatever block is drawn, and shares x's draw of stochastic depth. Not taken: bottleneck, classifier."""
 
 import copy
 import math
@@ -38,7 +34,7 @@ from cdtrans.network.operations import Update as Residual
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
-PARTS = 16  # the finest of a period
+PARTS = 16  # of a period
 MEANINGFUL = 30  # steps: fewer have averages that differ by 1 by chance
 
 
@@ -59,7 +55,6 @@ class SSRT(DANN):
     title = "Safe Self-Refinement for Transformer-based Domain Adaptation, CVPR"
     backbones = "ViT"
     cost = "1.2"
-    without_adaptation = {"trade_off": 0.0, "refinement": 0.0}
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
@@ -180,9 +175,9 @@ class SafeTraining(nn.Module):
 
     def fell(self) -> Tensor:
         """Whether an average of this period is more than 1 below the one before it."""
-        found = torch.zeros((), dtype=torch.bool, device=self.steps.device)
+        fell = torch.zeros((), dtype=torch.bool, device=self.steps.device)
         for parts in (2**level for level in range(5)):
             classes, steps = (x.unflatten(1, (parts, -1)).sum(dim=2).flatten() for x in (self.classes, self.steps))
             mean, long = (classes / steps.clamp(min=1))[parts - 1 :], (steps >= MEANINGFUL)[parts - 1 :]
-            found = found | ((mean[:-1] - mean[1:] > 1) & long[:-1] & long[1:]).any()
-        return found
+            fell = fell | ((mean[:-1] - mean[1:] > 1) & long[:-1] & long[1:]).any()
+        return fell

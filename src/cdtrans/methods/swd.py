@@ -5,13 +5,10 @@ For the target predictions P, Q [B, K] of the two classifiers and M random direc
     d(P, Q) = mean over rows and columns of (sort(P R) - sort(Q R))^2
 
 where sort orders each column by itself, so each direction compares the two sets of predictions and not the two
-predictions of an image. R is Gaussian with columns of length 1, drawn anew for each d. The steps A, B and C are those
-of MCD (mcd.py).
-
-Taken from the authors' code, a toy in two dimensions: d, M = 128, no balance term. Nothing for images was released. So
-from MCD: the classifiers, four updates of the backbone, the mean of both classifiers' logits (the toy predicts with the
-first). A random direction shrinks a difference: the mean of (r . (p - q))^2 is |p - q|^2 / K. The weight 'auto' is K,
-which makes up for it; the toy has one output and the weight 1. On one output d needs no projection."""
+predictions of an image. R is Gaussian with columns of length 1, drawn anew for each d. d, M = 128 and no balance term
+are those of the authors' toy in two dimensions; they released nothing for images, so the steps A, B and C are MCD's
+(mcd.py). A random direction shrinks a difference: the mean of (r . (p - q))^2 is |p - q|^2 / K, and the weight 'auto',
+K, makes up for it."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -10,11 +10,10 @@ class token's feature f. With DANN's reversal R and p the predictions on the tar
 
     min  CE(source) + beta L_domain(D) + gamma L_domain(D_p) + theta [mean H(p) - H(mean p)], H in bits
 
-Taken from the authors' code: all of that, also that gradient flows through tau, to D_p and, reversed, to the keys.
-beta, gamma and theta are those of Office-Home and most of Office-31. lambda rises as DANN's for both critics; there the
-patch critic's counter of steps advances twice as fast. Changed: D_p has no Dropout, so that the result does not depend
-on the number of ranks, and D is DANN's critic. Not taken: the decoder of target patches, whose loss their code leaves
-out of the total; images of 256 pixels; a classifier that starts at zero."""
+As in the authors' code gradient flows through tau, to D_p and, reversed, to the keys; beta, gamma and theta are those
+of Office-Home and most of Office-31. lambda rises as DANN's for both critics. Changed: D_p has no Dropout, so that the
+result does not depend on the number of ranks, and D is DANN's critic. Not taken: the decoder of target patches, whose
+loss their code leaves out of the total; images of 256 pixels."""
 
 import math
 from dataclasses import dataclass
