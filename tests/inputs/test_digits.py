@@ -1,4 +1,4 @@
-"""The built-in task: what lies in its folder, that it is the same every time, and that a killed write is made good."""
+"""The built-in task: its folders, the same bytes every time, and writes that were killed."""
 
 import shutil
 from collections import Counter
@@ -28,11 +28,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def written_at(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-
-
-def answer_key(digits: Digits) -> list[tuple[Path, int]]:
+def labelled(digits: Digits) -> list[tuple[Path, int]]:
     rows = (line.split() for line in digits.answers.read_text(encoding="utf-8").splitlines())
     return [(digits.answers.parent / path, int(label)) for path, label in rows]
 
@@ -68,26 +64,18 @@ def test_no_filter_has_the_size_that_crashes_pillow(tmp_path: Path, monkeypatch:
     assert set(sizes) == {3, 5, 7}
 
 
-def test_target_is_flat_and_its_names_say_nothing(digits: Digits) -> None:
-    assert sorted(path.name for path in digits.target.iterdir()) == [f"{index:04}.png" for index in range(1797)]
-
-
 def test_target_images_are_the_scans_and_the_answers_are_theirs(digits: Digits) -> None:
     scans = load_digits()
     pixels = (np.pad(scans.images, ((0, 0), (1, 1), (1, 1))) * 255 / 16).round().astype(np.uint8)
     enlarged = [Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC).tobytes() for image in pixels]
-    written = [(Image.open(path).tobytes(), label) for path, label in answer_key(digits)]
+    written = [(Image.open(path).tobytes(), label) for path, label in labelled(digits)]
     assert sorted(written) == sorted(zip(enlarged, scans.target.tolist(), strict=True))
     assert [label for _, label in written] != scans.target.tolist()  # shuffled
 
 
-def test_answers_name_every_target_image_once(digits: Digits) -> None:
-    assert sorted(path for path, _ in answer_key(digits)) == sorted(digits.target.iterdir())
-
-
-def test_the_same_seed_gives_the_same_bytes_elsewhere(digits: Digits, tmp_path: Path) -> None:
-    write_digits(tmp_path, seed=0, images=IMAGES)
-    assert contents(tmp_path) == contents(digits.answers.parent)
+def test_target_is_flat_and_answers_name_every_image_once(digits: Digits) -> None:
+    assert sorted(path.name for path in digits.target.iterdir()) == [f"{index:04}.png" for index in range(1797)]
+    assert sorted(path for path, _ in labelled(digits)) == sorted(digits.target.iterdir())
 
 
 def test_another_seed_gives_other_source_images_and_another_order(digits: Digits, tmp_path: Path) -> None:
@@ -99,17 +87,13 @@ def test_another_seed_gives_other_source_images_and_another_order(digits: Digits
     assert sorted(contents(digits.target).values()) == sorted(contents(other.target).values())
 
 
-def test_a_complete_folder_is_left_alone(digits: Digits) -> None:
-    folder = digits.answers.parent
-    before = written_at(folder)
-    assert write_digits(folder, seed=0, images=IMAGES) == digits
-    assert written_at(folder) == before
-
-
-def test_a_folder_of_another_task_is_replaced_whole(digits: Digits, tmp_path: Path) -> None:
+def test_a_complete_folder_is_left_alone_and_one_of_another_task_replaced(digits: Digits, tmp_path: Path) -> None:
     write_digits(tmp_path, seed=1, images=IMAGES + 20)
-    write_digits(tmp_path, seed=0, images=IMAGES)
+    assert write_digits(tmp_path, seed=0, images=IMAGES).source == tmp_path / "source"
     assert contents(tmp_path) == contents(digits.answers.parent)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")}
+    write_digits(tmp_path, seed=0, images=IMAGES)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")} == before
 
 
 @pytest.mark.parametrize("saved_before_the_kill", [0, 25, IMAGES + 1000])

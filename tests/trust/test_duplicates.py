@@ -1,4 +1,4 @@
-"""The same picture is found however it was saved, and two pictures are never taken for one."""
+"""Copies of an image are recognised however they were saved, and two images are never taken for one."""
 
 import io
 
@@ -22,7 +22,7 @@ def texture(seed: int, size: tuple[int, int] = (320, 240)) -> Image.Image:
 
 
 def product(seed: int) -> Image.Image:
-    """A dark thing on white, a third of the picture wide: most of it is background."""
+    """A dark thing on white, a third of the image wide: most of it is background."""
     rng = np.random.default_rng(seed)
     image = Image.new("RGB", (120, 120), "white")
     pen = ImageDraw.Draw(image)
@@ -68,18 +68,18 @@ def test_a_copy_is_found_whatever_was_done_to_it(seed: int, quality: int, factor
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), draw=st.sampled_from([texture, product]), count=st.sampled_from([2, 30, 120]))
-def test_different_pictures_are_never_the_same(seed: int, draw, count: int) -> None:
+def test_different_images_are_never_the_same(seed: int, draw, count: int) -> None:
     assert len(near_pairs(thumbnails([draw(seed + n) for n in range(count)]))) == 0
 
 
 def test_different_things_behind_one_mask_are_not_the_same() -> None:
-    """As in a microscope: the round mask is most of every picture, and all pictures have it."""
+    """The round mask of a microscope is most of every image, and all images have it."""
     y, x = np.mgrid[:64, :64] - 31.5
     inside = (x**2 + y**2 < 28**2)[..., None]
-    seen = [np.where(inside, 150 + (np.asarray(texture(n, (64, 64))) / 3), 5).astype(np.uint8) for n in range(150)]
-    small = np.stack([thumbnail(pixels) for pixels in [*seen, seen[3]]])
+    images = [np.where(inside, 150 + (np.asarray(texture(n, (64, 64))) / 3), 5).astype(np.uint8) for n in range(150)]
+    small = np.stack([thumbnail(pixels) for pixels in [*images, images[3]]])
     assert near_pairs(small).tolist() == [[3, 150]]
-    assert len(near_pairs(small[:50])) > 100  # too few to know what they share: then the mask is the picture
+    assert len(near_pairs(small[:50])) > 100  # too few to know what they share: then the mask is the image
 
 
 def test_white_pages_are_not_copies_of_each_other() -> None:
@@ -104,14 +104,14 @@ def assert_exact(small: np.ndarray, tile: tuple[int, int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duplicates, "ROWS", tile[0])
         patch.setattr(duplicates, "COLUMNS", tile[1])
-        found = {tuple(pair) for pair in near_pairs(small).tolist()}
+        pairs = {tuple(pair) for pair in near_pairs(small).tolist()}
     rounding = 1e-5  # two sums of 768 numbers may differ by that, and pairs so close to the limit may be either
     alike = likeness(small)
-    assert found >= {tuple(pair) for pair in np.argwhere(alike >= LIKENESS + rounding).tolist()}
-    assert found <= {tuple(pair) for pair in np.argwhere(alike >= LIKENESS - rounding).tolist()}
+    assert pairs >= {tuple(pair) for pair in np.argwhere(alike >= LIKENESS + rounding).tolist()}
+    assert pairs <= {tuple(pair) for pair in np.argwhere(alike >= LIKENESS - rounding).tolist()}
 
 
-TILES = st.sampled_from([(7, 13), (64, 50), (512, 8192)])  # that divide nothing evenly, and the real one
+TILES = st.sampled_from([(7, 13), (64, 50), (512, 8192)])  # the last is the real one
 
 
 @settings(max_examples=25, deadline=None)
@@ -123,7 +123,7 @@ TILES = st.sampled_from([(7, 13), (64, 50), (512, 8192)])  # that divide nothing
     tile=TILES,
 )
 def test_the_search_finds_exactly_what_comparing_all_finds(seed, count, families, noise, tile) -> None:
-    """Pictures scattered around a few, at every distance from each other."""
+    """Images scattered around a few, at every distance from each other."""
     rng = np.random.default_rng(seed)
     parents = rng.integers(0, 256, (families, SIDE, SIDE, 3))
     spoilt = parents[rng.integers(0, families, count)] + rng.normal(0, noise, (count, SIDE, SIDE, 3))
@@ -133,7 +133,7 @@ def test_the_search_finds_exactly_what_comparing_all_finds(seed, count, families
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(40, 90), tile=TILES)
 def test_the_search_finds_neighbours_along_the_axis_that_it_sorts_by(seed: int, count: int, tile) -> None:
-    """Pictures on the way from one to another: all their distance lies along the first axis."""
+    """Images on the way from one to another: all their distance lies along the first axis."""
     rng = np.random.default_rng(seed)
     one, other = rng.integers(0, 256, (2, SIDE, SIDE, 3))
     place = rng.random((count, 1, 1, 1))

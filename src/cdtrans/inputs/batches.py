@@ -16,7 +16,7 @@ from cdtrans.inputs.stream import StreamedPixels
 from cdtrans.runtime.ranks import random_rows, share
 
 BATCHES_AHEAD = 2  # prepared while a step runs, if the images are not on the device
-RESIDENT_SHARE = 0.4  # of the GPU's free memory for decoded images; larger sets stay in host memory
+RESIDENT_SHARE = 0.4  # largest share of the GPU's free memory for decoded images; larger sets stay in host memory
 
 # Strong augmentation
 SMALLEST_AREA = 0.5  # smallest share of the image in a crop
@@ -167,7 +167,7 @@ def strong(x: Tensor) -> Tensor:
     zero = torch.zeros_like(width)
     across = torch.stack([width, zero, (2 * r[:, 2] - 1) * (1 - width)], dim=1)
     down = torch.stack([zero, height, (2 * r[:, 3] - 1) * (1 - height)], dim=1)
-    with torch.autocast(x.device.type, enabled=False):  # in 16 bits a place is off by a pixel
+    with torch.autocast(x.device.type, enabled=False):  # 16 bits would be off by a pixel
         grid = F.affine_grid(torch.stack([across, down], dim=1), list(x.shape), align_corners=False)
         x = F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
     contrast, brightness, saturation = (r[:, n, None, None, None] * 2 - 1 for n in (4, 5, 6))  # from -1 to 1

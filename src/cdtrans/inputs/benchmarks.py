@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the paper writes it: A>W."""
+        """The paper's name: A>W."""
         return f"{self.source.short}>{self.target.short}"
 
     @property
@@ -72,7 +72,7 @@ class Benchmark:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """In the order of the paper's columns."""
+        """Every pair of domains, in the order of the paper's columns."""
         both_ways = tuple(Task(source, target) for source, target in permutations(self.domains, 2))
         return both_ways[:1] if self.one_way else both_ways
 
@@ -162,7 +162,7 @@ class FoundDomain:
     name: str
     images: LabelledDomain
     folder: Path | None
-    layout: str  # for messages: "folder amazon/images", "lists clipart_train.txt and clipart_test.txt together"
+    layout: str  # "folder amazon/images", "lists clipart_train.txt and clipart_test.txt together"
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def decode(file: Path | bytes) -> Image.Image:
 
 
 class Header(NamedTuple):
-    """What `check` needs of a file besides its pixels."""
+    """The properties of a file that its resized pixels do not show."""
 
     width: int
     height: int
@@ -106,9 +106,9 @@ def pixel_digest(pixels: np.ndarray) -> str:
 
 
 class Trace(NamedTuple):
-    """What identifies an image."""
+    """The digest and thumbnail of an image, which identify it."""
 
-    digest: str  # of its pixels
+    digest: str  # hash of the pixels
     thumbnail: np.ndarray  # uint8 [SIDE, SIDE, 3]
 
 
@@ -129,7 +129,7 @@ def thumbnail(pixels: np.ndarray) -> np.ndarray:
     """uint8 [size, size, 3] -> [SIDE, SIDE, 3]: each pixel is the mean of its area. About 0.1 ms."""
     size = len(pixels)
     begins = np.arange(SIDE) * size // SIDE
-    lengths = np.maximum(np.diff(begins, append=size), 1)  # in an image smaller than SIDE some pixels count twice
+    lengths = np.maximum(np.diff(begins, append=size), 1)  # some pixels of an image smaller than SIDE count twice
     flat = pixels.reshape(size, -1)
     strips = [flat[i : i + n].sum(axis=0, dtype=np.uint32) for i, n in zip(begins, lengths, strict=True)]
     rows = np.stack(strips).reshape(SIDE, size, 3)

@@ -286,7 +286,7 @@ class StoreInfo:
     root: Path
     size: int
     images: int
-    nbytes: int  # on disk
+    nbytes: int  # size on disk
     last_used: datetime
 
 

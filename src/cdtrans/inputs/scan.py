@@ -461,7 +461,7 @@ def _first_file(base: Path, readings: Sequence[str]) -> str | None:
 
 
 def _correct(path: str) -> str:
-    """What to do if a listed path does not exist."""
+    """Advice for a listed path that does not exist."""
     ends = (i for i, character in enumerate(path) if character == " ")
     tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
     return f"{tab}correct the list, or set --root to the folder of its paths"

@@ -155,7 +155,7 @@ def decode_batches(
             begun.append((batch, allocate((len(batch), size, size, 3))))
             yield from map(partial, repeat(_decode_into), begun[-1][1], batch)
 
-    causes: list[str | None] = []  # of the first batch, so far
+    causes: list[str | None] = []  # results of the first batch so far
     for cause in _in_order(tasks(), processor_share()):
         causes.append(cause)
         batch, pixels = begun[0]

@@ -1,4 +1,4 @@
-"""Everything that goes into a run: found, decoded and checked before anything is trained."""
+"""Everything that goes into a run, decoded and checked before anything is trained."""
 
 import hashlib
 import time
@@ -33,7 +33,7 @@ AUTO_HOLDOUT_FROM = 50  # images per class on average; a smaller source needs al
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that was asked for: settings, and the images that were found."""
+    """The settings and the scanned images of a run that is about to begin."""
 
     config: Config
     source: LabelledDomain
@@ -41,8 +41,8 @@ class Plan:
     out: Path
     screen: Screen
     force: bool
-    method: "type[Method] | None"  # in place of the class that the settings name
-    started: float  # by the monotonic clock
+    method: "type[Method] | None"  # replaces the class that the settings name
+    started: float  # time of the monotonic clock
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from math import sqrt
 
 import numpy as np
 
-LIKENESS = 0.99  # in Office-31 copies at JPEG quality 30 or half the size have 0.995, two classes less than 0.985
+LIKENESS = 0.99  # Office-31: copies at JPEG quality 30 or half the size have 0.995, two classes less than 0.985
 PLAIN = 4.0  # grey levels of standard deviation; below it rounding alone uses up most of what LIKENESS allows
 ENOUGH_TO_SHARE = 100  # images from which on the mean shows what they share and not single images
 AXES = 32  # they contain three quarters of the variance of photographs

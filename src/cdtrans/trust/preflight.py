@@ -18,26 +18,26 @@ from cdtrans.trust.findings import LISTED, Finding, State, graded
 
 FEW = 5  # images of a class; fewer do not fill the folds of a five-fold check, and teach little
 BALANCE = 10.0  # largest class to smallest; Office-31 has 4.4 at most, and the losses are not weighted by class
-COPIES = 0.1  # of the source: a copy gives its image twice the weight, and beyond a tenth that matters
-CONTRADICTED = 0.25  # of the source: then at least one label in eight is wrong, more than in any real data set
-LEAKED = 0.5  # of the target: then most of it is in the source with a label, and there is no second domain
-BLANK, MOSTLY_BLANK = 0.01, 0.5  # of a domain; many blank images usually mean a failed export
+COPIES = 0.1  # share of the source; a copy gives its image twice the weight, and beyond a tenth that matters
+CONTRADICTED = 0.25  # share of the source; at least one label in eight is then wrong, more than in real data sets
+LEAKED = 0.5  # share of the target; most of it is then in the source with a label, and there is no second domain
+BLANK, MOSTLY_BLANK = 0.01, 0.5  # shares of a domain; many blank images usually mean a failed export
 COLOURLESS = 4  # grey levels between the channels of a thumbnail; JPEG adds about one to a greyscale image
-GAP = 0.25  # between the domains' shares; a model could learn such a difference instead of the classes
-ENLARGED = 4.0  # times smaller than the model's input: most pixels are then interpolated
-STRETCHED = 4.0  # width to height or height to width: both sides are resized to one length
-ODD = 0.05  # share of odd sizes in a domain from which on there is a warning
-LISTED_CLASSES = 12  # as many as fit on a line
+GAP = 0.25  # difference of the domains' shares; a model could learn it instead of the classes
+ENLARGED = 4.0  # model's input to image; most pixels are then interpolated
+STRETCHED = 4.0  # longer side to shorter; both are resized to one length
+ODD = 0.05  # share of odd sizes in a domain, beyond which there is a warning
+LISTED_CLASSES = 12  # more would not fit on a line
 
 
 class Labels(NamedTuple):
     """The labels of the source."""
 
-    of: np.ndarray  # [N] an index into classes
+    indices: np.ndarray  # [N] into classes
     classes: Sequence[str]
 
     def counts(self) -> dict[str, int]:
-        return dict(zip(self.classes, np.bincount(self.of, minlength=len(self.classes)).tolist(), strict=True))
+        return dict(zip(self.classes, np.bincount(self.indices, minlength=len(self.classes)).tolist(), strict=True))
 
 
 def examine(source: Traces, labels: Labels, target: Traces) -> list[Finding]:
@@ -158,8 +158,8 @@ def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near
     images = {"exact": 0, "near": 0}
     for kind, group in (("exact", exact[:total]), ("near", near[:total])):
         for members in _groups(group):
-            if len(set(labels.of[members])) > 1 and (kind == "exact" or len(set(exact[members])) > 1):
-                details[kind].append({paths[n]: labels.classes[labels.of[n]] for n in members})
+            if len(set(labels.indices[members])) > 1 and (kind == "exact" or len(set(exact[members])) > 1):
+                details[kind].append({paths[n]: labels.classes[labels.indices[n]] for n in members})
                 images[kind] += len(members)
     contradicted = details["exact"] + details["near"]
     if not contradicted:
