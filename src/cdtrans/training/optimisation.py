@@ -19,23 +19,22 @@ NO_DECAY = {"weight_decay": 0.0}
 
 
 def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, warmup: int = 10) -> float:
-    """The rate of epoch 1..E for a group whose own rate is factor * base (docs/method.md). The warm-up's start and the
-    cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up. A run that is
-    shorter than its warm-up would never reach the rate: it rises to it until the middle of the run and then falls."""
+    """The authors' rate of epoch 1..E for a group whose own rate is factor * base (docs/method.md). The warm-up's start
+    and the cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up. A run that
+    is shorter than its warm-up would never reach the rate: it rises to it until its middle and then falls."""
     peak, start, floor = factor * base, WARMUP_START * base, FLOOR * base
     short = epochs < max(warmup, 2)  # of one epoch the authors' formula gives the floor alone
     middle = (epochs + 1) / 2 if short else float(warmup)
     if epoch < middle:
         return start + epoch * (peak - start) / middle
-    if short:
-        return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * (epoch - middle) / (epochs + 1 - middle)))
-    if epoch < epochs:
-        return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * epoch / epochs))
-    return floor
+    if epoch >= epochs and not short:
+        return floor
+    done = (epoch - middle) / (epochs + 1 - middle) if short else epoch / epochs
+    return floor + 0.5 * (peak - floor) * (1 + math.cos(math.pi * done))
 
 
 def cosine_rate(done: float, warmup: float) -> float:
-    """The rate, relative to the base, after this part of all steps: rises over the part `warmup`, at most half of them,
+    """The rate, relative to the base, after a part of all steps: rises over the part `warmup`, at most half of them,
     then falls in one cosine."""
     warmup = min(warmup, 0.5)
     if done < warmup:
@@ -105,56 +104,51 @@ class Optimisation:
         network: Network | None = None,
     ) -> None:
         """`network` is the one that a method adapts, in stage 2."""
-        authors = config.schedule == "authors"
-        inner_rates = (
-            backbone_rates(network.backbone, config.backbone_rate, config.layer_decay) if network is not None else None
-        )
-        groups = parameter_groups(module, config.bias_lr_factor, rates, inner_rates, decay_vectors=authors)
+        self.lr, self.epochs, self.config, self.device = lr, epochs, config, device
+        self.adapting = network is not None  # stage 2
+        inner_rates = None
+        if network is not None:
+            inner_rates = backbone_rates(network.backbone, config.backbone_rate, config.layer_decay)
+        decay_vectors = config.schedule == "authors"
+        groups = parameter_groups(module, config.bias_lr_factor, rates, inner_rates, decay_vectors=decay_vectors)
+        gpu = device.type == "cuda"
         for group in groups:  # on a GPU the rate is a tensor, so that a captured step reads the current one
-            group["lr"] = torch.tensor(lr, device=device) if device.type == "cuda" else lr
+            group["lr"] = torch.tensor(lr, device=device) if gpu else lr
+        decay = config.weight_decay
         self.optimizer: torch.optim.Optimizer
         if config.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(
-                groups, momentum=config.momentum, weight_decay=config.weight_decay, fused=device.type == "cuda"
-            )
+            self.optimizer = torch.optim.SGD(groups, momentum=config.momentum, weight_decay=decay, fused=gpu)
         else:
-            self.optimizer = torch.optim.AdamW(
-                groups, weight_decay=config.weight_decay, capturable=device.type == "cuda"
-            )
+            self.optimizer = torch.optim.AdamW(groups, weight_decay=decay, capturable=gpu)
         self.parameters = [p for group in groups for p in group["params"]]
         inner = {id(p) for p in (network or module).parameters()}
         of_network = [p for p in self.parameters if id(p) in inner]
         of_method = [p for p in self.parameters if id(p) not in inner]
         self.clipped = [group for group in (of_network, of_method) if group]
-        self.lr, self.epochs, self.config, self.device = lr, epochs, config, device
-        self.adapting = network is not None  # stage 2
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=config.precision == "fp16")
         self.taken = torch.zeros((), dtype=torch.long, device=device)  # steps of this epoch
-        self.bad_step = torch.full((), -1, dtype=torch.long, device=device)  # the first whose loss was not finite
-        self.calls = self.made = 0  # of `update` in this try of the step, and how many of them have changed the weights
+        self.bad_step = torch.full((), -1, dtype=torch.long, device=device)  # the first with a loss that is not finite
+        self.calls = self.made = 0  # of `update` in this try of the step; those that have changed the weights
         self.applying = False  # in the middle of such a change
 
     def start_epoch(self, epoch: int, steps_taken: int = 0) -> float:
-        """Set the epoch's rates; the rate of the weights is returned for people to see."""
+        """Set the epoch's rates. Returns the rate of the weights, for the log."""
         warmup = self.config.warmup_epochs
-        if self.adapting and self.epochs == warmup:
-            warmup += 1  # so that it counts as a short run; the authors' stage 1 rises to its end, as it should
         self.taken.fill_(steps_taken)
         if self.config.schedule == "cosine":
             return self.lr * cosine_rate((epoch - 0.5) / self.epochs, warmup / self.epochs)  # in its middle
+        if self.adapting and self.epochs == warmup:
+            warmup += 1  # it counts as a short run; the authors' stage 1 rises to its end
         for group in self.optimizer.param_groups:
-            rate = learning_rate(epoch, self.epochs, group["rate"] * self.lr, group["factor"], warmup)
-            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+            _set_rate(group, learning_rate(epoch, self.epochs, group["rate"] * self.lr, group["factor"], warmup))
         return learning_rate(epoch, self.epochs, self.lr, warmup=warmup)
 
     def at(self, epoch: int, part: float) -> None:
-        """Set the rates of a step after this part of an epoch. The authors' are those of the epoch."""
-        if self.config.schedule == "authors":
-            return
-        rate = cosine_rate((epoch - 1 + part) / self.epochs, self.config.warmup_epochs / self.epochs)
-        for group in self.optimizer.param_groups:
-            value = rate * self.lr * group["rate"] * group["factor"]
-            group["lr"] = group["lr"].fill_(value) if isinstance(group["lr"], Tensor) else value
+        """Set the rates of a step after this part of an epoch. The authors' rates are constant in an epoch."""
+        if self.config.schedule == "cosine":
+            rate = cosine_rate((epoch - 1 + part) / self.epochs, self.config.warmup_epochs / self.epochs)
+            for group in self.optimizer.param_groups:
+                _set_rate(group, rate * self.lr * group["rate"] * group["factor"])
 
     def start_step(self) -> None:
         self.taken += 1
@@ -207,3 +201,7 @@ class Optimisation:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # the saved rates are the epoch's, which start_epoch sets
         self.scaler.load_state_dict(state["scaler"])
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
