@@ -71,7 +71,7 @@ class Process:
 
 @dataclass
 class Order:
-    """What a child does. `constants`: other values of some, by their full name. `without`: modules that it cannot
+    """The work of a child. `constants`: other values of some, by their full name. `without`: modules that it cannot
     import. `look_for`: modules; at the end it prints those that it has imported, as a list on a line of its own."""
 
     arguments: list[str]

@@ -43,7 +43,7 @@ torch.set_num_threads(1)  # tensors are small here, and on a busy machine thread
 
 
 class Finished(NamedTuple):
-    """What the fixture of this name gives."""
+    """The value of the fixture `finished`."""
 
     task: Task
     run: Path
@@ -101,7 +101,7 @@ def tiny(golden: Callable[[str], dict[str, torch.Tensor]]) -> tuple[Network, dic
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A finished run of the tiny task and the answer key of its target; tests must leave it as it is."""
+    """A finished run of the tiny task and the true labels of its target; tests must leave it as it is."""
     task = make_task(tmp_path_factory.mktemp("finished"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimate, "IMAGES", 5)  # it has a range for the accuracy, although it is tiny

@@ -67,7 +67,7 @@ def raises(code: str, kind: type[CdtransError] = CdtransError) -> Iterator[pytes
 
 @contextmanager
 def error_says(*words: str) -> Iterator[None]:
-    """What happens here is refused in one line that has these key words."""
+    """An error in one line that has these words."""
     with pytest.raises(CdtransError) as caught:
         yield
     assert says(str(caught.value), *words)

@@ -29,7 +29,7 @@ TINY: dict[str, Any] = {
     "device": "cpu",
     "report": False,
     "guard": False,  # such small models are rarely any good, and tests of other things must go on
-    "seed": 2,  # whose last epoch is the chosen one, with nothing against it: tests of evaluation and report say so
+    "seed": 2,  # its last epoch is chosen, with nothing against it, as tests of evaluation and report expect
 }
 QUICK = TINY | {"source_epochs": 1, "epochs": 1, "source_lr": 0.05, "lr": 0.025, "save_every": 30}
 CLASSES = ("blue", "green", "red")
@@ -37,7 +37,7 @@ UNTIMED = "timings.jsonl"  # the one file of a run that may differ between equal
 
 
 def draw(file: Path, kind: int, seed: int, *, shift: float = 0.0) -> Path:
-    """A noisy picture whose colour hints at its class; `shift` moves it into another domain."""
+    """A noisy image whose colour hints at its class; `shift` moves it into another domain."""
     rng = np.random.default_rng([seed, kind])
     pixels = rng.normal(110, 45, (20, 22, 3))
     pixels[..., 2 - kind] += 25 + 30 * rng.random()
@@ -92,7 +92,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def computed(folder: Path) -> dict[str, str]:
-    """The same of all that a run came to, but not of where it says what it was told and where its stage 1 is from. The
+    """The digests of a run's results alone, without its settings and the origin of its stage 1. The
     advice of `eval` names its folder."""
     found = {name: digest for name, digest in tree(folder).items() if name not in ("config.yaml", "log.jsonl")}
     if (folder / "eval.json").exists():

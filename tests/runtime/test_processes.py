@@ -69,7 +69,7 @@ def test_it_runs_the_command_line_into_files(method: str, tmp_path: Path, monkey
 
 
 def test_no_child_outlives_a_killed_benchmark(script: tuple[subprocess.Popen, int]) -> None:
-    """Whose script is not run again in a child that has torch and a session of its own."""
+    """The child has torch and a session of its own, and does not run the benchmark's script again."""
     program, run = script
     assert "libtorch" in Path(f"/proc/{run}/maps").read_text()
     assert becomes_true(lambda: os.getsid(run) == run)
@@ -96,7 +96,7 @@ def test_a_run_can_be_ended(tmp_path: Path) -> None:
         (run.terminate if number == signal.SIGTERM else run.kill)()
         run.join()
         assert run.exitcode in codes
-        run.terminate()  # of one that has ended is no error
+        run.terminate()  # no error after the end
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_processes_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.Monkey
 
 
 def parts_of(count: int, world: int, start: int | None = None) -> list[slice]:
-    """What each rank of so many takes of `count` things, or of a batch of that length."""
+    """Each rank's part of `count` things, or of a batch of that length."""
     parts = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "world", lambda: world)

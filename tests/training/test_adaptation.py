@@ -81,7 +81,7 @@ class Probe(Method):
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Which images it was trained on, by their numbers."""
+        """The numbers of the images that it was trained on."""
         return [pair for b in self.batches for pair in zip(numbers(b.x_s), numbers(b.x_t), strict=True)]
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
@@ -375,7 +375,7 @@ def test_every_domain_is_encoded_once_for_what_it_is_needed_for(
 
 
 def predictions(run: RunWriter) -> list[list[int]]:
-    """Of every epoch, in its file's order."""
+    """Every epoch's predictions, in the order of the target."""
     files = sorted((run.folder / "predictions").iterdir())
     assert [file.name for file in files] == [f"epoch-{n:03}.npz" for n in range(len(files))]
     return [np.load(file)["predicted"].tolist() for file in files]

@@ -1,4 +1,4 @@
-"""What is shown and logged of a stage, by a clock that the test moves, and what trackers get."""
+"""The lines, log entries and curves of a stage, by a clock that the test moves."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ from support import raises
 
 
 class Heard(Screen):
-    """A screen, and the task on it, that remember what they were told."""
+    """A screen and its task that remember their calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,6 @@ def lines(run: RunWriter, name: str) -> list[dict[str, Any]]:
 
 
 def test_the_line_of_an_epoch(run: RunWriter, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With how much is left of the whole run."""
     monkeypatch.setattr(stage.screen.work, "time_left", lambda: "2:10 left")
     stage.train()
     stage.report.write({"loss_source": 0.25, "loss_target": 0.5}, pairs=37)

@@ -288,7 +288,7 @@ def test_it_is_captured_if_enough_steps_are_ahead_or_if_asked(
 def test_a_capture_that_does_not_fit_leaves_plain_steps(
     failures: int, captured: Callable[..., Training], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which may not fit either, then."""
+    """Nor may a plain step fit then."""
     plain, training = Training(), captured()
     expected = plain.train(WARM_UP + 3)
     train, calls = training.step.train, []

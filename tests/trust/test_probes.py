@@ -1,4 +1,4 @@
-"""What linear classifiers say of features whose truth is known."""
+"""Findings of linear classifiers on features with known labels."""
 
 import numpy as np
 import pytest

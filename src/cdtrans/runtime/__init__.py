@@ -1,1 +1,1 @@
-"""What depends on the machine: devices, ranks, signals, the screen."""
+"""The machine: devices, ranks, processes, signals, the screen."""

@@ -42,7 +42,7 @@ class Work:
     def __init__(self) -> None:
         self.done = 0.0
         self.ahead: dict[str, float] = {}
-        self.timed: dict[str, tuple[int, float, float]] = {}  # by kind: steps, and the units and seconds of most
+        self.timed: dict[str, tuple[int, float, float]] = {}  # kind -> steps, timed units, seconds
         self.last = time.monotonic()
 
     @property

@@ -38,7 +38,7 @@ class Data(NamedTuple):
     labels: Tensor  # [Ns] of the source
     target: Images
     holdout: LabelledImages | None
-    given: TargetLabels | None = None  # by the user, with --target-labels
+    given: TargetLabels | None = None  # labels of --target-labels
     untouched: bool = False  # whether the backbone is pretrained and stage 1 has not changed it
 
 
@@ -50,8 +50,8 @@ class Adaptation(NamedTuple):
     after: Impression | None  # the chosen epoch; None if there is none
     chosen_epoch: int
     last: dict[str, Tensor]  # the last epoch's weights; empty if training broke off
-    evidence: Evidence  # of the guard, from fixed features of both domains
-    measures: list[Measure]  # for or against the adapted model
+    evidence: Evidence  # the guard's, from fixed features of both domains
+    measures: list[Measure]  # evidence for or against the adapted model
     setback: Setback | None = None  # after the chosen epoch
 
 

@@ -23,7 +23,7 @@ def learning_rate(epoch: int, epochs: int, base: float, factor: float = 1.0, war
     and the cosine's floor do not grow with the factor, and the cosine does not start anew after the warm-up. A run that
     is shorter than its warm-up would never reach the rate: it rises to it until its middle and then falls."""
     peak, start, floor = factor * base, WARMUP_START * base, FLOOR * base
-    short = epochs < max(warmup, 2)  # of one epoch the authors' formula gives the floor alone
+    short = epochs < max(warmup, 2)  # the authors' formula gives a single epoch the floor alone
     middle = (epochs + 1) / 2 if short else float(warmup)
     if epoch < middle:
         return start + epoch * (peak - start) / middle
@@ -128,15 +128,15 @@ class Optimisation:
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=config.precision == "fp16")
         self.taken = torch.zeros((), dtype=torch.long, device=device)  # steps of this epoch
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)  # the first with a loss that is not finite
-        self.calls = self.made = 0  # of `update` in this try of the step; those that have changed the weights
-        self.applying = False  # in the middle of such a change
+        self.calls = self.made = 0  # calls of `update` in this try of the step, and updates already made
+        self.applying = False  # an update is changing the weights
 
     def start_epoch(self, epoch: int, steps_taken: int = 0) -> float:
         """Set the epoch's rates. Returns the rate of the weights, for the log."""
         warmup = self.config.warmup_epochs
         self.taken.fill_(steps_taken)
         if self.config.schedule == "cosine":
-            return self.lr * cosine_rate((epoch - 0.5) / self.epochs, warmup / self.epochs)  # in its middle
+            return self.lr * cosine_rate((epoch - 0.5) / self.epochs, warmup / self.epochs)  # the rate in its middle
         if self.adapting and self.epochs == warmup:
             warmup += 1  # it counts as a short run; the authors' stage 1 rises to its end
         for group in self.optimizer.param_groups:

@@ -95,7 +95,7 @@ class WandB:
 
     def __init__(self, config: Config, run: RunWriter) -> None:
         wandb = library("wandb")
-        self.run = wandb.run  # of stage 1, or of the program
+        self.run = wandb.run  # stage 1's run, or the program's
         if self.run is None:
             place = str(run.folder.resolve())
             about = {"name": run.folder.name, "dir": place, "config": config.to_dict()}
@@ -115,7 +115,7 @@ class MLflow:
     def __init__(self, config: Config, run: RunWriter) -> None:
         self.mlflow = library("mlflow")
         known = run.folder / layout.MLFLOW.name  # the name of the run, which a resumed one continues
-        if self.mlflow.active_run() is not None:  # of stage 1, or of the program
+        if self.mlflow.active_run() is not None:  # stage 1's run, or the program's
             return
         run.at_close(self.mlflow.end_run)
         if known.exists():

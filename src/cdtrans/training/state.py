@@ -46,7 +46,7 @@ def load_state(run: RunWriter) -> SavedState | None:
     file = run.folder / STATE.name
     if not file.exists():
         return None
-    with intact(file, STATE.advice):  # by the disk: atomic writes leave no half-written state behind
+    with intact(file, STATE.advice):  # only a disk can damage it: atomic writes leave no half-written state
         return build(SavedState, torch.load(file, map_location="cpu", weights_only=True))
 
 
@@ -83,7 +83,7 @@ class Loop:
         self.seed, self.save_every, self.last_epoch = config.seed, config.save_every, epochs
         self.epoch, self.step = 1, 0
         self.names: tuple[str, ...] = ()
-        self.sums: Tensor | None = None  # of the losses of this epoch
+        self.sums: Tensor | None = None  # the epoch's losses so far
         self.parts: dict[str, Stateful] = {"model": model, "optimisation": optimisation, **(parts or {})}
         self._saved_at = time.monotonic()
         state = load_state(run)

@@ -133,7 +133,7 @@ class Step:
                 self.memory.use_less(len(inputs[0]) or len(inputs[1]))  # there may be no source images
             for buffer, before in buffers:
                 buffer.copy_(before)
-            torch.manual_seed(torch.initial_seed())  # as before the step
+            torch.manual_seed(torch.initial_seed())  # the seed of the step again
 
         return until_it_fits(lambda: self._losses(*inputs), use_less)
 

@@ -12,17 +12,18 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from cdtrans.errors import named
 from cdtrans.trust.findings import LISTED, Finding, State
 
-FOLDS = 5  # of cross-validation, as is usual
+FOLDS = 5  # cross-validation, as usual
 STRENGTH = 0.01  # inverse penalty (scikit-learn's C) on standardised features: best of 1, 0.1, 0.01, 0.003 on Office-31
-ROUNDS = 300  # of the solver; it usually converges in fewer, and a probe need not converge
+ROUNDS = 300  # solver iterations; it usually converges in fewer, and a probe need not converge
 SEPARABLE, CHANCE = 0.5, 0.1  # share of the way from guessing the largest class (0) to perfect (1)
 ENOUGH = 100  # images; with fewer, an accuracy near chance may be bad luck
-SURE = 0.9  # of the mean confidence in correct predictions: what another label needs at least,
-DOUBTED = 0.3  # and what the image's own label may have of that; finds 40 to 65% of 5% wrong labels in Office-31
-MISLABELLED = 0.005  # of the source; Office-31's amazon has 0.9%, about half of them really wrong
+# An image looks mislabelled if the confidence in another label is at least SURE times the mean confidence in correct
+# predictions, and its own label has at most DOUBTED times that. This finds 40 to 65% of 5% wrong labels in Office-31.
+SURE, DOUBTED = 0.9, 0.3
+MISLABELLED = 0.005  # share of the source; Office-31's amazon has 0.9%, about half of them really wrong
 ALIKE = 0.6  # accuracy of telling the domains apart; 0.5 is chance
 SHIFTED = 0.3  # total variation: Office-31 and PACS have up to 0.25, made imbalanced 10:1 up to 0.29
-RARE, EXPECTED = 0.25, 5.0  # of a class' expected target images, if there should be so many
+RARE, EXPECTED = 0.25, 5.0  # a class is rare below this share of its expected images, if at least so many are expected
 
 
 class Sample(NamedTuple):
@@ -106,11 +107,11 @@ def class_shares(nearest: np.ndarray, labels: np.ndarray, names: Sequence[str]) 
     """Class shares by the nearest source images of the target images, compared with the source's own. Neither this nor
     anything else that was tried can tell a target with classes missing from the source from a distant one."""
     expected = _shares(labels, labels)
-    found = _shares(nearest, labels)
-    shift = float(np.abs(found - expected).sum() / 2)
-    rare = np.flatnonzero((found < RARE * expected) & (len(nearest) * expected >= EXPECTED))
+    observed = _shares(nearest, labels)
+    shift = float(np.abs(observed - expected).sum() / 2)
+    rare = np.flatnonzero((observed < RARE * expected) & (len(nearest) * expected >= EXPECTED))
     details: dict[str, Any] = {"shift": shift, "rare": [names[k] for k in rare.tolist()]}
-    details["share"] = dict(zip(names, found.tolist(), strict=True))
+    details["share"] = dict(zip(names, observed.tolist(), strict=True))
     statement = f"By their nearest source images, the target's class shares differ from the source's by {shift:.0%}"
     if shift <= SHIFTED:
         return Finding("ok", "class shares", statement, details=details)
@@ -146,7 +147,7 @@ def _cross_validated(x: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray
 
 
 def _domain_accuracy(source: np.ndarray, target: np.ndarray, seed: int) -> float:
-    """With the same number of images from each domain, so that 0.5 is chance."""
+    """The accuracy of telling the domains apart; both have equally many images, so that 0.5 is chance."""
     rng, count = np.random.default_rng(seed), min(len(source), len(target))
     drawn = [domain[rng.choice(len(domain), count, replace=False)] for domain in (source, target)]
     x, domain = _standardised(np.concatenate(drawn)), np.repeat([0, 1], count)

@@ -17,8 +17,8 @@ from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import pseudo_labels
 
 SAMPLE = 4096  # images for the scores of quadratic or iterated cost: the first ones, whose order is random
-CLUSTER_TRIES, CLUSTER_STEPS = 3, 20  # of k-means; the tightest result is used
-DENSITY_TEMPERATURE = 0.05  # of the paper on soft neighbourhood density (Saito et al., ICCV 2021)
+CLUSTER_TRIES, CLUSTER_STEPS = 3, 20  # k-means; the tightest result is used
+DENSITY_TEMPERATURE = 0.05  # as in the paper on soft neighbourhood density (Saito et al., ICCV 2021)
 
 
 class Scores(NamedTuple):
@@ -27,7 +27,7 @@ class Scores(NamedTuple):
     confidence: float  # 1 - mean entropy of the predictions / its maximum
     diversity: float  # entropy of the mean prediction / its maximum
     information: float  # mutual information of image and prediction / its maximum: confidence and diversity
-    nuclear_norm: float  # of the prediction matrix / its maximum (batch nuclear-norm maximisation, CVPR 2020)
+    nuclear_norm: float  # prediction matrix's norm / its maximum (batch nuclear-norm maximisation, CVPR 2020)
     clusters: float  # adjusted mutual information of predictions and clusters of the features
     density: float  # soft neighbourhood density: how many images share an image's prediction
     centers: float  # share of the images whose nearest class centre is the predicted class

@@ -1,4 +1,4 @@
-"""What is recorded of every epoch without labels, and which epoch to keep."""
+"""The record of every epoch without labels, and the choice of the epoch to keep."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from cdtrans.runtime.ranks import from_main
 from cdtrans.trust.scores import score
 from cdtrans.trust.support import Evidence, Impression
 
-DIGITS = 5  # of a score in the log
+DIGITS = 5  # decimal places of a score in the log
 CONSENSUS = ("information", "nuclear_norm", "clusters", "centers")
 
 
@@ -41,8 +41,8 @@ class Best(NamedTuple):
     """The best epoch so far."""
 
     epoch: int
-    value: float  # by the rule
-    weights: dict[str, Tensor]  # of the served network
+    value: float  # the rule's score
+    weights: dict[str, Tensor]  # the served network's
 
 
 class Selection:
@@ -75,8 +75,8 @@ class Watch:
     ) -> None:
         self.run, self.encode, self.holdout = run, encode, holdout
         self.evidence = evidence  # None: that of the source-only model's features, once the first round has begun
-        self.before: Impression | None = None  # of the source-only model, once the first round has begun
-        self.scores: dict[int, dict[str, float]] = {}  # by epoch
+        self.before: Impression | None = None  # the source-only model's, once the first round has begun
+        self.scores: dict[int, dict[str, float]] = {}  # epoch -> scores
         self.selection = Selection(rule)
 
     def epoch(self, epoch: int, target: Encoded, encode: Encoder | None = None) -> None:

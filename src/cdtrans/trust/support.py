@@ -32,8 +32,8 @@ from cdtrans.pairing.pairs import Domains
 from cdtrans.record.outcome import Support
 
 NEIGHBOURS = 10
-IMAGES = 20_000  # of a domain at most, evenly spread
-FOLDS, PROBED = 5, 20_000  # of the cross-validation, and images in it at most
+IMAGES = 20_000  # most images of a domain that are compared or probed, evenly spread
+FOLDS = 5  # cross-validation
 DRAWN = 1000  # images of each domain whose features are kept for the report's maps
 MOST = 0.5  # share of the images in one class, above which most of a target of several classes must be wrong
 TIMES_FAIR = 3.0  # ... and so many times the class's fair share: two or three classes may well be this uneven
@@ -107,7 +107,7 @@ class Crowded(NamedTuple):
     """A class into which a model puts far too many images."""
 
     label: int
-    share: float  # of the images
+    share: float  # its share of the images
     fair: float  # the class's share of the source, or 1 / classes if that is more
 
 
@@ -124,7 +124,7 @@ def crowded_class(predicted: Sequence[int], source: Sequence[int]) -> Crowded | 
 
 
 class Evidence(NamedTuple):
-    """What fixed features say about both domains."""
+    """Evidence from fixed features of both domains."""
 
     nearest: Tensor  # [n, k] labels of the source images nearest to some target images
     source_labels: Tensor  # [Ns]
@@ -141,11 +141,11 @@ class Evidence(NamedTuple):
         if not len(labels):  # a run without source images
             return cls(labels[:, None].cpu(), labels.cpu(), none, labels.cpu(), none, none)
         learnable = torch.tensor(cross_validated(domains.source.features, labels, classes))
-        found = label_target(some_of(domains), classes=classes, leading=leading)
-        reference = found.probabilities.argmax(dim=1)
-        agreement = (reference == found.first).double().mean().cpu()
+        graphs = label_target(some_of(domains), classes=classes, leading=leading)
+        reference = graphs.probabilities.argmax(dim=1)
+        agreement = (reference == graphs.first).double().mean().cpu()
         nearest = nearest_labels(domains).cpu()
-        return cls(nearest, labels.cpu(), learnable, reference.cpu(), agreement, found.steady, pretrained)
+        return cls(nearest, labels.cpu(), learnable, reference.cpu(), agreement, graphs.steady, pretrained)
 
     @property
     def features(self) -> str:
@@ -153,7 +153,7 @@ class Evidence(NamedTuple):
         return "pretrained" if self.pretrained else "source-only"
 
     def support(self, predicted: Tensor) -> Support:
-        """For a model's predictions [Nt]."""
+        """The support of a model's predictions, [Nt]."""
         some = predicted[asked(len(predicted))]
         each = torch.tensor([kappa(some, labels) for labels in self.nearest.T]) / max(float(self.learnable), 0.1)
         return Support(float(each[0]), float(each.mean()), shifted(predicted, self.source_labels))
@@ -173,8 +173,8 @@ def nearest_labels(domains: Domains) -> Tensor:
     queries = normalised(Statistics.of(target, prior=of_source).standardised(some))
     keys = normalised(of_source.standardised(source))
     k = min(NEIGHBOURS, len(keys))
-    found = [nearest(part, keys, -len(part), k)[1] for part in queries.split(TILE)]  # no key is the query itself
-    return domains.source_labels[torch.cat(found)]
+    indices = [nearest(part, keys, -len(part), k)[1] for part in queries.split(TILE)]  # no key is the query itself
+    return domains.source_labels[torch.cat(indices)]
 
 
 def asked(count: int) -> Tensor:
@@ -209,7 +209,7 @@ def _shares(*labels: Tensor) -> list[Tensor]:
 def cross_validated(features: Tensor, labels: Tensor, classes: int) -> float:
     """Accuracy of a linear probe on images that it has not seen: near chance if labels were mixed up, or if training
     has ruined the features, whatever the model's own head says."""
-    some = torch.linspace(0, len(labels) - 1, min(len(labels), PROBED), device=labels.device).round().long()
+    some = torch.linspace(0, len(labels) - 1, min(len(labels), IMAGES), device=labels.device).round().long()
     x, y = Statistics.of(features).standardised(features[some]), labels[some]
     fold = torch.arange(len(y), device=y.device) % FOLDS  # the source is in the order of its classes
     right = 0
