@@ -71,14 +71,15 @@ def impression(domains: Domains) -> Impression:
     p = source.logits.softmax(dim=1)
     confidence, predicted = p.max(dim=1)
     own = p.gather(1, labels[:, None]).squeeze(1)
-    samples = [x.features[sampled(len(x.features)).to(x.features.device)].half() for x in (source, target)]
+    samples = [x.features[evenly(x.features, DRAWN)].half() for x in (source, target)]
     columns = (target.logits, labels, predicted, confidence.half(), own.half(), *samples)
     return Impression(*(x.cpu() for x in columns))
 
 
-def sampled(count: int) -> Tensor:
-    """Evenly spread over the domain, so that every class of the source is in it."""
-    return torch.linspace(0, count - 1, min(count, DRAWN)).round().long()
+def evenly(features: Tensor, most: int) -> Tensor:
+    """The rows of at most so many images, evenly spread over a domain, so that every class of the source is in them."""
+    count = len(features)
+    return torch.linspace(0, count - 1, min(count, most)).round().long().to(features.device)
 
 
 def views(before: Impression, after: Impression) -> dict[str, np.ndarray]:
@@ -92,8 +93,8 @@ def views(before: Impression, after: Impression) -> dict[str, np.ndarray]:
         "source_own": before.source_own,
     }
     whole = {
-        "sampled_source": sampled(len(before.source_labels)),
-        "sampled_target": sampled(len(before.target_logits)),
+        "sampled_source": evenly(before.source_labels, DRAWN),
+        "sampled_target": evenly(before.target_logits, DRAWN),
         "target_before": before.predicted,
         "target_after": after.predicted,
         "source_labels": before.source_labels,
@@ -154,22 +155,22 @@ class Evidence(NamedTuple):
 
     def support(self, predicted: Tensor) -> Support:
         """The support of a model's predictions, [Nt]."""
-        some = predicted[asked(len(predicted))]
+        some = predicted[evenly(predicted, IMAGES)]
         each = torch.tensor([kappa(some, labels) for labels in self.nearest.T]) / max(float(self.learnable), 0.1)
         return Support(float(each[0]), float(each.mean()), shifted(predicted, self.source_labels))
 
     def stayed(self, predicted: Tensor, source_only: Tensor) -> float:
         """Share of a model's predictions [Nt] that are still the source-only model's, and not the reference's."""
-        rows = asked(len(predicted))
+        rows = evenly(predicted, IMAGES)
         still = (predicted == source_only)[rows] & (predicted[rows] != self.reference)
         return float(still.double().mean())
 
 
 def nearest_labels(domains: Domains) -> Tensor:
-    """[n, k] labels of the source images nearest to each of n target images, see `asked`."""
+    """[n, k] labels of the source images nearest to each of n target images."""
     source, target = domains.source.features, domains.target.features
     of_source = Statistics.of(source)
-    some = target[asked(len(target)).to(target.device)]
+    some = target[evenly(target, IMAGES)]
     queries = normalised(Statistics.of(target, prior=of_source).standardised(some))
     keys = normalised(of_source.standardised(source))
     k = min(NEIGHBOURS, len(keys))
@@ -177,13 +178,9 @@ def nearest_labels(domains: Domains) -> Tensor:
     return domains.source_labels[torch.cat(indices)]
 
 
-def asked(count: int) -> Tensor:
-    return torch.linspace(0, count - 1, min(count, IMAGES)).round().long()
-
-
 def some_of(domains: Domains) -> Domains:
     """Both domains, reduced to images that are evenly spread, and without labels of target images."""
-    x, y = (asked(len(side.features)).to(side.features.device) for side in (domains.source, domains.target))
+    x, y = (evenly(side.features, IMAGES) for side in (domains.source, domains.target))
     source, target = (Encoded(*(z[rows] for z in side)) for side, rows in ((domains.source, x), (domains.target, y)))
     return Domains(source, domains.source_labels[x], target)
 
@@ -209,7 +206,7 @@ def _shares(*labels: Tensor) -> list[Tensor]:
 def cross_validated(features: Tensor, labels: Tensor, classes: int) -> float:
     """Accuracy of a linear probe on images that it has not seen: near chance if labels were mixed up, or if training
     has ruined the features, whatever the model's own head says."""
-    some = torch.linspace(0, len(labels) - 1, min(len(labels), IMAGES), device=labels.device).round().long()
+    some = evenly(labels, IMAGES)
     x, y = Statistics.of(features).standardised(features[some]), labels[some]
     fold = torch.arange(len(y), device=y.device) % FOLDS  # the source is in the order of its classes
     right = 0
