@@ -16,10 +16,10 @@ from tiny_task import make_task
 
 
 def test_alone_and_under_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (ranks.launched_rank(), ranks.launched_world(), ranks.local_rank()) == (0, 1, 0)
-    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+    assert (ranks.launched_rank(), ranks.launched_world()) == (0, 1)
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8")):
         monkeypatch.setenv(name, value)
-    assert (ranks.launched_rank(), ranks.launched_world(), ranks.local_rank()) == (5, 8, 1)
+    assert (ranks.launched_rank(), ranks.launched_world()) == (5, 8)
 
 
 @pytest.mark.parametrize("rank", ["1", ""])

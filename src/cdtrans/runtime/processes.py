@@ -22,7 +22,7 @@ from cdtrans.runtime.ranks import processor_count
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = ["cdtrans.cli.app", "cdtrans.run.finish", "cdtrans.training.source"]  # torch and timm come with them
-OWN_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 
 def start(arguments: Sequence[str], out: Path, err: Path, *, side_by_side: int = 1) -> BaseProcess:
@@ -37,7 +37,7 @@ def start(arguments: Sequence[str], out: Path, err: Path, *, side_by_side: int =
         target=command, args=(list(arguments), str(out), str(err), dict(os.environ), threads)
     )
     try:
-        with _without_main(), _signals_blocked():
+        with _starting():
             process.start()
     except (EOFError, ConnectionError) as error:
         raise DeviceError(
@@ -53,7 +53,7 @@ def command(arguments: list[str], out: str, err: str, environment: dict[str, str
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, OWN_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
@@ -77,23 +77,15 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
-    """multiprocessing would import the user's script in every child, and run it if it has no `__main__` guard."""
+def _starting() -> Iterator[None]:
+    """Around the start of a process. multiprocessing would import the user's script in every child, and run it if it
+    has no `__main__` guard. The server inherits the blocked signals: Ctrl-C must not end it while it imports torch."""
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    masks = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING) if masks else set()
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """The server inherits the mask: Ctrl-C must not end it while it imports torch."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, OWN_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

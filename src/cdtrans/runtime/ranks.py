@@ -33,11 +33,6 @@ def launched_world() -> int:
     return _number("WORLD_SIZE", 1)
 
 
-def local_rank() -> int:
-    """The number of this process on its machine."""
-    return _number("LOCAL_RANK", 0)
-
-
 def processor_count() -> int:
     """Not all processors of the machine, if a container or `taskset` allows fewer and the system can tell."""
     if hasattr(os, "sched_getaffinity"):  # Linux
@@ -85,7 +80,7 @@ def take_gpu() -> None:
     import torch
 
     if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(_number("LOCAL_RANK", 0) % torch.cuda.device_count())
 
 
 @contextmanager
