@@ -27,7 +27,7 @@ from decode import make_images
 from pipeline import watched_gpu
 
 import measure
-from cdtrans.config import make_config
+from cdtrans.config import Resolved
 from cdtrans.inputs.stream import Source
 from cdtrans.network.weights import build_model, make_card
 from cdtrans.runtime.device import pick_precision
@@ -35,7 +35,7 @@ from cdtrans.runtime.ranks import launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Prediction, load
 from cdtrans.serving.portable import timm_file
-from cdtrans.serving.predict import classify
+from cdtrans.serving.predict import Job
 
 TARS = 8
 
@@ -79,7 +79,7 @@ def write_model(here: Path, name: str, device: str) -> None:
     """An exported model with random weights."""
     crop = 224 if device == "cuda" else 160
     precision = pick_precision("auto", torch.device(device))
-    config = make_config({"backbone": name, "precision": precision, "crop": crop, "resize": crop * 8 // 7})
+    config = Resolved(backbone=name, precision=precision, crop=crop, resize=crop * 8 // 7)  # type: ignore[arg-type]
     card = make_card(config, tuple("abcde"), stage="adaptation", epoch=1)
     (here / "model.safetensors").write_bytes(timm_file(build_model(card), card))
 
@@ -144,9 +144,9 @@ def child(model: str, images: str, out: str, kind: str, device: str, how: str) -
     classifier = load(model, device=device)
     if how == "free":
         classifier.stream_batches = free_of_cost  # type: ignore[method-assign,assignment]
-    options = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.0, "screen": Screen(quiet=True, machine=True)}
+    job = Job(classifier, Path(images), None, kind, 1, 0.0, 0.0, Screen(quiet=True, machine=True))
     start, before = time.time(), time.process_time()
-    result = classify(classifier, Path(images), Path(out), kind, **options)  # type: ignore[arg-type]
+    result = job.run(Path(out))
     end, cpu = time.time(), time.process_time() - before
     if launched_rank() == 0:
         status = Path("/proc/self/status").read_text()

@@ -19,7 +19,7 @@ from cdtrans.serving import parts
 from cdtrans.serving import predict as module
 from cdtrans.serving.classifier import Classifier, Prediction, load
 from cdtrans.serving.parts import PartFolder, folder_of
-from cdtrans.serving.predict import ParquetTable, Predicted, classify
+from cdtrans.serving.predict import Job, ParquetTable, Predicted
 from commands import Ended, start_ranks, warm
 from support import add_member, error_says, make_tar, raises, says
 from tiny_task import draw
@@ -95,13 +95,12 @@ def predict(finished, images: Path, file: Path, *flags: str, **how) -> Ended:
     return warm().run(list(map(str, command)), file.parent / "logs", constants=CONSTANTS, **how)
 
 
-def uninterrupted(classifier: Classifier, images: Path, file: Path, **options) -> bytes:
+def uninterrupted(classifier: Classifier, images: Path, file: Path) -> bytes:
     """What one process writes that is never stopped. Its parts are as large: with some processors the last digit of a
     probability depends on how many images are predicted at once."""
-    settings = {"root": None, "top": 1, "threshold": 0.0, "max_bad": 0.1} | options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdtrans.serving.parts.PART", PART)
-        classify(classifier, images, file, screen=Screen(quiet=True), **settings)
+        patch.setattr(parts, "PART", PART)
+        Job(classifier, images, None, "csv", 1, 0.0, 0.1, Screen(quiet=True)).run(file)
     return file.read_bytes()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import cdtrans
 from cdtrans.errors import CdtransError
-from cdtrans.record.run_folder import OWN
+from cdtrans.record.layout import OWN
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import Predicted
@@ -257,7 +257,7 @@ import json, re, sys
 from pathlib import Path
 from cdtrans.serving import parts
 from cdtrans.serving.classifier import Classifier, load
-from cdtrans.serving.predict import classify
+from cdtrans.serving.predict import Job
 from cdtrans.runtime.screen import Screen
 from dataclasses import replace
 
@@ -267,8 +267,8 @@ classifier = load(run, device="cpu")
 classifier.card = replace(classifier.card, resize=160)  # 77 kB an image, so that keeping them would show
 peaks, counts = [], []
 for folder in (few, many):
-    options = dict(root=None, top=2, threshold=0.5, max_bad=0.0, screen=Screen(quiet=True, machine=True))
-    counts.append(classify(classifier, folder, folder.with_suffix(".csv"), **options).images)
+    job = Job(classifier, folder, None, "csv", 2, 0.5, 0.0, Screen(quiet=True, machine=True))
+    counts.append(job.run(folder.with_suffix(".csv")).images)
     # not getrusage: its peak starts at that of the process that started this one
     peaks.append(int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024)
 print(json.dumps({"peaks": peaks, "counts": counts}))

@@ -16,7 +16,7 @@ from cdtrans.errors import RunError, SettingsError, nearest
 from cdtrans.record import layout
 from cdtrans.record.files import atomic, replace_folder
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run_folder import require_output
+from cdtrans.record.run import require_output
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help, checked

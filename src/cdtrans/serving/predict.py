@@ -20,7 +20,7 @@ from cdtrans.record import wording
 from cdtrans.record.files import atomic, csv_line, csv_lines
 from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_share
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run_folder import require_output
+from cdtrans.record.run import require_output
 from cdtrans.runtime.ranks import Finish, launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen, Task
 from cdtrans.runtime.signals import importing
@@ -36,7 +36,7 @@ from cdtrans.serving.classifier import (
     load,
     require_run,
 )
-from cdtrans.serving.parts import Counts, Finished, Part, PartFolder, Shard, find_shards, folder_of, parts_of
+from cdtrans.serving.parts import Counts, Finished, Part, PartFolder, find_shards, folder_of, parts_of
 from cdtrans.trust.preflight import ignored
 
 NAMED_SKIPS = 10  # unreadable files that are named on the screen; all are in a list
@@ -139,9 +139,7 @@ def predict(
         advice = "'cdtrans ask' chooses images to label, and 'cdtrans answer' measures with them."
         screen.warn(f"{wording.CALIBRATED['nothing']} {advice}")
     screen.say(f"model: {classifier.name}")
-    return classify(
-        classifier, images, file, kind, root=root, top=top, threshold=threshold, max_bad=max_bad, screen=screen
-    )
+    return Job(classifier, images, root, kind, top, threshold, max_bad, screen).run(file)
 
 
 def find_threshold(
@@ -195,69 +193,50 @@ def check_places(
     raise no_image(images, "")
 
 
-def classify(
-    classifier: Classifier,
-    images: Path,
-    file: Path | IO[bytes] | None,
-    kind: str = "csv",
-    *,
-    root: Path | None,
-    top: int,
-    threshold: float,
-    max_bad: float,
-    screen: Screen,
-) -> Predicted:
-    """Write a table of the kind 'csv' or 'parquet'; without a file, return the predictions."""
-    table = TABLES[kind](column_names(classifier, top))
-    job = Job(classifier, table, find_shards(images, root), top, threshold, max_bad, screen)
-    total = job.count_images(images) if launched_rank() == 0 else None
-    predictions = Predictions()
-    if isinstance(file, Path):
-        counts = job.write(file, total)
-    else:
-        counts = Counts()
-        with screen.track("predicting", total) as task:
-            results = classifier.stream_batches(cut(stream_images(images, root), classifier.batch), top=top)
-            labelled = job.labelled(results, counts, task)
-            if file is None:
-                predictions.extend(labelled)
-            else:
-                write_lines(file, table, labelled)
-        job.judge(counts)
-    expected = counts.right / counts.kept if counts.kept else None
-    if isinstance(file, Path) and launched_rank() == 0:
-        unsure = f", {counts.images - counts.kept} of them left without a label (probability below {threshold:.3g})"
-        screen.result(f"Wrote {file}: {counted(counts.images, 'image')}{unsure if threshold else ''}.")
-    if threshold and counts.images:
-        of_these = "" if expected is None else f"; expected to be right: {expected:.1%}"
-        screen.say(f"Kept {counts.kept} of {counts.images} labels ({counts.kept / counts.images:.0%}){of_these}.")
-    return Predicted(
-        csv=file if isinstance(file, Path) and kind == "csv" else None,
-        parquet=file if isinstance(file, Path) and kind == "parquet" else None,
-        images=counts.images,
-        kept=counts.kept,
-        abstained=counts.images - counts.kept,
-        skipped=counts.skipped,
-        threshold=threshold,
-        expected_accuracy=expected,
-        predictions=predictions,
-    )
-
-
 @dataclass
 class Job:
-    """Labels the images of some shards."""
+    """Labels images: for a CSV or Parquet file, for a stream, or as a list."""
 
     classifier: Classifier
-    table: "CsvTable"
-    shards: Sequence[Shard]
+    images: Path
+    root: Path | None
+    kind: str  # of the table: a key of TABLES
     top: int
     threshold: float
     max_bad: float
     screen: Screen
     named: int = 0  # unreadable files so far; the first are named on the screen
 
-    def count_images(self, images: Path) -> int | None:
+    def run(self, file: Path | IO[bytes] | None) -> Predicted:
+        self.table = TABLES[self.kind](column_names(self.classifier, self.top))
+        self.shards = find_shards(self.images, self.root)
+        total = self.count_images() if launched_rank() == 0 else None
+        predictions = Predictions()
+        if isinstance(file, Path):
+            counts = self.write(file, total)
+        else:
+            counts = Counts()
+            with self.screen.track("predicting", total) as task:
+                batches = cut(stream_images(self.images, self.root), self.classifier.batch)
+                labelled = self.labelled(self.classifier.stream_batches(batches, top=self.top), counts, task)
+                if file is None:
+                    predictions.extend(labelled)
+                else:
+                    write_lines(file, self.table, labelled)
+            self.judge(counts)
+        left_out, expected = counts.images - counts.kept, counts.right / counts.kept if counts.kept else None
+        if isinstance(file, Path) and launched_rank() == 0:
+            unsure = f", {left_out} of them left without a label (probability below {self.threshold:.3g})"
+            images = counted(counts.images, "image")
+            self.screen.result(f"Wrote {file}: {images}{unsure if self.threshold else ''}.")
+        if self.threshold and counts.images:
+            share, of_these = counts.kept / counts.images, f"; expected to be right: {expected:.1%}" if expected else ""
+            self.screen.say(f"Kept {counts.kept} of {counts.images} labels ({share:.0%}){of_these}.")
+        csv, parquet = (file if isinstance(file, Path) and self.kind == kind else None for kind in TABLES)
+        numbers = (counts.images, counts.kept, left_out, counts.skipped, self.threshold, expected)
+        return Predicted(csv, parquet, *numbers, predictions)
+
+    def count_images(self) -> int | None:
         """The number of images, for the progress bar; None for tars, which would have to be read to count them. Also
         warns about ignored files that may be images."""
         others: list[str] = []
@@ -265,11 +244,11 @@ class Job:
         if not self.shards[0].is_tar:
             total = 0
             with self.screen.track("counting images", None) as task:
-                for names in cut(stream_names(images, self.shards[0].root, others), COUNTED_AT_ONCE):
+                for names in cut(stream_names(self.images, self.root, others), COUNTED_AT_ONCE):
                     total += len(names)
                     task.advance(len(names))
-        elif images.is_dir():
-            others = [path for path, _ in walk(images) if not is_tar_name(path)]
+        elif self.images.is_dir():
+            others = [path for path, _ in walk(self.images) if not is_tar_name(path)]
         if others:
             finding = ignored("", others)
             self.screen.warn(f"{finding.statement}. {finding.advice}")
@@ -283,7 +262,7 @@ class Job:
             with self.screen.track("predicting", len(first.images)) as task:
                 finished = [part for _, part in self.predicted([first], task)]
             return self.join(file, finished)
-        settings = {"table": self.table.name, "top": self.top, "threshold": self.threshold}
+        settings: dict[str, Any] = {"table": self.kind, "top": self.top, "threshold": self.threshold}
         settings |= {"unknown": self.classifier.source_only is not None, "model": self.classifier.digest()}
         with PartFolder(file, settings, self.shards) as folder:
             try:
@@ -407,8 +386,6 @@ def fields(result: Prediction) -> list[str | float]:
 class CsvTable:
     """Predictions as a CSV. Probabilities have six decimals, and a label that was left out is empty."""
 
-    name = "csv"
-
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = columns
 
@@ -427,8 +404,6 @@ class CsvTable:
 
 class ParquetTable(CsvTable):
     """Predictions with a row group for every part. Probabilities are float32, and a label that was left out is null."""
-
-    name = "parquet"
 
     def __init__(self, columns: Sequence[str]) -> None:
         import pyarrow
