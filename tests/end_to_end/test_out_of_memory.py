@@ -62,7 +62,7 @@ def test_it_ends_with_the_same_model_and_resumes_to_the_same_bytes(
         numbers = {key: value for key, value in b.items() if isinstance(value, float)}
         assert {key: a[key] for key in numbers} == pytest.approx(numbers, abs=1e-3)
 
-    for saves in (1, 4, 11, 13, 17):  # at the start and in the middle of both stages
+    for saves in (4, 13):  # in the middle of both stages
         out = tmp_path / str(saves)
         stopped(task, out, saves, monkeypatch)
         capsys.readouterr()

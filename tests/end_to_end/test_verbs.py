@@ -13,7 +13,7 @@ import yaml
 
 from commands import Ended, warm
 from support import says
-from tiny_task import Task, draw, make_task, tree
+from tiny_task import Task, draw, make_task
 
 pytestmark = pytest.mark.slow
 
@@ -87,19 +87,6 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Ended]:
 COMMAND = ("adapt", "source", "target", "--config", "tiny.yaml", "--epochs", "1", "--lr", "0.02", "--json")
 
 
-def test_images_decoded_while_torch_is_imported_make_the_same_run(
-    adapted: tuple[Task, Ended], tmp_path: Path, empty: Path
-) -> None:
-    """The warm process has torch, and therefore decodes in the run itself."""
-    task, _ = adapted
-    command = [*COMMAND, "--cache", str(empty), "--out", str(tmp_path / "plain")]
-    ended = warm().run(command, tmp_path / "logs", folder=task.folder)
-    assert ended.code == 0, ended.err
-    ahead, plain = tree(task.folder / "runs" / "adapt"), tree(tmp_path / "plain")
-    assert ahead.pop("config.yaml") != plain.pop("config.yaml")  # of another cache
-    assert ahead == plain
-
-
 def test_adapt_then_eval_then_predict(adapted: tuple[Task, Ended]) -> None:
     """The three commands of the README."""
     task, ended = adapted
@@ -108,9 +95,6 @@ def test_adapt_then_eval_then_predict(adapted: tuple[Task, Ended]) -> None:
     told = only_object(ended.out)
     assert told.items() >= {"run": "runs/adapt", "chosen_epoch": 1, "harm": False, "estimate": None}.items()
     assert says(ended.err, "source: 24 images", "3 classes", "target: 21 images")
-    assert says(
-        ended.err, "then 1 epoch of cdtrans", "at 16 pixels", "on cpu in fp32", "config.yaml"
-    )  # what was decided
     config = yaml.safe_load((here / "runs/adapt/config.yaml").read_text())
     assert (config["epochs"], config["source_epochs"], config["batch_size"]) == (1, 3, 8)
     assert config["source"] == str(task.source)

@@ -1,7 +1,5 @@
 """`adapt --target TARGET --source-model RUN_OR_FILE --method shot`: no source images at all."""
 
-import csv
-import json
 import shutil
 from pathlib import Path
 
@@ -13,9 +11,10 @@ from safetensors.torch import save_file
 
 from cdtrans.network.network import Head, Network
 from cdtrans.network.weights import load_classifier, load_model
+from cdtrans.record.record import RunRecord
 from commands import Ended, cold, warm
 from support import error_says, says
-from tiny_task import CLASSES, TINY, Task, log_lines, make_task, tree
+from tiny_task import CLASSES, TINY, Task, make_task, tree
 
 SHOT = ("--method", "shot")
 
@@ -58,23 +57,18 @@ class TestFromARun:
             assert (without / name).read_bytes() == (with_source / name).read_bytes(), name
         assert tree(without / "predictions") == tree(with_source / "predictions")
 
-    def test_the_guard_says_what_it_could_not_check(self, without: Path) -> None:
-        result = json.loads((without / "result.json").read_text())
-        assert result["guard"]["verdict"] == "unknown"
-        assert [finding["name"] for finding in result["guard"]["findings"]] == ["no source images"]
-        assert says(result["guard"]["paragraph"], "not checked", "learnt", "forgotten", "support", "labels of target")
-        assert result["chosen_model"] == "adapted"
-        assert result["support"] == {}
-        assert (result["estimate"]["low"], result["estimate"]["high"]) == (None, None)
-        assert json.loads((without / "adapted" / "model.json").read_text())["temperature"] == 1.0
+    def test_nothing_is_judged_or_estimated(self, without: Path) -> None:
+        record = RunRecord(without)
+        outcome = record.outcome
+        assert (outcome.verdict.kind, outcome.choice.model) == ("unknown", "adapted")
+        assert [finding.code for finding in outcome.verdict.findings] == ["no-source-images"]
+        assert (outcome.basis, outcome.estimate, record.card("adapted").temperature) == (None, None, 1.0)
 
     def test_the_record_knows_no_source_image(self, without: Path) -> None:
-        with open(without / "images.csv", newline="") as file:
-            assert {row["domain"] for row in csv.DictReader(file)} == {"target"}
-        data = json.loads((without / "data.json").read_text())["source"]
-        assert (data["images"], data["classes"]) == (0, dict.fromkeys(CLASSES, 0))
-        pairs = [line for line in log_lines(without) if line["event"] == "pairs"]
-        assert all(line["sources_used"] == 0 and "source_accuracy" not in line for line in pairs)
+        record = RunRecord(without)
+        assert record.images.paths["source"] == record.images.paths["holdout"] == ()
+        assert (record.data.source.images, record.data.source.classes) == (0, dict.fromkeys(CLASSES, 0))
+        assert all(line["sources_used"] == 0 and "source_accuracy" not in line for line in record.events("pairs"))
 
     def test_the_report_is_whole(self, without: Path) -> None:
         page = (without / "report.html").read_text()
@@ -171,7 +165,7 @@ def test_what_is_refused(places: Path, tmp_path: Path, flags: tuple[str, ...], w
 def test_the_target_is_given_once(places: Path, tmp_path: Path) -> None:
     ended = cold().run(["adapt", "target", "target", "--target", "target"], tmp_path / "logs", folder=places)
     assert ended.code == 2
-    assert says(ended.err, "given twice", "--target")
+    assert says(ended.err, "target", "given twice")
 
 
 def test_a_file_needs_a_run_without_source(places: Path, tmp_path: Path, task: Task) -> None:
