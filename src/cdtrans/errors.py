@@ -19,9 +19,7 @@ class CdtransError(Exception):
 
     details: str = ""
 
-    def __init__(self, code: str, sentence: str = "") -> None:
-        if not sentence:  # TODO: every error gets a code
-            code, sentence = "uncoded", code
+    def __init__(self, code: str, sentence: str) -> None:
         super().__init__(shortened(printable(sentence)))
         self.code = code
 

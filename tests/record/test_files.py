@@ -125,7 +125,7 @@ def test_names_stay_names_even_if_a_spreadsheet_takes_them_for_formulas() -> Non
         (RecursionError("deep"), ["is damaged (RecursionError: deep)"]),
         (PermissionError(13, "Permission denied"), ["cannot be read (Permission denied); go home."]),
         (Misfit("size is 5"), ["is damaged (size is 5); go home."]),
-        (CdtransError("As it is."), ["As it is."]),
+        (CdtransError("as-it-is", "As it is."), ["As it is."]),
     ],
     ids=str,
 )

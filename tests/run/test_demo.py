@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-import cdtrans.run.demo as demo_module
+import cdtrans.inputs.digits
 from cdtrans.config import read_recipe
 from cdtrans.inputs.digits import Digits, write_digits
 from cdtrans.measure.measured import evaluate
@@ -40,7 +40,7 @@ def written(finished, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(folder=folder, seed=seed)
         return Digits(finished.task.source, finished.task.target, finished.answers)
 
-    monkeypatch.setattr(demo_module, "write_digits", write)
+    monkeypatch.setattr(cdtrans.inputs.digits, "write_digits", write)
     return asked
 
 
@@ -84,7 +84,7 @@ def test_as_a_new_user_starts_it(tmp_path: Path) -> None:
 def test_adaptation_is_worth_its_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset's recipe, shortened: half of the digits, half as deep a network, fewer steps. It gained 17 to 23
     points with the seeds 0 to 2; what the whole demo gains is measured in docs/results/digits.md."""
-    monkeypatch.setattr(demo_module, "write_digits", write_half_of_the_digits)
+    monkeypatch.setattr(cdtrans.inputs.digits, "write_digits", write_half_of_the_digits)
     preset = read_recipe("demo")
     short = {
         "backbone_args": preset["backbone_args"] | {"depth": 2},

@@ -14,7 +14,6 @@ import typer
 
 from cdtrans.config import HINTS, SETTINGS, choices, merged, parse_yaml, read_recipe, starting_layers
 from cdtrans.errors import VERDICT_AGAINST, SettingsError
-from cdtrans.network.backbone import SHORT_NAMES
 from cdtrans.runtime.ranks import launched_rank
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, alternatives
@@ -199,6 +198,8 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 def help_line(name: str, preset: Mapping[str, Any] | None = None) -> str:
     """A setting's help text with its choices and its default; where the recipes differ, both defaults. A preset's value
     is the default of both."""
+    from cdtrans.network.backbone import SHORT_NAMES
+
     spec, changed = SETTINGS[name], dict(preset or {})
     value, best = changed.get(name, spec.default), starting_layers(merged(changed))[0]
     in_text = value in (None, "auto")

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 from typing_extensions import Unpack
 
 from cdtrans.config import Settings, make_config
-from cdtrans.errors import CdtransError
-from cdtrans.inputs.digits import write_digits
+from cdtrans.errors import SettingsError
 from cdtrans.measure.measured import evaluate
 from cdtrans.record.record import RunRecord
-from cdtrans.reporting.page import write_report
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen
@@ -38,8 +36,13 @@ def demo(
     **settings: Unpack[Settings],
 ) -> DemoResult:
     """Rendered digits to real handwriting. The labels are read after training, to print the score."""
+    from cdtrans.inputs.digits import write_digits
+
     if launched_world() > 1:
-        raise CdtransError("The built-in task is too small for several processes; start 'cdtrans demo' in one process.")
+        raise SettingsError(
+            "demo-on-ranks",
+            "The built-in task is too small for several processes; start 'cdtrans demo' in one process.",
+        )
     place = Path(os.path.abspath(out))  # so that "." has a name
     seed = make_config({"seed": settings.get("seed", 0)}).seed
     digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
@@ -48,5 +51,7 @@ def demo(
     result = adapt(source=digits.source, target=digits.target, out=out, preset="demo", screen=screen, **own)
     measured = evaluate(result.run, digits.answers, screen=screen)
     if report:
+        from cdtrans.reporting.page import write_report
+
         write_report(RunRecord(result.run), screen)
     return DemoResult(result.run, measured.models["source"].accuracy, measured.accuracy, result.harm)
