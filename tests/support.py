@@ -3,7 +3,7 @@
 import io
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from timm.models import VisionTransformer
+from torch import nn
 
 from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Batch, Sizes
@@ -37,6 +38,22 @@ def tiny_batch(images: int = 6, classes: int = 3) -> Batch:
     torch.manual_seed(1)
     x, y = torch.randn(2, images, 3, 16, 16), torch.arange(images) % classes
     return Batch(x[0], y, x[1], torch.zeros_like(y), torch.arange(images), torch.ones(images))
+
+
+class Updates:
+    """In place of the optimiser: the modules and the loss of each update, each of whose parameters gets a gradient."""
+
+    def __init__(self, method: nn.Module) -> None:
+        self.names = {id(p): name for name, p in method.named_parameters()}
+        self.modules: list[set[str]] = []
+        self.losses: list[float] = []
+
+    def __call__(self, loss: torch.Tensor, parameters: Sequence[torch.Tensor] | None = None) -> None:
+        assert parameters is not None
+        gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+        assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+        self.modules.append({self.names[id(p)].split(".")[0] for p in parameters})
+        self.losses.append(float(loss.detach()))
 
 
 def devices() -> list:

@@ -9,13 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import CDTransOptions, make_config
-from cdtrans.errors import CdtransError
 from cdtrans.methods import cdtrans as module
-from cdtrans.methods.base import Batch, Round, Sizes
+from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdtrans import Branches, CDTrans, branch_losses, distillation_loss
-from cdtrans.network.encoding import Encoded
 from cdtrans.network.network import Network, Output
-from cdtrans.pairing.pairs import Domains, Proposals
 from cdtrans.run.resolve import make_method
 from support import from_authors_names
 
@@ -101,11 +98,6 @@ def test_the_rows_of_table_6_have_the_losses_they_name(
     assert [float(loss) for loss in losses.values()] == [float(every[name]) for name in expected]
 
 
-def test_without_any_loss_there_is_nothing_to_learn() -> None:
-    with pytest.raises(CdtransError, match="--loss"):
-        CDTransOptions(loss_source="none", loss_source_target="none", loss_target="none")
-
-
 @pytest.mark.parametrize("residual", [True, False])
 def test_the_first_block_s_residual_is_an_option(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, residual: bool) -> None:
     given: list[bool] = []
@@ -134,24 +126,3 @@ def test_the_settings_of_a_run_reach_the_method(tiny: Tiny, values: dict[str, An
     for settings in (values, {"method_args": values}):
         method = make_method(CDTrans, tiny[0], make_config(settings), Sizes(5, 10, 10))
         assert method.options == CDTransOptions(**values)
-
-
-def test_options_decide_which_pairs_are_planned(tiny: Tiny) -> None:
-    generator = torch.Generator().manual_seed(0)
-    features = [torch.randn(n, 4, generator=generator) for n in (20, 15)]
-    logits = [torch.randn(n, 5, generator=generator) for n in (20, 15)]
-    labels = torch.randint(5, (20,), generator=generator)
-    domains = Domains(Encoded(features[0], logits[0]), labels, Encoded(features[1], logits[1]))
-
-    def planned(**options: Any) -> Proposals:
-        method = CDTrans(tiny[0], CDTransOptions(**options), Sizes(5, 20, 15))
-        return method.plan(domains, Round(1, 1, 1), torch.Generator())
-
-    assert len(planned().source) == 35
-    assert planned().kept is not None
-    assert planned(center_aware=False).kept is None
-    assert len(planned(mutual_pairs="once").source) < 35
-    assert len(planned(pairing="one_way_source").source) == 20
-    assert len(planned(pairing="one_way_target").source) == 15
-    by_pair = planned(center_aware=False, target_class="pair")
-    assert torch.equal(by_pair.target_labels, by_pair.source_labels)

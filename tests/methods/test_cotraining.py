@@ -111,15 +111,6 @@ def test_the_losses_are_those_of_the_docstring(domains: Domains) -> None:
     torch.testing.assert_close(losses["loss_information"], information, atol=1e-4, rtol=1e-4)
 
 
-def test_gradients_reach_the_network_and_not_the_teacher(domains: Domains) -> None:
-    m = method()
-    plan(m, domains)
-    m.train()
-    sum(m.losses(batch(), torch.tensor(0.0)).values()).backward()
-    assert all(p.grad is not None for p in m.network.backbone.parameters())
-    assert all(p.grad is None for p in m.teacher.parameters())
-
-
 def test_the_teacher_follows_fast_at_first_and_slowly_then() -> None:
     m = method(length=0.01)  # 192 pairs, 32 steps of 6
     with torch.no_grad():

@@ -6,10 +6,12 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+import timm
 
 from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method
+from cdtrans.network.network import Head, Network, feature_dim
 from cdtrans.run.resolve import require_source, resolve
 from cdtrans.studies.recipes import OWN_START
 from commands import warm
@@ -64,6 +66,21 @@ def test_only_some_methods_work_without_source_images() -> None:
     require_source(method_class("shot"), config)
     with raises("no-source"):
         require_source(method_class("dann"), config)
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone"),
+    [
+        *((name, "test_resnet") for name in ("cdtrans", "ssrt", "pmtrans", "tvt")),
+        *((name, "test_vit") for name in ("cdan_tn", "mstn_dsbn", "dcan")),
+        ("tvt", "test_vit"),  # it has no class token
+    ],
+)
+def test_a_backbone_that_a_method_cannot_work_with(name: str, backbone: str) -> None:
+    args = {"global_pool": "avg"} if backbone == "test_vit" else {}
+    model = timm.create_model(backbone, num_classes=0, **args)
+    with raises("backbone-misfit"):
+        method_class(name).check(Network(model, Head(feature_dim(model), 3, "none")), backbone)
 
 
 @pytest.mark.parametrize(

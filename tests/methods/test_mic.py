@@ -115,9 +115,3 @@ def test_the_teacher_follows_at_once_and_then_with_decay_0_9() -> None:
         decay = min(1 - 1 / (step + 1), 0.9)
         expected = decay * expected + (1 - decay) * step
         torch.testing.assert_close(averaged, torch.full_like(averaged, expected))
-
-
-def test_served_is_the_network() -> None:
-    method = make_method()
-    assert method.served() is method.network
-    assert not any(p.requires_grad for p in method.teacher.parameters())

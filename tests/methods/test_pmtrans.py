@@ -1,7 +1,6 @@
 """PMTrans by hand: the mixed images and the two losses on them."""
 
 import pytest
-import timm
 import torch
 from timm.models import VisionTransformer
 from torch import Tensor
@@ -10,7 +9,6 @@ from torch.nn import functional as F
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.pmtrans import PMTrans, feature_loss, label_loss
 from cdtrans.network.network import Head, Network
-from support import error_says
 
 
 def make_method() -> PMTrans:
@@ -95,21 +93,9 @@ def test_label_loss_by_hand() -> None:
     assert float(label_loss(logits, y_s, y_t, weights, share)) == pytest.approx(expected)
 
 
-def test_a_mixed_image_of_source_alone_has_the_source_s_label_alone() -> None:
-    logits, y = torch.randn(3, 4), torch.tensor([0, 1, 2])
-    share = torch.tensor([1.0, 1.0, 1.0 - 1e-7])
-    torch.testing.assert_close(label_loss(logits, y, y.flip(0), torch.ones(3), share), F.cross_entropy(logits, y))
-
-
 def test_the_bank_follows_the_target() -> None:
     method, batch = make_method(), make_batch()
     before: Tensor = method.bank.features.clone()
     method.after_step(batch, torch.tensor(0.5))
     moved = [i for i in range(9) if not torch.equal(before[i], method.bank.features[i])]
     assert moved == sorted(batch.i_t.tolist())
-
-
-def test_only_a_vit_will_do() -> None:
-    resnet = timm.create_model("resnet10t", num_classes=0)
-    with error_says("PMTrans", "ViT", "my_resnet"):
-        PMTrans.check(Network(resnet, Head(512, 3, "none")), "my_resnet")

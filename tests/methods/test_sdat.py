@@ -98,7 +98,3 @@ def test_under_autocast_the_second_pass_rounds_the_perturbed_weights() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = method.train_step(tiny_batch(), HALF, update_of(method, with_fresh_roundings))
     assert losses["loss_source"].item() == again[0].item()
-
-
-def test_it_is_without_entropy_weights_by_default() -> None:
-    assert not tiny_method(SDAT, hidden=8).options.entropy

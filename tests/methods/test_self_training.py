@@ -29,15 +29,6 @@ class TestRectifiedLoss:
         expected = math.exp(-variance) * -math.log(0.2) + variance
         assert float(rectified_loss(primary, auxiliary, torch.tensor([1]))) == pytest.approx(expected)
 
-    def test_equal_predictions_leave_the_cross_entropy(self) -> None:
-        logits, labels = torch.randn(7, 4), torch.randint(4, (7,))
-        torch.testing.assert_close(rectified_loss(logits, logits, labels), F.cross_entropy(logits, labels))
-
-    def test_labels_may_be_soft(self) -> None:
-        logits, other, labels = torch.randn(7, 4), torch.randn(7, 4), torch.randint(4, (7,))
-        soft = F.one_hot(labels, 4).float()
-        torch.testing.assert_close(rectified_loss(logits, other, soft), rectified_loss(logits, other, labels))
-
 
 def test_the_divergence_from_uniform_is_that_of_torch() -> None:
     logits = torch.randn(5, 3).double()
@@ -73,14 +64,6 @@ class TestBalancedLabels:
         assert found.selected.tolist() == [True, True, bool(ratio.sum() > 1), False]
         assert found.selected[2]
         torch.testing.assert_close(found.labels[2], ratio / ratio.sum())
-
-    def test_certain_predictions_are_selected(self) -> None:
-        certain = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        assert balanced_labels(certain, 0.5, ALPHA).selected.all()
-        assert torch.equal(balanced_labels(certain, 0.5, ALPHA).labels, certain)
-
-    def test_all_of_them(self) -> None:
-        assert balanced_labels(P, 1.0, ALPHA).selected.all()
 
 
 def made(name: str, network: Network, **options: Any) -> Method:
@@ -121,41 +104,6 @@ class TestPlans:
             assert set(result.target.tolist()) == set(expected.selected.nonzero().squeeze(1).tolist())
             assert torch.equal(result.pairs().target_labels, expected.labels[result.target])
             assert result.coupled
-
-    def test_the_portion_grows_over_the_rounds(
-        self, tiny: Tiny, domains: Domains, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        shares: list[tuple[float, float]] = []
-
-        def recorded(p: Tensor, share: float, alpha: float) -> Any:
-            shares.append((share, alpha))
-            return balanced_labels(p, share, alpha)
-
-        monkeypatch.setattr("cdtrans.methods.mrkld_lrent.balanced_labels", recorded)
-        for number in (1, 2, 3, 4):
-            self.planned(made("mrkld_lrent", tiny[0]), domains, number)
-        assert shares == [(pytest.approx(share), ALPHA) for share in (0.2, 0.3, 0.4, 0.5)]
-        shares.clear()
-        method = made("mrkld_lrent", tiny[0], first_portion=0.1, last_portion=0.9, label_entropy=0.5)
-        method.plan(domains, Round(1, 1, 1), torch.Generator())  # a single round
-        method.plan(domains, Round(3, 3, 21), torch.Generator())
-        assert shares == [(pytest.approx(0.1), 0.5), (pytest.approx(0.9), 0.5)]
-
-    def test_what_is_written_of_a_round_is_what_was_taught(self, tiny: Tiny, domains: Domains) -> None:
-        assert domains.centers.tolist() != domains.target.logits.argmax(dim=1).tolist()
-        result = self.planned(made("rpll", tiny[0]), domains)
-        predicted = domains.target.logits.argmax(dim=1)
-        assert result.arrays()["target_labels"].tolist() == predicted[result.target].tolist()
-        assert result.arrays()["kept"].all()
-
-    @pytest.mark.parametrize("name", ["rpll", "mrkld_lrent"])
-    def test_who_meets_whom_depends_on_the_generator_alone(self, tiny: Tiny, domains: Domains, name: str) -> None:
-        method = made(name, tiny[0])
-        first, again = (self.planned(method, domains, seed=7) for _ in range(2))
-        other = self.planned(method, domains, seed=8)
-        assert torch.equal(first.source, again.source)
-        assert torch.equal(first.target, again.target)
-        assert not torch.equal(first.source, other.source)
 
 
 class TestLosses:

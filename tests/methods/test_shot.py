@@ -99,16 +99,3 @@ def test_labels_may_begin_with_a_later_round() -> None:
     late = make_method(labels_from=2)
     assert planned(late, 1).pairs().weight.tolist() == [0.0] * 10
     assert planned(late, 2).pairs().weight.tolist() == planned(make_method(), 1).pairs().weight.tolist() == [1.0] * 10
-
-
-def test_labels_of_certain_predictions_are_the_nearest_class_means() -> None:
-    """COMPARED: with one-hot p the first centres are class means; well separated, they stay."""
-    features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [0.8, 0.0]])
-    logits = 1e3 * torch.eye(2)[[0, 0, 1, 1, 1]]  # the last one is predicted as 1 and lies among the 0s
-    both = Domains(Encoded(features[:0], logits[:0]), torch.zeros(0).long(), Encoded(features, logits))
-    assert both.centers.tolist() == [0, 0, 1, 1, 0]
-
-
-def test_the_defaults_are_the_authors() -> None:
-    assert SHOT.Options() == SHOT.Options(information=1.0, labels=0.3, labels_from=1)
-    assert SHOTIM.Options().information == 1.0

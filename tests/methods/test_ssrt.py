@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import timm
 import torch
 from timm.models import VisionTransformer
 from torch import Tensor
@@ -13,7 +12,6 @@ from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.ssrt import MEANINGFUL, SSRT, SafeTraining, perturbing, refinement, three
 from cdtrans.network.blocks import Tokens, run_blocks
 from cdtrans.network.network import Head, Network
-from support import error_says
 
 
 def make_method(**options: float) -> SSRT:
@@ -65,14 +63,6 @@ def test_in_parts_the_features_are_the_same() -> None:
     assert not torch.allclose(found[0][1], found[0][2])
 
 
-def test_at_first_there_is_no_perturbation_and_nothing_to_refine() -> None:
-    method, batch = make_method(), make_batch()
-    losses = method.losses(batch, torch.tensor(0.0))
-    assert float(losses["loss_refinement"].detach()) == 0
-    _, target, perturbed = method.features(batch.x_s, batch.x_t, torch.tensor(0.0))
-    assert torch.equal(target, perturbed)
-
-
 def test_refinement_is_either_divergence_of_the_confident() -> None:
     p = torch.tensor([[0.8, 0.1, 0.1], [0.35, 0.35, 0.3], [0.5, 0.3, 0.2]])
     q = torch.tensor([[0.6, 0.2, 0.2], [0.9, 0.05, 0.05], [0.3, 0.35, 0.35]])
@@ -85,18 +75,6 @@ def test_refinement_is_either_divergence_of_the_confident() -> None:
     found = {round(float(refinement(p.log(), q.log(), 0.4)), 4) for _ in range(20)}
     assert found == expected
     assert float(refinement(p.log(), q.log(), 0.99)) == 0
-
-
-def test_both_predictions_get_gradient() -> None:
-    z = torch.randn(2, 3, 4, requires_grad=True)
-    refinement(z[0], z[1], 0.0).backward()
-    assert z.grad is not None
-    assert (z.grad.abs().amax(dim=(1, 2)) > 0).all()
-
-
-def test_the_domain_loss_counts_twice_and_lambda_ends_at_0_1() -> None:
-    options = SSRT.Options()
-    assert (options.trade_off, options.largest) == (2.0, 0.1)
 
 
 @pytest.mark.parametrize(("progress", "r"), [(0.0, 0.0), (0.05, math.sin(math.pi / 4)), (0.1, 1.0), (0.7, 1.0)])
@@ -189,10 +167,3 @@ def test_a_return_restores_network_and_critic_and_a_period_s_end_saves_them() ->
     calls = []
     method.train_step(batch, torch.tensor(0.25), lambda loss, parameters=None: calls.append(loss))
     assert len(calls) == 1
-
-
-def test_only_a_vit_will_do() -> None:
-    resnet = timm.create_model("resnet10t", num_classes=0)
-    with error_says("SSRT", "ViT", "my_resnet", "deit_small"):
-        SSRT.check(Network(resnet, Head(512, 3, "none")), "my_resnet")
-    SSRT.check(make_method().network, "a ViT")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from timm.models import VisionTransformer
 from torch.nn import functional as F
@@ -62,13 +61,6 @@ def test_the_class_token_s_attention_is_multiplied_and_not_normalised_again(regi
     by_hand = vit.norm(token + block.mlp(block.norm2(token)))[:, 0]
     torch.testing.assert_close(network.features(x), by_hand)
     assert not torch.allclose(Network(vit, network.head).features(x), by_hand, atol=1e-3)
-
-
-def test_where_the_critic_cannot_tell_it_is_a_plain_vit() -> None:
-    method, x = make_method().eval(), make_batch().x_t
-    with torch.no_grad():
-        method.transferability.critic[4].weight.zero_()
-    torch.testing.assert_close(method.served().encode(x).logits, method.network.encode(x).logits)
 
 
 def test_training_runs_the_network_that_is_served() -> None:
@@ -136,22 +128,12 @@ def test_in_parts_the_losses_and_gradients_are_the_same() -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_patch_critic_s_loss_starts_near_ln_2() -> None:
-    losses = make_method().losses(make_batch(), torch.tensor(0.0))
-    assert float(losses["loss_patches"].detach()) / 0.01 == pytest.approx(math.log(2), abs=0.1)
-
-
 def test_information_is_in_bits() -> None:
     assert float(information(100 * torch.eye(4))) == pytest.approx(2)
     assert float(information(torch.zeros(3, 4))) == pytest.approx(0, abs=1e-6)
     assert float(information(100 * torch.eye(4)[[1, 1]])) == pytest.approx(0, abs=1e-6)
     losses = make_method().losses(make_batch(), torch.tensor(0.5))
     assert -0.1 * math.log2(3) <= float(losses["loss_information"].detach()) <= 0
-
-
-def test_the_critic_is_a_quarter_as_wide_as_the_feature() -> None:
-    method = TVT(Network(make_vit(), Head(16, 3, "batchnorm")), TVT.Options(), Sizes(3, 10, 10))
-    assert method.critic[0].out_features == 4
 
 
 def test_the_card_says_it_and_a_loaded_model_has_it(tmp_path: Path) -> None:
@@ -171,12 +153,3 @@ def test_the_card_says_it_and_a_loaded_model_has_it(tmp_path: Path) -> None:
     assert not torch.equal(loaded.encode(x).logits, model.encode(x).logits)
     with error_says("critic of patches", ".onnx"):
         timm_file(loaded, card)
-
-
-def test_only_a_vit_with_a_class_token_will_do() -> None:
-    resnet = timm.create_model("resnet10t", num_classes=0)
-    with error_says("TVT", "ViT", "my_resnet"):
-        TVT.check(Network(resnet, Head(512, 3, "none")), "my_resnet")
-    with error_says("TVT", "class token", "my_vit"):
-        TVT.check(Network(make_vit(global_pool="avg"), Head(16, 3, "none")), "my_vit")
-    TVT.check(make_method().network, "a ViT")

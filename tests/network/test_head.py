@@ -8,16 +8,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cdtrans.network.network import CLASSIFIER_STD, AnyHead, BottleneckHead, Head, MeanHead, Output, build_head
 
 
-def test_the_neck_is_the_authors_batch_norm_with_its_bias_frozen_at_zero() -> None:
-    head = Head(8, 3, "batchnorm")
-    assert type(head.neck) is nn.BatchNorm1d
-    assert (head.neck.eps, head.neck.momentum) == (1e-5, 0.1)
-    assert not head.neck.bias.requires_grad
-    assert not head.neck.bias.any()
-    assert head.neck.weight.requires_grad
-    assert head.classifier.bias is None
-
-
 def test_training_moves_everything_but_the_frozen_bias() -> None:
     torch.manual_seed(0)
     head = Head(8, 3, "batchnorm")

@@ -58,11 +58,6 @@ class TestBatchNorm:
         alone = network_of("test_resnet").train().encode(source)
         assert not torch.allclose(outputs[0].feature, alone.feature)
 
-    def test_evaluation_leaves_them_alone(self) -> None:
-        network = network_of("test_resnet").eval()
-        network.encode_each(images(4, 0), images(4, 3))
-        assert int(network.backbone.bn1.num_batches_tracked) == 0
-
     def test_several_ranks_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         resnet, convnext = network_of("test_resnet").backbone, network_of("test_convnext").backbone
         assert (has_batchnorm(resnet), has_batchnorm(convnext)) == (True, False)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from architectures import CROSS, OTHERS, Small, images, small_network
 from cdtrans.methods.cdtrans import branch_features
-from cdtrans.network.network import Head, Network
+from cdtrans.network.network import Network
 from support import small_gpu
 
 pytestmark = pytest.mark.slow  # many networks, or processes: seconds in all
@@ -71,16 +71,6 @@ def test_the_three_branches_of_a_pair_stay_together(parts: int, recompute: bool,
     network = small_network(TINY)
     whole = computed(network, branches, TINY.size)
     close(computed(network, branches, TINY.size, parts, recompute=recompute), whole)
-
-
-@in_parts
-@pytest.mark.parametrize("forward", [one_by_one, branch_features])
-def test_features_of_the_last_four_blocks(forward: Forward, parts: int, recompute: bool) -> None:
-    plain = small_network(TINY)
-    network = Network(plain.backbone, Head(4 * 32, 5, "batchnorm").double(), taps=4)
-    assert network.taps == 4
-    whole = computed(network, forward, TINY.size)
-    close(computed(network, forward, TINY.size, parts, recompute=recompute), whole)
 
 
 @in_parts
