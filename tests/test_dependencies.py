@@ -14,8 +14,8 @@ PARTS = {"triton", "markupsafe"}  # of torch (on Linux) and of jinja2
 ELSEWHERE = {"transformers"}  # imported by a file that is copied into hub folders, and by nothing here
 WHERE_NEEDED = {  # by hub folders, by `check` and `demo`, the paper's figures, and whoever uses scikit-learn
     "transformers": {"serving/modeling_cdtrans.py"},
-    "sklearn": {"sklearn.py", "inputs/digits.py", "trust/probes.py"},
-    "matplotlib": {"inputs/digits.py", "paper/attention_figure.py", "paper/noise_figure.py"},
+    "sklearn": {"sklearn.py", "inputs/digits.py", "trust/probes.py", "reporting/embedding.py"},
+    "matplotlib": {"inputs/digits.py", "paper/attention_figure.py", "studies/noise.py"},
 }
 
 

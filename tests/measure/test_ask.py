@@ -245,7 +245,7 @@ def test_a_class_with_the_name_of_another_answer_is_refused(run: Path, name: str
 
 
 def test_a_budget_of_nothing_and_a_target_that_has_gone(run: Path, tmp_path: Path) -> None:
-    with raises("budget"):
+    with raises("argument-range"):
         ask(run, budget=0)
     config = (run / "config.yaml").read_text().replace("target", "gone", 1).replace("/target", "/gone")
     (run / "config.yaml").write_text(config.replace("gone:", "target:"))
