@@ -24,9 +24,9 @@ from tiny_task import CLASSES, Task, make_task
 LONGEST = (  # files, in seconds of a process, the longest first
     "test_resume.py",
     "test_contract.py",
-    "test_bench.py",
+    "test_benchmark.py",
     "test_noise.py",
-    "test_ablations.py",
+    "test_ablation.py",
     "test_demo.py",
     "test_verbs.py",
     "test_pipeline.py",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cdtrans.record.files import try_lock
 from cdtrans.runtime.ranks import processor_count
 from tiny_task import make_task
 
@@ -23,37 +22,6 @@ import cdtrans
 cdtrans.adapt(sys.argv[1], sys.argv[2], config=sys.argv[3], out=sys.argv[4], quiet=True)
 print(cdtrans.predict(sys.argv[4], sys.argv[2], quiet=True).images)
 """
-
-
-def test_one_holder_at_a_time_and_the_next_after_it(tmp_path: Path) -> None:
-    first = try_lock(tmp_path / "lock")
-    assert first is not None
-    assert try_lock(tmp_path / "lock") is None
-    with first:
-        pass
-    second = try_lock(tmp_path / "lock")
-    assert second is not None
-    second.close()
-    assert (tmp_path / "lock").exists()
-
-
-def test_a_killed_holder_has_let_go(tmp_path: Path) -> None:
-    file = tmp_path / "lock"
-    code = f"""
-import pathlib, time
-from cdtrans.record.files import try_lock
-held = try_lock(pathlib.Path({str(file)!r}))
-print(held is not None, flush=True)
-time.sleep(60)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "True\n"
-        assert try_lock(file) is None
-        holder.kill()
-    taken = try_lock(file)
-    assert taken is not None
-    taken.close()
 
 
 def test_processors_that_the_system_cannot_count_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
