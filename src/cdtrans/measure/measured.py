@@ -15,7 +15,7 @@ from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.measure.intervals import accuracy_interval, class_mean_interval, labels_to_decide, sign_test, wilson
 from cdtrans.measure.labels import NO_CLASS, UNSURE, Label, Labels, settled_part
 from cdtrans.measure.matching import RunTarget, match, match_classes, read_target, require_untrained, scan_labels
-from cdtrans.record import layout
+from cdtrans.record import layout, wording
 from cdtrans.record.measured import (
     SIGNIFICANT,
     Answers,
@@ -32,7 +32,7 @@ from cdtrans.record.record import RunRecord
 from cdtrans.record.run import recalibrate, rewrite
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, checked
-from cdtrans.serving.classifier import Classifier, Unreadable, labels_warning, load
+from cdtrans.serving.classifier import Classifier, Unreadable, load
 
 CALIBRATION_BINS = 10  # of equal width, a common choice
 ENOUGH = 20  # labels of the random part that calibrate better than no label
@@ -72,7 +72,7 @@ def evaluate(
     name = record.model_name(model)
     labelled = scan_labels(where, None if root is None else Path(root))
     classifier = load(run, model=model, device=device)
-    if warning := labels_warning(record.folder, classifier):
+    if warning := wording.trained_with_labels(record.outcome, name):
         screen.warn(warning)
     true = match_classes(labelled, classifier.classes, where)
     target = read_target(record)

@@ -74,6 +74,13 @@ def headline(outcome: Outcome) -> Headline:
     return Headline("good", "better", f"This run selected {model}, which the evidence supports.")
 
 
+def trained_with_labels(outcome: Outcome, model: str) -> str:
+    """A warning about a model of an ablation, or empty."""
+    if not outcome.trained_with_labels or model == "source":
+        return ""
+    return "The model was trained with target labels (cdtrans ablate): it says nothing about adaptation."
+
+
 def opening(outcome: Outcome) -> str:
     """The guard's conclusion."""
     if outcome.verdict.kind == "better":

@@ -96,14 +96,11 @@ class Classifier:
     C] or [C, H, W], RGB, or a batch with one more axis. Three axes are always one image; a batch of grey images is [N,
     H, W, 1] or [N, 1, H, W]. Anything that would need a guess is an error."""
 
-    def __init__(
-        self, model: "Network", card: "Card", device: "torch.device", *, trained_with_labels: bool = False
-    ) -> None:
+    def __init__(self, model: "Network", card: "Card", device: "torch.device") -> None:
         import torch
 
         self.model, self.card, self.device = model.to(device).eval(), card, device
         self.mean, self.std = (torch.tensor(x, device=device).view(1, 3, 1, 1) for x in (card.mean, card.std))
-        self.trained_with_labels = trained_with_labels  # an ablation trained it with target labels
         self.source_only: Classifier | None = None  # the score for no class comes from its probabilities
         self.at_once: int | None = None  # images in a forward pass, once a GPU has had too little memory for all
 
@@ -282,7 +279,7 @@ class OnnxClassifier(Classifier):
 
     def __init__(self, file: Path, read: "Read", card: "Card", device: "torch.device") -> None:
         self.file, self.read, self.card, self.device = file, read, card, device
-        self.trained_with_labels, self.source_only = False, None
+        self.source_only = None
 
     def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
         import torch
@@ -317,12 +314,11 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
         from cdtrans.runtime.device import pick_device
 
     place = pick_device(device)
-    is_source = name == layout.SOURCE
-    with_labels = record.outcome.trained_with_labels and not is_source
-    classifier = Classifier(*load_model(record.model_folder(name)), place, trained_with_labels=with_labels)
-    if unknown:
-        source = record.model_folder(layout.SOURCE)
-        classifier.source_only = classifier if is_source else Classifier(*load_model(source), place)
+    classifier = Classifier(*load_model(record.model_folder(name)), place)
+    if unknown and name == layout.SOURCE:
+        classifier.source_only = classifier
+    elif unknown:
+        classifier.source_only = Classifier(*load_model(record.model_folder(layout.SOURCE)), place)
     return classifier
 
 
@@ -370,10 +366,3 @@ def _load_exported(file: Path, device: str) -> Classifier:
     if on_cpu:
         return OnnxClassifier(file, *open_onnx(file), pick_device("cpu"))
     return Classifier(*open_timm(file), pick_device(device))
-
-
-def labels_warning(run: str | Path, classifier: Classifier) -> str:
-    """A warning if the classifier was trained with target labels, else empty."""
-    if not classifier.trained_with_labels:
-        return ""
-    return f"The model of '{run}' was trained with target labels (cdtrans ablate): it says nothing about adaptation."

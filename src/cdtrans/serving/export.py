@@ -13,14 +13,14 @@ import numpy as np
 
 from cdtrans.config import RunFolder, WhichModel
 from cdtrans.errors import RunError, SettingsError, nearest
-from cdtrans.record import layout
+from cdtrans.record import layout, wording
 from cdtrans.record.files import atomic, replace_folder
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help, checked
-from cdtrans.serving.classifier import Classifier, labels_warning, load
+from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.hub import CODE, MADE_BY, hub_card, require_name, upload
 
 TARGETS = ("file", "hub-folder")
@@ -146,10 +146,9 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
 
 
 def loaded(run: RunRecord, model: str, screen: Screen) -> Classifier:
-    classifier = load(run.folder, model=model, device="cpu")
-    if warning := labels_warning(run.folder, classifier):
+    if warning := wording.trained_with_labels(run.outcome, run.model_name(model)):
         screen.warn(warning)
-    return classifier
+    return load(run.folder, model=model, device="cpu")
 
 
 def require_hub_folder(folder: Path, run: RunRecord) -> None:

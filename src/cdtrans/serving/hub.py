@@ -84,8 +84,10 @@ def hub_card(
     `files` lie in the folder beside it; `name` is USER/NAME on the hub, None for a folder."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    outcome = run.outcome
-    labels = [wording.headline(outcome).sentence] if outcome.trained_with_labels and card.stage != "source" else []
+    outcome, chosen = run.outcome, run.model_name(model)
+    accuracy, known = wording.estimate(outcome, chosen), wording.accuracy(outcome, run.measured, run.folder)
+    if known.kind == "measured" and chosen == outcome.choice.model:
+        accuracy = f"{known.headline} It was {known.basis}."
     templates = Environment(
         loader=PackageLoader("cdtrans", "serving"),
         finalize=one_line,
@@ -109,7 +111,7 @@ def hub_card(
         made_by=MADE_BY,
         name=name or "",
         onnx="model.onnx" in files,
-        quality=[wording.evidence(outcome), wording.estimate(outcome, run.model_name(model)), *labels],
+        quality=filter(None, [wording.evidence(outcome), accuracy, wording.trained_with_labels(outcome, chosen)]),
         version=package_version("cdtrans"),
     )
 

@@ -32,7 +32,6 @@ from cdtrans.serving.classifier import (
     Unreadable,
     exported_file,
     is_exported,
-    labels_warning,
     load,
     require_run,
 )
@@ -133,7 +132,7 @@ def predict(
         with importing():
             take_gpu()
     classifier = load(run, model=model, device=device, unknown=unknown)
-    if warning := labels_warning(run, classifier):
+    if record and (warning := wording.trained_with_labels(record.outcome, record.model_name(model))):
         screen.warn(warning)
     if record and {abstain, keep, accuracy} != {None} and record.calibrated_with(model) == "nothing":
         advice = "'cdtrans ask' chooses images to label, and 'cdtrans answer' measures with them."
