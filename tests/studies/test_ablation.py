@@ -26,12 +26,13 @@ from cdtrans.paper.variants import LOSSES, PSEUDO_LABELS, Ablation
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.ablation import Plan, Request, make_plan
+from cdtrans.studies.ablation import Plan, Request, make_plan, write_table
 from cdtrans.studies.ablation import losses as ablate_losses
 from cdtrans.studies.noise import Levels
-from cdtrans.studies.results import KINDS
+from cdtrans.studies.results import KINDS, Results
 from cdtrans.studies.study import owned
 from commands import warm
+from damages import check_damages
 from support import raises, says
 from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_task, tree
 
@@ -304,6 +305,27 @@ class TestPseudoLabels:
         assert (true[known] == true_classes(record.folder)[known]).all()
         assert all(quality.precision is not None for quality in pair_quality(record, true))
         assert all(quality.precision is None for quality in pair_quality(record, np.full(21, UNKNOWN)))
+
+    def test_a_damaged_file_costs_only_its_own_row(
+        self, pseudo_labels: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plan = planned(task, pseudo_labels)
+        monkeypatch.setattr(Plan, "write_files", lambda *content: None)
+
+        def table(results: Results) -> dict[str, Any]:
+            return {row["run"]: row for row in write_table(plan, results)["rows"] if "scores" in row}
+
+        check_damages(pseudo_labels, "two-way", table)
+
+    def test_a_damaged_run_is_named_and_the_exit_code_is_3(self, pseudo_labels: Path, task: Task) -> None:
+        file = pseudo_labels / "two-way" / "pairs" / "round-01.npz"
+        before = file.read_bytes()
+        file.write_bytes(before[:50])
+        ended = run(task, "pseudo-labels", pseudo_labels)
+        file.write_bytes(before)
+        assert ended.code == 3
+        assert says(ended.err, str(file), "damaged", "delete this folder to make the run again")
+        assert read(pseudo_labels, "pseudo-labels")["unfinished"] == ["two-way"]
 
     def test_ground_truth_has_all_images_in_true_pairs_of_their_nearest(self, pseudo_labels: Path) -> None:
         rows = read(pseudo_labels, "pseudo-labels")["rows"]

@@ -163,7 +163,21 @@ class RunRecord:
     @cached_property
     def rounds(self) -> dict[int, Round]:
         """Every search for pairs."""
-        return {number: self._arrays(layout.ROUND.numbered(number)) for number in self._numbers(layout.ROUND)}
+        return {number: self._round(layout.ROUND.numbered(number)) for number in self._numbers(layout.ROUND)}
+
+    def _round(self, file: File[Round]) -> Round:
+        found = self._arrays(file)
+        sources, targets = (len(self.images.paths[domain]) for domain in ("source", "target"))
+        with self._intact(file):
+            require(len({values.shape for values in vars(found).values()}) == 1, "its arrays differ in length")
+            ranges = (
+                (found.source, -1, sources),
+                (found.target, 0, targets),
+                (found.source_labels, 0, len(self.classes)),
+            )
+            for values, least, end in ranges:
+                require(((values >= least) & (values < end)).all(), "its pairs are of other images or classes")
+        return found
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
@@ -190,7 +204,14 @@ class RunRecord:
     @cached_property
     def evaluation(self) -> Measured | None:
         """What `eval` has measured."""
-        return self._json(layout.MEASURED) if self.has(layout.MEASURED) else None
+        if not self.has(layout.MEASURED):
+            return None
+        measured = self._json(layout.MEASURED)
+        with self._intact(layout.MEASURED):
+            require(measured.model in measured.models, f"it has no scores of the model '{measured.model}'")
+            for scores in (*measured.models.values(), *measured.epochs):
+                require(len(scores.right) == len(scores.images) == len(measured.classes), "it has other classes")
+        return measured
 
     @cached_property
     def questions(self) -> Questions | None:
