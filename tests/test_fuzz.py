@@ -75,6 +75,9 @@ class Problems(list[tuple[Any, ...]]):
         if found := problem(ended):
             self.append((what, found, ended))
 
+    def listed(self) -> str:
+        return "\n".join(map(str, self))
+
 
 def with_odd_value(value: Any, rng: random.Random) -> Any:
     """A copy of a JSON-like value in which one part is odd, missing or too much."""
@@ -202,7 +205,7 @@ def test_settings(place: Path, no_run: None) -> None:
         (place / "odd.yaml").write_bytes(mutated(good, ".yaml", rng))
         places = (place / "source", place / "target")
         problems.run(n, "adapt", *places, "--config", place / "odd.yaml", "--out", place / "new")
-    assert not problems
+    assert not problems, problems.listed()
 
 
 def test_lists(place: Path, no_run: None) -> None:
@@ -212,7 +215,7 @@ def test_lists(place: Path, no_run: None) -> None:
         (place / "odd.txt").write_bytes(with_odd_bytes(source.encode(), rng))
         places = (place / "odd.txt", place / "target")
         problems.run(n, "adapt", *places, "--config", place / "tiny.yaml", "--out", place / "new")
-    assert not problems
+    assert not problems, problems.listed()
 
 
 READERS: dict[str, tuple[tuple[str, ...], ...]] = {  # file of a run -> verbs that read it
@@ -295,7 +298,7 @@ def test_run_folders(place: Path, no_run: None, monkeypatch: pytest.MonkeyPatch)
         shutil.copytree(kept, run)
         (run / name).write_bytes(mutated((run / name).read_bytes(), Path(name).suffix, rng))
         problems.run((n, name, verb), *command(verb, place))
-    assert not problems
+    assert not problems, problems.listed()
 
 
 def test_unfinished_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +326,7 @@ def test_unfinished_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             file.write_bytes(mutated(file.read_bytes(), file.suffix, rng))
         problems.run((n, file.name), *adapt)
-    assert not problems
+    assert not problems, problems.listed()
 
 
 def test_the_cache(place: Path, no_run: None) -> None:
@@ -343,4 +346,4 @@ def test_the_cache(place: Path, no_run: None) -> None:
             problems.run((n, words[0]), *words)
         if list((place / "cache").rglob("index.sqlite")):
             problems.append((n, "not cleared"))
-    assert not problems
+    assert not problems, problems.listed()

@@ -6,6 +6,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from cdtrans.errors import counted, named, printable
+from cdtrans.measure.intervals import wilson
+from cdtrans.record import wording
+from cdtrans.record.layout import ANSWERS, REPORT
+from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 
 STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
@@ -19,8 +23,6 @@ def show_nothing(result: Any, screen: Screen, given: Given) -> None:
 
 
 def show_run(result: Any, screen: Screen, given: Given) -> None:
-    from cdtrans.record import wording
-
     screen.result(wording.done(result.outcome, result.run, with_estimate=screen.quiet))  # else it has been shown
     screen.say(wording.next_step(result.run))
 
@@ -39,10 +41,6 @@ def show_check(result: Any, screen: Screen, given: Given) -> None:
 
 
 def show_evaluation(result: Any, screen: Screen, given: Given) -> None:
-    from cdtrans.record import wording
-    from cdtrans.record.layout import REPORT
-    from cdtrans.record.record import RunRecord
-
     run, model = given["run"], given["model"]
     screen.result(score_table(result, model))
     screen.result(class_table(result))
@@ -61,11 +59,9 @@ def show_evaluation(result: Any, screen: Screen, given: Given) -> None:
 
 def score_table(result: Any, model: str) -> Table:
     """The requested model, and below it the source-only model, the last epoch and the best."""
-    from cdtrans.record.wording import MODEL_NAMES
-
     title = f"{counted(result.images, 'labelled image')}; in brackets: 95% interval"
     table = Table("model", "accuracy", "class-mean accuracy", title=title)
-    name = MODEL_NAMES[result.model]
+    name = wording.MODEL_NAMES[result.model]
     table.add_row(name if model == result.model else f"{model}: {name}", *result.scores.with_intervals())
     table.add_section()
     for name, scores in result.rows():
@@ -75,8 +71,6 @@ def score_table(result: Any, model: str) -> Table:
 
 def class_table(result: Any) -> Table:
     """Per class: images, share right, and the most frequent wrong prediction."""
-    from cdtrans.measure.intervals import wilson
-
     scores = result.scores
     table = Table(whole("class"), "images", "right (95% interval)", whole("most often mistaken for"))
     for k, (name, right, total) in enumerate(zip(result.classes, scores.right, scores.images, strict=True)):
@@ -150,12 +144,8 @@ def show_questions(result: Any, screen: Screen, given: Given) -> None:
 
 
 def show_answers(result: Any, screen: Screen, given: Given) -> None:
-    from cdtrans.record.layout import ANSWERS
-    from cdtrans.record.record import RunRecord
-    from cdtrans.record.wording import labels_show
-
     run = given["run"]
-    for sentence in labels_show(result.labelled, result.measured, RunRecord(run).outcome, run):
+    for sentence in wording.labels_show(result.labelled, result.measured, RunRecord(run).outcome, run):
         screen.result(sentence)
     screen.say(f"Stored in {run / ANSWERS.name}; 'cdtrans report {run}' adds the accuracy to report.html.")
 

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from cdtrans.config import RunFolder
-from cdtrans.errors import DataError, SettingsError, counted
+from cdtrans.errors import DataError, counted
 from cdtrans.inputs.images import UnreadableImage, decode
 from cdtrans.measure.intervals import strata, strata_for
 from cdtrans.measure.labels import COLUMNS, NO_CLASS, UNSURE, Labels, read_rows, require_clear
@@ -73,8 +73,6 @@ def ask(
     """Write a labelling page, a CSV and a Label Studio file with `budget` target images of a finished run. Images that
     have a label are not asked again."""
     screen, record = screen or Screen(quiet=True), RunRecord(Path(run))
-    if budget < 1:
-        raise SettingsError("budget", f"The budget must be at least one image, not {budget}.")
     target = read_target(record)
     require_untrained(target)
     require_clear(target.classes)

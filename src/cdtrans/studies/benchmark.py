@@ -187,8 +187,6 @@ def bench(
     backbone = str(given.pop("backbone", "deit_small"))
     if own := [key for key in given if key in DECIDED_HERE]:
         raise SettingsError("decided-by-bench", f"Every run of a benchmark has its own '{own[0]}'; leave it out.")
-    if jobs < 1:
-        raise SettingsError("jobs", f"The number of parallel runs, jobs, must be at least 1, not {jobs}.")
     benchmark = benchmark_named(name)
     words = tasks.split(",") if isinstance(tasks, str) else tasks
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else benchmark.tasks
