@@ -16,8 +16,8 @@ from cdtrans.methods.tvt import TVT, information
 from cdtrans.network.blocks import Transferability, bits
 from cdtrans.network.network import Head, Network
 from cdtrans.network.weights import build_model, load_model, make_card
+from cdtrans.record.layout import CARD
 from cdtrans.record.model import save_model
-from cdtrans.record.run_folder import CARD
 from cdtrans.serving.portable import timm_file
 from support import error_says
 from tiny_task import TINY

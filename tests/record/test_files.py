@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cdtrans.errors import CdtransError, DiskFull
-from cdtrans.record.files import atomic, csv_line, disk_full, intact, is_disk_full, replace_folder
-from cdtrans.record.shapes import Misfit
+from cdtrans.record.files import atomic, csv_lines, disk_full, intact, is_disk_full, replace_folder
+from cdtrans.schema import Misfit
 from support import error_says
 
 
@@ -106,7 +106,7 @@ def test_the_error_of_a_full_disk_is_a_kind_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["a", "a,b", 'quo"te', "new\nline", "größe 日本", os.fsdecode(b"\xff\xfe"), ""])
 def test_a_line_of_a_table_gives_back_what_went_in(name: str) -> None:
-    line = csv_line([name, 3, "end"])
+    line = csv_lines([[name, 3, "end"]])
     assert line.endswith(b"\r\n")
     (fields,) = csv.reader([line.decode("utf-8", "surrogateescape")])
     assert fields == [name, "3", "end"]
@@ -115,7 +115,7 @@ def test_a_line_of_a_table_gives_back_what_went_in(name: str) -> None:
 
 def test_names_stay_names_even_if_a_spreadsheet_takes_them_for_formulas() -> None:
     """The guide says so: whoever reads the CSV must find the files again."""
-    assert csv_line(["=1+1.png", "@SUM(A1)", "-x"]) == b"=1+1.png,@SUM(A1),-x\r\n"
+    assert csv_lines([["=1+1.png", "@SUM(A1)", "-x"]]) == b"=1+1.png,@SUM(A1),-x\r\n"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_names_stay_names_even_if_a_spreadsheet_takes_them_for_formulas() -> Non
         (ValueError("a\nb"), ["x.json' is damaged (ValueError: a b); go home."]),
         (RecursionError("deep"), ["is damaged (RecursionError: deep)"]),
         (PermissionError(13, "Permission denied"), ["cannot be read (Permission denied); go home."]),
-        (Misfit("size is 5"), ["is damaged (size is 5); go home."]),
+        (Misfit("kind", "size", "size is 5"), ["is damaged (size is 5); go home."]),
         (CdtransError("as-it-is", "As it is."), ["As it is."]),
     ],
     ids=str,

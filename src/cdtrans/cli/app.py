@@ -21,7 +21,7 @@ from cdtrans.cli import tables
 from cdtrans.cli.options import Verb, command, print_json, show_all_flags
 from cdtrans.config import SETTINGS
 from cdtrans.errors import CdtransError, Interrupted, SettingsError, printable, shortened
-from cdtrans.runtime.environment import package_version
+from cdtrans.runtime import package_version
 
 CHECK_SETTINGS = (  # what decides which images a run would see, and through which backbone
     *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),

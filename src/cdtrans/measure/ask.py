@@ -20,11 +20,10 @@ from cdtrans.measure.labels import COLUMNS, NO_CLASS, UNSURE, Labels, read_rows,
 from cdtrans.measure.matching import RunTarget, find, read_target, require_untrained
 from cdtrans.measure.measured import answered_labels, asked_parts
 from cdtrans.record import layout
-from cdtrans.record.files import atomic, csv_line
+from cdtrans.record.files import atomic, csv_lines
 from cdtrans.record.measured import Part, Question, Questions
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run import rewrite
-from cdtrans.record.run_folder import require_output
+from cdtrans.record.run import require_output, rewrite
 from cdtrans.reporting.images import jpeg
 from cdtrans.reporting.page import templates
 from cdtrans.runtime.screen import Screen
@@ -212,7 +211,7 @@ def write_files(folder: Path, target: RunTarget, asked: dict[int, Part], images:
         PAGE: page(target, tasks).encode("utf-8", "backslashreplace"),
         TASKS: (json.dumps([{"data": task} for task in tasks], indent=1) + "\n").encode(),
         LABELLING_CONFIG: labelling_config(target.classes).encode("utf-8", "backslashreplace"),
-        LABELS: csv_line(COLUMNS) + b"".join(csv_line((task["path"], "", task["part"])) for task in tasks),
+        LABELS: csv_lines([COLUMNS, *((task["path"], "", task["part"]) for task in tasks)]),
     }
     for name, content in contents.items():
         with atomic(folder / name) as file:

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from cdtrans.errors import CdtransError, DeviceError, DiskFull, RunError, SettingsError
-from cdtrans.record import shapes
 from cdtrans.schema import Misfit
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def intact(file: Path, advice: str) -> Iterator[None]:
                 "gpu-memory",
                 f"The GPU has too little memory for what '{file}' holds; free some and run the same command again.",
             ) from error
-        kind = "" if isinstance(error, Misfit | shapes.Misfit) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, Misfit) else f"{type(error).__name__}: "
         cause = f"{kind}{' '.join(str(error).split())[:80]}".rstrip(": .")
         raise RunError("run-damaged", f"'{file}' is damaged ({cause}); {advice}.") from error
 
@@ -89,11 +88,6 @@ def disk_full(path: Path) -> DiskFull:
         f"The disk is full: '{path}' could not be written, and nothing was replaced; free some space and run the same "
         "command again, which resumes a run.",
     )
-
-
-def csv_line(fields: Sequence[object]) -> bytes:
-    """A line of a CSV; undecodable names keep their bytes."""
-    return csv_lines([fields])
 
 
 def csv_lines(rows: Iterable[Sequence[object]]) -> bytes:

@@ -91,8 +91,8 @@ class Basis:
     features: Literal["pretrained", "source-only"]  # origin of the fixed features
     agreement: float  # of the reference labels with the probe that they began with
     steady: float  # share of an image's neighbours with the same reference label
-    support: dict[ModelName, Support]
-    stayed: dict[ModelName, float]  # predictions that are still the source-only model's against the reference
+    support: dict[str, Support]
+    stayed: dict[str, float]  # predictions that are still the source-only model's against the reference
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Outcome:
     guard: bool  # whether the run keeps the source-only model if adaptation did harm (--guard)
     choice: Choice
     adapted_epoch: int  # of the adapted model, chosen or not; 0 if there is none
-    estimates: dict[ModelName, Estimate | None]  # of all models that could be chosen
+    estimates: dict[str, Estimate | None]  # of all models that could be chosen
     labels: int  # target images to label until the question of the better model would be settled
     selection: str  # the rule that chose the epoch (--select)
     setback: Setback | None = None

@@ -199,7 +199,7 @@ class RunRecord:
         if not self.has(layout.TARGET_LABELS):
             return ()
         names = tuple(spec.name for spec in fields(TrainedLabel))
-        return tuple(TrainedLabel(*map(row.get, names)) for row in self._table(layout.TARGET_LABELS, names))
+        return tuple(TrainedLabel(*(row[name] for name in names)) for row in self._table(layout.TARGET_LABELS, names))
 
     @cached_property
     def evaluation(self) -> Measured | None:

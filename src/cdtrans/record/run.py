@@ -23,7 +23,7 @@ from cdtrans.record.layout import ADAPTED, SOURCE, Data, Environment, File, Imag
 from cdtrans.record.model import set_temperature
 from cdtrans.record.probabilities import no_class, probabilities
 from cdtrans.record.record import RunRecord
-from cdtrans.runtime.environment import package_version
+from cdtrans.runtime import package_version
 from cdtrans.runtime.ranks import barrier, is_main
 
 PACKAGES = ("cdtrans", "torch", "torchvision", "timm", "numpy", "pillow")
@@ -103,9 +103,9 @@ class RunWriter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def write(self, file: File[Any] | str, content: Any) -> None:
+    def write(self, file: File[Any], content: Any) -> None:
         if self.writes:
-            rewrite(self.folder, File(file, bytes) if isinstance(file, str) else file, content)
+            rewrite(self.folder, file, content)
 
     def log(self, event: str, **fields: Any) -> None:
         """Append a line to the log."""

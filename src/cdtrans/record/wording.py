@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from cdtrans.errors import counted, ended
 from cdtrans.record.measured import Interval, Measured
-from cdtrans.record.outcome import Choice, Crowd, Estimate, Measure, ModelName, Outcome
+from cdtrans.record.outcome import Choice, Crowd, Measure, ModelName, Outcome
 from cdtrans.record.probabilities import SHARES, Kept
 
 MODEL_NAMES: dict[str, str] = {"source": "source-only", "adapted": "adapted", "last": "last"}
@@ -194,10 +194,11 @@ def explanation(outcome: Outcome, run: Path) -> str:
 
 def estimate(outcome: Outcome, model: str = "chosen") -> str:
     """The accuracy to expect of a model on the target."""
-    known: dict[str, Estimate | None] = {"chosen": outcome.estimate, **outcome.estimates}
-    if model not in known:
+    if model == "chosen":
+        model = outcome.choice.model
+    if model not in outcome.estimates:
         return "The accuracy of this model on the target was not estimated."
-    found = known[model]
+    found = outcome.estimates[model]
     if found is None:
         labels = counted(outcome.labels, "label")
         return f"The accuracy on the target is unknown without labels: about {labels} would show it."

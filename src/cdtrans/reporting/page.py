@@ -21,7 +21,7 @@ from cdtrans.reporting.embedding import Embedding, embedding
 from cdtrans.reporting.gallery import Gallery, Looks
 from cdtrans.reporting.images import both_domains
 from cdtrans.reporting.sections import Missing
-from cdtrans.runtime.environment import package_version
+from cdtrans.runtime import package_version
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import checked
 

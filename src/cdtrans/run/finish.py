@@ -9,7 +9,7 @@ from cdtrans.methods.base import Method
 from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, REPORT, RESULT, SOURCE, VIEWS
 from cdtrans.record.model import Card, save_model
-from cdtrans.record.outcome import Basis, Choice, Estimate, ModelName, Outcome, Verdict
+from cdtrans.record.outcome import Basis, Choice, Estimate, Outcome, Verdict
 from cdtrans.record.probabilities import calibrated, temperature, trade_off
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, check_folder, confidence_views, predictions_csv, remove_state
@@ -90,7 +90,7 @@ def judge(adaptation: Adaptation, config: Config, kind: type[Method], classes: t
     return outcome.choose(outcome.own_choice)
 
 
-def models_of(adaptation: Adaptation) -> dict[ModelName, Impression]:
+def models_of(adaptation: Adaptation) -> dict[str, Impression]:
     if adaptation.after is None:
         return {SOURCE: adaptation.before}
     return {SOURCE: adaptation.before, ADAPTED: adaptation.after}
@@ -112,7 +112,7 @@ def basis_of(adaptation: Adaptation) -> Basis | None:
 
 def estimates(
     adaptation: Adaptation, verdict: Verdict, basis: Basis | None, *, trains: bool
-) -> dict[ModelName, Estimate | None]:
+) -> dict[str, Estimate | None]:
     """A range for each model, where there can be one. Its own features flatter a source-only model, and the graphs'
     labels a method that serves them as they are."""
     models = models_of(adaptation)

@@ -95,9 +95,9 @@ class Inputs:
     def record(self, run: "RunWriter", *, fresh: bool) -> None:
         """Record the images behind all indices and the labels to train with. A `fresh` run first logs the problems of
         its data; a resumed one has them in its log already."""
-        decoded = {"source": self.source, "holdout": self.held_out, "target": self.target}
-        paths = {name: domain.domain.paths for name, domain in decoded.items()}
-        digests = {name: tuple(domain.digests) for name, domain in decoded.items()}
+        source, held_out, target = self.source, self.held_out, self.target
+        paths = {"source": source.domain.paths, "holdout": held_out.domain.paths, "target": target.domain.paths}
+        digests = {"source": source.digests, "holdout": held_out.digests, "target": target.digests}
         run.write(IMAGES, images_csv(Images(paths, digests)))
         self.given.write(run, self.classes, self.target)
         if fresh:

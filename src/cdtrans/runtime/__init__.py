@@ -1,1 +1,10 @@
 """The machine: devices, ranks, processes, signals, the screen."""
+
+from importlib.metadata import version
+
+
+def package_version(package: str) -> str:
+    try:
+        return version(package)
+    except ModuleNotFoundError:
+        return "not installed"

@@ -9,7 +9,7 @@ from cdtrans.errors import DeviceError, SettingsError, counted, printable
 from cdtrans.record import wording
 from cdtrans.record.model import FROM_SCRATCH, Card
 from cdtrans.record.record import RunRecord
-from cdtrans.runtime.environment import package_version
+from cdtrans.runtime import package_version
 
 HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
 NAME = re.compile(r"[\w.-]+/[\w.-]+")

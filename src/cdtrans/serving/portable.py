@@ -26,7 +26,7 @@ from cdtrans.network.weights import build_model, load_classifier
 from cdtrans.record.files import intact
 from cdtrans.record.layout import WEIGHTS
 from cdtrans.record.model import Card, card_from
-from cdtrans.runtime.environment import package_version
+from cdtrans.runtime import package_version
 from cdtrans.schema import Misfit
 from cdtrans.serving.hub import CODE
 from cdtrans.serving.tapped_vit import tapped_logits, widen_head

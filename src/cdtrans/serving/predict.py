@@ -17,7 +17,7 @@ from cdtrans.inputs.images import is_image_name, judge_unreadable
 from cdtrans.inputs.scan import no_image, stream_images, stream_names, walk
 from cdtrans.inputs.stream import TarMember, cut, is_tar_name
 from cdtrans.record import wording
-from cdtrans.record.files import atomic, csv_line, csv_lines
+from cdtrans.record.files import atomic, csv_lines
 from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_share
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output
@@ -335,7 +335,7 @@ class Job:
         counts = sum((part.counts for part in parts), Counts())
         if counts.skipped:
             with atomic(listed) as out:
-                out.write(csv_line(["path", "cause"]))
+                out.write(csv_lines([("path", "cause")]))
                 out.writelines(part.skipped for part in parts)
         else:
             listed.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import numpy as np
 from cdtrans.inputs.benchmarks import Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import PrintedMean, printed_means
 from cdtrans.reporting.page import templates
-from cdtrans.runtime.environment import package_version
+from cdtrans.runtime import package_version
 from cdtrans.studies.results import KINDS, RunResult, Spread, columns, shared_stage_1, spread, values
 from cdtrans.studies.tables import NOTHING, PAPER_CLASSES, cost, grid, latex_row, latex_table, over_seeds
 
