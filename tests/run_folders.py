@@ -61,7 +61,7 @@ def change(run: Path, **fields: Any) -> Outcome:
 def refused(run: Path) -> Path:
     """A finished run made into one whose guard has refused the adapted model."""
     harm = Verdict("harm", (Measure("training-broken", 0.01, 0.05, decisive=True),))
-    change(run, verdict=harm, choice=Choice("source", 0))
+    change(run, guard=True, verdict=harm, choice=Choice("source", 0))
     (run / "predictions.csv").write_bytes(predictions_of(RunRecord(run)))
     return run
 

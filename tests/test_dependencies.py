@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[1]
 MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn", "typing-extensions": "typing_extensions"}
 PARTS = {"triton", "markupsafe"}  # of torch (on Linux) and of jinja2
 ELSEWHERE = {"transformers"}  # imported by a file that is copied into hub folders, and by nothing here
-WHERE_NEEDED = {  # by hub folders, by `check` and `demo`, the paper's figures, and whoever uses scikit-learn
+WHERE_NEEDED = {  # by hub folders, `check`, `demo`, the report, the paper's figures and scikit-learn users
     "transformers": {"serving/modeling_cdtrans.py"},
-    "sklearn": {"sklearn.py", "inputs/digits.py", "trust/probes.py", "reporting/embedding.py"},
+    "sklearn": {"sklearn.py", "inputs/digits.py", "reporting/embedding.py", "trust/probes.py"},
     "matplotlib": {"inputs/digits.py", "paper/attention_figure.py", "studies/noise.py"},
 }
 

@@ -221,7 +221,7 @@ def test_a_folder_that_does_not_fit_itself_spoils_one_section(run: Path) -> None
 def test_harm_is_shown_first(run: Path) -> None:
     assert 'class="band"' in page.write_report(RunRecord(run), QUIET).read_text(encoding="utf-8")
     refused(run)
-    change(run, guard=True, estimates={"source": None, "adapted": None})
+    change(run, estimates={"source": None, "adapted": None})
     outcome = RunRecord(run).outcome
     text = page.write_report(RunRecord(run), QUIET).read_text(encoding="utf-8")
     assert "harm found" in text

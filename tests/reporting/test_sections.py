@@ -163,7 +163,10 @@ class TestClasses:
 
 
 class TestPairs:
-    LOG = ({"event": "pairs", "round": 1, "proposed": 3}, {"event": "pairs", "round": 2, "proposed": 4})
+    LOG = (
+        {"event": "pairs", "round": 1, "epoch": 1, "proposed": 3},
+        {"event": "pairs", "round": 2, "epoch": 3, "proposed": 4, "classes_used": 3, "source_accuracy": 0.5},
+    )
 
     def test_counts_per_class_and_round(self) -> None:
         rounds = {
@@ -175,6 +178,8 @@ class TestPairs:
         by_name = {row.name: (row.kept, row.rejected) for row in shown.by_class}
         assert by_name == {"a": ((1, 2), (1, 0)), "b": ((1, 0), (0, 0)), "c": ((0, 0), (0, 2))}
         assert shown.largest == 2
+        assert [(r.epoch, r.used[2], r.agreements[2]) for r in shown.rounds] == [(1, None, None), (3, 3, 0.5)]
+        assert len(shown.agreements) == 3
 
     def test_only_the_classes_that_lose_most_are_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sections, "SHOWN_CLASSES", 1)

@@ -163,21 +163,19 @@ class RunRecord:
     @cached_property
     def rounds(self) -> dict[int, Round]:
         """Every search for pairs."""
-        return {number: self._round(layout.ROUND.numbered(number)) for number in self._numbers(layout.ROUND)}
-
-    def _round(self, file: File[Round]) -> Round:
-        found = self._arrays(file)
-        sources, targets = (len(self.images.paths[domain]) for domain in ("source", "target"))
-        with self._intact(file):
-            require(len({values.shape for values in vars(found).values()}) == 1, "its arrays differ in length")
-            ranges = (
-                (found.source, -1, sources),
-                (found.target, 0, targets),
-                (found.source_labels, 0, len(self.classes)),
-            )
-            for values, least, end in ranges:
-                require(((values >= least) & (values < end)).all(), "its pairs are of other images or classes")
-        return found
+        images, classes = self.images.paths, len(self.classes)
+        limits = {"source": (-1, len(images["source"])), "target": (0, len(images["target"])), "kept": (0, 2)}
+        limits |= {"source_labels": (0, classes), "target_labels": (0, classes)}
+        rounds = {}
+        for number in self._numbers(layout.ROUND):
+            rounds[number] = self._arrays(file := layout.ROUND.numbered(number))
+            with self._intact(file):
+                for name, values in vars(rounds[number]).items():
+                    low, end = limits[name]
+                    require(values.shape == rounds[number].kept.shape, f"its {name} are of other pairs")
+                    require(values.dtype.kind in "biu", f"its {name} are no whole numbers")
+                    require(((values >= low) & (values < end)).all(), f"its {name} are of other images or classes")
+        return rounds
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:

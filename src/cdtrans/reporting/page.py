@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from cdtrans.config import RunFolder
 from cdtrans.errors import CdtransError, printable
 from cdtrans.record import layout, wording
-from cdtrans.record.files import atomic
+from cdtrans.record.files import atomic, intact
 from cdtrans.record.outcome import Outcome
 from cdtrans.record.probabilities import Kept
 from cdtrans.record.record import RunRecord
@@ -73,7 +73,9 @@ def report(run: RunFolder, *, quiet: bool = False, screen: Screen | None = None)
 
 def write_report(record: RunRecord, screen: Screen) -> Path:
     """Write RUN/report.html, complete or not at all."""
-    content = render(collect(record, screen))
+    page = collect(record, screen)
+    with intact(record.folder, layout.RESTORE):  # most damage only costs a section
+        content = render(page)
     file = record.folder / layout.REPORT.name
     with atomic(file) as out:
         out.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes

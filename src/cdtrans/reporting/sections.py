@@ -4,13 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from shlex import quote
-from typing import Any
 
 import numpy as np
 
 from cdtrans.methods import method_class
 from cdtrans.record import wording
-from cdtrans.record.layout import Round
+from cdtrans.record.layout import Line, Round
 from cdtrans.record.measured import Measured, Scores
 from cdtrans.record.probabilities import Kept
 from cdtrans.record.probabilities import trade_off as trade_off_of
@@ -43,6 +42,11 @@ LOSSES = {
     "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
 }
 NOT_LOSSES = ("event", "stage", "epoch", "lr", "pairs")  # other keys of an epoch's line in the log
+AGREEMENTS = {  # agreements of nearest neighbours in a round's line of the log -> their columns
+    "source_agreement": "source agreement",
+    "target_agreement": "target agreement",
+    "source_accuracy": "accuracy on source",
+}
 STAGES = {  # stages of timings.jsonl -> their names on the page
     "source": "Stage 1, source",
     "adaptation": "Stage 2, adaptation",
@@ -266,9 +270,11 @@ def crowd(model: str, predicted: np.ndarray, source: np.ndarray, classes: tuple[
 @dataclass(frozen=True)
 class RoundCount:
     number: int
+    epoch: int  # epoch before which the pairs were searched
     proposed: int
     kept: int
-    facts: dict[str, Any]  # the round's line in the log
+    used: tuple[int | None, ...]  # source images, target images and classes of the pairs
+    agreements: tuple[float | None, ...]  # by AGREEMENTS; None where the method has no nearest neighbours
 
 
 @dataclass(frozen=True)
@@ -285,6 +291,12 @@ class PairCounts:
     rounds: tuple[RoundCount, ...]
     by_class: tuple[ClassCount, ...]
     classes: int  # in all; by_class has those that lose most
+
+    @property
+    def agreements(self) -> tuple[str, ...]:
+        """The columns of the agreements; none for a method without nearest neighbours."""
+        known = any(share is not None for each in self.rounds for share in each.agreements)
+        return tuple(AGREEMENTS.values()) if known else ()
 
     @property
     def largest(self) -> int:
@@ -312,10 +324,7 @@ def pair_counts(record: RunRecord) -> PairCounts | Missing:
     if not rounds:
         return Missing("The run folder has no pairs.")
     lines = {line["round"]: line for line in record.events("pairs")}
-    counts = tuple(
-        RoundCount(number, int(lines[number]["proposed"]), int(r.kept.sum()), lines[number])
-        for number, r in rounds.items()
-    )
+    counts = tuple(round_count(number, int(r.kept.sum()), lines[number]) for number, r in rounds.items())
     kept, rejected = (
         np.stack([per_class(r, r.kept == state, classes) for r in rounds.values()], axis=1) for state in (True, False)
     )  # [K, rounds]
@@ -323,6 +332,19 @@ def pair_counts(record: RunRecord) -> PairCounts | Missing:
     most = sorted(np.argsort(-loss, kind="stable")[:SHOWN_CLASSES].tolist())
     by_class = tuple(ClassCount(record.classes[k], tuple(kept[k].tolist()), tuple(rejected[k].tolist())) for k in most)
     return PairCounts(counts, by_class, classes)
+
+
+def round_count(number: int, kept: int, line: Line) -> RoundCount:
+    used = (line.get(name) for name in ("sources_used", "targets_used", "classes_used"))
+    agreements = (line.get(name) for name in AGREEMENTS)
+    return RoundCount(
+        number,
+        int(line["epoch"]),
+        int(line["proposed"]),
+        kept,
+        tuple(None if count is None else int(count) for count in used),
+        tuple(None if share is None else float(share) for share in agreements),
+    )
 
 
 def per_class(r: Round, pairs: np.ndarray, classes: int) -> np.ndarray:
@@ -410,7 +432,7 @@ class Costs:
 
 def costs(record: RunRecord) -> Costs | Missing:
     """Seconds by stage, between the stages, and in total."""
-    stages: dict[str, list[dict[str, Any]]] = {}
+    stages: dict[str, list[Line]] = {}
     for line in record.timings:
         stages.setdefault(line["stage"], []).append(line)
     sessions = stages.pop("session", [])
@@ -423,14 +445,14 @@ def costs(record: RunRecord) -> Costs | Missing:
     return Costs(rows, rest, Cost("Total", total), "report" in stages)
 
 
-def outside(timings: Iterable[dict[str, Any]], sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def outside(timings: Iterable[Line], sessions: list[Line]) -> list[Line]:
     """The lines outside every session's time: the report, which is written after its session's line, and the stages of
     a killed session, which has no line of its own."""
     spans = [(line["at"] - line["seconds"], line["at"]) for line in sessions]
     return [line for line in timings if not any(start <= line["at"] <= end for start, end in spans)]
 
 
-def cost(stage: str, lines: list[dict[str, Any]]) -> Cost:
+def cost(stage: str, lines: list[Line]) -> Cost:
     """The rate is over all epochs together, so that each epoch is weighted by its time."""
     rated = [line for line in lines if "images_per_second" in line]
     images = sum(line["images_per_second"] * line["seconds"] for line in rated)
@@ -439,5 +461,5 @@ def cost(stage: str, lines: list[dict[str, Any]]) -> Cost:
     return Cost(STAGES.get(stage, stage.capitalize()), seconds(lines), epochs, rate)
 
 
-def seconds(lines: Iterable[dict[str, Any]]) -> float:
+def seconds(lines: Iterable[Line]) -> float:
     return float(sum(line["seconds"] for line in lines))
