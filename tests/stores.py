@@ -8,7 +8,6 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import Resize
 
-from cdtrans.inputs.images import thumbnail
 from cdtrans.inputs.pixels import Pixels, open_pixels
 from cdtrans.runtime.screen import Screen
 
@@ -52,7 +51,6 @@ def assert_right(opened: Pixels, files: list[Path]) -> None:
     assert not opened.bad
     for row, file in zip(opened.rows, files, strict=True):
         np.testing.assert_array_equal(opened.array[row], expected(file), err_msg=file.name)
-        np.testing.assert_array_equal(opened.thumbnails[row], thumbnail(expected(file)), err_msg=file.name)
 
 
 def store_file(cache: Path, name: str) -> Path:

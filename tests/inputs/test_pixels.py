@@ -7,21 +7,24 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from cdtrans.config import Config
 from cdtrans.inputs import pixels, stream
-from cdtrans.inputs.images import SIDE, pixel_digest
+from cdtrans.inputs.decode import decode_domain
+from cdtrans.inputs.images import pixel_digest, thumbnail
 from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
-from cdtrans.inputs.stream import StreamedPixels
+from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.record.files import Lock
 from stores import SIZE, Notes, assert_right, draw, edit_index, expected, make_images, open_store, store_file
 from support import raises
 
-INDEX, PIXELS, THUMBNAILS, LOCK = "index.sqlite", "pixels.u8", "thumbnails.u8", "lock"
+INDEX, PIXELS, LOCK = "index.sqlite", "pixels.u8", "lock"
 
 
 def test_pixels_are_those_of_torchvisions_resize(files, cache):
@@ -45,14 +48,16 @@ def test_equal_images_have_equal_digests_whatever_their_names(files, cache, deco
     assert decoded == []
 
 
-def test_streamed_pixels_have_the_traces_of_stored_ones(files, cache):
+def test_streamed_images_have_the_traces_of_stored_ones(files, cache):
+    domain = UnlabelledDomain(files[0].parent, tuple(file.name for file in files))
     files[1].write_bytes(b"")
     files[4].write_bytes(files[4].read_bytes()[:100])
-    opened = open_store(files, cache)
-    digests, thumbnails, bad = StreamedPixels(files, SIZE).look(Notes(), "source")
-    assert (digests, bad) == (opened.digests, opened.bad)
-    good = opened.rows >= 0
-    np.testing.assert_array_equal(thumbnails[good], opened.thumbnails[opened.rows[good]])
+    settings = Config(cache=str(cache), resize=SIZE, crop=SIZE)
+    stored, streamed = (decode_domain(domain, replace(settings, pixels=p), Notes(), "") for p in ("store", "stream"))
+    assert (stored.domain, stored.digests, stored.skipped) == (streamed.domain, streamed.digests, streamed.skipped)
+    assert len(stored.skipped) == 2
+    np.testing.assert_array_equal(stored.traces().thumbnails, streamed.traces().thumbnails)
+    np.testing.assert_array_equal(stored.traces().thumbnails[3], thumbnail(expected(stored.domain.files()[3])))
 
 
 def test_second_open_decodes_nothing(files, cache, decoded):
@@ -166,8 +171,7 @@ def test_an_index_of_another_program_or_cut_short_is_begun_anew(files, cache):
     for damaged in (b"", b"no database", sound[:1000], sound[: len(sound) // 2], bytes(len(sound))):
         index.write_bytes(damaged)
         assert_right(open_store(files[5:], cache), files[5:])
-        for name, side in ((PIXELS, SIZE), (THUMBNAILS, SIDE)):
-            assert store_file(cache, name).stat().st_size == 5 * side * side * 3
+        assert store_file(cache, PIXELS).stat().st_size == 5 * SIZE * SIZE * 3
         assert_right(whole, files)  # a map made before is not disturbed
         assert_right(open_store(files, cache), files)
 
@@ -203,17 +207,15 @@ def test_no_flipped_bit_in_the_index_gives_wrong_pixels(files, cache):
         index.write_bytes(sound)
 
 
-@pytest.mark.parametrize(("name", "side"), [(PIXELS, SIZE), (THUMBNAILS, SIDE)])
-def test_lost_rows_are_decoded_again(files, cache, decoded, name, side):
+def test_lost_rows_are_decoded_again(files, cache, decoded):
     open_store(files, cache)
     for lost in (7, 0):
-        if lost:
-            os.truncate(store_file(cache, name), lost * side * side * 3 + 5)
-        else:
-            store_file(cache, name).unlink()
+        os.truncate(store_file(cache, PIXELS), lost * SIZE * SIZE * 3 + 5)
         decoded.clear()
         assert_right(open_store(files, cache), files)
         assert sorted(decoded) == [file.name for file in files[lost:]]
+    store_file(cache, PIXELS).unlink()
+    assert_right(open_store(files, cache), files)
 
 
 def test_pixels_that_have_changed_on_the_disk_are_decoded_again(files, cache, decoded):
@@ -233,13 +235,6 @@ def test_pixels_that_have_changed_on_the_disk_are_decoded_again(files, cache, de
     assert decoded == []
 
 
-def test_thumbnails_that_have_changed_on_the_disk_are_noticed_too(files, cache):
-    open_store(files, cache)
-    thumbnails = store_file(cache, THUMBNAILS)
-    thumbnails.write_bytes(bytes(thumbnails.stat().st_size))
-    assert_right(open_store(files, cache), files)
-
-
 def test_growing_does_not_disturb_an_open_map(files, cache):
     before = open_store(files[:3], cache)
     draw(files[0], seed=99)
@@ -254,7 +249,9 @@ def test_growing_does_not_disturb_an_open_map(files, cache):
 BUILDERS = """
 import os, random, signal, sqlite3, sys, time
 from pathlib import Path
+from cdtrans.config import Config
 from cdtrans.inputs import pixels, stream
+from cdtrans.inputs.decode import decode_domain
 from cdtrans.runtime.screen import Screen
 
 root, cache, task = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -344,7 +341,7 @@ def test_a_disk_that_fills_up_leaves_the_store_whole(files, cache, decoded, monk
 
     def fsync(file: int) -> None:
         calls.append(file)
-        if len(calls) == 5:  # two files for each chunk
+        if len(calls) == 3:
             raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(pixels, "CHUNK_IMAGES", 2)
@@ -442,7 +439,7 @@ def test_clear_removes_a_store_that_cannot_be_read(cache, files):
     open_store(files, cache)
     store_file(cache, INDEX).write_bytes(b"damage")
     assert list_stores(cache) == []
-    assert clear_stores(cache) == 10 * (SIZE * SIZE + SIDE * SIDE) * 3 + len("damage")
+    assert clear_stores(cache) == 10 * SIZE * SIZE * 3 + len("damage")
 
 
 def test_a_store_cleared_while_waiting_is_begun_anew(cache, files, monkeypatch):

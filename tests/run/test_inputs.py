@@ -47,8 +47,7 @@ def test_auto_is_a_tenth_where_there_are_images_enough(
 ) -> None:
     labels, paths = tuple(n % 10 for n in range(images)), tuple(map(str, range(images)))
     domain = LabelledDomain(Path(), paths, labels, tuple("abcdefghij"))
-    zeros = np.zeros((images, 1, 1, 3), np.uint8)
-    source = Decoded(domain, zeros, np.arange(images), paths, zeros)
+    source = Decoded(domain, np.zeros((images, 1, 1, 3), np.uint8), np.arange(images), paths)
     screen = Notes()
     train, held = hold_out(source, Config(holdout=setting), screen)
     assert (len(train), len(held)) == (images - held_out, held_out)

@@ -147,7 +147,7 @@ class TestFile:
     def target(self, tmp_path: Path) -> Decoded[UnlabelledDomain]:
         domain = UnlabelledDomain(tmp_path, ("a.png", "b.png", "c.png"))
         pixels = np.zeros((3, 8, 8, 3), np.uint8)
-        return Decoded(domain, pixels, np.arange(3), ("da", "db", "dc"), np.zeros((3, 1, 1, 3)))
+        return Decoded(domain, pixels, np.arange(3), ("da", "db", "dc"))
 
     def given(self, file: Path, target: Decoded[UnlabelledDomain]) -> dict[int, int]:
         return Given.read(Config(target_labels=str(file), resize=8), CLASSES, target, Screen()).labels

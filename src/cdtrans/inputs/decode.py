@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -10,10 +11,11 @@ import numpy as np
 
 from cdtrans.config import Resolved
 from cdtrans.errors import DataError, DiskFull
-from cdtrans.inputs.images import SIDE, Traces, judge_unreadable
+from cdtrans.inputs.images import SIDE, Traces, judge_unreadable, thumbnail
 from cdtrans.inputs.pixels import default_cache, open_pixels
 from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.stream import StreamedPixels
+from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 
 if TYPE_CHECKING:
@@ -33,7 +35,6 @@ class Decoded(Generic[Domain]):
     pixels: np.ndarray | StreamedPixels  # uint8 [rows, size, size, 3], in memory or decoded at every access
     rows: np.ndarray  # int64 [N], the row of each image
     digests: tuple[str, ...]  # [N], of the pixels
-    thumbnails: np.ndarray  # uint8 [rows, SIDE, SIDE, 3]
     skipped: dict[str, str] = field(default_factory=dict)  # path -> why the file could not be read
 
     def __len__(self) -> int:
@@ -42,8 +43,7 @@ class Decoded(Generic[Domain]):
     @classmethod
     def none(cls, domain: Domain, size: int) -> "Decoded[Domain]":
         """A domain without images."""
-        pixels, thumbnails = (np.zeros((0, side, side, 3), np.uint8) for side in (size, SIDE))
-        return cls(domain, pixels, np.zeros(0, np.int64), (), thumbnails)
+        return cls(domain, np.zeros((0, size, size, 3), np.uint8), np.zeros(0, np.int64), ())
 
     def keep(self, positions: Sequence[int]) -> "Decoded[Domain]":
         """The images at these positions, in this order."""
@@ -52,7 +52,14 @@ class Decoded(Generic[Domain]):
 
     def traces(self) -> Traces:
         """The input of the checks."""
-        return Traces(self.domain.paths, self.digests, self.thumbnails[self.rows])
+        pixels = self.pixels
+        if isinstance(pixels, StreamedPixels):
+            return Traces(self.domain.paths, self.digests, pixels.thumbnails[self.rows])
+        thumbnails = np.zeros((len(self), SIDE, SIDE, 3), np.uint8)
+        with ThreadPoolExecutor(processor_count()) as pool:
+            for n, made in enumerate(pool.map(lambda row: thumbnail(pixels[row]), self.rows.tolist())):
+                thumbnails[n] = made
+        return Traces(self.domain.paths, self.digests, thumbnails)
 
     def images(self, card: "Card", device: "torch.device") -> "Images":
         """The images as input of the model that the card describes."""
@@ -95,11 +102,11 @@ def decode_files(domain: Domain, config: Resolved, screen: Screen, name: str) ->
             stored = open_pixels(
                 domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name
             )
-            return Decoded(domain, stored.array, stored.rows, tuple(stored.digests), stored.thumbnails), stored.bad
+            return Decoded(domain, stored.array, stored.rows, tuple(stored.digests)), stored.bad
         except DiskFull:
             if config.pixels == "store":
                 raise
             screen.say(f"The disk has no room for the decoded {name} images, so they are decoded every time (slower).")
     streamed = StreamedPixels(domain.files(), config.resize)
-    digests, thumbnails, bad = streamed.look(screen, name)
-    return Decoded(domain, streamed, np.arange(len(domain)), tuple(digests), thumbnails), bad
+    digests, bad = streamed.look(screen, name)
+    return Decoded(domain, streamed, np.arange(len(domain)), tuple(digests)), bad

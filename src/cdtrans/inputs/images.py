@@ -1,5 +1,4 @@
-"""One image file -> upright 8-bit RGB pixels, or a short cause why it cannot be read; and the digest and thumbnail that
-show copies without reading the pixels again."""
+"""One image file -> upright 8-bit RGB pixels, or a short cause why it cannot be read; their digest and thumbnail."""
 
 import hashlib
 import io
@@ -105,24 +104,12 @@ def pixel_digest(pixels: np.ndarray) -> str:
     return hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest()
 
 
-class Trace(NamedTuple):
-    """The digest and thumbnail of an image, which identify it."""
-
-    digest: str  # hash of the pixels
-    thumbnail: np.ndarray  # uint8 [SIDE, SIDE, 3]
-
-
 class Traces(NamedTuple):
-    """The traces of a domain's images."""
+    """Digests and thumbnails of a domain's images, which show copies."""
 
     paths: Sequence[str]
     digests: Sequence[str]
     thumbnails: np.ndarray  # uint8 [N, SIDE, SIDE, 3]
-
-
-def trace(pixels: np.ndarray) -> Trace:
-    """Made by the threads that decode, so that later comparisons do not read the pixels again."""
-    return Trace(pixel_digest(pixels), thumbnail(pixels))
 
 
 def thumbnail(pixels: np.ndarray) -> np.ndarray:

@@ -1,9 +1,8 @@
 """Decoded images on disk: every image is decoded once, and later runs map its pixels into memory.
 
-A store is a folder `CACHE/pixels/<hash of root, size and format>/` with four files:
+A store is a folder `CACHE/pixels/<hash of root, size and format>/` with three files:
 
     pixels.u8       rows of size x size x 3 bytes, append-only, so that memory maps of other processes stay valid
-    thumbnails.u8   rows of 16 x 16 x 3 bytes, likewise
     index.sqlite    per image file: its size and time, its row, and the digest of the row's pixels
     lock            held by the process that reads or extends the store; its mtime is the time of last use
 
@@ -31,15 +30,15 @@ from typing import NamedTuple
 import numpy as np
 
 from cdtrans.errors import DeviceError, DiskFull, counted
-from cdtrans.inputs.images import SIDE, Trace, UnreadableImage, pixel_digest, thumbnail, trace
+from cdtrans.inputs.images import UnreadableImage, pixel_digest
 from cdtrans.inputs.stream import make_in_order
 from cdtrans.record.files import Lock, is_disk_full, try_lock
 from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 
 FORMAT = 4  # raise it when the layout changes, or when the same file would give another row
-PIXELS, THUMBNAILS, INDEX, LOCK = "pixels.u8", "thumbnails.u8", "index.sqlite", "lock"
-CONTENT = (PIXELS, THUMBNAILS, INDEX, f"{INDEX}-journal")
+PIXELS, INDEX, LOCK = "pixels.u8", "index.sqlite", "lock"
+CONTENT = (PIXELS, INDEX, f"{INDEX}-journal")
 SCHEMA = """
 CREATE TABLE store (root BLOB, size INTEGER);
 CREATE TABLE images (path BLOB PRIMARY KEY, state TEXT, row INTEGER, digest TEXT) WITHOUT ROWID;
@@ -54,7 +53,6 @@ class Pixels:
     """Decoded images: `array[rows[n]]` is the n-th file, unless `bad[n]` says why it cannot be read."""
 
     array: np.ndarray  # uint8 [rows of the store, size, size, 3], a read-only memory map
-    thumbnails: np.ndarray  # uint8 [rows of the store, SIDE, SIDE, 3], likewise
     rows: np.ndarray  # int64 [N], -1 where the file could not be read
     digests: list[str]  # [N] of the pixels, '' for unreadable files
     bad: dict[int, str]  # position -> cause
@@ -77,10 +75,10 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The pixels, thumbnail and digest of one image."""
+    """The pixels of an image, and their digest."""
 
     pixels: np.ndarray  # uint8 [size, size, 3]
-    trace: Trace
+    digest: str
 
 
 def resize_for(crop: int) -> int:
@@ -112,12 +110,12 @@ def open_pixels(files: Sequence[Path], *, root: Path, size: int, cache: Path, sc
         screen.warn(f"{are} damaged in the cache {cache} and will be decoded again.")
         damaged |= wrong
     with explained(cache):
-        array, thumbnails = store.map(PIXELS), store.map(THUMBNAILS)
+        array = store.map()
     bad |= unreadable
     entries = [Entry("", -1, "") if key in bad else store.entries[key] for key in keys]
     rows = np.array([entry.row for entry in entries], dtype=np.int64)
     positions = {n: bad[key] for n, key in enumerate(keys) if key in bad}
-    return Pixels(array, thumbnails, rows, [entry.digest for entry in entries], positions)
+    return Pixels(array, rows, [entry.digest for entry in entries], positions)
 
 
 def _keys(files: Sequence[Path], root: Path) -> list[str]:
@@ -168,7 +166,7 @@ def _fill(
 
 def _decoded(todo: list[ImageFile], size: int) -> Iterator[list[tuple[ImageFile, "Row | UnreadableImage"]]]:
     """Chunks in the order of `todo`; the next one is decoded while the caller writes."""
-    rows = (row for _, row in make_in_order((image.path for image in todo), size, lambda x: Row(x, trace(x))))
+    rows = (row for _, row in make_in_order((image.path for image in todo), size, lambda x: Row(x, pixel_digest(x))))
     results = zip(todo, rows, strict=True)
     while chunk := list(islice(results, CHUNK_IMAGES)):
         yield chunk
@@ -202,8 +200,7 @@ class Store:
     @classmethod
     def open(cls, folder: Path, root: Path, size: int) -> "Store":
         """The sound part of an existing store, or a new store if there is no index of this root and size."""
-        for name in (PIXELS, THUMBNAILS):  # a deleted file counts as empty
-            (folder / name).touch()
+        (folder / PIXELS).touch()  # a deleted file counts as empty
         header = (os.fsencode(_real(root)), size)
         index = sqlite3.connect(folder / INDEX)
         with suppress(sqlite3.Error):
@@ -213,8 +210,7 @@ class Store:
         index.close()
         for name in CONTENT:  # unlinked, not truncated: another process may have the old file mapped
             (folder / name).unlink(missing_ok=True)
-        for name in (PIXELS, THUMBNAILS):
-            (folder / name).touch()
+        (folder / PIXELS).touch()
         index = sqlite3.connect(folder / INDEX)
         index.executescript(SCHEMA)
         with index:
@@ -225,7 +221,7 @@ class Store:
     def _sound(cls, folder: Path, size: int, index: sqlite3.Connection) -> "Store":
         """The entries whose rows are on disk; the others are dropped."""
         stored = "typeof(path) = 'blob' AND typeof(row) = 'integer' AND row >= 0 AND row < ?"
-        on_disk = min(_bytes(folder / PIXELS) // row_bytes(size), _bytes(folder / THUMBNAILS) // row_bytes(SIDE))
+        on_disk = _bytes(folder / PIXELS) // image_bytes(size)
         with index:
             index.execute(f"DELETE FROM images WHERE NOT ({stored})", (on_disk,))
         lines = index.execute("SELECT path, state, row, digest FROM images")
@@ -242,41 +238,31 @@ class Store:
         return entry is not None and entry.state == image.state and entry.row not in damaged
 
     def damaged(self, entries: Sequence[Entry]) -> set[int]:
-        """The rows of these entries that are not what was written: disks and other programs can change them. Every
-        image is compared with its digest. Of the thumbnails, which cost as much and only help to find copies, the
-        first is compared; if it is wrong, all are."""
-        pixels, first = self.map(PIXELS), entries[0].row
-        if not np.array_equal(thumbnail(pixels[first]), self.map(THUMBNAILS)[first]):
-            return {entry.row for entry in entries}
+        """The rows of these entries that are not what was written: disks and other programs can change them."""
+        pixels = self.map()
         return {entry.row for entry in entries if pixel_digest(pixels[entry.row]) != entry.digest}
 
     def append(self, images: list[tuple[ImageFile, Row]]) -> None:
-        """Write pixels and thumbnails to disk first, then their entries."""
-        with (self.folder / PIXELS).open("r+b") as pixels, (self.folder / THUMBNAILS).open("r+b") as thumbnails:
-            pixels.seek(self.rows * row_bytes(self.size))
-            thumbnails.seek(self.rows * row_bytes(SIDE))
+        """Write pixels to disk first, then their entries."""
+        with (self.folder / PIXELS).open("r+b") as pixels:
+            pixels.seek(self.rows * image_bytes(self.size))
             for _, row in images:
                 pixels.write(row.pixels.data)
-                thumbnails.write(row.trace.thumbnail.data)
-            for file in (pixels, thumbnails):
-                file.flush()
-                os.fsync(file.fileno())
-        entries = {
-            image.key: Entry(image.state, n, row.trace.digest) for n, (image, row) in enumerate(images, self.rows)
-        }
+            pixels.flush()
+            os.fsync(pixels.fileno())
+        entries = {image.key: Entry(image.state, n, row.digest) for n, (image, row) in enumerate(images, self.rows)}
         lines = [(os.fsencode(key), *entry) for key, entry in entries.items()]
         with self.index:
             self.index.executemany("INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?)", lines)
         self.entries |= entries
         self.rows += len(images)
 
-    def map(self, name: str) -> np.ndarray:
-        """The rows of PIXELS or THUMBNAILS, uint8 [rows, side, side, 3]."""
-        side = self.size if name == PIXELS else SIDE
-        shape = (self.rows, side, side, 3)
+    def map(self) -> np.ndarray:
+        """uint8 [rows, size, size, 3]"""
+        shape = (self.rows, self.size, self.size, 3)
         if not self.rows:  # an empty file cannot be mapped
             return np.empty(shape, np.uint8)
-        return np.memmap(self.folder / name, np.uint8, mode="r", shape=shape)
+        return np.memmap(self.folder / PIXELS, np.uint8, mode="r", shape=shape)
 
 
 @dataclass(frozen=True)
@@ -379,13 +365,9 @@ def explained(cache: Path, need: int = 0) -> Iterator[None]:
         ) from error
 
 
-def row_bytes(side: int) -> int:
-    return side * side * 3
-
-
 def image_bytes(size: int) -> int:
-    """Bytes on disk per image, thumbnail included."""
-    return row_bytes(size) + row_bytes(SIDE)
+    """Bytes on disk per image."""
+    return size * size * 3
 
 
 def store_folder(cache: Path, root: Path, size: int) -> Path:

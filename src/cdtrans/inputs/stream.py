@@ -18,12 +18,12 @@ from cdtrans.errors import DataError
 from cdtrans.inputs.images import (
     ARCHIVE_LEFTOVERS,
     SIDE,
-    Trace,
     UnreadableImage,
     decode,
     is_image_name,
+    pixel_digest,
     resized,
-    trace,
+    thumbnail,
     upright_rgb,
 )
 from cdtrans.runtime.ranks import processor_count, processor_share
@@ -189,19 +189,20 @@ class StreamedPixels:
     def __init__(self, files: list[Path], size: int) -> None:
         self.files, self.size = files, size
 
-    def look(self, screen: Screen, name: str) -> tuple[list[str], np.ndarray, dict[int, str]]:
-        """One pass over all files before training: the digest and the thumbnail of each, [N, SIDE, SIDE, 3], and
-        position -> cause of those that cannot be read."""
+    def look(self, screen: Screen, name: str) -> tuple[list[str], dict[int, str]]:
+        """One pass over all files before training, for the thumbnails: the digest of each, and position -> cause of
+        those that cannot be read."""
         digests, bad = [""] * len(self.files), {}
-        thumbnails = np.zeros((len(self.files), SIDE, SIDE, 3), np.uint8)
+        self.thumbnails = np.zeros((len(self.files), SIDE, SIDE, 3), np.uint8)
+        traces = make_in_order(self.files, self.size, lambda pixels: (pixel_digest(pixels), thumbnail(pixels)))
         with screen.track(f"check {name}", len(self.files)) as task:
-            for n, (_, result) in enumerate(make_in_order(self.files, self.size, trace)):
-                if isinstance(result, Trace):
-                    digests[n], thumbnails[n] = result
-                else:
+            for n, (_, result) in enumerate(traces):
+                if isinstance(result, UnreadableImage):
                     bad[n] = str(result)
+                else:
+                    digests[n], self.thumbnails[n] = result
                 task.advance(1)
-        return digests, thumbnails, bad
+        return digests, bad
 
     def fetch(self, positions: list[int]) -> np.ndarray:
         """uint8 [B, size, size, 3]"""
