@@ -61,6 +61,11 @@ class Encoder:
         self.capturable = images.device.type == "cuda" and self.config.compile != "off" and not self.failed
         return encoded
 
+    def thaw(self) -> None:
+        """Encode images anew from now on: training has begun."""
+        if self.frozen is not None:
+            self.frozen.thaw()
+
     def _frozen(self, images: Images, name: str, known: dict[str, Tensor]) -> Encoded:
         if name not in known:
             most = FROZEN_BATCH[images.device.type]

@@ -1,4 +1,4 @@
-"""The machine: devices, ranks, processes, signals, the screen."""
+"""The machine: devices, ranks, processes, signals, the screen, and the versions of packages."""
 
 from importlib.metadata import version
 

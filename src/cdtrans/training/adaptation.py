@@ -41,6 +41,10 @@ class Data(NamedTuple):
     given: TargetLabels | None = None  # labels of --target-labels
     untouched: bool = False  # whether the backbone is pretrained and stage 1 has not changed it
 
+    @property
+    def held_out(self) -> int:
+        return len(self.holdout.images) if self.holdout else 0
+
 
 class Adaptation(NamedTuple):
     """The result of stage 2."""
@@ -101,24 +105,22 @@ def adapt_to_target(
 
 def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Config, screen: Screen) -> Encoded:
     """The loop: a plan every few epochs. Returns the target as the served network encodes it at the end."""
-    device = data.target.device
+    epochs, device = config.epochs, data.target.device
     optimisation = Optimisation(
-        method, config, lr=config.lr, epochs=config.epochs, device=device, rates=method.rates(), network=method.network
+        method, config, lr=config.lr, epochs=epochs, device=device, rates=method.rates(), network=method.network
     )
-    planner = Planner(run, method, config, screen)
-    memory = Memory(method, "pairs", screen)
+    planner, memory = Planner(run, method, config, screen), Memory(method, "pairs", screen)
     parts: dict[str, Stateful] = {"watch": watch, "planner": planner, "memory": memory}
-    loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=config.epochs, parts=parts)
+    loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=epochs, parts=parts)
     report = StageReport(run, screen, loop, config)
+    train_on = training_step(method, optimisation)
+    step_of = Step(train_on, optimisation, memory, config.compile, capturable=method.capturable)
     progress = torch.zeros((), device=device)  # t / T; on the device, so that a captured step reads the current value
-    step_of = Step(
-        training_step(method, optimisation), optimisation, memory, config.compile, capturable=method.capturable
-    )
     encode = watch.encode
-    if loop.fresh:  # the method's own modules are untrained, so the source-only network plans the first round
-        encode = encode if encode.model is method.network else Encoder(method.network, config, screen, encode.frozen)
-    elif encode.frozen is not None and method.trains:
-        encode.frozen.thaw()
+    if not loop.fresh and method.trains:
+        encode.thaw()
+    elif loop.fresh and encode.model is not method.network:  # the served one is untrained: it cannot plan a round
+        encode = Encoder(method.network, config, screen, encode.frozen)
     encoded = encode(data.target, "target")
     if loop.fresh:
         watch.epoch(0, encoded, encode)
@@ -133,19 +135,17 @@ def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Conf
                 planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
         count = 0 if pairs is None else len(pairs)
-        held_out = len(data.holdout.images) if data.holdout else 0
-        screen.work.expect(**work_ahead(config, method.sizes, held_out, count, epoch, loop.step))
+        screen.work.expect(**work_ahead(config, method.sizes, data.held_out, count, epoch, loop.step))
         if pairs is not None:  # otherwise `plan` has done everything
-            if encode.frozen is not None:
-                encode.frozen.thaw()
+            encode.thaw()
             lr = optimisation.start_epoch(epoch, loop.step)
             batches = Batches(pairs, data, config, epoch)
-            step_of.ahead = len(batches) * (config.epochs - epoch + 1)
+            step_of.ahead = len(batches) * (epochs - epoch + 1)
             method.train()
             with report.epoch(steps=len(batches), images=2 * batches.size, lr=lr, note=counted(len(pairs), "pair")):
                 for step in loop.steps(len(batches)):
                     optimisation.at(epoch, step / len(batches))
-                    progress.fill_((epoch - 1 + step / len(batches)) / config.epochs)
+                    progress.fill_((epoch - 1 + step / len(batches)) / epochs)
                     losses = step_of(*batches[step], progress)
                     loop.update(step_of.names, losses)
                     report.advance()
