@@ -11,12 +11,27 @@ import argparse
 import json
 import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 from cdtrans.studies.comparison import GIB, REFERENCE, signed_rank_p
-from cdtrans.studies.results import RunResult, Spread
+from cdtrans.studies.results import Spread
 
 KINDS = ("last_epoch", "label_free", "best_by_labels")
 SOURCE_ONLY = "source_only"
+
+
+class RunResult(NamedTuple):
+    """The part of a recorded row that the tables show."""
+
+    task: str
+    seed: int
+    run: str
+    stage_1: str
+    scores: dict[str, float]
+    device_seconds: float
+    peak_memory: int | None
+
+
 Rows = dict[str, list[RunResult]]
 
 
@@ -24,7 +39,8 @@ def read(file: Path) -> Rows:
     """The runs by method; every run of a task and seed has the same source-only model."""
     methods: Rows = {}
     for line in file.read_text().splitlines():
-        result = RunResult(**json.loads(line))
+        row = json.loads(line)
+        result = RunResult(*(row[name] for name in RunResult._fields))
         methods.setdefault(result.run.partition("/")[0], []).append(result)
     return methods
 

@@ -12,11 +12,11 @@ better. The first of them do not say how many predictions stayed with the source
 the others have a table of their own."""
 
 import argparse
-import csv
 import itertools
 import json
 import zlib
 from collections.abc import Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,18 @@ from cdtrans.methods.instant import probe_on_both
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
+from cdtrans.record import layout
 from cdtrans.record.measured import calibration_error
+from cdtrans.record.outcome import Support
 from cdtrans.record.probabilities import calibrated, probabilities, temperature
+from cdtrans.record.record import RunRecord
 from cdtrans.run.resolve import resolve
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust import estimate, guard
-from cdtrans.trust.support import Evidence, Support
+from cdtrans.trust.support import Evidence
 
 Row = dict[str, Any]
+SUPPORT = tuple(spec.name for spec in fields(Support))
 REDUCED = [f"{each} {side} images a class" for side in ("source", "target") for each in (5, 10, 20, 40)]
 CONDITIONS = ["whole", "imbalanced", *REDUCED]
 RUN = "run"  # the condition of a finished run
@@ -85,19 +89,16 @@ def some_of_each(labels: Tensor, each: int, rng: np.random.Generator) -> Tensor:
 
 
 def run_rows(name: str, folder: Path) -> Iterator[Row]:
-    """Of runs that keep the features of all images in views.npz."""
-    for file in sorted(folder.rglob("result.json")):
-        run = file.parent
-        classes = json.loads((run / "source" / "model.json").read_text())["classes"]
-        with open(run / "images.csv", newline="") as lines:
-            images = [Path(line["path"]).parent.name for line in csv.DictReader(lines) if line["domain"] == "target"]
-        if not set(images) <= set(classes):
-            continue  # a target with other classes
-        with np.load(run / "views.npz") as arrays:
-            x, z = (torch.from_numpy(arrays[f"before_{side}"]).float() for side in ("source", "target"))
-            y = torch.from_numpy(arrays["source_labels"]).long()
-        with np.load(run / "logits.npz") as arrays:
-            logits = {model: torch.from_numpy(arrays[model]) for model in ("source", "adapted")}
+    """The rows of runs that keep the features of all images."""
+    for file in sorted(folder.rglob(layout.RESULT.name)):
+        run, record = file.parent, RunRecord(file.parent)
+        classes = record.classes
+        images = [Path(path).parent.name for path in record.images.paths["target"]]
+        if not set(images) <= set(classes) or record.logits.adapted is None:
+            continue  # a target with other classes, or a run without stage 2
+        x, z = (torch.from_numpy(x).float() for x in (record.views.before_source, record.views.before_target))
+        y = torch.from_numpy(record.views.source_labels).long()
+        logits = {"source": torch.from_numpy(record.logits.source), "adapted": torch.from_numpy(record.logits.adapted)}
         truth = torch.tensor([classes.index(label) for label in images])
         both = encoded(x, y, z, len(classes))
         task = {"data": name, "task": str(run.relative_to(folder)), "condition": RUN}
@@ -118,17 +119,17 @@ def measured(both: Domains, classes: int, leading: int, logits: dict[str, Tensor
     for model, support in found.items():
         right = predicted[model] == truth
         stayed = evidence.stayed(predicted[model], predicted["source"])
-        middle = estimate.estimate(support, stayed, evidence, known=True, labels=0).accuracy
+        middle = estimate.expected_accuracy(support, stayed, evidence)
         scaled = calibrated(logits[model].numpy(), temperature(logits[model].numpy(), middle))
         error = calibration_error(calibration(probabilities(scaled).max(axis=1), right.numpy()))
         row = {"model": model, "accuracy": float(right.double().mean()), "calibration": error, "stayed": stayed}
-        yield row | task | support._asdict()
+        yield row | task | asdict(support)
 
 
 def better(row: Row) -> bool:
     """Whether the support allows a range: for the adapted model, if it has not fallen either."""
     fell = row["start"] - row["mean"] if row["model"] == "adapted" else 0.0
-    support = Support(*(row[name] for name in Support._fields))
+    support = Support(*(row[name] for name in SUPPORT))
     return guard.supported(support) and fell <= guard.FELL
 
 

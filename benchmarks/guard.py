@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +30,11 @@ import numpy as np
 from PIL import Image
 from recipe import call, place
 
-from cdtrans.config import make_config, read_recipe, read_yaml
+from cdtrans.config import make_config, read_recipe
 from cdtrans.errors import VERDICT_AGAINST
 from cdtrans.inputs.scan import scan_labelled
+from cdtrans.record.outcome import Outcome
+from cdtrans.record.record import RunRecord
 from cdtrans.trust import guard
 
 RECIPES = {
@@ -154,14 +157,11 @@ def run(task: Task, flags: list[str], out: Path) -> None:
     if code not in (0, VERDICT_AGAINST):
         print(task.name, "failed", code, flush=True)
         return
-    result = json.loads((place / "result.json").read_text())
-    found: dict[str, Any] = task._asdict() | {"verdict": result["guard"]["verdict"]}
+    outcome = RunRecord(place).outcome
+    found: dict[str, Any] = task._asdict() | {"verdict": outcome.verdict.kind}
     found |= {"source": str(task.source), "target": str(task.target)}
-    if "adapted" in result["support"]:
-        measured = {m["name"]: m["found"] for m in result["guard"]["measures"]}
-        found |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
-        found |= {"kept": measured["source forgotten"], "learnable": measured["labels not learnable"]}
-        found |= {"features": result["evidence_features"]}
+    if outcome.basis is not None and "adapted" in outcome.basis.support:
+        found |= evidence_of(outcome) | {"features": outcome.basis.features}
     found |= {"before": 0.0, "after": 0.0}
     if scored:
         said = io.StringIO()
@@ -169,30 +169,34 @@ def run(task: Task, flags: list[str], out: Path) -> None:
             call(["eval", str(place), str(lists[2]), "--json"])
         scores = json.loads(said.getvalue())
         history = scores["accuracy_by_epoch"]
-        found |= {"before": history[0], "after": history[result["judged_epoch"]]}
+        found |= {"before": history[0], "after": history[outcome.adapted_epoch]}
     line.write_text(json.dumps(found))
     told = f"{100 * found['before']:.0f} > {100 * found['after']:.0f}, {found['verdict']}"
     print(f"{task.name}: {told} ({time.monotonic() - started:.0f} s)", flush=True)
 
 
+def evidence_of(outcome: Outcome) -> dict[str, float]:
+    """The numbers that the guard judges an adapted model by."""
+    assert outcome.basis is not None, "it has source images"
+    measures = {measure.code: measure.value for measure in outcome.verdict.measures}
+    row = {**asdict(outcome.basis.support["adapted"]), "start": outcome.basis.support["source"].mean}
+    return row | {"kept": measures["source-forgotten"], "learnable": measures["labels-not-learnable"]}
+
+
 def compared(data: str, folder: Path) -> Iterator[dict[str, Any]]:
     """The finished runs of a benchmark with several methods, except those that do not begin with its start."""
     start = json.loads((folder / "bench.json").read_text())["recipe"]
-    for scores in sorted(folder.glob("*/*/seed-*/eval.json")):
-        file = scores.with_name("result.json")
-        method, task, seed = file.parts[-4:-1]
-        if read_yaml(file.parent / "config.yaml")["recipe"] != start:
+    for run in sorted(folder.glob("*/*/seed-*")):
+        record, (method, task, seed) = RunRecord(run), run.parts[-3:]
+        if record.evaluation is None or record.config.recipe != start:
             continue
-        result, evaluation = json.loads(file.read_text()), json.loads(scores.read_text())
-        history = evaluation["accuracy_by_epoch"]
-        measured = {m["name"]: m["found"] for m in result["guard"]["measures"]}
+        outcome, measured = record.outcome, record.evaluation
+        assert outcome.basis is not None, "it has source images"
         row: dict[str, Any] = {"data": data, "condition": COMPARED}
         row |= {"recipe": f"{method}, {start} start", "task": f"{task}-{seed}"}
-        row |= {"before": history[0], "after": history[result["judged_epoch"]]}
-        row |= {**result["support"]["adapted"], "start": result["support"]["source"]["mean"]}
-        row |= {"kept": measured["source forgotten"], "features": "pretrained"}
-        row |= {"learnable": measured["labels not learnable"], "stayed": result["reference"]["stayed"]["adapted"]}
-        row |= {"calibration": evaluation["calibration_error"]}
+        row |= {"before": measured.epochs[0].accuracy, "after": measured.epochs[outcome.adapted_epoch].accuracy}
+        row |= evidence_of(outcome) | {"features": "pretrained"}
+        row |= {"stayed": outcome.basis.stayed["adapted"], "calibration": measured.calibration_error}
         verdict = "unknown" if not passes(row) else "better"
         broken = row["mean"] < guard.CHANCE or row["start"] - row["mean"] > guard.FELL_FAR
         yield row | {"verdict": "harm" if broken else verdict}

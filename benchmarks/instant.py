@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdtrans.config import Config, make_config, read_recipe
+from cdtrans.config import Resolved, make_config, read_recipe
 from cdtrans.inputs.decode import decode_domain
 from cdtrans.inputs.scan import scan_labelled
 from cdtrans.methods.base import Round, Sizes
@@ -90,7 +90,7 @@ def main() -> None:
     print("mean of", len(table), *(f"{value:.2f}" for value in np.mean(table, axis=0)), "(source only, graphs, served)")
 
 
-def features_of(folder: Path, config: Config, screen: Screen, store: Path | None) -> tuple[Tensor, Tensor, int]:
+def features_of(folder: Path, config: Resolved, screen: Screen, store: Path | None) -> tuple[Tensor, Tensor, int]:
     """Features [N, D], labels [N], and how many features are those of the last two blocks."""
     inner = folder / "images"
     domain = scan_labelled(inner if inner.is_dir() else folder, None)

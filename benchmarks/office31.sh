@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The six Office-31 tasks with DeiT-tiny, side by side on one device: docs/results/office31-deit-tiny.md.
 # usage: benchmarks/office31.sh DATA WEIGHTS OUT [flags of cdtrans adapt]
-#   DATA holds amazon/images, dslr/images and webcam/images; OUT gets a run folder, a log and eval.json for each task.
+#   DATA holds amazon/images, dslr/images and webcam/images; OUT gets a run folder, a log and scores for each task.
 set -euo pipefail
 data=$1 weights=$2 out=$3
 shift 3

@@ -1,5 +1,5 @@
-"""What the label-free choice, the guard and the estimate came to in finished runs that have been scored with an answer
-key: docs/results/selection.md.
+"""The label-free choice, the guard and the estimate in finished runs that were measured with target labels:
+docs/results/selection.md.
 
 usage: python benchmarks/trust.py RUN ...
        python benchmarks/trust.py --methods BENCH ...      regret by method, in folders of `cdtrans bench --method all`
@@ -11,21 +11,21 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from cdtrans.config import read_yaml
 from cdtrans.methods import METHODS, method_class
+from cdtrans.record import layout
 from cdtrans.record.record import RunRecord
 from cdtrans.trust.selection import RULES
 
 
 def read(run: Path) -> dict[str, Any]:
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    measured = RunRecord(run).measured
+    record = RunRecord(run)
+    measured = record.measured
     assert measured is not None, f"'{run}' is not measured"
     return {
         "name": "/".join(run.parts[-2:]),
         "accuracy": [scores.accuracy for scores in measured.epochs],
-        "scores": [line for line in log if line["event"] == "scores"][1:],
-        "result": json.loads((run / "result.json").read_text()),
+        "scores": record.events("scores")[1:],
+        "outcome": record.outcome,
     }
 
 
@@ -44,9 +44,9 @@ def by_method(folders: list[Path]) -> None:
     found: dict[str, list[dict[str, float]]] = {}
     for folder in folders:
         start = json.loads((folder / "bench.json").read_text())["recipe"]
-        for file in sorted(folder.glob("*/*/seed-*/eval.json")):
-            run = file.parent
-            if read_yaml(run / "config.yaml")["recipe"] == start:  # not a method that has a start of its own
+        for run in sorted(folder.glob("*/*/seed-*")):
+            record = RunRecord(run)
+            if record.has(layout.MEASURED) and record.config.recipe == start:  # not a method with its own start
                 found.setdefault(run.parts[-3], []).append(regrets(read(run)))
     methods = {name: found[name] for name in METHODS if name in found and method_class(name).trains}
     rules = list(next(iter(methods.values()))[0])
@@ -65,16 +65,16 @@ def main() -> None:
     print("| run | source only | chosen (epoch) | last | best by labels | guard | estimate | truth inside |")
     print("|---|---|---|---|---|---|---|---|")
     for run in runs:
-        accuracy, result = run["accuracy"], run["result"]
-        chosen, band = result["chosen_epoch"], result["estimate"]
-        told, inside = "unknown", ""
-        if band["low"] is not None:
-            told = f"{100 * band['low']:.0f} to {100 * band['high']:.0f}"
-            inside = "yes" if band["low"] <= accuracy[chosen] <= band["high"] else "no"
+        accuracy, outcome = run["accuracy"], run["outcome"]
+        chosen, band = outcome.choice.epoch, outcome.estimate
+        shown, inside = "unknown", ""
+        if band is not None:
+            shown = f"{100 * band.low:.0f} to {100 * band.high:.0f}"
+            inside = "yes" if band.low <= accuracy[chosen] <= band.high else "no"
         cells = [f"{100 * accuracy[k]:.1f}" for k in (0, chosen, -1)]
         print(
             f"| {run['name']} | {cells[0]} | {cells[1]} ({chosen}) | {cells[2]} | {100 * max(accuracy[1:]):.1f} | "
-            f"{result['guard']['verdict']} | {told} | {inside} |"
+            f"{outcome.verdict.kind} | {shown} | {inside} |"
         )
     every = [regrets(run) for run in runs]
     print("\n| chosen by | regret, mean | regret, worst |\n|---|---|---|")
