@@ -114,7 +114,7 @@ def show_demo(result: Any, screen: Screen, given: Given) -> None:
     table.add_row("source only", f"{result.source_only_accuracy:.1%}")
     table.add_row("adapted, no target label used", f"{result.adapted_accuracy:.1%}")
     screen.result(table)
-    report = " (open report.html)" if (result.run / "report.html").exists() else ""
+    report = " (open report.html)" if (result.run / REPORT.name).exists() else ""
     screen.result(f"Run folder: {result.run}{report}")
 
 
