@@ -67,7 +67,7 @@ class Method(nn.Module):
 
     Options: ClassVar[type[Any]] = NoOptions  # a frozen dataclass of `cdtrans.config.option` fields
     paper: ClassVar[str] = ""  # authors and year; empty if there is no paper
-    title: ClassVar[str] = ""  # of the paper, and its venue; without a paper: where the method is described
+    title: ClassVar[str] = ""  # paper and venue, or the page that describes the method
     backbones: ClassVar[str] = "any"  # any, ViT, BatchNorm, or as the method checks it
     cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
@@ -76,7 +76,7 @@ class Method(nn.Module):
     least_batch: ClassVar[int] = 1  # pairs that a step needs
     capturable: bool = True  # whether a step can be replayed as a CUDA graph; an instance may decide by its options
     needs_source: ClassVar[bool] = True  # whether it needs source images beside a --source-model
-    pairs_mean: ClassVar[str] = ""  # what makes the two images of a pair belong together; empty if they need not
+    pairs_mean: ClassVar[str] = ""  # for the report: why both images of a pair belong together, if they do
 
     def __init__(self, network: Network, options: Any, sizes: Sizes) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Method(nn.Module):
         return {}
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
-        """Which source and target images are paired in the epochs of a round. Default: at random."""
+        """The pairs of source and target images in the epochs of a round. Default: at random."""
         return Proposals.at_random(domains, torch.arange(self.sizes.target_images), domains.centers, generator)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:

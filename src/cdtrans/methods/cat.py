@@ -28,7 +28,7 @@ from cdtrans.methods.mstn import class_means
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
-LATE, SLOW = 1 / 8, 1 / 4  # of the run: when lambda_2 begins to rise, and for how long it does
+LATE, SLOW = 1 / 8, 1 / 4  # parts of the run before lambda_2 rises, and while it does
 
 
 class CAT(DANN):
@@ -89,6 +89,6 @@ def alignment(f_s: Tensor, y_s: Tensor, f_t: Tensor, y_t: Tensor, classes: int) 
 
 
 def selected(chosen: Tensor) -> Tensor:
-    """Which images count, [B] -> their weights: with these a mean over all is one over the chosen, or 0."""
+    """Weights of images, [B], with which a mean over all is one over the chosen, or 0 if there are none."""
     weights = chosen.float()
     return weights / weights.mean().clamp(min=1 / len(weights))

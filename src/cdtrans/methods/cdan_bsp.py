@@ -20,7 +20,7 @@ from cdtrans.network.network import Output
 from cdtrans.schema import option
 
 AUTHORS_SIZE = 36 * 256  # images of a domain in a batch, times features
-SQUARINGS = 8  # of F F^T: as 256 power iterations
+SQUARINGS = 8  # F F^T to the power 256
 
 
 class CDANBSP(CDANE):

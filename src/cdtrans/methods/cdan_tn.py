@@ -78,7 +78,7 @@ class TransNorm(nn.Module):
 
     @torch.no_grad()
     def serve(self) -> None:
-        """What the layer computes for target images, as a BatchNorm layer."""
+        """Make `served` compute as this layer does for target images."""
         mean, variance = self.served.running_mean, self.served.running_var
         assert mean is not None, "see above"
         assert variance is not None, "see above"

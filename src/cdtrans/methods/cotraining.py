@@ -72,7 +72,7 @@ class CoTraining(Method):
         self.head = Head(network.dim, sizes.classes, "standardise")
         self.teacher = Network(copy.deepcopy(network.backbone), copy.deepcopy(self.head), network.taps)
         self.teacher.requires_grad_(False)
-        self.register_buffer("shares", torch.full((sizes.classes,), 1 / sizes.classes))  # of classes, by the graphs
+        self.register_buffer("shares", torch.full((sizes.classes,), 1 / sizes.classes))  # class shares by the graphs
         self.register_buffer("first", torch.zeros(sizes.target_images, dtype=torch.long))  # see pairing.graphs
         self.register_buffer("given", torch.zeros(sizes.target_images, dtype=torch.bool))  # labelled by a person
         self.register_buffer("steps", torch.zeros(()))  # so far

@@ -69,7 +69,7 @@ class SDAT(CDANE):
         torch._foreach_mul_(steps, self.options.rho / (norm + 1e-12))
         with torch.no_grad():
             torch._foreach_add_(weights, steps)
-        torch.clear_autocast_cache()  # of the weights before
+        torch.clear_autocast_cache()  # it holds the weights before
         try:
             yield
         finally:

@@ -34,7 +34,7 @@ from cdtrans.network.operations import Update as Residual
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
-PARTS = 16  # of a period
+PARTS = 16  # parts of a period
 MEANINGFUL = 30  # steps: fewer have averages that differ by 1 by chance
 
 

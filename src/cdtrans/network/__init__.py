@@ -1,1 +1,1 @@
-"""The network: any timm model as the backbone, a head, and cross-attention for vision transformers."""
+"""The network: any timm model as the backbone, a head, the kernels that run it, and its saved weights."""

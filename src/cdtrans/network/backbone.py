@@ -218,7 +218,7 @@ def ask_hub(repository: str, files: tuple[str, ...]) -> None:
 
 
 def unavailable(name: str, error: Exception) -> CdtransError:
-    """What follows from an error of timm or the hub client while a backbone's weights were fetched."""
+    """The error for weights that timm or the hub client could not fetch."""
     if name.startswith(FOLDER):
         return DataError(
             "no-timm-folder",

@@ -143,8 +143,8 @@ def self_attention(
     rows: int | None,
     factors: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Update]:
-    """Every image with itself (Eq. 1): [B, N, D] -> [B, N, D] and an update of [B, rows, D]. `factors` are what the
-    attention that a token gets is multiplied by, made from its key: [B, N, heads, d] -> [B, N, heads, 1]."""
+    """Every image with itself (Eq. 1): [B, N, D] -> [B, N, D] and an update of [B, rows, D]. `factors` makes the
+    factor of the attention that a token gets from its key: [B, N, heads, d] -> [B, N, heads, 1]."""
     x, normed = add_norm(stream, block.norm1)
     q, k, v = position(block.attn, queries_keys_values(block.attn, normed, rows=rows), rope, rows)
     if factors is not None:
@@ -196,7 +196,7 @@ def layer_scale(block: Any, half: int) -> LayerScale | None:
 
 
 class Transferability(nn.Module):
-    """How much the class token may take from each patch in the last block. A critic tells source from target by the key
+    """Factors for the attention of the class token to each patch in the last block (TVT). A critic tells source from target by the key
     of a patch, in each head; the weight of the patch is the critic's entropy in bits: 1 where it cannot tell, 0 where
     it is sure."""
 

@@ -25,8 +25,8 @@ from cdtrans.network.operations import Stream, Update
 from cdtrans.runtime.ranks import gather, rank, world
 
 CLASSIFIER_STD = 0.001  # the authors' initialisation
-MLP_STD = 0.01  # of the authors of MCD and SAFN
-CORRECTION_STD, CORRECTION_BIAS = 0.005, 0.1  # of DCAN's authors
+MLP_STD = 0.01  # as MCD's and SAFN's authors start
+CORRECTION_STD, CORRECTION_BIAS = 0.005, 0.1  # as DCAN's authors start
 
 
 class Output(NamedTuple):
@@ -37,20 +37,20 @@ class Output(NamedTuple):
 
 
 class AnyHead(nn.Module):
-    """What every head has. On several ranks it is trained on the features of all of them."""
+    """The base of all heads. On several ranks a head is trained on the features of all of them."""
 
-    spec: dict[str, Any]  # what a model card says of it, so that `build_head` can make it again
+    spec: dict[str, Any]  # its description in a model card, for `build_head`
 
     def forward(self, feature: Tensor) -> Output:
         return self.classify(gather(feature) if self.training else feature)
 
     def classify(self, feature: Tensor) -> Output:
-        """The same for features that have been gathered."""
+        """Features of all ranks, [B, D] -> feature and logits."""
         raise NotImplementedError
 
     def of_another_domain(self, out: Output) -> Output:
-        """Its output for a whole other domain, [N, D] and [N, K]: a head that standardises features by the target's
-        statistics has to take that domain's own."""
+        """The output for a whole other domain, [N, D] and [N, K]. A head that standardises by the target's statistics
+        takes that domain's own."""
         return out
 
 
@@ -180,8 +180,8 @@ def build_head(spec: dict[str, Any], dim: int, classes: int, neck: str) -> AnyHe
 
 
 class Network(nn.Module):
-    """What stage 1 trains, what every method adapts and what is served: any timm model that gives one feature vector
-    (created with num_classes=0), and a head.
+    """Any timm model that gives one feature vector (created with num_classes=0), and a head. Stage 1 trains a network,
+    every method adapts it, and it is served.
 
     ViTs are run by `cdtrans.network.blocks`, with kernels on a GPU; all other models by timm's own forward. With `taps`
     the feature of a ViT is that of its last blocks side by side: a probe on a frozen backbone gains by it. With
@@ -195,7 +195,7 @@ class Network(nn.Module):
     each part again instead of keeping its intermediate results. The head and the losses still get the whole batch."""
 
     backbone: Any  # timm's models have no type in common
-    keep: Tensor  # [depth, 2] how often each block's attention and MLP are kept in training
+    keep: Tensor  # [depth, 2] chance of each block's attention and MLP to be kept in training
 
     def __init__(
         self, backbone: nn.Module, head: AnyHead, taps: int = 1, transferability: Transferability | None = None
@@ -215,8 +215,8 @@ class Network(nn.Module):
         self.parts, self.recompute_blocks = 1, False
 
     def compute_in_parts(self, parts: int, *, recompute_blocks: bool = False) -> None:
-        """Train in so many parts from now on; with `recompute_blocks` the backward pass of a part also computes each
-        block again by itself. Not for a backbone with BatchNorm, which needs the whole batch."""
+        """Train in this number of parts from now on; with `recompute_blocks` the backward pass of a part also computes
+        each block again by itself. Not for a backbone with BatchNorm, which needs the whole batch."""
         self.parts, self.recompute_blocks = parts, recompute_blocks
         if not self.runs_blocks:
             with suppress(AttributeError, AssertionError):  # not every timm model can
@@ -297,7 +297,7 @@ class Network(nn.Module):
 
     @property
     def leading(self) -> int:
-        """How many of a feature's numbers belong to the last two blocks."""
+        """The length of the last two blocks' part of a feature."""
         return self.dim * min(2, self.taps) // self.taps
 
     def drop_path_scales(self, x: Tensor, sizes: list[int] | None = None) -> Tensor | None:
@@ -355,7 +355,7 @@ class PerDomain(nn.Module):
 
 
 def with_layers(network: Network, kind: type[nn.Module], make: Callable[[nn.Module], nn.Module]) -> Network:
-    """The network with what `make` makes of each layer of a kind in its backbone. All other weights, and the head, are
+    """The network with each layer of a kind in its backbone replaced by `make`. All other weights, and the head, are
     the same tensors in both."""
     backbone = network.backbone
     shared = [*backbone.parameters(), *backbone.buffers()]

@@ -20,7 +20,7 @@ LayerScale = Callable[[Tensor], Tensor]
 
 
 class Update(NamedTuple):
-    """What attention or the MLP adds to the residual stream: y + bias. The bias is kept apart where the kernel of the
+    """The output of attention or the MLP, which the residual stream adds: y + bias. The bias is kept apart where the kernel of the
     next norm adds it."""
 
     y: Tensor  # [B, N, D]

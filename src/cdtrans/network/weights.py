@@ -33,8 +33,8 @@ from cdtrans.network.network import Head, Network, build_head, feature_dim
 from cdtrans.record.model import FROM_SCRATCH, Card, read_card, read_weights
 
 LARGEST_WEIGHT = 1e12  # no trained network comes near, and its square still is a float32
-WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # of vision transformers
-RESNETS = {8: "resnet18", 16: "resnet50", 33: "resnet101", 50: "resnet152"}  # by their number of blocks
+WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # vision transformers
+RESNETS = {8: "resnet18", 16: "resnet50", 33: "resnet101", 50: "resnet152"}  # by number of blocks
 
 State = dict[str, Tensor]
 

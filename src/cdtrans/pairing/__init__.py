@@ -1,1 +1,1 @@
-"""Which source image goes with which target image (section 3.2 of the paper)."""
+"""Pairs of source and target images (section 3.2 of the paper)."""
