@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from cdtrans.serving.export import export
 from cdtrans.training.adaptation import training_step
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import WARM_UP, Memory, Step
-from commands import Ended, start_ranks, warm
+from commands import Ended, Process, start_ranks, warm
 from tiny_task import CLASSES, Task, log_lines, make_task, tree
 
 pytestmark = pytest.mark.slow
@@ -44,25 +43,40 @@ ON_CONVOLUTIONS = [name for name in METHODS if method_class(name).backbones not 
 RESNET = {"backbone": "test_resnet", "backbone_args": {"block_args": {"attn_layer": "se"}}}
 
 
-@dataclass(frozen=True)
-class Undisturbed:
-    """A run of a method that nothing happened to."""
+class Runs:
+    """Runs of one method, started together: one that nothing happens to, one that is killed in stage 2 and whose target
+    images lie in folders of wrong classes under other names, and one in two processes."""
 
-    name: str
-    task: Task
-    run: Path
+    def __init__(self, name: str, task: Task) -> None:
+        self.name, self.task = name, task
+        self.folder = task.folder / name.replace(":", "-")
+        self.method = placed(name, task)
+        self.run, self.killed, self.two = (self.folder / part for part in ("run", "killed", "two"))
+        crash = {"name": "state.pt", "when": "after", "nth": 9 if method_class(self.method).trains else 7}
+        undisturbed = self.start(self.run)
+        self.victim = self.start(self.killed, "--save-every", "0", target=self.moved(), crash=crash)
+        ranks = 0 if name in ON_CONVOLUTIONS else 2  # several ranks refuse BatchNorm in a backbone
+        self.ranks = start_ranks(ranks, self.command(self.two), self.folder / "logs", **FAST)
+        succeed(undisturbed.wait())
 
     def command(self, out: Path, *flags: str, **changes: Any) -> list[str]:
-        method = placed(self.name, self.task)
-        options = [word for key, value in small(method_class(method)).items() for word in ("--set", f"{key}={value}")]
-        epochs = [] if self.trains else ["--epochs", "1"]
+        kind = method_class(self.method)
+        options = [word for key, value in small(kind).items() for word in ("--set", f"{key}={value}")]
+        epochs = [] if kind.trains else ["--epochs", "1"]
         if self.name in ON_CONVOLUTIONS:
             changes = {"config": self.task.folder / "resnet.yaml"} | changes
-        return dataclasses.replace(self.task, **changes).adapt(out, "--method", method, *options, *epochs, *flags)
+        return dataclasses.replace(self.task, **changes).adapt(out, "--method", self.method, *options, *epochs, *flags)
 
-    @property
-    def trains(self) -> bool:
-        return method_class(placed(self.name, self.task)).trains
+    def start(self, out: Path, *flags: str, crash: dict[str, Any] | None = None, **changes: Any) -> Process:
+        return warm().start(self.command(out, *flags, **changes), self.folder / "logs", crash=crash, **FAST)
+
+    def moved(self) -> Path:
+        order = random.Random(0).sample(range(21), 21)
+        for n in range(21):
+            place = self.folder / "target" / CLASSES[(n + order[n]) % 3] / f"{order[n]}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.task.target / f"{n:02}.png", place)
+        return self.folder / "target"
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +108,8 @@ def placed(name: str, task: Task) -> str:
 
 
 @pytest.fixture(scope="module", params=[*METHODS, EXAMPLE])
-def undisturbed(request: pytest.FixtureRequest, task: Task) -> Undisturbed:
-    found = Undisturbed(request.param, task, task.folder / request.param.replace(":", "-"))
-    succeed(warm().run(found.command(found.run), task.folder / "logs", **FAST))
-    return found
+def runs(request: pytest.FixtureRequest, task: Task) -> Runs:
+    return Runs(request.param, task)
 
 
 exported: set[tuple[Any, ...]] = set()
@@ -107,65 +119,51 @@ def succeed(ended: Ended) -> None:
     assert ended.code == 0, ended.err
 
 
-def test_neither_a_kill_nor_moved_labels_change_a_byte(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    """The target's images in folders of wrong classes, under other names; killed after the state is written the ninth
-    time, in stage 2, and resumed. Other moments are the same for all methods:
+def test_neither_a_kill_nor_moved_labels_change_a_byte(runs: Runs) -> None:
+    """Killed after the state is written the ninth time. Other moments are the same for all methods:
     tests/end_to_end/test_resume.py has them."""
-    order = random.Random(0).sample(range(21), 21)
-    for n in range(21):
-        place = tmp_path / "target" / CLASSES[(n + order[n]) % 3] / f"{order[n]}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(undisturbed.task.target / f"{n:02}.png", place)
-    out, logs, target = tmp_path / "run", tmp_path / "logs", tmp_path / "target"
-    crash = {"name": "state.pt", "when": "after", "nth": 9 if undisturbed.trains else 7}
-    command = undisturbed.command(out, "--save-every", "0", target=target)
-    assert warm().run(command, logs, crash=crash, **FAST).code == -9
-    assert (out / "source").exists(), "stage 2 had begun"
-    assert not (out / "result.json").exists()
-    succeed(warm().run(undisturbed.command(out, target=target), logs, **FAST))
-    ours, theirs = tree(out), tree(undisturbed.run)
+    assert runs.victim.wait().code == -9
+    assert (runs.killed / "source").exists(), "stage 2 had begun"
+    assert not (runs.killed / "result.json").exists()
+    succeed(runs.start(runs.killed, target=runs.folder / "target").wait())
+    ours, theirs = tree(runs.killed), tree(runs.run)
     assert ours.keys() == theirs.keys()
-    assert {k: v for k, v in ours.items() if k not in NAMES_PATHS} == {
-        k: v for k, v in theirs.items() if k not in NAMES_PATHS
-    }
+    assert [k for k in ours if k not in NAMES_PATHS and ours[k] != theirs[k]] == []
     assert ours["images.csv"] != theirs["images.csv"]
 
 
-def test_two_ranks_compute_what_one_computes(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    if undisturbed.name in ON_CONVOLUTIONS:
-        pytest.skip("several ranks refuse BatchNorm in a backbone")
-    two = tmp_path / "two"
-    for rank in start_ranks(2, undisturbed.command(two), tmp_path / "logs", **FAST):
+def test_two_ranks_compute_what_one_computes(runs: Runs) -> None:
+    for rank in runs.ranks:
         succeed(rank.wait())
-    ours, theirs = log_lines(two), log_lines(undisturbed.run)
+    if not runs.ranks:
+        pytest.skip("several ranks refuse BatchNorm in a backbone")
+    ours, theirs = log_lines(runs.two), log_lines(runs.run)
     assert [line["event"] for line in ours] == [line["event"] for line in theirs]
     for a, b in zip(ours, theirs, strict=True):
         for key, value in b.items():
             assert a[key] == (pytest.approx(value, rel=5e-3, abs=5e-4) if isinstance(value, float) else value), key
-    for key, tensor in load_file(undisturbed.run / "last" / "model.safetensors").items():
-        other = load_file(two / "last" / "model.safetensors")[key]
-        torch.testing.assert_close(other, tensor, atol=2e-3, rtol=2e-2, msg=lambda m, k=key: f"{k}: {m}")
+    two = load_file(runs.two / "last" / "model.safetensors")
+    for key, tensor in load_file(runs.run / "last" / "model.safetensors").items():
+        torch.testing.assert_close(two[key], tensor, atol=2e-3, rtol=2e-2, msg=lambda m, k=key: f"{k}: {m}")
 
 
-def test_the_served_model_survives_save_load_predict_and_export(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    with open(undisturbed.run / "predictions.csv", newline="") as file:
+def test_the_served_model_survives_save_load_predict_and_export(runs: Runs, tmp_path: Path) -> None:
+    with open(runs.run / "predictions.csv", newline="") as file:
         rows = {row["path"]: (row["label"], float(row["probability"])) for row in csv.DictReader(file)}
-    classifier = cdtrans.load(undisturbed.run, device="cpu")
-    for prediction in classifier.predict(undisturbed.task.target):
+    classifier = cdtrans.load(runs.run, device="cpu")
+    for prediction in classifier.predict(runs.task.target):
         assert prediction.path is not None
         label, probability = rows[prediction.path.name]
         assert prediction.label == label
         assert prediction.probability == pytest.approx(probability, abs=1e-4)
     model = classifier.model
     plain = isinstance(model.head, Head) and model.transferability is None  # timm can hold it, which is much faster
-    kind = (type(model.head), model.transferability is None, undisturbed.name in ON_CONVOLUTIONS)
+    kind = (type(model.head), model.transferability is None, runs.name in ON_CONVOLUTIONS)
     if plain or kind not in exported:  # each kind of network once
         file = tmp_path / ("model.safetensors" if plain else "model.onnx")
-        assert export(undisturbed.run, file, model="adapted").difference < 1e-4
+        assert export(runs.run, file, model="adapted").difference < 1e-4
         exported.add(kind)
-    assert json.loads((undisturbed.run / "adapted" / "model.json").read_text())["method"] == placed(
-        undisturbed.name, undisturbed.task
-    )
+    assert json.loads((runs.run / "adapted" / "model.json").read_text())["method"] == placed(runs.name, runs.task)
 
 
 @pytest.mark.parametrize(

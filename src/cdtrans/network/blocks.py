@@ -196,9 +196,9 @@ def layer_scale(block: Any, half: int) -> LayerScale | None:
 
 
 class Transferability(nn.Module):
-    """Factors for the attention of the class token to each patch in the last block (TVT). A critic tells source from target by the key
-    of a patch, in each head; the weight of the patch is the critic's entropy in bits: 1 where it cannot tell, 0 where
-    it is sure."""
+    """Factors for the attention of the class token to each patch in the last block (TVT). A critic tells source from
+    target by the key of a patch, in each head; the factor is its entropy in bits: 1 where it cannot tell, 0 where it is
+    sure."""
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()

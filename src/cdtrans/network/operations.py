@@ -20,8 +20,8 @@ LayerScale = Callable[[Tensor], Tensor]
 
 
 class Update(NamedTuple):
-    """The output of attention or the MLP, which the residual stream adds: y + bias. The bias is kept apart where the kernel of the
-    next norm adds it."""
+    """The output of attention or the MLP, which the residual stream adds: y + bias. The bias is kept apart where the
+    kernel of the next norm adds it."""
 
     y: Tensor  # [B, N, D]
     bias: Tensor | None = None  # [D]
