@@ -72,6 +72,12 @@ def flowers(finished, tmp_path_factory: pytest.TempPathFactory) -> cdtrans.Expor
     return cdtrans.export(finished.run, tmp_path_factory.mktemp("onnx") / "flowers.onnx")
 
 
+@pytest.fixture
+def no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports without ONNX, which takes seconds."""
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+
+
 @pytest.fixture(scope="module")
 def tapped(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run with another model: its head reads two blocks, and it has a temperature."""
@@ -110,51 +116,47 @@ def test_the_guides_example_says_what_predict_says(finished, flowers, tmp_path: 
         assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
-def test_the_guides_example_loads_the_weights_into_timm(
+def test_weights_for_timm(
     finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The guide's example loads them; cdtrans reads them as it reads the run."""
     exported = cdtrans.export(finished.run, tmp_path / "flowers.safetensors")
     assert (exported.format, exported.classes) == ("timm", 3)
     assert exported.difference < 1e-5
     monkeypatch.chdir(tmp_path)
     exec(block("flowers.safetensors") + "print(json.loads(metadata['classes']), model.head.weight.shape[0])", {})
     assert capsys.readouterr().out == "['blue', 'green', 'red'] 3\n"
+    loaded, classifier = cdtrans.load(exported.file), cdtrans.load(finished.run)
+    probabilities = loaded.predict_proba(finished.task.target)
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(finished.task.target), atol=1e-5)
+    assert repr(loaded) == repr(classifier)
+    before = exported.file.read_bytes()
+    with pytest.raises(CdtransError, match="input of this command"):
+        cdtrans.predict(exported.file, finished.task.target, csv=exported.file)
+    assert exported.file.read_bytes() == before
 
 
 def test_the_model_asked_for_is_the_one_exported(finished, tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.safetensors" for name in ("chosen", "adapted", "source")}
-    told = {name: cdtrans.export(finished.run, file, model=name).model for name, file in files.items()}
-    assert told["source"] == "source-only"
-    assert told["chosen"] == told["adapted"] != "source-only"
+    names = {name: cdtrans.export(finished.run, file, model=name).model for name, file in files.items()}
+    assert names["source"] == "source-only"
+    assert names["chosen"] == names["adapted"] != "source-only"
     heads = {name: load_file(file)["head.weight"] for name, file in files.items()}
     assert heads["chosen"].equal(heads["adapted"])
     assert not heads["chosen"].equal(heads["source"])
-    assert portable.metadata(files["source"].read_bytes())["model"] == "source-only"
-    assert portable.metadata(files["adapted"].read_bytes())["model"] == told["adapted"]
+    for name, file in files.items():
+        assert portable.metadata(file.read_bytes())["model"] == names[name]
 
 
-def test_a_model_of_the_run_is_not_overwritten(finished) -> None:
-    before = (finished.run / "source" / "model.safetensors").read_bytes()
-    with pytest.raises(CdtransError, match="folder of a model"):
-        cdtrans.export(finished.run, finished.run / "source" / "model.safetensors")
-    assert (finished.run / "source" / "model.safetensors").read_bytes() == before
-
-
-def test_the_weights_that_a_run_started_from_are_not_overwritten(finished, tmp_path: Path) -> None:
-    run, weights = tmp_path / "run", tmp_path / "start.safetensors"
-    shutil.copytree(finished.run, run)
+def test_neither_a_model_nor_the_weights_of_the_start_are_overwritten(finished, tmp_path: Path) -> None:
+    run, weights = shutil.copytree(finished.run, tmp_path / "run"), tmp_path / "start.safetensors"
     write_card(run / "source", dataclasses.replace(read_card(run / "source"), weights=str(weights)))
     weights.write_bytes(b"precious")
-    with pytest.raises(CdtransError, match=r"start\.safetensors"):
-        cdtrans.export(run, weights)
-    assert weights.read_bytes() == b"precious"
-
-
-def test_a_model_too_large_for_onnx_is_told(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: object())
-    monkeypatch.setattr(module, "LARGEST_ONNX", 1000)
-    with raises("onnx-too-large"):
-        cdtrans.export(finished.run, tmp_path / "model.onnx")
+    for file in (weights, run / "source" / "model.safetensors"):
+        before = file.read_bytes()
+        with pytest.raises(CdtransError, match=str(file.parent)):
+            cdtrans.export(run, file)
+        assert file.read_bytes() == before
 
 
 def test_by_default_another_model_does_not_replace_the_chosen_one(
@@ -164,12 +166,12 @@ def test_by_default_another_model_does_not_replace_the_chosen_one(
     monkeypatch.setattr(module, "find_spec", lambda name: object())
     monkeypatch.setattr(portable, "onnx_file", portable.timm_file)
     monkeypatch.setattr(portable, "read_onnx", portable.read_timm)
-    run = tmp_path / "run"
-    shutil.copytree(finished.run, run)
-    assert [cdtrans.export(run).file, cdtrans.export(run, model="source").file] == [
-        run / "model.onnx",
-        run / "source.onnx",
-    ]
+    run = shutil.copytree(finished.run, tmp_path / "run")
+    assert cdtrans.export(run).file == run / "model.onnx"
+    assert cdtrans.export(run, model="source").file == run / "source.onnx"
+    monkeypatch.setattr(module, "LARGEST_ONNX", 1000)
+    with raises("onnx-too-large"):
+        cdtrans.export(run)
 
 
 def test_a_file_that_differs_is_not_handed_over(
@@ -192,33 +194,27 @@ def test_a_file_that_differs_is_not_handed_over(
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
-def test_without_onnx_it_says_what_to_install(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "onnxscript" else object())
+def test_the_promised_json_without_onnx(finished, tmp_path: Path, no_graph: None) -> None:
     with raises("package-missing"):
         cdtrans.export(finished.run, tmp_path / "model.onnx")
-    assert cdtrans.export(finished.run, tmp_path / "model.safetensors").format == "timm"
-
-
-def test_the_promised_json(finished, tmp_path: Path) -> None:
     file = tmp_path / "new folder" / "model.safetensors"
-    command = [sys.executable, "-m", "cdtrans", "export", str(finished.run), "--out", str(file), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told.keys() == {"file", "format", "model", "classes", "bytes", "checked", "difference"}
-    assert (told["file"], told["bytes"]) == (str(file), file.stat().st_size)
+    values = cdtrans.export(finished.run, file).summary()
+    assert values.keys() == {"file", "format", "model", "classes", "bytes", "checked", "difference"}
+    assert (values["file"], values["format"], values["bytes"]) == (str(file), "timm", file.stat().st_size)
 
 
-def test_an_onnx_file_is_read_as_the_run_is(finished, flowers, tmp_path: Path) -> None:
-    answers = {}
-    for name, place in {"run": finished.run, "file": flowers.file}.items():
-        told = cdtrans.predict(place, finished.task.target, csv=tmp_path / f"{name}.csv", top=2, abstain=0.5)
-        with open(tmp_path / f"{name}.csv", newline="") as lines:
-            answers[name] = list(csv.DictReader(lines)), told
-    (rows, told), (expected, expected_told) = answers["file"], answers["run"]
-    assert [row.keys() for row in rows] == [row.keys() for row in expected]
-    assert told.kept == expected_told.kept
-    for row, other in zip(rows, expected, strict=True):
+def test_an_onnx_file_is_read_as_the_run_is(finished, flowers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in parts."""
+    monkeypatch.setattr(parts, "PART", 8)
+    tables, kept = [], []
+    for place in (finished.run, flowers.file):
+        file = tmp_path / "p.csv"
+        kept.append(cdtrans.predict(place, finished.task.target, csv=file, top=2, abstain=0.5, quiet=True).kept)
+        with open(file, newline="") as lines:
+            tables.append(list(csv.DictReader(lines)))
+    assert kept[0] == kept[1]
+    for row, other in zip(*tables, strict=True):
+        assert row.keys() == other.keys()
         assert [row[k] for k in ("path", "label", "label_2")] == [other[k] for k in ("path", "label", "label_2")]
         assert float(row["probability"]) == pytest.approx(float(other["probability"]), abs=1e-5)
     loaded, classifier = cdtrans.load(flowers.file), cdtrans.load(finished.run)
@@ -227,41 +223,20 @@ def test_an_onnx_file_is_read_as_the_run_is(finished, flowers, tmp_path: Path) -
     np.testing.assert_allclose(probabilities, classifier.predict_proba(finished.task.target), atol=1e-5)
 
 
-def test_exported_weights_are_read_as_the_run_is(finished, tmp_path: Path) -> None:
-    file = cdtrans.export(finished.run, tmp_path / "flowers.safetensors").file
-    loaded, classifier = cdtrans.load(file), cdtrans.load(finished.run)
-    probabilities = loaded.predict_proba(finished.task.target)
-    np.testing.assert_allclose(probabilities, classifier.predict_proba(finished.task.target), atol=1e-5)
-    assert repr(loaded) == repr(classifier)
-
-
 @pytest.mark.parametrize("options", [{"keep": 0.5}, {"accuracy": 0.9}, {"unknown": True}, {"model": "source"}])
 def test_what_needs_a_run_is_refused_for_a_file(tmp_path: Path, options: dict) -> None:
     with raises("needs-a-run"):
         cdtrans.predict(tmp_path / "flowers.onnx", tmp_path, **options)
 
 
-def test_an_onnx_file_has_no_features_and_no_gpu(flowers) -> None:
+def test_an_onnx_file_has_no_features_and_no_gpu(flowers, monkeypatch: pytest.MonkeyPatch) -> None:
     with raises("onnx-features"):
         cdtrans.load(flowers.file).embed([])
     with raises("onnx-device"):
         cdtrans.load(flowers.file, device="cuda")
-
-
-def test_an_onnx_file_predicts_in_parts(finished, flowers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART", 8)
-    counts = cdtrans.predict(flowers.file, finished.task.target, csv=tmp_path / "p.csv", quiet=True)
-    assert counts.images == 21
-    labels = [line.split(",")[1] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
-    assert labels == [p.label for p in cdtrans.load(flowers.file).predict(finished.task.target)]
-
-
-def test_predictions_do_not_replace_the_file_that_is_read(finished, tmp_path: Path) -> None:
-    file = cdtrans.export(finished.run, tmp_path / "flowers.safetensors").file
-    before = file.read_bytes()
-    with pytest.raises(CdtransError, match="input of this command"):
-        cdtrans.predict(file, finished.task.target, csv=file)
-    assert file.read_bytes() == before
+    monkeypatch.setattr(classifier_module, "find_spec", lambda name: None)
+    with raises("package-missing"):
+        cdtrans.load(flowers.file)
 
 
 def test_files_that_no_export_wrote_are_told(finished, flowers, tmp_path: Path) -> None:
@@ -284,13 +259,6 @@ def test_files_that_no_export_wrote_are_told(finished, flowers, tmp_path: Path) 
     onnx.save(graph, tmp_path / "foreign.onnx")
     with raises("not-exported"):
         cdtrans.load(tmp_path / "foreign.onnx")
-
-
-def test_reading_onnx_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classifier_module, "find_spec", lambda name: None)
-    (tmp_path / "flowers.onnx").touch()
-    with raises("package-missing"):
-        cdtrans.load(tmp_path / "flowers.onnx")
 
 
 @pytest.fixture
@@ -322,9 +290,8 @@ def test_timm_loads_a_hub_folder_with_its_transform(finished, quick_onnx, tmp_pa
 
 
 def test_a_hub_folder_of_several_taps_has_weights_and_the_code_to_run_them(
-    finished, tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished, tapped: Path, tmp_path: Path, no_graph: None
 ) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
     folder, target = tmp_path / "hub", finished.task.target
     for _ in range(2):  # also in the place of an earlier one
         assert cdtrans.export(tapped, folder, to="hub-folder").difference < 1e-5
@@ -379,10 +346,7 @@ def test_timm_resizes_to_the_size_of_the_run() -> None:
             assert math.floor(crop / crop_share(crop, resize)) == resize
 
 
-def test_the_model_card_says_what_matters_and_no_path(
-    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph, which would have another temperature
+def test_the_model_card_says_what_matters_and_no_path(finished, tmp_path: Path, no_graph: None) -> None:
     run, folder = tmp_path / "run", tmp_path / "hub"
     shutil.copytree(finished.run, run)
     backbone = read_card(run / "adapted").backbone
@@ -407,25 +371,23 @@ def test_the_model_card_says_what_matters_and_no_path(
     assert "license:" not in card, "it was trained from scratch"
 
 
-def test_the_model_card_says_what_calibrates_the_probabilities(
-    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
+def test_the_model_card_says_what_calibrates_and_what_labels_show(finished, tmp_path: Path, no_graph: None) -> None:
     run, folder = shutil.copytree(finished.run, tmp_path / "run"), tmp_path / "hub"
     change(run, estimates={"source": None, "adapted": None})
     cdtrans.export(run, folder, to="hub-folder")
-    card = (folder / "README.md").read_text()
-    assert "that estimate" not in card
-    assert "The probabilities are not calibrated on the target" in card
+    assert "The probabilities are not calibrated on the target" in (folder / "README.md").read_text()
     rewrite(run, ANSWERS, Answers("", "", True, None, ()))
+    measured = cdtrans.evaluate(run, finished.answers, device="cpu", quiet=True)
     cdtrans.export(run, folder, to="hub-folder")
-    assert "calibrated with the labels of some target images" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "calibrated with the labels of some target images" in card
+    assert wording.accuracy(RunRecord(run).outcome, measured, run).headline in card
+    assert wording.estimate(RunRecord(run).outcome, "adapted") not in card
 
 
 def test_the_model_card_offers_only_what_can_load_the_model(
-    finished, tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished, tapped: Path, tmp_path: Path, no_graph: None
 ) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
     pipeline = 'transformers.pipeline("image-classification", model="FOLDER"'
     for run, library, words, absent in (
         (finished.run, "timm", ("timm.create_model(", f"{pipeline})"), ("trust_remote_code", "custom_code")),
@@ -456,18 +418,41 @@ def test_a_model_that_timm_cannot_hold_has_a_graph_and_a_card(
 
 def test_a_hub_folder_replaces_no_other(finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "thesis.txt").touch()
-    with raises("folder-not-replaced"):
-        cdtrans.export(finished.run, tmp_path, to="hub-folder")
     (tmp_path / "backbone").mkdir()
     (tmp_path / "backbone" / "model.safetensors").touch()
-    with raises("folder-not-replaced"):
-        cdtrans.export(finished.run, tmp_path / "backbone", to="hub-folder")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with raises("folder-not-replaced"):
-        cdtrans.export(finished.run, ".", to="hub-folder")
+    for folder in (tmp_path, tmp_path / "backbone", "."):
+        with raises("folder-not-replaced"):
+            cdtrans.export(finished.run, folder, to="hub-folder")
     with raises("export-kind"):
         cdtrans.export(finished.run, tmp_path / "hub", to="hub-foldr")
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_hub_folder_whose_replacement_was_killed_can_be_written_again(
+    finished, tmp_path: Path, no_graph: None, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """Killed before the older folder is moved away, or after it."""
+    folder, moved = tmp_path / "hub", []
+    cdtrans.export(finished.run, folder, to="hub-folder")
+    replace = os.replace
+
+    def killed(draft: Path, final: Path) -> None:
+        if "hub" in Path(final).parts[-3:] or "hub" in Path(draft).parts[-3:]:
+            if len(moved) == kept:
+                raise KeyboardInterrupt
+            moved.append(draft)
+        replace(draft, final)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cdtrans.export(finished.run, folder, to="hub-folder")
+    assert folder.exists() == (kept == 0)
+    cdtrans.export(finished.run, folder, to="hub-folder")
+    assert {*os.listdir(folder)} == {"README.md", "config.json", "model.safetensors"}
+    assert os.listdir(tmp_path) == ["hub"]
 
 
 def answer(status: int) -> Any:
@@ -503,10 +488,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return hub
 
 
-def test_a_model_of_several_taps_that_is_pushed_can_be_loaded(
-    finished, tapped: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)  # no graph
+def test_a_model_of_several_taps_that_is_pushed_can_be_loaded(finished, tapped: Path, hub: Hub, no_graph: None) -> None:
     cdtrans.push(tapped, "ada/flowers")
     readme = (hub.place / "ada" / "flowers" / "README.md").read_text()
     assert 'pipeline("image-classification", model="ada/flowers", trust_remote_code=True)' in readme
