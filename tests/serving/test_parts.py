@@ -17,9 +17,9 @@ import cdtrans
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import parts
 from cdtrans.serving import predict as module
-from cdtrans.serving.classifier import Classifier, Prediction, load
+from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.parts import PartFolder, folder_of
-from cdtrans.serving.predict import Job, ParquetTable, Predicted
+from cdtrans.serving.predict import Job, Predicted
 from commands import Ended, start_ranks, warm
 from support import add_member, error_says, make_tar, raises, says
 from tiny_task import draw
@@ -193,9 +193,22 @@ class TestWhatHasChanged:
         assert len(times(tmp_path / "p.csv")) == 4
         return tmp_path / "p.csv"
 
-    def test_nothing(self, watched: Watched, images: Path, file: Path) -> None:
-        assert watched(images, file).skipped == 1
-        assert watched.given == 0, "a larger --max-bad needs no image again"
+    @pytest.mark.parametrize(
+        ("kept", "added", "given"), [(30, 0, 0), (30, 5, 35 - 3 * PART), (20, 0, 4), (16, 0, PART), (8, 0, PART)]
+    )
+    def test_more_or_fewer_images(
+        self, watched: Watched, images: Path, file: Path, kept: int, added: int, given: int
+    ) -> None:
+        """Only the parts that they change are predicted again: the last, and what follows it."""
+        for path in sorted(images.iterdir())[kept:]:
+            path.unlink()
+        for n in range(added):
+            draw(images / f"x{n}.png", 0, seed=n)
+        readable = kept + added - (kept > 9)
+        assert watched(images, file, max_bad=0.2).images == readable
+        assert watched.given == given
+        assert len(rows(file)) == readable
+        assert not folder_of(file).exists()
 
     def test_an_image(self, watched: Watched, images: Path, file: Path) -> None:
         draw(images / "09a.png", 0, seed=5)
@@ -203,20 +216,6 @@ class TestWhatHasChanged:
         assert (result.images, result.skipped, watched.given) == (30, 0, PART)
         assert not (file.parent / "p.csv.skipped.csv").exists(), "the list of before must not remain"
         assert file.read_bytes() == uninterrupted(watched.classifier, images, file.with_name("whole.csv"))
-
-    def test_more_images(self, watched: Watched, images: Path, file: Path) -> None:
-        for n in range(5):
-            draw(images / f"x{n}.png", 0, seed=n)
-        assert watched(images, file).images == 34
-        assert watched.given == 35 - 3 * PART
-        assert len(rows(file)) == 34
-
-    def test_fewer_images(self, watched: Watched, images: Path, file: Path) -> None:
-        for n in range(15, 29):
-            (images / f"{n}.png").unlink()
-        assert watched(images, file, max_bad=0.1).images == 15
-        assert len(rows(file)) == 15
-        assert not folder_of(file).exists()
 
     def test_the_settings(self, watched: Watched, images: Path, file: Path, finished) -> None:
         before = times(file)
@@ -249,12 +248,6 @@ class TestWhatHasChanged:
         watched.count = lambda batch: first.write_bytes(b"") or batch
         with raises("part-damaged"):
             watched(images, file)
-
-    def test_fewer_than_a_part(self, watched: Watched, images: Path, file: Path) -> None:
-        for path in sorted(images.iterdir())[PART:]:
-            path.unlink()
-        assert watched(images, file).images == PART
-        assert not folder_of(file).exists()
 
     def test_a_tar_while_it_is_predicted(self, watched: Watched, images: Path, tmp_path: Path, monkeypatch) -> None:
         tar, file, count = with_all(tmp_path / "a.tar", sorted(images.iterdir())), tmp_path / "p.csv", watched.count
@@ -380,21 +373,6 @@ class TestTars:
         assert any("b.tar" in text for text in watched.heard)
         assert any("x.heic" in text for text in watched.heard)
 
-    @pytest.mark.parametrize("lines", [["a.tar", "00.png"], ["00.png", "a.tar"]])
-    def test_a_list_has_images_or_tars(self, watched: Watched, images: Path, tmp_path: Path, lines: list[str]) -> None:
-        with_all(images / "a.tar", sorted(images.glob("0?.png")))
-        (images / "list.txt").write_text("\n".join(lines))
-        with raises("list-mixed"):
-            watched(images / "list.txt", tmp_path / "p.csv")
-
-    def test_a_tar_is_not_replaced(self, watched: Watched, images: Path, tmp_path: Path) -> None:
-        tar = with_all(tmp_path / "t" / "a.tar", sorted(images.iterdir()))
-        before = tar.read_bytes()
-        for where in (tar, tar.parent):
-            with error_says("a.tar'", "choose another --csv"):
-                watched(where, tar)
-        assert tar.read_bytes() == before
-
     @pytest.mark.parametrize("content", [b"", b"no tar\n" * 200, b"\x1f\x8b\x08 compressed"])
     def test_no_tar_is_refused_before_anything_is_written(self, watched, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "s.tar").write_bytes(content)
@@ -404,13 +382,6 @@ class TestTars:
         with raises("no-image"):
             watched(tmp_path / "s.tar", tmp_path / "p.csv")
         assert [file.name for file in tmp_path.iterdir()] == ["s.tar"]
-
-    def test_control_characters_of_a_name_do_not_reach_the_terminal(self, finished, tmp_path: Path) -> None:
-        make_tar(tmp_path / "s.tar", "\x1b[31mred.jpg")
-        ended = predict(finished, tmp_path / "s.tar", tmp_path / "p.csv", "--max-bad", "1")
-        assert ended.code == 0
-        assert says(ended.err, r"\x1b[31mred.jpg")
-        assert "\x1b" not in ended.err + ended.out
 
 
 class TestSkipped:
@@ -465,23 +436,11 @@ class TestParquet:
                 else:
                     assert (ours[name] or "") == value
 
-    def test_names_that_are_not_utf_8(self) -> None:
-        pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-        from pyarrow import parquet
-
-        odd = Prediction(Path("caf\udce9.png"), "caf\udce9", 0.5, (("caf\udce9", 0.5), ("b", 0.25)))
-        content = ParquetTable(["path", "label", "probability", "label_1", "probability_1", "label_2", "probability_2"])
-        (row,) = parquet.read_table(pyarrow.BufferReader(content.rows([odd]))).to_pylist()
-        assert (row["path"], row["label"], row["label_1"]) == ("caf\\xe9.png", "caf\\xe9", "caf\\xe9")
-
     def test_without_pyarrow(self, finished, images: Path, tmp_path: Path) -> None:
         command = ["predict", finished.run, images, "--parquet", tmp_path / "p.parquet"]
         ended = warm().run(list(map(str, command)), tmp_path / "logs", without=["pyarrow"])
         assert ended.code == 2
         assert says(ended.err, "p.parquet' needs pyarrow", "pip install cdtrans[parquet]")
         assert not (tmp_path / "p.parquet").exists()
-
-    def test_not_both(self, finished, images: Path, tmp_path: Path) -> None:
-        ended = predict(finished, images, tmp_path / "p.csv", "--parquet", str(tmp_path / "p.parquet"))
-        assert ended.code == 2
-        assert says(ended.err, "--csv and --parquet cannot be combined")
+        with raises("two-tables"):
+            cdtrans.predict(finished.run, images, csv=tmp_path / "p.csv", parquet=tmp_path / "p.parquet")
