@@ -22,7 +22,7 @@ from cdtrans.inputs.images import (
     UnreadableImage,
     decode,
     resized,
-    thumbnail,
+    thumbnails,
 )
 
 ORIENTATION = 0x0112
@@ -332,14 +332,14 @@ def test_resized_is_torchvisions_resize(size):
 
 
 def test_a_pixel_of_a_thumbnail_is_the_mean_of_its_block() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (4 * SIDE, 4 * SIDE, 3), dtype=np.uint8)
-    means = pixels.reshape(SIDE, 4, SIDE, 4, 3).mean(axis=(1, 3))
-    assert np.abs(thumbnail(pixels) - means).max() <= 0.5
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4 * SIDE, 4 * SIDE, 3), dtype=np.uint8)
+    means = pixels.reshape(5, SIDE, 4, SIDE, 4, 3).mean(axis=(2, 4))
+    assert np.abs(thumbnails(pixels) - means).max() <= 0.5
 
 
 def test_an_image_of_any_size_has_a_thumbnail() -> None:
     for size in (1, 8, 18, 37, 256, 5000):  # the largest: no sum may overflow
-        np.testing.assert_array_equal(thumbnail(np.full((size, size, 3), 77, np.uint8)), np.full((SIDE, SIDE, 3), 77))
+        assert (thumbnails(np.full((2, size, size, 3), 77, np.uint8)) == np.full((2, SIDE, SIDE, 3), 77)).all()
 
 
 def test_a_size_that_sixteen_does_not_divide_leaves_no_pixel_out() -> None:
@@ -347,7 +347,7 @@ def test_a_size_that_sixteen_does_not_divide_leaves_no_pixel_out() -> None:
     for n in range(37):  # one bright pixel, along a diagonal
         pixels = np.zeros((37, 37, 3), np.uint8)
         pixels[n, 36 - n] = 240
-        ((row, column),) = np.argwhere(thumbnail(pixels)[..., 0])
+        ((row, column),) = np.argwhere(thumbnails(pixels[None])[0, ..., 0])
         places.append((int(row), int(column)))
     rows, columns = zip(*places, strict=True)
     assert list(rows) == sorted(rows) == list(columns[::-1])

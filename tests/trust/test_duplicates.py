@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from cdtrans.inputs.images import SIDE, pixel_digest, resized, thumbnail
+from cdtrans.inputs.images import SIDE, pixel_digest, resized, thumbnails
 from cdtrans.trust import duplicates
 from cdtrans.trust.duplicates import LIKENESS, PLAIN, Looks, exact_groups, near_groups, near_pairs
 
@@ -32,9 +32,8 @@ def product(seed: int) -> Image.Image:
     return image
 
 
-def thumbnails(images: list[Image.Image]) -> np.ndarray:
-    stored = np.stack([resized(image, STORED) for image in images])
-    return np.stack([thumbnail(pixels) for pixels in stored])
+def small(images: list[Image.Image]) -> np.ndarray:
+    return thumbnails(np.stack([resized(image, STORED) for image in images]))
 
 
 def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
@@ -62,14 +61,14 @@ def relit(image: Image.Image, gain: float, offset: float) -> Image.Image:
 def test_a_copy_is_found_whatever_was_done_to_it(seed: int, quality: int, factor: float, gain: float, offset: float):
     original, stranger = texture(seed), texture(seed + 1)
     copy = as_jpeg(scaled(relit(original, gain, offset), factor), quality)
-    assert near_pairs(thumbnails([original, stranger, copy])).tolist() == [[0, 2]]
+    assert near_pairs(small([original, stranger, copy])).tolist() == [[0, 2]]
 
 
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), draw=st.sampled_from([texture, product]), count=st.sampled_from([2, 30, 120]))
 def test_different_images_are_never_the_same(seed: int, draw, count: int) -> None:
-    assert len(near_pairs(thumbnails([draw(seed + n) for n in range(count)]))) == 0
+    assert len(near_pairs(small([draw(seed + n) for n in range(count)]))) == 0
 
 
 def test_different_things_behind_one_mask_are_not_the_same() -> None:
@@ -77,9 +76,9 @@ def test_different_things_behind_one_mask_are_not_the_same() -> None:
     y, x = np.mgrid[:64, :64] - 31.5
     inside = (x**2 + y**2 < 28**2)[..., None]
     images = [np.where(inside, 150 + (np.asarray(texture(n, (64, 64))) / 3), 5).astype(np.uint8) for n in range(150)]
-    small = np.stack([thumbnail(pixels) for pixels in [*images, images[3]]])
-    assert near_pairs(small).tolist() == [[3, 150]]
-    assert len(near_pairs(small[:50])) > 100  # too few to know what they share: then the mask is the image
+    masked = thumbnails(np.stack([*images, images[3]]))
+    assert near_pairs(masked).tolist() == [[3, 150]]
+    assert len(near_pairs(masked[:50])) > 100  # too few to know what they share: then the mask is the image
 
 
 def test_white_pages_are_not_copies_of_each_other() -> None:
@@ -87,9 +86,9 @@ def test_white_pages_are_not_copies_of_each_other() -> None:
     rng = np.random.default_rng(0)
     pages = np.clip(250 + rng.normal(0, 2, (40, STORED, STORED, 3)), 0, 255).astype(np.uint8)
     pages[7] = pages[3]
-    small = np.stack([thumbnail(page) for page in pages])
-    assert len(near_pairs(small)) == 0
-    groups = near_groups([pixel_digest(page) for page in pages], small)
+    plain = thumbnails(pages)
+    assert len(near_pairs(plain)) == 0
+    groups = near_groups([pixel_digest(page) for page in pages], plain)
     assert np.flatnonzero(groups != np.arange(40)).tolist() == [7]
 
 
@@ -150,7 +149,7 @@ def test_a_film_of_one_thing_is_one_group_and_takes_no_more_room_than_allowed(mo
 
 
 def test_no_image_and_one_image() -> None:
-    assert near_pairs(thumbnails([texture(0)])).tolist() == []
+    assert near_pairs(small([texture(0)])).tolist() == []
     assert near_groups([], np.empty((0, SIDE, SIDE, 3), np.uint8)).tolist() == []
 
 
@@ -159,4 +158,4 @@ def test_groups_are_numbered_after_their_first_image() -> None:
     assert exact_groups([]).tolist() == []
     one, two = texture(1), texture(2)
     chain = [two, one, as_jpeg(one, 60), two, relit(one, 0.9, 0)]
-    assert near_groups(["a", "b", "c", "a", "d"], thumbnails(chain)).tolist() == [0, 1, 1, 0, 1]
+    assert near_groups(["a", "b", "c", "a", "d"], small(chain)).tolist() == [0, 1, 1, 0, 1]

@@ -11,8 +11,8 @@ import numpy as np
 
 from cdtrans.config import Resolved
 from cdtrans.errors import DataError, DiskFull
-from cdtrans.inputs.images import SIDE, Traces, judge_unreadable, thumbnail
-from cdtrans.inputs.pixels import default_cache, open_pixels
+from cdtrans.inputs.images import Traces, judge_unreadable, thumbnails
+from cdtrans.inputs.pixels import CHUNK_IMAGES, default_cache, open_pixels
 from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.stream import StreamedPixels
 from cdtrans.runtime.ranks import processor_count
@@ -55,11 +55,10 @@ class Decoded(Generic[Domain]):
         pixels = self.pixels
         if isinstance(pixels, StreamedPixels):
             return Traces(self.domain.paths, self.digests, pixels.thumbnails[self.rows])
-        thumbnails = np.zeros((len(self), SIDE, SIDE, 3), np.uint8)
+        chunks = [self.rows[n : n + CHUNK_IMAGES] for n in range(0, len(self), CHUNK_IMAGES)]
         with ThreadPoolExecutor(processor_count()) as pool:
-            for n, made in enumerate(pool.map(lambda row: thumbnail(pixels[row]), self.rows.tolist())):
-                thumbnails[n] = made
-        return Traces(self.domain.paths, self.digests, thumbnails)
+            parts = list(pool.map(lambda rows: thumbnails(pixels[rows]), chunks))
+        return Traces(self.domain.paths, self.digests, np.concatenate(parts))
 
     def images(self, card: "Card", device: "torch.device") -> "Images":
         """The images as input of the model that the card describes."""

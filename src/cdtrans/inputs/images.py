@@ -112,15 +112,15 @@ class Traces(NamedTuple):
     thumbnails: np.ndarray  # uint8 [N, SIDE, SIDE, 3]
 
 
-def thumbnail(pixels: np.ndarray) -> np.ndarray:
-    """uint8 [size, size, 3] -> [SIDE, SIDE, 3]: each pixel is the mean of its area. About 0.1 ms."""
-    size = len(pixels)
+def thumbnails(pixels: np.ndarray) -> np.ndarray:
+    """uint8 [N, size, size, 3] -> [N, SIDE, SIDE, 3]: each pixel is the mean of its area."""
+    count, size = pixels.shape[:2]
     begins = np.arange(SIDE) * size // SIDE
     lengths = np.maximum(np.diff(begins, append=size), 1)  # some pixels of an image smaller than SIDE count twice
-    flat = pixels.reshape(size, -1)
-    strips = [flat[i : i + n].sum(axis=0, dtype=np.uint32) for i, n in zip(begins, lengths, strict=True)]
-    rows = np.stack(strips).reshape(SIDE, size, 3)
-    sums = np.add.reduceat(rows, begins, axis=1)  # [SIDE, SIDE, 3]
+    flat = pixels.reshape(count, size, -1)
+    strips = [flat[:, i : i + n].sum(axis=1, dtype=np.uint32) for i, n in zip(begins, lengths, strict=True)]
+    rows = np.stack(strips, axis=1).reshape(count, SIDE, size, 3)
+    sums = np.add.reduceat(rows, begins, axis=2)  # [N, SIDE, SIDE, 3]
     means: np.ndarray = np.rint(sums / np.outer(lengths, lengths)[..., None]).astype(np.uint8)
     return means
 

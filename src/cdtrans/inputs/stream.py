@@ -23,7 +23,7 @@ from cdtrans.inputs.images import (
     is_image_name,
     pixel_digest,
     resized,
-    thumbnail,
+    thumbnails,
     upright_rgb,
 )
 from cdtrans.runtime.ranks import processor_count, processor_share
@@ -194,7 +194,9 @@ class StreamedPixels:
         those that cannot be read."""
         digests, bad = [""] * len(self.files), {}
         self.thumbnails = np.zeros((len(self.files), SIDE, SIDE, 3), np.uint8)
-        traces = make_in_order(self.files, self.size, lambda pixels: (pixel_digest(pixels), thumbnail(pixels)))
+        traces = make_in_order(
+            self.files, self.size, lambda pixels: (pixel_digest(pixels), thumbnails(pixels[None])[0])
+        )
         with screen.track(f"check {name}", len(self.files)) as task:
             for n, (_, result) in enumerate(traces):
                 if isinstance(result, UnreadableImage):
