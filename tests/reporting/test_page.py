@@ -181,7 +181,7 @@ def test_a_damaged_part_costs_its_sections_and_is_the_reason(run: Path, damage: 
         "evaluation.json": {"labels"},
         "pairs/round-01.npz": {"gallery", "pairs"},
         "data.json": {"classes"},
-        "images.csv": {"changed", "uncertain", "mislabelled", "features", "gallery", "keep", "classes"},
+        "images.csv": {"changed", "uncertain", "mislabelled", "features", "gallery", "pairs", "keep", "classes"},
     }.items():
         before = (run / name).read_bytes()
         (run / name).unlink() if damage is None else (run / name).write_bytes(damage)
