@@ -114,7 +114,7 @@ def test_a_source_only_model_that_sees_one_class_is_named(run: Path) -> None:
         views = {name: arrays[name] for name in arrays.files}
     np.savez(run / "views.npz", **views | {"target_before": np.array([1] * 20 + [0])})
     parsed = written(run)
-    assert says(parsed.sections["evidence"], "source-only model puts 95%", "one class, b")
+    assert says(parsed.sections["evidence"], "source-only model puts 95%", "into the class 'b'")
     assert parsed.sections["classes"].count("!") == 2, "the mark and its meaning"
 
 

@@ -76,13 +76,11 @@ def read_target(record: RunRecord) -> RunTarget:
     if outcome.adapted_epoch:
         predicted["adapted"] = views.target_after[rows].astype(np.int64)
     confidence = views.confidence_before if outcome.choice.model == "source" else views.confidence_after
-    resize = record.config.resize
-    assert isinstance(resize, int), "the settings of a run are resolved"
     return RunTarget(
         root=record.root("target"),
         paths=tuple(paths[i] for i in rows),
         digests=tuple(digests[i] for i in rows),
-        resize=resize,
+        resize=record.config.resize,
         classes=record.classes,
         trained=trained | {path: trained[d] for path, d in zip(paths, digests, strict=True) if d in trained},
         record=record,

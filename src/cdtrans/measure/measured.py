@@ -76,36 +76,31 @@ def evaluate(
         screen.warn(warning)
     true = match_classes(labelled, classifier.classes, where)
     target = read_target(record)
-    seen = predict_labelled(classifier, labelled, target, max_bad, screen)
-    if not len(seen.images):
-        if seen.trained_with:
-            raise DataError(
-                "nothing-to-measure",
-                f"The run was trained with the labels of all images of '{where}'; label others to measure it.",
-            )
-        raise DataError(
-            "no-readable-image",
-            f"No labelled image of '{where}' can be read: restore the files, or choose others.",
-        )
-    true = true[seen.images]
+    results = predict_labelled(classifier, labelled, true, target, where, max_bad, screen)
     own = Measured(
         model=name,
         classes=classifier.classes,
-        images=len(true),
+        images=len(results.true),
         target=None,
         whole_target=False,
-        models={name: score(true, seen.predicted, len(classifier.classes))},
-        calibration=calibration(seen.confidence, seen.predicted == true),
-        skipped=seen.skipped,
-        trained_with=seen.trained_with,
+        models={name: score(results.true, results.predicted, len(classifier.classes))},
+        calibration=calibration(results.confidence, results.predicted == results.true),
+        skipped=results.skipped,
+        trained_with=results.trained_with,
     )
-    places = [target.find("", digest) for digest in seen.digests]
+    places = [target.find("", digest) for digest in results.digests]
     if None in places:
-        warn_of_source(record, seen.digests, screen)
+        warn_of_source(record, results.digests, screen)
         return own
-    both = measure(target, np.array(places), true)
-    fields = {field: getattr(own, field) for field in ("model", "calibration", "skipped", "trained_with")}
-    measured = replace(both, models=both.models | own.models, **fields)
+    both = measure(target, np.array(places), results.true)
+    measured = replace(
+        both,
+        model=name,
+        models=both.models | own.models,
+        calibration=own.calibration,
+        skipped=own.skipped,
+        trained_with=own.trained_with,
+    )
     if model == "chosen":
         keep(record, measured, screen)
     return measured
@@ -115,20 +110,26 @@ def evaluate(
 class LabelledPredictions:
     """A model's predictions for those labelled images that can measure it."""
 
-    images: np.ndarray  # [n] positions in the labelled domain
     digests: tuple[str, ...]
-    predicted: np.ndarray  # [n] classes
+    true: np.ndarray  # [n] classes
+    predicted: np.ndarray  # [n]
     confidence: np.ndarray  # [n]
     skipped: int
     trained_with: int
 
 
 def predict_labelled(
-    classifier: Classifier, labelled: LabelledDomain, target: RunTarget, max_bad: float, screen: Screen
+    classifier: Classifier,
+    labelled: LabelledDomain,
+    true: np.ndarray,
+    target: RunTarget,
+    where: Path,
+    max_bad: float,
+    screen: Screen,
 ) -> LabelledPredictions:
     """Predict the labelled images. Unreadable ones are skipped, and those left out that the run was trained with."""
     position = {name: i for i, name in enumerate(classifier.classes)}
-    rows: list[tuple[int, str, int, float]] = []
+    rows: list[tuple[str, int, int, float]] = []
     skipped: list[Unreadable] = []
     trained_with = 0
     with screen.track("evaluating", len(labelled)) as task:
@@ -139,7 +140,7 @@ def predict_labelled(
             elif target.trained_label("", result.digest) is not None:
                 trained_with += 1
             else:
-                rows.append((i, result.digest, position[result.label], result.probability))
+                rows.append((result.digest, true[i], position[result.label], result.probability))
             task.advance(1)
     if skipped:
         first = skipped[0]
@@ -147,14 +148,18 @@ def predict_labelled(
     if trained_with:
         left_out = counted(trained_with, "image is left out", "images are left out")
         screen.say(f"{left_out}: the run was trained with their labels (--target-labels).")
-    images, digests, predicted, confidence = zip(*rows, strict=True) if rows else ((),) * 4
+    if not rows and trained_with:
+        raise DataError(
+            "nothing-to-measure",
+            f"The run was trained with the labels of all images of '{where}'; label others to measure it.",
+        )
+    if not rows:
+        raise DataError(
+            "no-readable-image", f"No labelled image of '{where}' can be read: restore the files, or choose others."
+        )
+    digests, true_classes, predicted, confidence = zip(*rows, strict=True)
     return LabelledPredictions(
-        images=np.array(images, dtype=np.int64),
-        digests=digests,
-        predicted=np.array(predicted, dtype=np.int64),
-        confidence=np.array(confidence),
-        skipped=len(skipped),
-        trained_with=trained_with,
+        digests, np.array(true_classes), np.array(predicted), np.array(confidence), len(skipped), trained_with
     )
 
 

@@ -144,8 +144,6 @@ class Measured:
             **named,
             "best_by_labels_epoch": self.best_epoch,
             "accuracy_by_epoch": [scores.accuracy for scores in self.epochs],
-            "class_mean_accuracy_by_epoch": [scores.class_mean_accuracy for scores in self.epochs],
-            "per_class_by_epoch": [list(scores.per_class) for scores in self.epochs],
             "per_class": dict(zip(self.classes, self.scores.per_class, strict=True)),
             "confusion": self.scores.confusion,
             "calibration_error": self.calibration_error,

@@ -168,13 +168,13 @@ def setback(outcome: Outcome) -> str:
     )
 
 
-def crowd(found: Crowd | None) -> str:
-    """A warning if the source-only model puts most images into one class, or empty."""
-    if found is None:
+def crowd(crowd: Crowd | None, model: str = "source") -> str:
+    """A warning if a model puts most images into one class, or empty."""
+    if crowd is None:
         return ""
     return (
-        f"The source-only model puts {found.share:.0%} of the target images into the class {found.label!r}: most of "
-        "these are probably wrong."
+        f"The {MODEL_NAMES[model]} model puts {crowd.share:.0%} of the target images into the class {crowd.label!r}: "
+        "most of these are probably wrong."
     )
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from cdtrans.record.layout import Round
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.images import DomainImages
-from cdtrans.reporting.sections import Missing
-from cdtrans.runtime.screen import Task
+from cdtrans.reporting.sections import Missing, pairs_meaning
+from cdtrans.runtime.screen import Screen
 
 ROUNDS = 4  # rounds with pairs on the page: the first, the last, and some in between
 PAIRS = 72  # pairs in all: about 1.5 MB of page
@@ -58,11 +58,13 @@ class Looks:
     of: int  # images in all; these stand out most
 
 
-def gallery(record: RunRecord, source: DomainImages, target: DomainImages, task: Task) -> Gallery | Missing:
+def gallery(record: RunRecord, source: DomainImages, target: DomainImages, screen: Screen) -> Gallery | Missing:
     """A sample of pairs with the attention of the source image over the target image, in the adapted model. A run that
     was stopped before adaptation has the source-only model's."""
     from cdtrans.reporting.attention import heat_maps
 
+    if not pairs_meaning(record):
+        return Missing("The two images of a pair need not belong together with this method.")
     if not record.rounds:
         return Missing("The run folder has no pairs.")
     chosen = sample_pairs(record.rounds)
@@ -70,7 +72,8 @@ def gallery(record: RunRecord, source: DomainImages, target: DomainImages, task:
     places = [(int(r.source[i]), int(r.target[i])) for r, (_, i) in zip(rounds, chosen, strict=True)]
     sources, targets = source.thumbnails(s for s, _ in places), target.thumbnails(t for _, t in places)
     model = "adapted" if record.outcome.adapted_epoch else "source"
-    heat, why = heat_maps(record, model, [(source[s], target[t]) for s, t in places], task)
+    with screen.track("report", len(places)) as task:
+        heat, why = heat_maps(record, model, [(source[s], target[t]) for s, t in places], task)
     pairs = tuple(
         Pair(
             round=number,

@@ -67,7 +67,6 @@ class DomainImages:
 def both_domains(record: RunRecord) -> tuple[DomainImages, DomainImages]:
     """The run's source and target images."""
     config, paths = record.config, record.images.paths
-    assert isinstance(config.resize, int), "the settings of a run are resolved"
     size = {"resize": config.resize, "crop": config.crop}
     source = DomainImages(record.root("source"), paths["source"], **size)
     return source, DomainImages(record.root("target"), paths["target"], **size)

@@ -1,10 +1,9 @@
 """`cdtrans report`: a run folder as one self-contained HTML page."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -13,55 +12,14 @@ from cdtrans.config import RunFolder
 from cdtrans.errors import CdtransError, printable
 from cdtrans.record import layout, wording
 from cdtrans.record.files import atomic, intact
-from cdtrans.record.outcome import Outcome
-from cdtrans.record.probabilities import Kept
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting import gallery, sections
-from cdtrans.reporting.embedding import Embedding, embedding
-from cdtrans.reporting.gallery import Gallery, Looks
+from cdtrans.reporting.embedding import embedding
 from cdtrans.reporting.images import both_domains
 from cdtrans.reporting.sections import Missing
 from cdtrans.runtime import package_version
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import checked
-
-
-@dataclass(frozen=True)
-class Page:
-    """What the template shows. A section without content is a Missing with the reason."""
-
-    run: Path
-    version: str
-    outcome: Outcome
-    headline: wording.Headline
-    accuracy: wording.Accuracy
-    facts: sections.Facts | Missing
-    trade_off: tuple[Kept, ...] | Missing
-    scores: tuple[sections.Score, ...] | Missing
-    selection: sections.Curve | Missing
-    losses: tuple[sections.Curve, ...] | Missing
-    histogram: sections.Histogram | Missing
-    about_pairs: str
-    pair_counts: sections.PairCounts | Missing
-    gallery: Gallery | Missing
-    changed: Looks | Missing
-    uncertain: Looks | Missing
-    mislabelled: Looks | Missing
-    embedding: Embedding | Missing
-    labelled: sections.Labelled | Missing
-    costs: sections.Costs | Missing
-    config: dict[str, Any] | Missing
-    environment: dict[str, Any] | Missing
-    missing_files: int  # image files that are missing or unreadable now
-
-    @property
-    def adapted(self) -> bool:
-        """Whether there is an adapted model to compare with the source-only one; the guard may have refused it."""
-        return self.outcome.adapted_epoch > 0
-
-    @property
-    def used_source(self) -> bool:
-        return self.outcome.choice.model == "source"
 
 
 @checked()
@@ -82,54 +40,54 @@ def write_report(record: RunRecord, screen: Screen) -> Path:
     return file
 
 
-def collect(record: RunRecord, screen: Screen) -> Page:
+def collect(record: RunRecord, screen: Screen) -> dict[str, Any]:
+    """The values that the template shows. A section without content is a Missing with the reason."""
     outcome = record.outcome
-    labelled = attempt(sections.labelled, record)
-    about = attempt(sections.about_pairs, record)
-    about_pairs, together = (about.why, False) if isinstance(about, Missing) else about
-    domains = attempt(both_domains, record)
-
-    def shown(section: Callable[..., Section | Missing], *others: Any) -> Section | Missing:
-        """A section with images."""
-        return domains if isinstance(domains, Missing) else attempt(section, record, *domains, *others)
-
-    pairs: Gallery | Missing = Missing("The two images of a pair need not belong together with this method.")
-    if together:
-        with screen.track("report", gallery.PAIRS) as task:
-            pairs = shown(gallery.gallery, task)
-    changed, uncertain = shown(gallery.changed), shown(gallery.uncertain)
-    mislabelled = shown(gallery.mislabelled)
-    return Page(
-        run=record.folder,
-        version=package_version("cdtrans"),
-        outcome=outcome,
-        headline=wording.headline(outcome),
-        accuracy=wording.accuracy(outcome, None if isinstance(labelled, Missing) else labelled.measured, record.folder),
-        facts=attempt(sections.facts, record),
-        trade_off=attempt(sections.trade_off, record),
-        scores=attempt(sections.scores, record),
-        selection=attempt(sections.selection_curve, record),
-        losses=attempt(sections.loss_curves, record),
-        histogram=attempt(sections.histogram, record),
-        about_pairs=about_pairs,
-        pair_counts=attempt(sections.pair_counts, record),
-        gallery=pairs,
-        changed=changed,
-        uncertain=uncertain,
-        mislabelled=mislabelled,
-        embedding=attempt(embedding, record),
-        labelled=labelled,
-        costs=attempt(sections.costs, record),
-        config=attempt(lambda: record.config.to_dict()),
-        environment=attempt(lambda: vars(record.environment)),
-        missing_files=0 if isinstance(domains, Missing) else sum(domain.missing for domain in domains),
-    )
+    made = {
+        "about_pairs": attempt(sections.about_pairs, record),
+        "config": attempt(lambda: record.config.to_dict()),
+        "costs": attempt(sections.costs, record),
+        "embedding": attempt(embedding, record),
+        "environment": attempt(lambda: vars(record.environment)),
+        "facts": attempt(sections.facts, record),
+        "histogram": attempt(sections.histogram, record),
+        "labelled": attempt(sections.labelled, record),
+        "losses": attempt(sections.loss_curves, record),
+        "pair_counts": attempt(sections.pair_counts, record),
+        "scores": attempt(sections.scores, record),
+        "selection": attempt(sections.selection_curve, record),
+        "trade_off": attempt(sections.trade_off, record),
+        **with_images(record, screen),
+    }
+    labelled = made["labelled"]
+    return made | {
+        "run": record.folder,
+        "version": package_version("cdtrans"),
+        "outcome": outcome,
+        "adapted": outcome.adapted_epoch > 0,  # the guard may have refused it
+        "used_source": outcome.choice.model == "source",
+        "headline": wording.headline(outcome),
+        "accuracy": wording.accuracy(
+            outcome, None if isinstance(labelled, Missing) else labelled.measured, record.folder
+        ),
+    }
 
 
-Section = TypeVar("Section")
+def with_images(record: RunRecord, screen: Screen) -> dict[str, Any]:
+    """The sections that show images, and how many of their files are missing."""
+    both = attempt(both_domains, record)
+    if isinstance(both, Missing):
+        return dict.fromkeys(("gallery", "changed", "uncertain", "mislabelled"), both) | {"missing_files": 0}
+    made = {
+        "gallery": attempt(gallery.gallery, record, *both, screen),
+        "changed": attempt(gallery.changed, record, *both),
+        "uncertain": attempt(gallery.uncertain, record, *both),
+        "mislabelled": attempt(gallery.mislabelled, record, *both),
+    }
+    return made | {"missing_files": sum(domain.missing for domain in both)}
 
 
-def attempt(make: Callable[..., Section | Missing], *arguments: Any) -> Section | Missing:
+def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
     """A section, or the error that prevents it: a damaged part of a run folder must not prevent the rest of the page,
     nor fail a long run at its end."""
     try:
@@ -140,7 +98,7 @@ def attempt(make: Callable[..., Section | Missing], *arguments: Any) -> Section 
         return Missing(f"This part of the run folder cannot be shown ({type(error).__name__}: {error}).")
 
 
-def render(page: Page) -> str:
+def render(page: dict[str, Any]) -> str:
     own = templates("reporting")
     own.tests["missing"] = lambda section: isinstance(section, Missing)
     own.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}

@@ -11,6 +11,7 @@ from cdtrans.methods import method_class
 from cdtrans.record import wording
 from cdtrans.record.layout import Line, Round
 from cdtrans.record.measured import Measured, Scores
+from cdtrans.record.outcome import Crowd
 from cdtrans.record.probabilities import Kept
 from cdtrans.record.probabilities import trade_off as trade_off_of
 from cdtrans.record.record import RunRecord
@@ -207,29 +208,19 @@ class ClassShare:
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """A model that puts most images into one class."""
-
-    model: str  # source or adapted
-    name: str  # the class
-    share: float
-    sentence: str
-
-
-@dataclass(frozen=True)
 class Histogram:
     FIRST = 12  # classes that are not folded
 
     rows: tuple[ClassShare, ...]  # the class that differs most from the source first
     classes: int  # in all
-    crowds: tuple[Crowd, ...]
+    crowds: dict[str, Crowd]  # by model, 'source' and 'adapted', if it puts most images into one class
 
     @property
     def largest(self) -> float:
         return max(max(r.source, r.before, r.after) for r in self.rows)
 
     def crowded(self, model: str, name: str) -> bool:
-        return any((c.model, c.name) == (model, name) for c in self.crowds)
+        return model in self.crowds and self.crowds[model].label == name
 
 
 def histogram(record: RunRecord) -> Histogram | Missing:
@@ -244,24 +235,9 @@ def histogram(record: RunRecord) -> Histogram | Missing:
     distance = np.abs(shares[1:] - shares[0]).max(axis=0)
     order = np.argsort(-distance, kind="stable")[:SHOWN_CLASSES].tolist()
     rows = tuple(ClassShare(classes[k], *(float(s[k]) for s in shares)) for k in order)
-    crowds = (crowd(name, count, source, classes) for name, count in predicted.items())
-    return Histogram(rows, len(source), tuple(c for c in crowds if c is not None))
-
-
-def crowd(model: str, predicted: np.ndarray, source: np.ndarray, classes: tuple[str, ...]) -> Crowd | None:
-    crowded = crowded_class(predicted.tolist(), source.tolist())
-    if crowded is None:
-        return None
-    name = classes[crowded.label]
-    sentence = (
-        f"The {wording.MODEL_NAMES[model]} model puts {crowded.share:.0%} of the target images into one class, {name} "
-        f"({source[crowded.label] / max(source.sum(), 1):.0%} of the source)"
-    )
-    if model == "source":
-        sentence += (
-            ": it hardly recognises the target's classes, so predictions that differ from its own are no sign of harm"
-        )
-    return Crowd(model, name, crowded.share, f"{sentence}.")
+    crowded = {model: crowded_class(count.tolist(), source.tolist()) for model, count in predicted.items()}
+    crowds = {model: Crowd(classes[found.label], found.share) for model, found in crowded.items() if found}
+    return Histogram(rows, len(classes), crowds)
 
 
 # Pairs
@@ -303,20 +279,24 @@ class PairCounts:
         return max((k + r for row in self.by_class for k, r in zip(row.kept, row.rejected, strict=True)), default=1)
 
 
-def about_pairs(record: RunRecord) -> tuple[str, bool]:
-    """What a pair of this run is, and whether its two images belong together."""
-    name = record.config.method
+def pairs_meaning(record: RunRecord) -> str:
+    """Why the two images of a pair belong together; empty if they need not."""
     if record.outcome.trained_with_labels:
-        return "The pairs were made with target labels.", True
-    method = method_class(name)
-    if method.pairs_mean:
-        return method.pairs_mean, True
-    if not method.needs_source:
-        return f"The method '{name}' trains on every target image; no source image takes part.", False
+        return "The pairs were made with target labels."
+    return method_class(record.config.method).pairs_mean
+
+
+def about_pairs(record: RunRecord) -> str:
+    """What a pair of this run is."""
+    name = record.config.method
+    if meaning := pairs_meaning(record):
+        return meaning
+    if not method_class(name).needs_source:
+        return f"The method '{name}' trains on every target image; no source image takes part."
     return (
         f"The table counts the images of each domain that a round uses. The method '{name}' trains on source and "
         "target images side by side; the two of a pair need not belong together."
-    ), False
+    )
 
 
 def pair_counts(record: RunRecord) -> PairCounts | Missing:
