@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cdtrans.methods.cat import CAT, alignment, clustering, late, selected
+from cdtrans.methods.cat import alignment, clustering, late, selected
 from cdtrans.methods.dann import domain_loss
-from support import tiny_batch, tiny_method
 
 
 def test_clustering_by_hand() -> None:
@@ -45,14 +44,3 @@ def test_the_critic_s_loss_is_a_mean_over_confident_targets() -> None:
 )
 def test_the_clusters_count_late(progress: float, expected: float) -> None:
     assert float(late(torch.tensor(progress))) == pytest.approx(expected, rel=1e-4)
-
-
-def test_labels_are_the_network_s_own_and_cost_no_statistics() -> None:
-    method, batch = tiny_method(CAT, hidden=8), tiny_batch()
-    before = method.network.head.neck.running_mean.clone()
-    confidence, labels = method.teach(batch.x_t)
-    assert method.network.training
-    assert torch.equal(method.network.head.neck.running_mean, before)
-    p = method.eval().network.encode(batch.x_t).logits.softmax(dim=1)
-    assert labels.tolist() == p.argmax(dim=1).tolist()
-    torch.testing.assert_close(confidence, p.amax(dim=1))

@@ -68,6 +68,16 @@ class TestBatchNorm:
             require_no_batchnorm_on_ranks(resnet, "test_resnet")
 
 
+def test_in_eval_mode_a_training_step_leaves_no_trace() -> None:
+    network = network_of("test_resnet").train()
+    before = {name: x.clone() for name, x in network.state_dict().items()}
+    out = network.encode_in_eval_mode(images(4, 3))
+    assert network.training
+    assert not out.logits.requires_grad
+    assert all(torch.equal(x, before[name]) for name, x in network.state_dict().items())
+    torch.testing.assert_close(out.logits, network.eval().encode(images(4, 3)).logits)
+
+
 class TestStochasticDepthOnRanks:
     DEPTH = 3
 
