@@ -24,7 +24,7 @@ import yaml
 from cdtrans.cli import app as entry
 from cdtrans.record.run import RunWriter
 from cdtrans.reporting import gallery, page
-from cdtrans.training.state import Loop
+from cdtrans.training.loop import Loop
 
 TRIES = int(os.environ.get("CDTRANS_FUZZ", "0"))
 LONGEST_LINE = 400

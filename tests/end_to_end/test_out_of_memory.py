@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from cdtrans.run.pipeline import adapt
-from cdtrans.training.state import Loop
+from cdtrans.training.loop import Loop
 from support import error_says, small_gpu
 from tiny_task import Task, log_lines, make_task, tree
 

@@ -24,7 +24,7 @@ from cdtrans.inputs.pixels import store_folder
 from cdtrans.network.backbone import create_backbone
 from cdtrans.run import inputs, pipeline
 from cdtrans.training import adaptation
-from cdtrans.training.state import Loop
+from cdtrans.training.loop import Loop
 from commands import Process, warm
 from support import error_says, says
 from tiny_task import TINY, Task, draw, log_lines, make_task, tree

@@ -23,8 +23,8 @@ from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import adaptation
 from cdtrans.training.adaptation import Adaptation, Data, Planner, adapt_to_target, work_ahead
+from cdtrans.training.loop import load_state
 from cdtrans.training.optimisation import learning_rate
-from cdtrans.training.state import load_state
 from cdtrans.trust.selection import Watch
 from run_folders import DATA
 from support import raises

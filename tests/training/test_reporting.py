@@ -10,12 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from cdtrans.config import make_config
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
-from cdtrans.training import reporting
-from cdtrans.training.reporting import StageReport, open_tracker
+from cdtrans.training import loop as loop_module
+from cdtrans.training.loop import Loop, open_tracker
+from cdtrans.training.optimisation import Optimisation
 from run_folders import DATA
 from support import raises
 
@@ -25,12 +28,13 @@ class Heard(Screen):
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.tracked: list[tuple[str, int, int, float]] = []
         self.notes: list[str] = []
+        self.work.time_left = lambda: "2:10 left"  # type: ignore[method-assign]
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.lines.append(text)
 
     @contextmanager
     def track(
@@ -44,22 +48,26 @@ class Heard(Screen):
 
 
 class Stage:
-    """A report on epochs 2 to 4 of 10 steps each, of which `train` takes some at a second each."""
+    """Epoch 2 of 4, of 10 steps that take some seconds each."""
 
     def __init__(self, run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: self.now))
-        losses = {"mean_losses": lambda: {"loss_source": 0.25, "loss_target": 0.5}}
-        self.loop: Any = SimpleNamespace(stage="adaptation", epoch=2, last_epoch=4, step=0, **losses)
-        self.screen = Heard()
-        self.report = StageReport(run, self.screen, self.loop, make_config({}))
+        self.now, self.screen = 100.0, Heard()
+        monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        model = nn.Linear(2, 1)
+        config = make_config({"device": "cpu", "precision": "fp32"})
+        optimisation = Optimisation(model, config, lr=0.1, epochs=4, device=torch.device("cpu"))
+        self.loop = Loop(run, "adaptation", model, optimisation, self.screen, config=config, epochs=4)
+        self.loop.epoch = 2
+        monkeypatch.setattr(optimisation, "start_epoch", lambda epoch, done: 0.004)
 
-    def train(self, steps: int = 10, seconds: float = 1.0) -> None:
-        with self.report.epoch(steps=10, images=16, lr=0.004, note="37 pairs"):
-            for _ in range(steps):
-                self.now += seconds
-                self.loop.step += 1
-                self.report.advance()
+    def train(self, seconds: float) -> None:
+        def step(x: Tensor, value: float) -> Tensor:
+            self.now += seconds
+            return torch.tensor([value, 2 * value])
+
+        step.names = ("loss_source", "loss_target")
+        batches = [(torch.ones(1), float(n)) for n in range(10)]
+        self.loop.train(step, batches, images=16, note="37 pairs", pairs=37)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -78,30 +86,27 @@ def lines(run: RunWriter, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
 
 
-def test_the_line_of_an_epoch(run: RunWriter, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage.screen.work, "time_left", lambda: "2:10 left")
-    stage.train()
-    stage.report.write({"loss_source": 0.25, "loss_target": 0.5}, pairs=37)
-    losses = {"loss_source": 0.25, "loss_target": 0.5}
+def test_the_line_and_the_entry_of_an_epoch(run: RunWriter, stage: Stage) -> None:
+    stage.train(seconds=1.0)
+    losses = {"loss_source": 4.5, "loss_target": 9.0}
     assert lines(run, "log.jsonl") == [
         {"event": "epoch", "stage": "adaptation", "epoch": 2, "lr": 0.004, **losses, "pairs": 37}
     ]
     (timing,) = lines(run, "timings.jsonl")
     assert abs(timing.pop("at") - time.time()) < 60
     assert timing == {"stage": "adaptation", "epoch": 2, "seconds": 10.0, "images_per_second": 16.0}
-    said = "adaptation 2/4  loss_source 0.25  loss_target 0.5  pairs 37  lr 0.004  16 images/s  2:10 left"
-    assert stage.screen.said == [said]
-    assert stage.screen.tracked == [("adaptation 2/4", 10, 0, 48.0)]
+    line = "adaptation 2/4  loss_source 4.5  loss_target 9  pairs 37  lr 0.004  16 images/s  2:10 left"
+    assert stage.screen.lines == [line]
+    assert stage.screen.work.ahead == {"adaptation": 3 * 16 * 30}
 
 
 def test_the_note_beside_the_bar_is_made_anew_about_once_a_second(stage: Stage) -> None:
     """Reading the loss waits for the device. A resumed epoch is timed by its own steps."""
-    stage.loop.step = 4
-    stage.loop.mean_losses = lambda: {"loss": float(stage.loop.step)}
-    stage.train(steps=6, seconds=0.6)
+    stage.loop.step, stage.loop.sums = 4, torch.zeros(2)
+    stage.train(seconds=0.6)
     assert stage.screen.tracked == [("adaptation 2/4", 10, 4, 48.0)]
-    assert stage.screen.notes[:2] == ["", "loss 6.000  lr 0.004  37 pairs  27 images/s"]
-    assert [note[:6] for note in stage.screen.notes[2:]] == ["loss 6", "loss 8", "loss 8", "loss 10"[:6]]
+    assert stage.screen.notes[:2] == ["", "loss 4.500  lr 0.004  37 pairs  27 images/s"]
+    assert [note[:6] for note in stage.screen.notes[2:]] == ["loss 4", "loss 8", "loss 8", "loss 1"]
 
 
 # Trackers: the libraries are stand-ins that note what they are told

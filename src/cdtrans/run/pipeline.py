@@ -152,8 +152,7 @@ def run_session(plan: Plan) -> Outcome:
     from cdtrans.runtime.ranks import from_main
     from cdtrans.runtime.signals import StopSignals
     from cdtrans.training.adaptation import adapt_to_target
-    from cdtrans.training.reporting import library
-    from cdtrans.training.state import load_state
+    from cdtrans.training.loop import library, load_state
 
     screen, kind = plan.screen, plan.method or method_class(plan.config.method)
     config = resolve(plan.config, kind)

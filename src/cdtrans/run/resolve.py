@@ -14,7 +14,7 @@ from cdtrans.network.network import AnyHead, Network
 from cdtrans.network.operations import build
 from cdtrans.runtime.device import pick_device, pick_precision
 from cdtrans.runtime.screen import Screen
-from cdtrans.training.state import step_seed
+from cdtrans.training.loop import step_seed
 
 
 def resolve(config: Config, method: type[Method] | None = None) -> Resolved:

@@ -242,7 +242,7 @@ def initial_network(config: Config, card: Card, *, with_weights: bool = True) ->
     import torch
 
     from cdtrans.network.weights import build_model, load_pretrained, load_weights
-    from cdtrans.training.state import step_seed
+    from cdtrans.training.loop import step_seed
 
     torch.manual_seed(step_seed(config.seed, "init", 0, 0))
     network = build_model(card, drop_path=config.drop_path)

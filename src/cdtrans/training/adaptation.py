@@ -18,11 +18,10 @@ from cdtrans.record.outcome import Measure, Setback
 from cdtrans.record.run import RunWriter
 from cdtrans.record.wording import finding_sentence
 from cdtrans.runtime.device import between_passes
-from cdtrans.runtime.ranks import part, share_buffers
+from cdtrans.runtime.ranks import part
 from cdtrans.runtime.screen import Screen
+from cdtrans.training.loop import PASSES, Loop, Stateful, step_seed
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.reporting import PASSES, StageReport
-from cdtrans.training.state import Loop, Stateful, step_seed
 from cdtrans.training.step import Memory, Step, Train
 from cdtrans.trust.guard import fell_later, gave_up, judge_adapted, judge_source, objections
 from cdtrans.trust.selection import Watch
@@ -111,11 +110,10 @@ def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Conf
     )
     planner, memory = Planner(run, method, config, screen), Memory(method, "pairs", screen)
     parts: dict[str, Stateful] = {"watch": watch, "planner": planner, "memory": memory}
-    loop = Loop(run, "adaptation", method, optimisation, config=config, epochs=epochs, parts=parts)
-    report = StageReport(run, screen, loop, config)
+    loop = Loop(run, "adaptation", method, optimisation, screen, config=config, epochs=epochs, parts=parts)
     train_on = training_step(method, optimisation)
-    step_of = Step(train_on, optimisation, memory, config.compile, capturable=method.capturable)
-    progress = torch.zeros((), device=device)  # t / T; on the device, so that a captured step reads the current value
+    step = Step(train_on, optimisation, memory, config.compile, capturable=method.capturable)
+    progress = torch.zeros((), device=device)
     encode = watch.encode
     if not loop.fresh and method.trains:
         encode.thaw()
@@ -138,19 +136,9 @@ def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Conf
         screen.work.expect(**work_ahead(config, method.sizes, data.held_out, count, epoch, loop.step))
         if pairs is not None:  # otherwise `plan` has done everything
             encode.thaw()
-            lr = optimisation.start_epoch(epoch, loop.step)
-            batches = Batches(pairs, data, config, epoch)
-            step_of.ahead = len(batches) * (epochs - epoch + 1)
-            method.train()
-            with report.epoch(steps=len(batches), images=2 * batches.size, lr=lr, note=counted(len(pairs), "pair")):
-                for step in loop.steps(len(batches)):
-                    optimisation.at(epoch, step / len(batches))
-                    progress.fill_((epoch - 1 + step / len(batches)) / epochs)
-                    losses = step_of(*batches[step], progress)
-                    loop.update(step_of.names, losses)
-                    report.advance()
-            share_buffers(method)
-            report.write(loop.mean_losses(), pairs=len(pairs))
+            batches = PairBatches(pairs, data, config, epoch, progress)
+            note = counted(len(pairs), "pair")
+            loop.train(step, batches, images=2 * batches.size, note=note, pairs=len(pairs))
         encoded = encode(data.target, "target")
         watch.epoch(epoch, encoded)
     return encoded
@@ -190,10 +178,12 @@ def training_step(method: Method, optimisation: Optimisation) -> Train:
     return step
 
 
-class Batches:
-    """The batches of an epoch: all pairs in random order, in whole batches. `batches[step]` is the input of a step."""
+class PairBatches:
+    """The inputs of an epoch's steps: all pairs in random order, in whole batches, and the progress of training."""
 
-    def __init__(self, pairs: Pairs, data: Data, config: Config, epoch: int) -> None:
+    def __init__(self, pairs: Pairs, data: Data, config: Config, epoch: int, progress: Tensor) -> None:
+        """`progress`, t / T, is on the device, so that a captured step reads the current value."""
+        self.progress, self.epoch, self.epochs = progress, epoch, config.epochs
         self.size = min(config.batch_size, len(pairs))
         count = len(pairs) // self.size
         self.slices = [slice(i * self.size, (i + 1) * self.size) for i in range(count)]
@@ -216,10 +206,11 @@ class Batches:
     def __len__(self) -> int:
         return len(self.slices)
 
-    def __getitem__(self, step: int) -> Batch:
-        batch = self.slices[step]
-        labels = self.y_s[batch], self.y_t[batch]
-        return Batch(self.x_s[step], labels[0], self.x_t[step], labels[1], self.i_t[batch], self.weight[batch])
+    def __getitem__(self, step: int) -> tuple[Tensor, ...]:
+        rows = self.slices[step]
+        self.progress.fill_((self.epoch - 1 + step / len(self)) / self.epochs)
+        x_s, x_t, i_t, weight = self.x_s[step], self.x_t[step], self.i_t[rows], self.weight[rows]
+        return *Batch(x_s, self.y_s[rows], x_t, self.y_t[rows], i_t, weight), self.progress
 
 
 def start_from(watch: Watch, domains: Domains, method: Method, config: Config, *, pretrained: bool) -> None:

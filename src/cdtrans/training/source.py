@@ -12,9 +12,8 @@ from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
+from cdtrans.training.loop import Loop, step_seed
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.reporting import PASSES, StageReport
-from cdtrans.training.state import Loop, step_seed
 from cdtrans.training.step import Memory, Step
 
 
@@ -24,34 +23,35 @@ def fit_source(
     """Train on every source image in each epoch; the last epoch is the source-only model."""
     optimisation = Optimisation(network, config, lr=config.source_lr, epochs=config.source_epochs, device=images.device)
     memory = Memory(network, "images", screen)
-    parts = {"memory": memory}
-    loop = Loop(run, "source", network, optimisation, config=config, epochs=config.source_epochs, parts=parts)
-    report = StageReport(run, screen, loop, config)
-    batches = batch_slices(len(images), config.batch_size)
+    parts, epochs = {"memory": memory}, config.source_epochs
+    loop = Loop(run, "source", network, optimisation, screen, config=config, epochs=epochs, parts=parts)
 
     def fit(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         loss = F.cross_entropy(network.encode(x).logits, y, label_smoothing=config.label_smoothing)
         optimisation.update(loss)
         return {"loss": loss}
 
-    train = Step(fit, optimisation, memory, config.compile)
+    step = Step(fit, optimisation, memory, config.compile)
     for epoch in loop.epochs():
-        lr = optimisation.start_epoch(epoch, loop.step)
-        train.ahead = len(batches) * (config.source_epochs - epoch + 1)
+        loop.train(step, ImageBatches(images, labels, config, epoch), images=config.batch_size)
+    screen.work.expect(source=0.0)
+
+
+class ImageBatches:
+    """The inputs of an epoch's steps: all images in random order, and their labels."""
+
+    def __init__(self, images: Images, labels: Tensor, config: Config, epoch: int) -> None:
+        self.slices = batch_slices(len(images), config.batch_size)
         generator = torch.Generator().manual_seed(step_seed(config.seed, "source", epoch, 0))
         order = torch.randperm(len(images), generator=generator)  # [Ns]
-        shuffled_labels = labels[order.to(labels.device)].to(images.device)
-        inputs = images.plan(order, [part(batch) for batch in batches], config.flip, generator)
-        network.train()
-        screen.work.expect(source=PASSES * config.batch_size * (train.ahead - loop.step))
-        with report.epoch(steps=len(batches), images=config.batch_size, lr=lr):
-            for step in loop.steps(len(batches)):
-                optimisation.at(epoch, step / len(batches))
-                values = train(inputs[step], shuffled_labels[batches[step]])
-                loop.update(train.names, values)
-                report.advance()
-        report.write(loop.mean_losses())
-    screen.work.expect(source=0.0)
+        self.y = labels[order.to(labels.device)].to(images.device)
+        self.x = images.plan(order, [part(batch) for batch in self.slices], config.flip, generator)
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.x[step], self.y[self.slices[step]]
 
 
 @torch.no_grad()

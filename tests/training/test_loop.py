@@ -13,9 +13,10 @@ from cdtrans.config import make_config
 from cdtrans.errors import Interrupted
 from cdtrans.record.layout import STATE
 from cdtrans.record.run import RunWriter
+from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
+from cdtrans.training.loop import Loop, all_finite, load_state, step_seed
 from cdtrans.training.optimisation import Optimisation
-from cdtrans.training.state import Loop, all_finite, load_state, step_seed
 from commands import warm
 from run_folders import DATA
 from support import devices, raises, says
@@ -52,7 +53,7 @@ def train(run: RunWriter, *, stop_after: int | None = None, spoil: Any = None, *
     config = make_config({"device": "cpu", "precision": "fp32", "warmup_epochs": 1, "save_every": 0} | settings)
     model = Net()
     optimisation = Optimisation(model, config, lr=0.1, epochs=EPOCHS, device=torch.device("cpu"))
-    loop = Loop(run, "source", model, optimisation, config=config, epochs=EPOCHS)
+    loop = Loop(run, "source", model, optimisation, Screen(quiet=True), config=config, epochs=EPOCHS)
     updates, seen = 0, []
     for epoch in loop.epochs():
         optimisation.start_epoch(epoch, loop.step)
@@ -137,7 +138,7 @@ def test_the_state_of_another_stage_is_not_taken_up(run: RunWriter) -> None:
     train(run)
     model = Net()
     optimisation = Optimisation(model, config, lr=0.1, epochs=2, device=torch.device("cpu"))
-    loop = Loop(run, "adaptation", model, optimisation, config=config, epochs=2)
+    loop = Loop(run, "adaptation", model, optimisation, Screen(quiet=True), config=config, epochs=2)
     assert (loop.epoch, loop.step, loop.sums) == (1, 0, None)
     assert loop.fresh
     assert_equal(model.state_dict(), Net().state_dict())
@@ -192,7 +193,7 @@ def test_a_damaged_state_is_named(run: RunWriter, change: Any) -> None:
 def test_losses_are_summed_where_there_is_float64(run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on a Mac's GPU, which no test here has: every step's, and the sums of a saved state."""
     asked: list[torch.device] = []
-    monkeypatch.setattr("cdtrans.training.state.between_passes", lambda device: asked.append(device) or device)
+    monkeypatch.setattr("cdtrans.training.loop.between_passes", lambda device: asked.append(device) or device)
     with pytest.raises(Stopped):
         train(run, stop_after=2)
     assert len(asked) == 2
