@@ -71,12 +71,6 @@ def png(*chunks: tuple[bytes, bytes]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
-def test_plain_jpeg_is_what_pil_gives(tmp_path):
-    path = saved(COLOUR, tmp_path / "a.jpg")
-    with Image.open(path) as image:
-        assert np.array_equal(pixels(path), np.asarray(image.convert("RGB")))
-
-
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".webp"])
 def test_lossless_formats_keep_every_pixel(tmp_path, suffix):
     options = {"lossless": True} if suffix == ".webp" else {}
@@ -180,8 +174,6 @@ def test_16_bit_greyscale_is_scaled_not_clipped(tmp_path, suffix):
 def test_big_endian_16_bit_tiff(tmp_path):
     levels = np.array([[0, 128 * 257, 65535]], dtype=">u2")
     path = saved(Image.frombytes("I;16B", (3, 1), levels.tobytes()), tmp_path / "a.tif")
-    with Image.open(path) as stored:
-        assert stored.mode == "I;16B"
     assert np.array_equal(pixels(path), grey(0, 128, 255))
 
 
@@ -229,9 +221,7 @@ def test_first_frame_of_many(tmp_path, suffix):
 
 
 def test_the_suffix_may_lie_about_the_format(tmp_path):
-    path = tmp_path / "a.jpg"
-    path.write_bytes(encoded(".png"))
-    assert np.array_equal(pixels(path), np.asarray(COLOUR))
+    assert np.array_equal(pixels(saved(COLOUR, tmp_path / "a.png").rename(tmp_path / "a.jpg")), np.asarray(COLOUR))
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
