@@ -200,26 +200,6 @@ class TestClassifier:
         assert np.allclose(logits.softmax(dim=1), classifier.predict_proba(finished.task.target), atol=1e-5)
         assert classifier.embed(()).shape == (0, 32)
 
-    def test_images_in_memory(self, finished, classifier: cdtrans.Classifier) -> None:
-        files = sorted(finished.task.target.iterdir())[:5]
-        expected = classifier.predict_proba(files)
-        pixels = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
-        floats = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
-        for images in (pixels, list(pixels), floats, list(floats)):
-            assert np.allclose(classifier.predict_proba(images), expected, atol=1e-6)
-        assert classifier.predict(pixels[0])[0].path is None
-        assert classifier.predict(pixels[0])[0].label == classifier.predict(files[0])[0].label
-        with error_says("divide by 255"):
-            classifier.predict_proba(pixels.astype(float))
-        with error_says("image 2", "int64"):
-            classifier.embed([pixels[0], pixels[1].astype(int)])
-
-    def test_an_unreadable_file(self, classifier: cdtrans.Classifier, tmp_path: Path) -> None:
-        (tmp_path / "bad.png").write_bytes(b"")
-        for use in (classifier.predict_proba, classifier.embed):
-            with error_says("bad.png'", "empty", "leave it out"):
-                use([tmp_path / "bad.png"])
-
     def test_it_says_what_it_is(self, classifier: cdtrans.Classifier) -> None:
         text = repr(classifier)
         assert says(

@@ -195,9 +195,7 @@ class BranchOptions:
 
     def __post_init__(self) -> None:
         if {self.loss_source, self.loss_source_target, self.loss_target} == {"none"}:
-            raise SettingsError(
-                "no-loss", "Stage 2 cannot train without any loss; leave at least one of --loss-... on."
-            )
+            raise SettingsError("no-loss", "Stage 2 needs a loss; leave at least one of --loss-... on.")
 
 
 @dataclass(frozen=True)
@@ -335,10 +333,7 @@ def make_config(*layers: dict[str, Any]) -> Config:
     require_device(config.device)
     crop, resize = config.crop, config.resize
     if isinstance(crop, int) and isinstance(resize, int) and resize < crop:
-        raise SettingsError(
-            "crop-too-large",
-            f"Images resized to {resize} cannot be cropped to {crop}; raise --resize or lower --crop.",
-        )
+        raise SettingsError("crop-too-large", f"--crop {crop} is larger than --resize {resize}; change one of the two.")
     options = config.method_args
     if config.method == "cdtrans":  # known without torch; other methods are checked when they are loaded
         checked = check_options(CDTransOptions, options, config.method)
@@ -367,10 +362,7 @@ def compose_run(
     name = next((name for name in (preset, preset_there) if name is not None), "auto")
     recipe = read_recipe(name)
     if recipe.get("recipe") == "authors" and (from_file | settings).get("recipe") == "best":
-        raise SettingsError(
-            "recipes-differ",
-            f"The preset '{name}' is the authors' recipe, not the best one; leave one of the two out.",
-        )
+        raise SettingsError("recipes-differ", f"The preset '{name}' is not the best recipe; leave one of the two out.")
     return compose(recipe, from_file, settings, places), out
 
 
@@ -393,14 +385,12 @@ def starting_layers(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     if effort is None:
         effort = "instant" if method == instant["method"] else "full"
     if effort not in EFFORTS:
-        raise SettingsError(
-            "setting-choice", f"'effort' cannot be {quoted(effort)}: {nearest(str(effort), [*EFFORTS])}"
-        )
+        known = nearest(str(effort), [*EFFORTS])
+        raise SettingsError("setting-choice", f"'effort' cannot be {quoted(effort)}: {known}")
     if method is not None and (method == instant["method"]) != (effort == "instant"):
         raise SettingsError(
             "effort-contradicts-method",
-            f"'--effort {effort}' does not go with '--method {method}', because only the method '{instant['method']}' "
-            "does not train; leave one of the two out.",
+            f"'--effort {effort}' does not go with '--method {method}'; leave one of the two out.",
         )
     layer = {} if effort == "full" else read_recipe(effort)
     if method not in (None, layer.get("method", best["method"])):
@@ -418,14 +408,9 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
         beside = {key: value for key, value in layer.items() if key in METHOD_FIELDS}
         options = layer.get("method_args", {})
         if not isinstance(options, dict):
-            raise SettingsError(
-                "setting-kind", f"'method_args' must be a mapping such as {{trade_off: 0.5}}, not {quoted(options)}."
-            )
+            raise SettingsError("setting-kind", f"'method_args' must be a mapping, not {quoted(options)}.")
         if twice := [key for key in beside if key in options]:
-            raise SettingsError(
-                "option-twice",
-                f"'{twice[0]}' is given twice, as a setting and as an option of the method; give it once.",
-            )
+            raise SettingsError("option-twice", f"'{twice[0]}' is given twice, also in 'method_args'; give it once.")
         layer = {key: value for key, value in layer.items() if key not in METHOD_FIELDS}
         before = values.get("method", FIELDS["method"].default)
         if "method" in layer:
@@ -469,13 +454,10 @@ def read_yaml(file: Path) -> dict[str, Any]:
         with file.open("rb") as lines:
             values = parse_yaml(lines.read(LARGEST_YAML + 1).decode())
     except OSError as error:
-        raise SettingsError(
-            "settings-unreadable", f"The configuration '{file}' cannot be read: {error.strerror}."
-        ) from error
+        raise SettingsError("settings-unreadable", f"'{file}' cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise SettingsError(
-            "settings-not-yaml", f"'{file}' is not valid YAML: {' '.join(str(error).split())}."
-        ) from error
+        cause = " ".join(str(error).split())
+        raise SettingsError("settings-not-yaml", f"'{file}' is not valid YAML: {cause}.") from error
     if not isinstance(values, dict):
         raise SettingsError("settings-not-yaml", f"'{file}' must hold 'key: value' lines, one for each setting.")
     return values

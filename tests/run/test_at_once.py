@@ -73,7 +73,7 @@ WRONG = [
     ("adapt source target --method cdtrans --set pairin=two_way", ["'pairin'", "'pairing'?"]),
     ("adapt source target --set pairing", ["--set", "KEY=VALUE"]),
     ("methods rpl", ["'rpl'", "'rpll'?"]),
-    ("adapt source target --crop 64 --resize 32", ["resized to 32", "cropped to 64"]),
+    ("adapt source target --crop 64 --resize 32", ["--crop 64", "--resize 32"]),
     (
         "adapt source target --loss-source none --loss-source-target none --loss-target none",
         ["loss", "stage 2"],
@@ -94,7 +94,7 @@ WRONG = [
     ("check source target --weights other", ["other'", "--weights"]),
     ("adapt source target --source-model nowhere", ["nowhere'", "no finished stage 1"]),
     ("check source nowhere", ["'nowhere'", "not exist"]),
-    ("check source target --crop 64 --resize 32", ["resized to 32", "cropped to 64"]),
+    ("check source target --crop 64 --resize 32", ["--crop 64", "--resize 32"]),
     ("eval nowhere source", ["run folder 'nowhere'", "not exist", "cdtrans adapt"]),
     ("eval begun source", ["'begun'", "no finished run"]),
     ("eval finished nowhere", ["'nowhere'", "not exist"]),

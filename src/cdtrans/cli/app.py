@@ -59,9 +59,7 @@ def predictions_to_stdout(given: dict[str, Any], json: bool) -> bool:
     """Without a file, the predictions go to standard output."""
     if given["csv"] is None and given["parquet"] is None:
         if json:
-            raise SettingsError(
-                "json-without-file", "With --json, predictions must go to a file; give --csv FILE or --parquet FILE."
-            )
+            raise SettingsError("json-without-file", "With --json, give --csv FILE or --parquet FILE.")
         given["csv"] = sys.stdout.buffer
         return True
     return json
@@ -138,7 +136,7 @@ VERBS = {
         "cdtrans.cli.lists:describe_methods",
         "List the adaptation methods, or the options of one.",
         tables.show_methods,
-        as_json=lambda methods: {"methods": [vars(method) for method in methods]},
+        as_json=lambda methods: {"methods": methods},
     ),
     "bench": Verb(
         "cdtrans.studies.benchmark:bench",
@@ -292,9 +290,8 @@ def require_words(arguments: Sequence[str]) -> None:
         flag, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
         if not value and (equals or not word):
             after = f" after {flag}" if flag.startswith("--") else ""
-            raise SettingsError(
-                "argument-empty", f"An argument{after} is empty, perhaps an unset shell variable; give a value."
-            )
+            sentence = f"An argument{after} is empty, perhaps an unset shell variable; give a value."
+            raise SettingsError("argument-empty", sentence)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -11,22 +11,9 @@ from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help
 
 
-@dataclass(frozen=True)
-class Description:
-    """A method in `methods --json`: its promised keys."""
-
-    name: str
-    summary: str
-    paper: str
-    title: str
-    backbones: str
-    cost: str
-    options: tuple[dict[str, Any], ...]
-
-
 def describe_methods(
     name: Annotated[str | None, Help("Show the options of this method (also FILE.py:CLASS).", "[NAME]")] = None,
-) -> list[Description]:
+) -> list[dict[str, Any]]:
     """The adaptation methods, or the one of this name."""
     if name is not None:
         require_method(name)
@@ -36,12 +23,14 @@ def describe_methods(
     return [_description(each, method_class(each)) for each in ([name] if name else METHODS)]
 
 
-def _description(name: str, method: Any) -> Description:
+def _description(name: str, method: Any) -> dict[str, Any]:
+    """The promised keys of a method in `methods --json`."""
     summary = next(iter((method.__doc__ or name).strip().splitlines()), name).rstrip(".")
-    options = tuple(
+    options = [
         {"name": f.name, "default": f.default, "help": f.metadata.get("help", "")} for f in fields(method.Options)
-    )
-    return Description(name, summary, method.paper, method.title, method.backbones, method.cost, options)
+    ]
+    facts = {key: getattr(method, key) for key in ("paper", "title", "backbones", "cost")}
+    return {"name": name, "summary": summary, **facts, "options": options}
 
 
 @dataclass(frozen=True)

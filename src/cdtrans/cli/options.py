@@ -94,11 +94,9 @@ def _parameters(parameter: inspect.Parameter, hint: Any) -> list[inspect.Paramet
     be given as."""
     help_of = _help_in(hint) or Help("")
     kind, required = _command_line_type(alternatives(hint)), parameter.default is parameter.empty
-    default = (
-        str(parameter.default)
-        if kind is str and parameter.default not in (None, parameter.empty)
-        else parameter.default
-    )
+    default = parameter.default
+    if kind is str and default not in (None, parameter.empty):
+        default = str(default)
     place = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and not help_of.flag
     if place:
         option: Any = typer.Argument(metavar=help_of.metavar or parameter.name.upper(), help=help_of.text)
@@ -106,8 +104,6 @@ def _parameters(parameter: inspect.Parameter, hint: Any) -> list[inspect.Paramet
         dashed = f"--{parameter.name.replace('_', '-')}"
         name = help_of.flag or (f"{dashed}/--no-{dashed[2:]}" if default is True else dashed)
         option = typer.Option(name, metavar=help_of.metavar or None, help=help_of.text, hidden=help_of.hidden)
-    if kind is list:
-        kind = list[str]
     made = [_flag(parameter.name, kind if required or kind is bool else kind | None, option, default)]
     if help_of.also:
         option = typer.Option(help_of.also, metavar=help_of.metavar or None, help=help_of.text, hidden=True)
@@ -128,7 +124,7 @@ def _command_line_type(kinds: list[Any]) -> Any:
     if found := [kind for kind in (Path, bool, str) if kind in kinds]:
         return found[0]
     kind = next(kind for kind in kinds if kind is not NoneType)
-    return kind if kind in (int, float) else list if get_origin(kind) is not None else str
+    return kind if kind in (int, float) else list[str] if get_origin(kind) is not None else str
 
 
 def _flag(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:

@@ -154,21 +154,21 @@ def show_methods(result: Any, screen: Screen, given: Given) -> None:
     if given["name"] is None:
         table = Table("method", "step", "needs", "what it does", box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for each in result:
-            cells = (each.name, each.cost, each.backbones, f"{each.summary} ({each.paper or 'this project'})")
-            table.add_row(*map(escape, cells))
+            summary = f"{each['summary']} ({each['paper'] or 'this project'})"
+            table.add_row(*map(escape, (each["name"], each["cost"], each["backbones"], summary)))
         screen.result(table)
         screen.say("step: time of a training step, CDTrans = 1.")
         screen.say("needs: a ViT, BatchNorm, gates as in seresnet50 (SE), or any backbone.")
         screen.say("Options of a method: 'cdtrans methods NAME'.")
         return
     (one,) = result
-    reference = ", ".join(filter(None, (f"Reference: {one.paper}" if one.paper else "", one.title)))
-    sentences = (f"{one.name}: {one.summary}", reference, f"Backbones: {one.backbones}")
+    reference = ", ".join(filter(None, (f"Reference: {one['paper']}" if one["paper"] else "", one["title"])))
+    sentences = (f"{one['name']}: {one['summary']}", reference, f"Backbones: {one['backbones']}")
     screen.result(" ".join(f"{sentence}." for sentence in sentences if sentence))
     table = Table("option", "default", "meaning", title="options, given as --set OPTION=VALUE")
-    for option in one.options:
+    for option in one["options"]:
         table.add_row(escape(option["name"]), escape(str(option["default"])), escape(option["help"]))
-    screen.result(table if one.options else "It has no options.")
+    screen.result(table if one["options"] else "It has no options.")
 
 
 def show_study(result: Any, screen: Screen, given: Given) -> None:
