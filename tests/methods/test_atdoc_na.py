@@ -23,20 +23,6 @@ def test_the_nearest_entries_vote_and_an_image_has_no_vote_for_itself() -> None:
     assert weights.tolist() == pytest.approx([0.5, 4.5])
 
 
-def test_a_bank_of_true_labels_is_a_classifier_by_neighbours() -> None:
-    torch.manual_seed(0)
-    known = F.normalize(torch.randn(40, 8))
-    truth = torch.randint(3, (40,))
-    bank = made_bank(known.tolist(), F.one_hot(truth, 3).float().tolist(), 5)
-    new = torch.randn(6, 8)
-    labels, weights = bank.vote(new, torch.arange(6))
-    for i, (label, weight) in enumerate(zip(labels.tolist(), weights.tolist(), strict=True)):
-        others = sorted((j for j in range(40) if j != i), key=lambda j: -float(new[i] @ known[j]))[:5]
-        counts = [sum(int(truth[j]) == k for j in others) for k in range(3)]
-        assert counts[label] == max(counts)
-        assert weight == pytest.approx(max(counts) / 5)
-
-
 def test_a_target_smaller_than_the_vote() -> None:
     assert MemoryBank(Sizes(3, 1, 2), 4, 5).vote(torch.randn(2, 4), torch.arange(2))[0].shape == (2,)
 

@@ -65,10 +65,6 @@ def test_the_gradient_is_that_of_the_nuclear_norm(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(ours, expected)
 
 
-def test_only_the_fast_form_can_be_captured() -> None:
-    assert [tiny_method(BNM, fast=fast).capturable for fast in (True, False)] == [True, False]
-
-
 def test_a_small_batch_is_refused(tmp_path: Path) -> None:
     with error_says("bnm", "--batch-size", "4", "3"):
         resolve(make_config({"device": "cpu", "method": "bnm", "batch_size": 3}))

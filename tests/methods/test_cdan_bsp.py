@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from cdtrans.config import make_config
 from cdtrans.methods.cdan_bsp import CDANBSP, first_squared
 from cdtrans.network.network import Output
-from cdtrans.run.resolve import resolve
-from support import error_says, tiny_batch, tiny_method
+from support import tiny_batch, tiny_method
 
 
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6)])
@@ -49,13 +47,3 @@ def test_the_penalty_does_not_depend_on_the_size_of_the_batch() -> None:
     expected = 2 * 1e-4 * 36 * 256
     assert penalty(36, 256) == pytest.approx(expected)
     assert penalty(6, 16) == pytest.approx(expected)
-
-
-def test_the_losses_are_those_of_cdan_and_the_penalty() -> None:
-    losses = tiny_method(CDANBSP, hidden=8).losses(tiny_batch(), torch.tensor(0.5))
-    assert list(losses) == ["loss_source", "loss_domain", "loss_spectral"]
-
-
-def test_a_small_batch_is_refused() -> None:
-    with error_says("cdan_bsp", "--batch-size", "4", "2"):
-        resolve(make_config({"device": "cpu", "method": "cdan_bsp", "batch_size": 2}))

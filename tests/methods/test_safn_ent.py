@@ -38,17 +38,6 @@ def test_the_losses_by_hand() -> None:
     assert list(losses) == ["loss_source", "loss_norm", "loss_entropy"]
 
 
-def test_a_step_makes_features_longer() -> None:
-    method, batch = tiny_method(SAFNENT, hidden=8, dropout=0.0, entropy=0.0), tiny_batch()
-    losses = [method.losses(batch, torch.tensor(0.5))["loss_norm"]]
-    gradients = torch.autograd.grad(losses[0], list(method.head.block.parameters()))
-    with torch.no_grad():
-        for p, gradient in zip(method.head.block.parameters(), gradients, strict=True):
-            p -= gradient
-    losses.append(method.losses(batch, torch.tensor(0.5))["loss_norm"])
-    assert losses[1] < losses[0]
-
-
 def test_dropout_keeps_the_mean_of_the_squared_length_and_is_off_in_predictions() -> None:
     torch.manual_seed(0)
     head, x = BottleneckHead(4, 3, bottleneck=20_000, dropout=0.75), torch.randn(8, 4)
@@ -59,11 +48,3 @@ def test_dropout_keeps_the_mean_of_the_squared_length_and_is_off_in_predictions(
     assert (dropped == 0).float().mean().item() == pytest.approx(0.875, abs=0.01)  # ReLU and Dropout
     assert dropped.square().sum().item() == pytest.approx(full.square().sum().item(), rel=0.02)
     assert (plain == 0).float().mean().item() < 0.6
-
-
-def test_served_is_its_own_head_on_the_same_backbone() -> None:
-    method = tiny_method(SAFNENT, hidden=8).eval()
-    served, x = method.served(), tiny_batch().x_t
-    assert served.backbone is method.network.backbone
-    assert served.encode(x).feature.shape == (6, 8)
-    assert served.head.classifier.weight.std().item() == pytest.approx(0.01, rel=0.5)

@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 
 from cdtrans.methods.swd import SWD, sliced_wasserstein
-from support import tiny_method
 
 P, Q = (torch.randn(20, 5, generator=torch.Generator().manual_seed(i)).softmax(dim=1) for i in (0, 1))
 R = F.normalize(torch.randn(5, 128, generator=torch.Generator().manual_seed(2)), dim=0)
@@ -42,8 +41,3 @@ def test_directions_have_length_1_and_are_drawn_anew() -> None:
     torch.manual_seed(0)
     drawn = torch.randn(5, 128)
     torch.testing.assert_close(first, sliced_wasserstein(P, Q, drawn / drawn.square().sum(dim=0).sqrt()))
-
-
-def test_its_weight_is_the_number_of_classes_and_it_has_no_balance_term() -> None:
-    method = tiny_method(SWD, classes=7, hidden=8)
-    assert (method.trade_off, method.options.balance) == (7.0, 0.0)

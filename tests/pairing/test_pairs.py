@@ -12,7 +12,7 @@ from cdtrans.config import CDTransOptions
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.network.encoding import Encoded
-from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs, shuffled
+from cdtrans.pairing.pairs import Domains, Pairs, Proposals, require_pairs
 from support import devices, error_says
 
 
@@ -125,13 +125,6 @@ def test_what_is_written_of_a_pair_is_what_was_taught_and_of_a_rejected_one_why(
     assert filtered.arrays()["target_labels"].tolist() == domains.centers[filtered.target].tolist()
 
 
-def test_of_soft_labels_the_likeliest_class_is_written() -> None:
-    soft = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
-    proposals = Proposals(torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([1, 0]), soft)
-    assert proposals.arrays()["target_labels"].tolist() == [1, 0]
-    assert torch.equal(proposals.pairs().target_labels, soft)
-
-
 def test_only_what_is_kept_is_trained_on_with_its_weight() -> None:
     n, kept = torch.arange(4), torch.tensor([True, False, True, True])
     pairs = Proposals(n, n + 10, n % 2, n % 3, kept, weight=n / 10, coupled=False).pairs()
@@ -161,13 +154,6 @@ def test_at_random_the_larger_side_is_used_once_and_the_other_evenly(sources: in
     assert not proposals.coupled
     nothing = Proposals.at_random(domains, chosen[:0], of_target, generator, coupled=True)
     assert (len(nothing.source), len(nothing.target), nothing.coupled) == (0, 0, True)
-
-
-def test_shuffled_has_each_once_before_any_comes_twice() -> None:
-    generator = torch.Generator().manual_seed(0)
-    indices = torch.tensor([3, 5, 8])
-    assert sorted(shuffled(indices, 3, generator).tolist()) == [3, 5, 8]
-    assert sorted(shuffled(indices, 7, generator).bincount()[indices].tolist()) == [2, 2, 3]
 
 
 def test_agreement_is_counted_from_each_side() -> None:
