@@ -29,7 +29,7 @@ from cdtrans.errors import SettingsError
 from cdtrans.record.measured import Measured
 from cdtrans.record.outcome import Choice
 from cdtrans.runtime.screen import html_table
-from cdtrans.trust.findings import Finding
+from cdtrans.trust.preflight import Finding
 from support import error_says, raises, says
 from tiny_task import CLASSES, QUICK
 

@@ -39,7 +39,7 @@ from cdtrans.run.pipeline import Result
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.recipes import TABLE_DEFAULTS
 from cdtrans.studies.study import BenchResult
-from cdtrans.trust.findings import Finding
+from cdtrans.trust.preflight import Finding
 from support import says
 from tiny_task import CLASSES, draw
 

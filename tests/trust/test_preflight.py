@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from cdtrans.inputs.images import SIDE, Header, Traces
 from cdtrans.trust import preflight
-from cdtrans.trust.findings import Finding, graded, gravest, refuse
-from cdtrans.trust.preflight import Labels, examine, examine_target
+from cdtrans.trust.preflight import Finding, Labels, examine, examine_target, graded, gravest, refuse
 from support import raises, says
 
 

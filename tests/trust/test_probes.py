@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cdtrans.trust.findings import Finding
+from cdtrans.trust.preflight import Finding
 from cdtrans.trust.probes import Sample, domain_distance, probe
 from support import says
 

@@ -19,8 +19,7 @@ from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help, checked
 from cdtrans.trust import preflight
-from cdtrans.trust.findings import Finding, State, gravest
-from cdtrans.trust.preflight import Labels
+from cdtrans.trust.preflight import Finding, Labels, State, gravest
 
 PROBED = 4000  # images per domain that the backbone encodes: a minute on a CPU with DeiT-tiny, and shares to 1 %
 HEADERS_AT_ONCE = 8  # files opened in parallel, for slow disks

@@ -17,8 +17,7 @@ from cdtrans.record.run import RunWriter, images_csv
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
-from cdtrans.trust.findings import Finding, refuse
-from cdtrans.trust.preflight import Labels, examine, examine_target, ignored
+from cdtrans.trust.preflight import Finding, Labels, examine, examine_target, ignored, refuse
 
 if TYPE_CHECKING:
     import torch

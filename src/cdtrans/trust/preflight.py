@@ -7,14 +7,14 @@ in as images only: no label of it is available here.
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from cdtrans.errors import NAMED, counted, named
+from cdtrans.errors import NAMED, DataError, counted, named
 from cdtrans.inputs.images import Header, Traces
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
-from cdtrans.trust.findings import LISTED, Finding, State, graded
 
 FEW = 5  # images of a class; fewer do not fill the folds of a five-fold check, and teach little
 BALANCE = 10.0  # largest class to smallest; Office-31 has 4.4 at most, and the losses are not weighted by class
@@ -28,6 +28,49 @@ ENLARGED = 4.0  # model's input to image; most pixels are then interpolated
 STRETCHED = 4.0  # longer side to shorter; both are resized to one length
 ODD = 0.05  # share of odd sizes in a domain, beyond which there is a warning
 LISTED_CLASSES = 12  # more would not fit on a line
+
+State = Literal["ok", "warning", "stop"]
+LISTED = "'cdtrans check --json' lists them"  # names the command, because `adapt` prints the advice too
+GRAVITY: tuple[State, ...] = ("ok", "warning", "stop")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`stop`: a run would be pointless or its result wrong. `warning`: worth a look before a run."""
+
+    state: State
+    subject: str
+    statement: str  # a sentence without its full stop
+    advice: str = ""  # what to do, a sentence; empty if nothing is wrong
+    details: dict[str, Any] = field(default_factory=dict)  # every name and number, for --json
+
+    def summary(self) -> dict[str, Any]:
+        """The promised keys of a finding in `check --json`."""
+        return {
+            "state": self.state,
+            "subject": self.subject,
+            "found": self.statement,
+            "advice": self.advice,
+            "details": self.details,
+        }
+
+
+def gravest(findings: Sequence[Finding]) -> State:
+    return max((f.state for f in findings), key=GRAVITY.index, default="ok")
+
+
+def graded(value: float, *, warning: float, stop: float = float("inf")) -> State:
+    """The state of a share or ratio that should be small."""
+    return "stop" if value > stop else "warning" if value > warning else "ok"
+
+
+def refuse(findings: Sequence[Finding]) -> None:
+    """Raise an error with the first reason to stop."""
+    stops = [f for f in findings if f.state == "stop"]
+    if stops:
+        more = f" ({len(stops) - 1} more: see 'cdtrans check')" if len(stops) > 1 else ""
+        sentence = f"{stops[0].statement}{more}. {stops[0].advice} To continue anyway, use --force."
+        raise DataError("data-refused", sentence)
 
 
 class Labels(NamedTuple):

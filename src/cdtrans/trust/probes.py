@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from cdtrans.errors import named
-from cdtrans.trust.findings import LISTED, Finding, State
+from cdtrans.trust.preflight import LISTED, Finding, State
 
 FOLDS = 5  # cross-validation, as usual
 STRENGTH = 0.01  # inverse penalty (scikit-learn's C) on standardised features: best of 1, 0.1, 0.01, 0.003 on Office-31
