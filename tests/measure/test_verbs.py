@@ -18,27 +18,13 @@ def verb(run: Path, *arguments: str) -> Ended:
 def test_ask_and_answer(run: Path) -> None:
     ended = verb(run, "ask", "run", "--budget", "10")
     assert (ended.code, ended.err) == (0, "")
-    assert says(
-        ended.out, "10 images", "6 chosen at random", "4", "run/ask/ask.html", "cdtrans answer run run/ask/labels.csv"
-    )
+    assert says(ended.out, "6 chosen at random", "run/ask/ask.html", "cdtrans answer run run/ask/labels.csv")
     fill(run / "ask" / "labels.csv", run.parent / "labels.csv")
     ended = verb(run, "answer", "run", "labels.csv")
     assert (ended.code, ended.err) == (0, "")
     assert says(ended.out, "95% interval", "6 random images of 60", "run/answers.json")
     assert ended.out.splitlines()[-1] == "[]", "it is quick"
-
-
-def test_as_json(run: Path) -> None:
-    asked = json.loads(verb(run, "ask", "run", "--json").out.splitlines()[0])
-    assert asked.keys() == {"page", "labels", "images", "random", "informative"}
-    fill(run / "ask" / "labels.csv", run.parent / "labels.csv")
     answered = json.loads(verb(run, "answer", "run", "labels.csv", "--json").out.splitlines()[0])
     assert answered.keys() == {"target", "labelled", "measured"}
     assert answered["measured"].keys() >= {"accuracy", "images", "models", "comparison", "unsure", "no_class", "random"}
-
-
-def test_a_mistake_is_one_sentence(run: Path) -> None:
-    ended = verb(run, "answer", "run", "nothing.csv")
-    assert ended.code == 2
-    assert says(ended.err, "error:", "nothing.csv", "does not exist")
-    assert verb(run, "ask", "elsewhere").code == 2
+    assert verb(run, "answer", "run", "nothing.csv").code == 2

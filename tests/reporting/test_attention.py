@@ -7,7 +7,7 @@ from torch import nn
 
 from cdtrans.network.blocks import embed
 from cdtrans.network.network import Head, Network
-from cdtrans.reporting.attention import cross_attention, why_no_heat_maps
+from cdtrans.reporting.attention import cross_attention
 from slow_attention import slow_projections, slow_rotation
 
 NO_CLASS_TOKEN = {"class_token": False, "global_pool": "avg"}
@@ -81,11 +81,3 @@ def test_source_and_target_are_not_mixed_up(family: tuple[Network, int]) -> None
     model, _ = family
     one, other = cross_attention(model, images(0), images(1)), cross_attention(model, images(1), images(0))
     assert (one - other).abs().max() > 1e-3
-
-
-def test_a_model_without_shared_attention_says_why_it_has_no_maps(family: tuple[Network, int]) -> None:
-    resnet = timm.create_model("test_resnet", num_classes=0)
-    why = why_no_heat_maps(Network(resnet, Head(resnet.num_features, 5, "batchnorm")))
-    assert "no heat maps" in why
-    assert "self-attention" in why
-    assert why_no_heat_maps(family[0]) == ""

@@ -11,7 +11,7 @@ from PIL import Image
 
 from cdtrans.inputs.batches import Images
 from cdtrans.inputs.images import decode, resized
-from cdtrans.reporting.images import SIDE, DomainImages, enlarged, heated, jpeg, matrix
+from cdtrans.reporting.images import SIDE, DomainImages, enlarged, heated, matrix
 from tiny_task import draw
 
 
@@ -77,8 +77,3 @@ def test_a_matrix_has_true_classes_down_and_its_diagonal_in_another_colour() -> 
     right, wrong, never, all_right = (image.getpixel(p) for p in ((9, 9), (800, 9), (9, 800), (800, 800)))
     assert right[:3] == all_right[:3] != wrong[:3]
     assert never[3] == 0 < wrong[3] < right[3] < all_right[3] == 255
-
-
-def test_the_bytes_hold_no_clock() -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3)).astype(np.uint8)
-    assert jpeg(enlarged(pixels)) == jpeg(enlarged(pixels))

@@ -77,30 +77,16 @@ def evaluate(
     true = match_classes(labelled, classifier.classes, where)
     target = read_target(record)
     results = predict_labelled(classifier, labelled, true, target, where, max_bad, screen)
-    own = Measured(
-        model=name,
-        classes=classifier.classes,
-        images=len(results.true),
-        target=None,
-        whole_target=False,
-        models={name: score(results.true, results.predicted, len(classifier.classes))},
-        calibration=calibration(results.confidence, results.predicted == results.true),
-        skipped=results.skipped,
-        trained_with=results.trained_with,
-    )
+    own = {name: score(results.true, results.predicted, len(classifier.classes))}
+    facts: dict[str, Any] = {"model": name, "skipped": results.skipped, "trained_with": results.trained_with}
+    facts["calibration"] = calibration(results.confidence, results.predicted == results.true)
     places = [target.find("", digest) for digest in results.digests]
     if None in places:
         warn_of_source(record, results.digests, screen)
-        return own
+        count = len(results.true)
+        return Measured(classes=classifier.classes, images=count, target=None, whole_target=False, models=own, **facts)
     both = measure(target, np.array(places), results.true)
-    measured = replace(
-        both,
-        model=name,
-        models=both.models | own.models,
-        calibration=own.calibration,
-        skipped=own.skipped,
-        trained_with=own.trained_with,
-    )
+    measured = replace(both, models=both.models | own, **facts)
     if model == "chosen":
         keep(record, measured, screen)
     return measured

@@ -22,17 +22,11 @@ BATCH = 16  # pairs in a pass of the model
 Pixels = np.ndarray | None
 
 
-def why_no_heat_maps(model: Network) -> str:
-    """Why a model has no heat maps, as a sentence; empty if it has."""
-    why = why_no_shared_attention(model.backbone)
-    return f"There are no heat maps, because the backbone {why}." if why else ""
-
-
 @torch.inference_mode()
 def cross_attention(model: Network, source: Tensor, target: Tensor) -> Tensor:
     """[B, 3, H, W] twice -> [B, rows, columns]: the share of its attention that the source's class token gives to each
     patch of the target in the last block, mean over the heads; without a class token, the mean of all its queries.
-    Not for models with a reason in `why_no_heat_maps`.
+    Only for backbones without a reason in `why_no_shared_attention`.
 
     The source-target branch has no queries or keys of its own, so only the two plain branches are run."""
     vit: Any = model.backbone  # timm types its blocks as plain modules
@@ -63,22 +57,18 @@ def heat_maps(
         model, card = load_model(record.model_folder(name))
     except CdtransError as error:
         return maps, f"There are no heat maps: {error}"
-    if why := why_no_heat_maps(model):
-        return maps, why
+    if why := why_no_shared_attention(model.backbone):
+        return maps, f"There are no heat maps, because the backbone {why}."
     device = device_for(record)
     model.to(device)
     whole = [(n, s, t) for n, (s, t) in enumerate(pairs) if s is not None and t is not None]
     for start in range(0, len(whole), BATCH):
         places, sources, targets = zip(*whole[start : start + BATCH], strict=True)
         weights = look(model, card, np.stack(sources), np.stack(targets), device)
-        for n, heat_map in zip(places, in_parallel(heat_map_of, targets, weights), strict=True):
+        for n, heat_map in zip(places, in_parallel(lambda *pair: jpeg(heated(*pair)), targets, weights), strict=True):
             maps[n] = heat_map
         task.advance(len(places))
     return maps, ""
-
-
-def heat_map_of(pixels: np.ndarray, weights: np.ndarray) -> str:
-    return jpeg(heated(pixels, weights))
 
 
 def look(model: Network, card: Card, source: np.ndarray, target: np.ndarray, device: torch.device) -> np.ndarray:
