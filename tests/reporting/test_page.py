@@ -12,7 +12,6 @@ from PIL import Image
 
 from cdtrans.record import wording
 from cdtrans.record.layout import MEASURED
-from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import rewrite
 from cdtrans.reporting import embedding, gallery, page, sections
