@@ -425,7 +425,7 @@ def test_a_hub_folder_replaces_no_other(finished, tmp_path: Path, monkeypatch: p
     for folder in (tmp_path, tmp_path / "backbone", "."):
         with raises("folder-not-replaced"):
             cdtrans.export(finished.run, folder, to="hub-folder")
-    with raises("export-kind"):
+    with raises("argument-choice"):
         cdtrans.export(finished.run, tmp_path / "hub", to="hub-foldr")
 
 

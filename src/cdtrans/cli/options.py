@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -124,7 +124,7 @@ def _command_line_type(kinds: list[Any]) -> Any:
     if found := [kind for kind in (Path, bool, str) if kind in kinds]:
         return found[0]
     kind = next(kind for kind in kinds if kind is not NoneType)
-    return kind if kind in (int, float) else list[str] if get_origin(kind) is not None else str
+    return kind if kind in (int, float) else str if get_origin(kind) in (None, Literal) else list[str]
 
 
 def _flag(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:

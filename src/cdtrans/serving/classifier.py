@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,18 +59,12 @@ class Predictions(list[Prediction]):
     """A list of predictions, which a notebook shows as a table."""
 
     def html(self, title: str, *after: str) -> str:
-        columns = ("path", "label", "probability", "no class")
-        rows = [
-            (
-                "" if p.path is None else str(p.path),
-                p.label,
-                f"{p.probability:.3f}",
-                "" if p.no_class is None else f"{p.no_class:.3f}",
-            )
-            for p in self
-        ]
-        shown = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
-        return html_table(title, columns[:shown], [row[:shown] for row in rows], *after)
+        columns = ["path", "label", "probability"]
+        rows = [[str(p.path or ""), p.label, f"{p.probability:.3f}"] for p in self]
+        if any(p.no_class is not None for p in self):
+            columns.append("no class")
+            rows = [[*row, f"{p.no_class:.3f}"] for row, p in zip(rows, self, strict=True)]
+        return html_table(title, columns, rows, *after)
 
     def _repr_html_(self) -> str:
         return self.html(counted(len(self), "image"))
@@ -196,27 +190,22 @@ class Classifier:
     def _results(
         self, decoded: DecodedBatch, launched: "list[ToHost]", top: int, digests: bool
     ) -> Iterator[Prediction | Unreadable]:
-        best = self._best([x.numpy() for x in launched], top) if launched else iter(())
-        rows = iter(decoded.pixels)
+        import torch
+
+        readable: Iterator[Any] = iter(())
+        if launched:
+            logits = [x.numpy() for x in launched]
+            best = torch.from_numpy(logits[0]).softmax(dim=1).topk(min(top, len(self.classes)), dim=1)
+            scores = [None] * len(logits[0]) if self.source_only is None else no_class(logits[-1]).tolist()
+            readable = zip(best.values.tolist(), best.indices.tolist(), scores, decoded.pixels, strict=True)
         for n, path in enumerate(decoded.paths):
             if n in decoded.problems:
                 yield Unreadable(path, decoded.problems[n])
-            else:
-                (ranked, score), pixels = next(best), next(rows)
-                digest = pixel_digest(pixels) if digests else ""
-                yield Prediction(path, *ranked[0], top=ranked, digest=digest, no_class=score)
-
-    def _best(self, logits: list[np.ndarray], top: int) -> Iterator[tuple[tuple[tuple[str, float], ...], float | None]]:
-        """The logits of `_launch` -> the best classes of each image with their probabilities, and its score for no
-        class."""
-        import torch
-
-        values, classes = torch.from_numpy(logits[0]).softmax(dim=1).topk(min(top, len(self.classes)), dim=1)
-        scores: list[float | None] = [None] * len(logits[0])
-        if self.source_only is not None:
-            scores = no_class(logits[-1]).tolist()
-        for cs, vs, score in zip(classes.tolist(), values.tolist(), scores, strict=True):
-            yield tuple((self.classes[c], v) for c, v in zip(cs, vs, strict=True)), score
+                continue
+            values, classes, score, pixels = next(readable)
+            ranked = tuple((self.classes[c], value) for c, value in zip(classes, values, strict=True))
+            digest = pixel_digest(pixels) if digests else ""
+            yield Prediction(path, *ranked[0], top=ranked, digest=digest, no_class=score)
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [B, resize, resize, 3] -> float32 [B, K], divided by the model's temperature"""

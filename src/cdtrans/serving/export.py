@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from cdtrans.config import RunFolder, WhichModel
-from cdtrans.errors import RunError, SettingsError, nearest
+from cdtrans.errors import RunError, SettingsError
 from cdtrans.record import layout, wording
 from cdtrans.record.files import atomic, replace_folder
 from cdtrans.record.record import RunRecord
@@ -23,7 +23,6 @@ from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.hub import CODE, MADE_BY, hub_card, require_name, upload
 
-TARGETS = ("file", "hub-folder")
 FORMATS = {".onnx": "onnx", ".safetensors": "timm"}
 HUB_FILES = ("config.json", "model.safetensors", "model.onnx", "README.md", *CODE)
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -58,7 +57,9 @@ def export(
         ),
     ] = None,
     *,
-    to: Annotated[str, Help("file, or hub-folder: a folder of weights, ONNX and a model card.")] = "file",
+    to: Annotated[
+        Literal["file", "hub-folder"], Help("file, or hub-folder: a folder of weights, ONNX and a model card.")
+    ] = "file",
     model: WhichModel = "chosen",
     screen: Screen | None = None,
 ) -> Exported:
@@ -68,8 +69,6 @@ def export(
     With `to="hub-folder"`, `out` is a folder (default: RUN/hub) for the Hugging Face hub. transformers loads it, and
     timm unless the model has several taps."""
     record, screen = RunRecord(Path(run)), screen or Screen(quiet=True)
-    if to not in TARGETS:
-        raise SettingsError("export-kind", f"Unknown kind of export '{to}': {nearest(to, list(TARGETS))}")
     record.model_name(model)
     if to == "hub-folder":
         return export_folder(record, Path(out or record.folder / "hub"), model=model, screen=screen)
@@ -84,7 +83,7 @@ def export_file(run: RunRecord, file: Path, *, model: str, screen: Screen) -> Ex
         raise SettingsError("export-suffix", f"'{file}' should end in .onnx, or in .safetensors for timm.")
     if kind == "onnx" and (missing := missing_packages()):
         raise SettingsError("package-missing", f"{missing}, or export .safetensors.")
-    require_output(file, "export", "--out", started_from(run))
+    require_output(file, "export", "--out", Path(run.card(layout.SOURCE).weights))
     with importing():
         from cdtrans.serving.portable import onnx_file, read_onnx, read_timm, timm_file
 
@@ -153,9 +152,8 @@ def loaded(run: RunRecord, model: str, screen: Screen) -> Classifier:
 
 def require_hub_folder(folder: Path, run: RunRecord) -> None:
     """A new or empty folder, or one that was exported before and is not the backbone that the run started from."""
-    card, backbone = folder / "README.md", run.card(layout.SOURCE).backbone
-    inputs = [Path(backbone.removeprefix("local-dir:"))] if backbone.startswith("local-dir:") else []
-    require_output(card, "model card", "--out", started_from(run), *inputs)
+    card, start = folder / "README.md", run.card(layout.SOURCE)
+    require_output(card, "model card", "--out", Path(start.weights), Path(start.backbone.removeprefix("local-dir:")))
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     others = sorted(names - set(HUB_FILES))
     if folder.exists() and folder.samefile(Path.cwd()):
@@ -167,11 +165,6 @@ def require_hub_folder(folder: Path, run: RunRecord) -> None:
     else:
         return
     raise SettingsError("folder-not-replaced", f"'{folder}' {why}; choose another --out.")
-
-
-def started_from(run: RunRecord) -> Path:
-    """The weights file that the run's training started from."""
-    return Path(run.card(layout.SOURCE).weights)
 
 
 def missing_packages() -> str:

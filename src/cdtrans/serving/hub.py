@@ -15,7 +15,6 @@ HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 CODE = ("modeling_cdtrans.py", "tapped_vit.py")  # in a hub folder that timm cannot read; transformers runs them
 MADE_BY = "made by unsupervised domain adaptation with cdtrans"  # every card says so
-LISTED = 100  # classes in the card's table; config.json names all
 TEMPLATE = "hub_card.md"
 
 
@@ -101,13 +100,11 @@ def hub_card(
         architecture=architecture,
         calibrated=wording.CALIBRATED[run.calibrated_with(model)],
         card=card,
-        code=CODE,
         config=run.config,
         data=run.data,
         from_scratch=card.weights == FROM_SCRATCH,
         licence=licence,
         library="transformers" if CODE[0] in files else "timm" if "model.safetensors" in files else "onnx",
-        listed=LISTED,
         made_by=MADE_BY,
         name=name or "",
         onnx="model.onnx" in files,

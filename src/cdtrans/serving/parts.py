@@ -38,9 +38,10 @@ class Shard:
     def digest(self, number: int, last: bool, images: Sequence[Path | TarMember]) -> str:
         """Identifies a part: by the names, sizes and times of its images, or of its tar, so that a finished tar need
         not be read again."""
-        if self.is_tar:
-            return _digest(self.where, _state(self.where), PART, number)
-        return _digest(number, last, *(f"{image}\0{_state(image)}" for image in images))
+        parts: list[object] = [self.where, _state(self.where), PART, number]
+        if not self.is_tar:
+            parts = [number, last, *(f"{image}\0{_state(image)}" for image in images)]
+        return _digest("\0\0".join(map(str, parts)).encode("utf-8", "surrogateescape")).decode()
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,12 @@ class PartFolder:
     def read(self, place: int, number: int) -> Finished | None:
         """A finished part; None if it is missing or damaged, and so must be predicted again."""
         try:
-            checksum, head, content = self._file(place, number).read_bytes().split(b"\n", 2)
+            checksum, stored = self._file(place, number).read_bytes().split(b"\n", 1)
         except (OSError, ValueError):
             return None
-        if checksum != _checksum(head, content):
+        if checksum != _digest(stored):
             return None
+        head, content = stored.split(b"\n", 1)
         values = json.loads(head)
         there, cut = values["settings"], values["skipped"]
         if changed := [f"{k}: {there.get(k)} there, {v} now" for k, v in self.settings.items() if there.get(k) != v]:
@@ -174,9 +176,9 @@ class PartFolder:
             raise DataError("images-changed", f"'{shard.where}' has changed since this began; run the command again.")
         head = {"settings": self.settings, "counts": asdict(finished.counts), "skipped": len(finished.skipped)}
         head |= {"digest": part.digest, "last": part.last}
-        line, content = json.dumps(head).encode(), finished.skipped + finished.rows
+        content = json.dumps(head).encode() + b"\n" + finished.skipped + finished.rows
         with atomic(self._file(part.place, part.number)) as file:
-            file.write(b"\n".join([_checksum(line, content), line, content]))
+            file.writelines([_digest(content), b"\n", content])
 
     @property
     def by_shard(self) -> bool:
@@ -238,10 +240,5 @@ def _state(file: Path | TarMember) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _digest(*parts: object) -> str:
-    text = "\0\0".join(map(str, parts))
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-
-
-def _checksum(*parts: bytes) -> bytes:
-    return hashlib.blake2b(b"\n".join(parts), digest_size=16).hexdigest().encode()
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).hexdigest().encode()

@@ -34,6 +34,14 @@ from cdtrans.serving.tapped_vit import tapped_logits, widen_head
 Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> logits [B, K]
 EXPORT_AGAIN = "export it again with 'cdtrans export'"
 HUB_CONFIG = "config.json"
+REMOTE_CODE = {  # transformers runs the code of the folder by it
+    "model_type": "cdtrans",
+    "architectures": ["CdtransForImageClassification"],
+    "auto_map": {
+        "AutoConfig": "modeling_cdtrans.CdtransConfig",
+        "AutoModelForImageClassification": "modeling_cdtrans.CdtransForImageClassification",
+    },
+}
 
 
 class Portable(nn.Module):
@@ -206,18 +214,7 @@ def hub_config(model: Network, card: Card) -> dict[str, Any]:
             "num_classes": len(card.classes),
             **kept,
         },
-        **(remote_code(model.taps) if model.taps > 1 else {}),
-    }
-
-
-def remote_code(taps: int) -> dict[str, Any]:
-    """What transformers needs to run the code of the folder."""
-    names = {"AutoConfig": "CdtransConfig", "AutoModelForImageClassification": "CdtransForImageClassification"}
-    return {
-        "model_type": "cdtrans",
-        "architectures": [names["AutoModelForImageClassification"]],
-        "auto_map": {auto: f"modeling_cdtrans.{name}" for auto, name in names.items()},
-        "taps": taps,
+        **(REMOTE_CODE | {"taps": model.taps} if model.taps > 1 else {}),
     }
 
 

@@ -99,17 +99,14 @@ def predict(
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> Predicted:
-    """Label images with the classifier of a finished run, or with a file that `export` wrote. `images` is a folder with
-    images at any depth, an image file, a list of paths (relative to `root`), a tar, or a folder or list of tars. For
-    images in memory, use `load(run).predict(images)`.
+    """Label images with the classifier of a finished run, or with a file that `export` wrote. For images in memory, use
+    `load(run).predict(images)`.
 
     With `csv` (a path or an open binary file) or `parquet` (a path), the predictions are written there, in bounded
     memory for any number of images, and the result has only their counts. If a call is killed, make it again to
     resume. Processes of `torchrun` that make the same call share the images; only rank 0 returns the counts of all.
 
-    `top` is how many of the most probable classes are listed. One of `abstain` (a probability), `keep` (a share of the
-    images) and `accuracy` (expected of the labels) decides which labels are left empty. With `unknown` there is a score
-    for images of no class. `model` is as for `load`. At most the share `max_bad` of the files may be unreadable."""
+    At most one of `abstain`, `keep` and `accuracy` can be given; it decides which labels are left empty."""
     if not isinstance(images, str | Path):
         advice = "for images in memory, use load(run).predict(images)"
         raise ArgumentTypeError("images-not-a-path", f"The images to predict must be a path; {advice}.")
@@ -125,7 +122,7 @@ def predict(
         run = exported_file(run)
     root = None if root is None else Path(root)
     file = Path(parquet) if parquet is not None else Path(csv) if isinstance(csv, str | Path) else csv
-    threshold = find_threshold(record, model, screen, abstain=abstain, keep=keep, accuracy=accuracy)
+    threshold = find_threshold(record, model, abstain, keep, accuracy, screen)
     kind = "parquet" if parquet is not None else "csv"
     check_places(images, root, file, kind, None if record else Path(run))  # before torch is imported
     if launched_world() > 1 and device != "cpu":
@@ -142,13 +139,7 @@ def predict(
 
 
 def find_threshold(
-    run: RunRecord | None,
-    model: str,
-    screen: Screen,
-    *,
-    abstain: float | None,
-    keep: float | None,
-    accuracy: float | None,
+    run: RunRecord | None, model: str, abstain: float | None, keep: float | None, accuracy: float | None, screen: Screen
 ) -> float:
     """The probability below which labels are left empty: as given, or found from the run's own target images."""
     if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
@@ -207,7 +198,7 @@ class Job:
     named: int = 0  # unreadable files so far; the first are named on the screen
 
     def run(self, file: Path | IO[bytes] | None) -> Predicted:
-        self.table = TABLES[self.kind](column_names(self.classifier, self.top))
+        self.table = TABLES[self.kind](self.classifier, self.top)
         self.shards = find_shards(self.images, self.root)
         total = self.count_images() if launched_rank() == 0 else None
         predictions = Predictions()
@@ -367,14 +358,6 @@ def skipped_list(file: Path) -> Path:
     return file.with_name(f"{file.name}.skipped.csv")
 
 
-def column_names(classifier: Classifier, top: int) -> list[str]:
-    """Path, label, probability, the score for no class if the classifier has one and, for top > 1, the best classes."""
-    ranks = range(1, min(top, len(classifier.classes)) + 1) if top > 1 else ()
-    unknown = ["no_class"] if classifier.source_only else []
-    best = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
-    return ["path", "label", "probability", *unknown, *best]
-
-
 def fields(result: Prediction) -> list[str | float]:
     """Values in the order of the columns."""
     ranked = result.top if len(result.top) > 1 else ()
@@ -385,8 +368,10 @@ def fields(result: Prediction) -> list[str | float]:
 class CsvTable:
     """Predictions as a CSV. Probabilities have six decimals, and a label that was left out is empty."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self.columns = columns
+    def __init__(self, classifier: Classifier, top: int) -> None:
+        ranks = range(1, min(top, len(classifier.classes)) + 1) if top > 1 else ()
+        best = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
+        self.columns = ["path", "label", "probability", *["no_class"] * bool(classifier.source_only), *best]
 
     def header(self) -> bytes:
         return csv_lines([self.columns])
@@ -404,13 +389,13 @@ class CsvTable:
 class ParquetTable(CsvTable):
     """Predictions with a row group for every part. Probabilities are float32, and a label that was left out is null."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, classifier: Classifier, top: int) -> None:
         import pyarrow
 
-        super().__init__(columns)
-        self.text = [name == "path" or name.startswith("label") for name in columns]
+        super().__init__(classifier, top)
+        self.text = [name == "path" or name.startswith("label") for name in self.columns]
         types = [pyarrow.string() if is_text else pyarrow.float32() for is_text in self.text]
-        self.schema = pyarrow.schema(list(zip(columns, types, strict=True)))
+        self.schema = pyarrow.schema(list(zip(self.columns, types, strict=True)))
 
     def rows(self, predictions: Iterable[Prediction]) -> bytes:
         import pyarrow
