@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 from cdtrans.methods import METHODS, WITH_TARGET_LABELS, require_method
@@ -17,7 +18,7 @@ from cdtrans.paper.known_pairs import GroundTruth, KnownPairs, SampledPairs, dra
 from cdtrans.paper.pair_labels import UNKNOWN, adapt_with_labels
 from cdtrans.runtime.screen import Screen
 from support import error_says, raises
-from tiny_task import Task, make_source, make_task
+from tiny_task import make_source, make_task
 
 LABELS = torch.tensor([2, 0, 1, 1, 2, 0, 2, 2])  # the source's; class 3 has no image there
 TRUE = torch.tensor([0, 1, 2, 2, 1, 0, 3, UNKNOWN, 2, 1])
@@ -149,20 +150,12 @@ def test_two_targets_have_methods_of_their_own() -> None:
         GroundTruth.true_labels()
 
 
-class TestAdaptWithLabels:
-    @pytest.fixture
-    def how(self, tmp_path: Path) -> tuple[Task, dict[str, Any]]:
-        task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
-        labels = make_source(tmp_path / "others", each=2)
-        return task, {"labels": labels, "out": tmp_path / "out", "config": task.config, "screen": Screen(quiet=True)}
-
-    def test_a_method_without_target_labels_is_refused(self, how: tuple[Task, dict[str, Any]]) -> None:
-        task, given = how
-        with raises("needs-no-labels"):
-            adapt_with_labels(task.source, task.target, **given)
-        assert not given["out"].exists()
-
-    def test_labels_of_other_images_are_one_sentence(self, how: tuple[Task, dict[str, Any]]) -> None:
-        task, given = how
-        with raises("no-labelled-image"):
-            adapt_with_labels(task.source, task.target, method="ground_truth", **given)
+@pytest.mark.parametrize(("method", "code"), [("cdtrans", "needs-no-labels"), ("ground_truth", "no-labelled-image")])
+def test_a_method_without_labels_and_labels_of_other_images_are_refused(tmp_path: Path, method: str, code: str) -> None:
+    settings = {"source_epochs": 1, "epochs": 1, "method": method}
+    task = make_task(tmp_path / "task", **settings)
+    places = {"source": str(task.source), "target": str(task.target)}
+    task.config.write_text(yaml.safe_dump(yaml.safe_load(task.config.read_text()) | places))
+    labels = make_source(tmp_path / "others", each=2)
+    with raises(code):
+        adapt_with_labels(labels=labels, config=task.config, out=tmp_path / "out", screen=Screen(quiet=True))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ablation_task import make_labels, run, start, true_classes
-from cdtrans.config import SETTINGS, compose_run
+from cdtrans.config import SETTINGS, compose, compose_run
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.pixels import list_stores
 from cdtrans.paper.known_pairs import SampledPairsOptions
@@ -26,7 +26,7 @@ from cdtrans.paper.variants import LOSSES, PSEUDO_LABELS, Ablation
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.ablation import Plan, Request, make_plan, write_table
+from cdtrans.studies.ablation import Plan, compose_ablation, make_plan, write_table
 from cdtrans.studies.ablation import losses as ablate_losses
 from cdtrans.studies.noise import Levels
 from cdtrans.studies.results import KINDS, Results
@@ -55,8 +55,8 @@ def read(out: Path, name: str) -> dict[str, Any]:
 def planned(
     task: Task, out: Path, ablation: Ablation = PSEUDO_LABELS, config: Path | None = None, **settings: Any
 ) -> Plan:
-    request = Request(task.source, task.target, None, config or task.config, settings)
-    return make_plan(ablation, request, task.folder / "labels.txt", out, QUIET, force=True)
+    composed = compose_ablation(task.source, task.target, None, config or task.config, settings)
+    return make_plan(ablation, composed, task.folder / "labels.txt", out, QUIET, force=True)
 
 
 def classes_of(task: Task, labels: Path, **settings: Any) -> TargetClasses:
@@ -395,17 +395,17 @@ class TestPlan:
         config.write_text(task.config.read_text() + "method: mrkld_lrent\nmethod_args: {divergence: 0.3}\n")
         for row in planned(task, tmp_path, config=config).runs():
             own = {"rpll": "rpll", "mrkld-lrent": "mrkld_lrent", "ground-truth": "ground_truth"}
-            methods = [word for word in row.adapt if word.startswith("--method")]
-            assert methods == [f"--method={own.get(row.name, 'cdtrans')}"]
-            assert ("--set=divergence=0.3" in row.adapt) == (row.name == "mrkld-lrent"), "which alone has it"
+            assert row.settings["method"] == own.get(row.name, "cdtrans")
+            assert ("divergence" in row.settings["method_args"]) == (row.name == "mrkld-lrent"), "which alone has it"
             assert "--force" in row.adapt
 
     def test_a_shared_option_goes_to_the_rows_whose_method_has_it(self, task: Task, tmp_path: Path) -> None:
         for row in planned(task, tmp_path, mutual_pairs="once", detach_teacher=True).runs():
             branches = row.name not in ("rpll", "mrkld-lrent")
-            assert ('--set=mutual_pairs="once"' in row.adapt) == branches
-            assert ("--set=detach_teacher=true" in row.adapt) == branches
-            assert not any("mutual-pairs" in word for word in row.adapt)
+            assert compose({}, row.settings).to_dict() == row.settings, "the run arrives at the planned settings"
+            options = row.settings["method_args"]
+            given = {name: options[name] for name in ("mutual_pairs", "detach_teacher") if name in options}
+            assert given == ({"mutual_pairs": "once", "detach_teacher": True} if branches else {})
 
 
 class TestLabels:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from cdtrans.config import Config, make_config, read_recipe
+from cdtrans.config import Config, compose, make_config, read_recipe
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.benchmarks import OFFICE31, find_benchmark
 from cdtrans.inputs.scan import scan_labelled, scan_unlabelled
@@ -113,7 +113,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def run_of(out: Path, name: str) -> PlannedRun:
-    return PlannedRun(name, out / name / "seed-1234", (), ())
+    return PlannedRun(name, out / name / "seed-1234", (), (), {})
 
 
 def occupy(folder: Path) -> None:
@@ -448,7 +448,7 @@ class TestSettings:
         peers = [[p.relative_to(plan.out).as_posix() for p in run.peers] for run in (runs[0], runs[4])]
         assert peers[0] == ["cotraining/A-D/seed-1234", "cotraining/A-W/seed-1234"]
         assert peers[1] == [f"{method}/{task}/seed-1234" for method in ("cdtrans", "dann") for task in ("A-D", "A-W")]
-        assert [recipe.config.recipe for recipe in plan.recipes] == ["best", "authors", "authors"]
+        assert [config.recipe for config in plan.configs] == ["best", "authors", "authors"]
 
     def test_a_comparison_from_the_authors_start_has_a_quarter_of_their_stage_2(
         self, planned: Planned, tmp_path: Path
@@ -462,29 +462,26 @@ class TestSettings:
         file.write_text("rebuild_every: 5\n")
         how = {"method": "cotraining,dann", "start": "authors"}
         plan = planned(**how)
-        assert [schedule(recipe.config) for recipe in plan.recipes] == [[10, 1, 1], [10, 10, 3]]
-        assert plan.recipes[1].config.source_epochs == 10
+        assert [schedule(config) for config in plan.configs] == [[10, 1, 1], [10, 10, 3]]
+        assert plan.configs[1].source_epochs == 10
         assert schedule(plan.shared) == [10, 10, 3]
         plan = planned(epochs=40, config=file, **how)
-        assert schedule(plan.recipes[1].config) == [40, 10, 5]
+        assert schedule(plan.configs[1]) == [40, 10, 5]
         plan = planned(method="dann")
-        assert schedule(plan.recipes[0].config) == [40, 10, 10], "one method is as its authors' scripts"
+        assert schedule(plan.configs[0]) == [40, 10, 10], "one method is as its authors' scripts"
 
     @pytest.mark.parametrize(("method", "epochs"), [("cotraining", 10), ("instant", 1)])
     def test_a_method_of_the_best_recipe_has_it_also_by_itself(
         self, planned: Planned, tmp_path: Path, method: str, epochs: int
     ) -> None:
-        (recipe,) = planned(method=method).recipes
-        assert [recipe.config.recipe, recipe.config.source_fit, recipe.config.epochs] == ["best", "probe", epochs]
-        assert not any(flag.startswith("--preset") for flag in recipe.flags)
+        (config,) = planned(method=method).configs
+        assert [config.recipe, config.source_fit, config.epochs] == ["best", "probe", epochs]
 
     def test_the_best_start_is_the_best_recipe_with_another_method(self, planned: Planned, tmp_path: Path) -> None:
         given = {"method": "instant,dann", "start": "best", "epochs": 7}
-        instant, dann = planned(**given).recipes
-        assert [instant.config.source_fit, instant.config.epochs, instant.config.effort] == ["probe", 1, "instant"]
-        assert [dann.config.source_fit, dann.config.epochs, dann.config.optimizer] == ["probe", 7, "adamw"]
-        assert {"--recipe=best", "--method=dann", "--epochs=7"} <= set(dann.flags)
-        assert not any(flag.startswith("--preset") for flag in dann.flags)
+        instant, dann = planned(**given).configs
+        assert [instant.source_fit, instant.epochs, instant.effort] == ["probe", 1, "instant"]
+        assert [dann.source_fit, dann.epochs, dann.optimizer] == ["probe", 7, "adamw"]
 
     @pytest.mark.parametrize("start", ["authors", "best"])
     def test_a_file_s_backbone_wins_over_the_preset_s(self, planned: Planned, tmp_path: Path, start: str) -> None:
@@ -492,8 +489,7 @@ class TestSettings:
         file.write_text("backbone: vit_tiny_patch16_224\n")
         given = {"method": "mcc,dann", "start": start, "config": file}
         plan = planned(**given)
-        assert {recipe.config.backbone for recipe in plan.recipes} == {plan.shared.backbone} == {"vit_tiny_patch16_224"}
-        assert not any(flag.startswith("--backbone") for flag in plan.recipes[0].flags)
+        assert {config.backbone for config in plan.configs} == {plan.shared.backbone} == {"vit_tiny_patch16_224"}
 
     @pytest.mark.parametrize(
         ("backbone", "preset", "name"),
@@ -506,10 +502,8 @@ class TestSettings:
     def test_a_backbone_is_a_preset_or_a_name(
         self, planned: Planned, tmp_path: Path, backbone: str, preset: str, name: str
     ) -> None:
-        (recipe,) = planned(backbone=backbone).recipes
-        assert f"--preset={preset}" in recipe.flags
-        assert recipe.config == make_config(read_recipe(preset), {"backbone": name, "guard": False, "report": False})
-        assert (f"--backbone={name}" in recipe.flags) == (backbone == name)
+        (config,) = planned(backbone=backbone).configs
+        assert config == make_config(read_recipe(preset), {"backbone": name, "guard": False, "report": False})
 
     def test_settings_reach_adapt_and_the_device_also_eval(self, planned: Planned, mini: Path, tmp_path: Path) -> None:
         weights = tmp_path / "w.safetensors"
@@ -517,11 +511,14 @@ class TestSettings:
         settings = {"weights": str(weights), "pretrained": False, "detach_teacher": True, "lr": 0.01, "device": "cpu"}
         plan = planned(force=True, **settings)
         run = plan.runs()[0]
-        for flag in (f"--weights={weights}", "--no-pretrained", "--detach-teacher", "--lr=0.01", "--device=cpu"):
-            assert flag in run.adapt
-        assert "--force" in run.adapt
+        for name in ("weights", "pretrained", "lr", "device"):
+            assert run.settings[name] == settings[name]
+        assert run.settings["method_args"] == {"detach_teacher": True}
+        assert run.adapt == ("adapt", "--force")
+        assert compose({}, run.settings).to_dict() == run.settings, "the run arrives at the planned settings"
         assert run.score[-4:] == ("--device", "cpu", "--max-bad", "0.05")
-        assert run.adapt[:3] == ("adapt", str(mini / "amazon" / "images"), str(mini / "dslr" / "images"))
+        places = [run.settings[name] for name in ("source", "target", "root", "seed")]
+        assert places == [str(mini / "amazon" / "images"), str(mini / "dslr" / "images"), None, 1234]
 
     def test_the_default_folder_is_named_after_both(
         self, planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -542,7 +539,7 @@ class TestSettings:
         unlabelled = scan_unlabelled(tmp_path / "out" / "data" / "dslr.unlabelled.txt", data)
         assert unlabelled.paths == domain.paths
         assert domain.classes == ("pen", "ruler", "mug")
-        assert plan.runs()[0].adapt[2] == str(tmp_path / "out" / "data" / "dslr.unlabelled.txt")
+        assert plan.runs()[0].settings["target"] == str(tmp_path / "out" / "data" / "dslr.unlabelled.txt")
 
 
 class TestSeeds:

@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from typing_extensions import Unpack
 
 from cdtrans.config import (
     Config,
     Force,
-    Preset,
     Resolved,
-    Settings,
     SettingsFile,
-    Source,
-    Target,
     compose_run,
 )
 from cdtrans.errors import DataError, MethodError
@@ -122,16 +117,13 @@ def pair_quality(record: RunRecord, true: np.ndarray) -> tuple[PairQuality, ...]
 
 
 def adapt_with_labels(
-    source: Source,
-    target: Target,
     *,
     labels: Annotated[str | Path, Help("Target labels, for pairs: TARGET with its labels.", "LABELLED")],
+    config: SettingsFile,
     out: Annotated[str | Path, Help("The run folder.")],
     screen: Screen,
-    preset: Preset = None,
-    config: SettingsFile = None,
+    source_model: Annotated[str | None, Help("A run to take stage 1 from.")] = None,
     force: Force = False,
-    **settings: Unpack[Settings],
 ) -> Result:
     """`adapt` on pairs made with the target labels in `labels`. Everything else, the guard and the choice of the epoch
     too, does without them."""
@@ -139,7 +131,7 @@ def adapt_with_labels(
 
     from cdtrans.paper.known_pairs import METHODS
 
-    chosen, _ = compose_run(source, target, preset, config, {"recipe": "authors", **settings})
+    chosen, _ = compose_run(None, None, None, config, {} if source_model is None else {"source_model": source_model})
     if chosen.method not in METHODS:
         raise MethodError(
             "needs-no-labels", f"The method '{chosen.method}' needs no target labels; use 'cdtrans adapt'."

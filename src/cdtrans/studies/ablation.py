@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +46,7 @@ from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help
 from cdtrans.studies.jobs import PlannedRun
-from cdtrans.studies.recipes import flags, recipe_of, with_table_defaults
+from cdtrans.studies.recipes import recipe_of, with_table_defaults
 from cdtrans.studies.results import KINDS, Results, RunResult, shared_stage_1
 from cdtrans.studies.study import BenchResult, Study
 from cdtrans.studies.tables import NOTHING, grid
@@ -66,11 +66,11 @@ class Plan:
     """Everything that is decided before the first process starts."""
 
     ablation: Ablation
-    out: Path
-    labels: Path
-    true: TargetClasses  # the same labels, to compare pairs with
     config: Config  # every run's, except for what its row decides
-    flags: tuple[str, ...]  # flags that give `adapt` this configuration, except for the method's options
+    labels: Path
+    out: Path
+    true: TargetClasses  # the same labels, to compare pairs with
+    force: bool = False
 
     def study(self, write: "Callable[[Plan, Results], dict[str, Any]]", table: str) -> Study:
         """`write` writes the files of the ablation, of which `table` is the one to read first."""
@@ -82,14 +82,14 @@ class Plan:
     def _run(self, variant: Variant) -> PlannedRun:
         folder, config = self.out / variant.folder, self.config
         root = ("--root", config.root) if config.root else ()
-        places = (config.source, config.target, "--out", str(folder))
         verb = ("ablate", "with-labels", "--labels", str(self.labels)) if variant.with_labels else ("adapt",)
         device = ("--device", config.device, "--max-bad", str(config.max_bad))
         return PlannedRun(
             name=variant.folder,
             folder=folder,
-            adapt=(*verb, *places, *self.flags, *flags(row_settings(self.ablation, variant, config))),
+            adapt=(*verb, *(("--force",) if self.force else ())),
             score=("eval", str(folder), str(self.labels), "--json", *root, *device),
+            settings=row_config(self.ablation, variant, config).to_dict(),
             peers=() if config.source_model else self._beside(folder),
         )
 
@@ -136,66 +136,39 @@ def ablate(
 ) -> BenchResult:
     """Run the rows that are not yet done, `jobs` at a time, score them with the target labels and write the table into
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
-    request = Request(source, target, preset, config, {**settings})
-    plan = make_plan(ablation, request, Path(labels), Path(out), screen, force=force)
+    composed = compose_ablation(source, target, preset, config, {**settings})
+    plan = make_plan(ablation, composed, Path(labels), Path(out), screen, force=force)
     return plan.study(write_table, f"{ablation.name}.md").carry_out(jobs, screen)
 
 
 losses, pseudo_labels = partial(ablate, LOSSES), partial(ablate, PSEUDO_LABELS)
 
 
-@dataclass(frozen=True)
-class Request:
-    """The settings of an ablation, as the user gives them."""
-
-    source: str | Path
-    target: str | Path
-    preset: str | None
-    file: str | Path | None
-    settings: dict[str, Any]
-
-    @cached_property
-    def from_file(self) -> dict[str, Any]:
-        return read_yaml(Path(self.file)) if self.file is not None else {}
-
-    @cached_property
-    def config(self) -> Config:
-        """The configuration, with the authors' recipe if no other is named."""
-        settings = with_table_defaults(self.settings, self.from_file)
-        recipe = {} if "recipe" in self.from_file else {"recipe": "authors"}
-        return compose_run(self.source, self.target, self.preset, self.file, recipe | settings)[0]
-
-    def flags(self) -> tuple[str, ...]:
-        """Flags that give `adapt` this configuration, except for the method's options."""
-        named = {name: value for name, value in (("preset", self.preset), ("config", self.file)) if value is not None}
-        settings = with_table_defaults(self.settings, self.from_file)
-        shared = {name: value for name, value in settings.items() if name in FIELDS and name != "method_args"}
-        return (*flags(named), *flags(shared))
+def compose_ablation(
+    source: str | Path, target: str | Path, preset: str | None, file: str | Path | None, settings: dict[str, Any]
+) -> Config:
+    """The configuration of an ablation, with the authors' recipe if no other is named."""
+    from_file = read_yaml(Path(file)) if file is not None else {}
+    recipe = {} if "recipe" in from_file else {"recipe": "authors"}
+    return compose_run(source, target, preset, file, recipe | with_table_defaults(settings, from_file))[0]
 
 
 def make_plan(
-    ablation: Ablation, request: Request, labels: Path, out: Path, screen: Screen, *, force: bool = False
+    ablation: Ablation, config: Config, labels: Path, out: Path, screen: Screen, *, force: bool = False
 ) -> Plan:
     """The plan of an ablation whose settings and input have been checked."""
-    require_rows(ablation, request.config)
-    true = read_input(request.config, labels, screen)
-    words = (*request.flags(), *(("--force",) if force else ()))
-    return Plan(ablation, out, labels, true, request.config, words)
-
-
-def require_rows(ablation: Ablation, config: Config) -> None:
-    """Report settings that the run of some row would refuse, before the first one."""
     from cdtrans.run.resolve import resolve
 
-    for variant in ablation.variants:
-        row = make_config(config.to_dict() | {"method_args": {}} | row_settings(ablation, variant, config))
+    for variant in ablation.variants:  # report settings that the run of some row would refuse, before the first one
+        row = row_config(ablation, variant, config)
         if not variant.with_labels:
             require_method(row.method)
         resolve(row, _class_of(row.method))
+    return Plan(ablation, config, labels, out, read_input(config, labels, screen), force)
 
 
-def row_settings(ablation: Ablation, variant: Variant, config: Config) -> dict[str, Any]:
-    """The settings of a row's run beside the shared ones: its own, and those of the shared options that its method
+def row_config(ablation: Ablation, variant: Variant, config: Config) -> Config:
+    """The configuration of a row's run: its own settings, the shared ones, and the shared options that its method
     has."""
     own = ablation.fixed | variant.settings
     method = own.get("method", config.method)
@@ -209,7 +182,7 @@ def row_settings(ablation: Ablation, variant: Variant, config: Config) -> dict[s
         )
     options = {name: value for name, value in config.method_args.items() if name in names} | own_options
     rest = {name: value for name, value in own.items() if name in FIELDS}
-    return rest | {"method": method} | ({"method_args": options} if options else {})
+    return make_config(config.to_dict() | rest | {"method": method, "method_args": options})
 
 
 def _class_of(method: str) -> "type[Method]":

@@ -18,7 +18,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, checked
 from cdtrans.studies.comparison import Comparison, comparison_files
 from cdtrans.studies.jobs import PlannedRun
-from cdtrans.studies.recipes import Recipe, Request, label, misfits, recipe_of, start_of
+from cdtrans.studies.recipes import Request, label, misfits, recipe_of, start_of
 from cdtrans.studies.results import KINDS, Results, RunResult, columns, is_scored, result_lines, spread, values
 from cdtrans.studies.study import BenchResult, Study
 from cdtrans.studies.tables import BenchTable, latex, markdown
@@ -38,7 +38,7 @@ class Plan:
     tasks: tuple[Task, ...]
     seeds: tuple[int, ...]
     out: Path
-    recipes: tuple[Recipe, ...]  # one for each method that is run
+    configs: tuple[Config, ...]  # one for each method that is run
     shared: Config  # settings that the runs have in common
     force: bool = False
     start: str | None = None  # start of several methods; None if there is one
@@ -47,7 +47,7 @@ class Plan:
     def runs(self) -> tuple[PlannedRun, ...]:
         """All tasks with the first seed, method by method, then all with the next, so that rows are complete early."""
         return tuple(
-            self._run(recipe, task, seed) for seed in self.seeds for recipe in self.recipes for task in self.tasks
+            self._run(config, task, seed) for seed in self.seeds for config in self.configs for task in self.tasks
         )
 
     def folder(self, method: str, task: Task, seed: int) -> Path:
@@ -58,7 +58,7 @@ class Plan:
         none."""
         if self.start is None:
             return ("",)
-        asked = [*(label(recipe.method) for recipe in self.recipes), *self.misfits]
+        asked = [*(label(config.method) for config in self.configs), *self.misfits]
         known = [name for name in METHODS if name in asked or (self.out / name).is_dir()]
         return (*known, *(name for name in asked if name not in METHODS))
 
@@ -69,28 +69,21 @@ class Plan:
         numbers = {name.removeprefix("seed-") for name in scored}
         return tuple(dict.fromkeys([*self.seeds, *sorted(int(number) for number in numbers if number.isdecimal())]))
 
-    def _run(self, recipe: Recipe, task: Task, seed: int) -> PlannedRun:
-        method = label(recipe.method) if self.start else ""
+    def _run(self, config: Config, task: Task, seed: int) -> PlannedRun:
+        method = label(config.method) if self.start else ""
         folder = self.folder(method, task, seed)
         source, target = (self.data.domains[domain.name] for domain in task)
-        root = ("--root", str(self.data.root)) if None in (source.folder, target.folder) else ()
-        images = str(self._labelled(source)), str(target.folder or self._list(target, "unlabelled"))
+        root = str(self.data.root) if None in (source.folder, target.folder) else None
+        places = (self._labelled(source), target.folder or self._list(target, "unlabelled"))
+        rooted = ("--root", root) if root else ()
+        images = dict(zip(("source", "target"), map(os.path.abspath, places), strict=True))
         device = ("--device", self.shared.device, "--max-bad", str(self.shared.max_bad))
         return PlannedRun(
             name=f"{method} {task.name} seed {seed}".lstrip(),
             folder=folder,
-            adapt=(
-                "adapt",
-                *images,
-                "--out",
-                str(folder),
-                "--seed",
-                str(seed),
-                *root,
-                *recipe.flags,
-                *(["--force"] if self.force else []),
-            ),
-            score=("eval", str(folder), str(self._labelled(target)), "--json", *root, *device),
+            adapt=("adapt", "--force") if self.force else ("adapt",),
+            score=("eval", str(folder), str(self._labelled(target)), "--json", *device, *rooted),
+            settings=config.to_dict() | images | {"root": root, "seed": seed},
             peers=tuple(
                 self.folder(other_method, other, seed)
                 for other_method in self._same_start(method)
@@ -191,16 +184,16 @@ def bench(
     words = tasks.split(",") if isinstance(tasks, str) else tasks
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else benchmark.tasks
     request = Request(benchmark, backbone, config, given)
-    recipes, start = request.recipes(start)
+    configs, start = request.configs(start)
     found = find_benchmark(benchmark, Path(data), chosen, allow_incomplete=allow_incomplete)
-    unfit = misfits(recipes, next(iter(found.domains.values())).images.classes) if start else {}
+    unfit = misfits(configs, next(iter(found.domains.values())).images.classes) if start else {}
     plan = Plan(
         data=found,
         tasks=chosen,
         seeds=parse_seeds(str(seeds) if isinstance(seeds, int | str) else f"{','.join(map(str, seeds))},"),
         out=Path(out) if out else Path("runs") / f"{name}-{backbone}{f'-{start}' if start else ''}",
-        recipes=tuple(recipe for recipe in recipes if recipe.method not in unfit),
-        shared=request.shared(start) if start else recipes[0].config,
+        configs=tuple(config for config in configs if config.method not in unfit),
+        shared=request.shared(start) if start else configs[0],
         force=force,
         start=start,
         misfits={label(method): reason for method, reason in unfit.items()},

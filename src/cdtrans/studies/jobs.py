@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from cdtrans.errors import VERDICT_AGAINST, CdtransError, Interrupted
 from cdtrans.record import layout
@@ -25,18 +26,24 @@ POLL_SECONDS = 0.05  # between checks of the processes
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run, and the arguments of the commands that make it and score it."""
+    """A run, the arguments of the commands that make it and score it, and its settings."""
 
     name: str
     folder: Path
     adapt: tuple[str, ...]
     score: tuple[str, ...]
+    settings: dict[str, Any]  # the complete configuration
     peers: tuple[Path, ...] = ()  # the folders of all runs that share its stage 1
 
     @property
     def log(self) -> Path:
         """A file beside the folder, because `adapt` needs an empty one."""
         return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def settings_file(self) -> Path:
+        """A YAML file beside the folder."""
+        return self.folder.with_name(f"{self.folder.name}.yaml")
 
     @property
     def record(self) -> RunRecord:
@@ -61,7 +68,8 @@ class PlannedRun:
 
     def command(self) -> tuple[str, ...]:
         source_model = self.source_model()
-        return self.adapt if source_model is None else (*self.adapt, "--source-model", source_model)
+        origin = () if source_model is None else ("--source-model", source_model)
+        return (*self.adapt, "--config", str(self.settings_file), "--out", str(self.folder), *origin)
 
     def busy(self) -> bool:
         """Whether a process has the folder locked: a run of a killed study may still be saving its state."""
@@ -83,6 +91,8 @@ class Job:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             read_sessions(run.folder)  # a damaged file is reported before the work
+            with atomic(run.settings_file) as file:
+                file.write(json.dumps(run.settings, indent=1).encode())  # JSON is YAML
             self._begin(scoring=run.record.finished)
         except CdtransError as error:
             self.failure = str(error)

@@ -20,7 +20,7 @@ from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, Range
-from cdtrans.studies.ablation import Plan, Request, StudyFolder, make_plan, missing_runs, scored_images
+from cdtrans.studies.ablation import Plan, StudyFolder, compose_ablation, make_plan, missing_runs, scored_images
 from cdtrans.studies.benchmark import parse_seeds
 from cdtrans.studies.results import KINDS, Results, RunResult, Spread, is_scored, shared_stage_1, spread
 from cdtrans.studies.study import BenchResult
@@ -137,17 +137,17 @@ def ablate_noise(
 ) -> BenchResult:
     """Run the points that are not yet done, `jobs` at a time, and leave noise.json, noise.md and noise.png in `out`."""
     shares, numbers = parse_levels(levels), parse_seeds(seeds)
-    request = Request(source, target, preset, config, {**settings})
+    composed = compose_ablation(source, target, preset, config, {**settings})
     if pairs is not None and pairs > MOST_PAIRS:
         raise SettingsError("too-many-pairs", f"--pairs must be at most {MOST_PAIRS}, not {pairs}.")
-    root = request.config.root
+    root = composed.root
     images = len(scan_unlabelled(Path(target), Path(root) if root else None))
     study = Levels(shares, numbers, pairs or images)
     fixed = {"method": "sampled_pairs", "pairs": study.pairs, "loss_source": "cls", "loss_target": "cls"}
-    fixed["rebuild_every"] = request.config.epochs  # the sample stays the same
+    fixed["rebuild_every"] = composed.epochs  # the sample stays the same
     title = "Robustness to noise (the paper's Fig. 2b)"
     ablation = Ablation(NAME, title, (), study.variants(), NOTES, fixed=fixed)
-    plan = make_plan(ablation, request, Path(labels), Path(out), screen, force=force)
+    plan = make_plan(ablation, composed, Path(labels), Path(out), screen, force=force)
     planned = plan.study(lambda plan, results: write_curves(plan, study, results), f"{NAME}.png")
     return planned.carry_out(jobs, screen)
 

@@ -1,10 +1,9 @@
-"""The configurations of a benchmark's runs: of one method, or of several from one start, and as flags of `adapt`.
+"""The configurations of a benchmark's runs: of one method, or of several from one start.
 
 Several methods have stage 1, optimiser and schedule in common. `start` says which: those of the benchmark's preset
 ('authors') or of the best recipe ('best'). The methods of the best recipe always have that, since it is theirs. Stage 2
 of the authors' recipe is shortened: else a comparison of all methods would take hours for Office-31."""
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,16 +36,6 @@ TABLE_DEFAULTS = {"guard": False, "report": False}
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The configuration of a method's runs, except for what their task decides, and the flags that give it to
-    `adapt`."""
-
-    method: str
-    config: Config
-    flags: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Request:
     """The settings of a benchmark: flags win over the YAML file, which wins over the benchmark's preset."""
 
@@ -65,8 +54,8 @@ class Request:
         values = read_yaml(self.file) if self.file is not None else {}
         return {key: value for key, value in values.items() if key not in ("out", "preset")}
 
-    def recipes(self, start: str | None) -> tuple[tuple[Recipe, ...], str | None]:
-        """The recipe of every requested method, checked before any run starts, and the start of several methods."""
+    def configs(self, start: str | None) -> tuple[tuple[Config, ...], str | None]:
+        """The configuration of every requested method, checked before any run starts, and the start of several."""
         from cdtrans.network.weights import read_state
         from cdtrans.run.resolve import resolve
 
@@ -77,32 +66,31 @@ class Request:
                 raise SettingsError(
                     "start-of-one", "--start is for several methods; with one method, use --recipe best or authors."
                 )
-            recipes: tuple[Recipe, ...] = (self.recipe(self.settings),)
+            configs: tuple[Config, ...] = (self.config(self.settings),)
         else:
             start = self._checked_start(start)
-            recipes = tuple(self.recipe(self._settings_of(name, start)) for name in methods)
-        for recipe in recipes:  # report a bad device, backbone or weights file once, and not with every run
-            resolve(recipe.config)
-        if recipes[0].config.weights:
-            read_state(Path(recipes[0].config.weights))
-        return recipes, start
+            configs = tuple(self.config(self._settings_of(name, start)) for name in methods)
+        for config in configs:  # report a bad device, backbone or weights file once, and not with every run
+            resolve(config)
+        if configs[0].weights:
+            read_state(Path(configs[0].weights))
+        return configs, start
 
     def shared(self, start: str) -> Config:
         """The configuration that several methods share, as CDTrans has it."""
-        return self.recipe(self._settings_of("cdtrans", start)).config
+        return self.config(self._settings_of("cdtrans", start))
 
-    def recipe(self, settings: dict[str, Any]) -> Recipe:
-        """The recipe of one method."""
-        from_file, file = self.from_file, (f"--config={self.file}",) if self.file is not None else ()
+    def config(self, settings: dict[str, Any]) -> Config:
+        """The configuration of one method, except for the settings that each task decides."""
+        from_file = self.from_file
         if self.backbone not in PRESET_BACKBONES:
             settings = {"backbone": self.backbone, **settings}
         settings = with_table_defaults(settings, from_file)
         given, preset = from_file | settings, read_recipe(self.preset)
-        begin: tuple[str, ...] = (f"--preset={self.preset}",)
         if given.get("recipe", start_of(str(given.get("method")), "authors")) == "best":
             # the preset is the authors' recipe: only its backbone is taken
             settings = ({} if "backbone" in from_file else {"backbone": preset["backbone"]}) | settings
-            preset, begin = {}, ()
+            preset = {}
         chosen = compose(preset, from_file, settings)
         if chosen.source_model:
             raise SettingsError(
@@ -115,7 +103,7 @@ class Request:
                 "decided-by-bench", "A benchmark trains without target labels; leave 'target_labels' out."
             )
         require_method(chosen.method)
-        return Recipe(chosen.method, chosen, (*begin, *file, *flags(settings)))
+        return chosen
 
     def _checked_start(self, start: str | None) -> str:
         """The start of several methods. Options of one method are refused."""
@@ -169,22 +157,22 @@ def start_of(method: str, start: str) -> str:
     return "best" if method in OWN_START else start
 
 
-def misfits(recipes: tuple[Recipe, ...], classes: tuple[str, ...]) -> dict[str, str]:
+def misfits(configs: tuple[Config, ...], classes: tuple[str, ...]) -> dict[str, str]:
     """The methods that cannot work with the backbone, and what they need."""
     from cdtrans.network.weights import make_card
     from cdtrans.run.resolve import resolve
     from cdtrans.run.stage1 import initial_network
 
-    config = resolve(recipes[0].config)
+    config = resolve(configs[0])
     network = initial_network(config, make_card(config, classes, stage="source", epoch=0), with_weights=False)
     reasons = {}
-    for recipe in recipes:
-        kind = method_class(recipe.method)
+    for method in (each.method for each in configs):
+        kind = method_class(method)
         try:
             kind.check(network, config.backbone)
         except CdtransError:
-            reasons[recipe.method] = f"needs {'a ' if kind.backbones == 'ViT' else ''}{kind.backbones}"
-    if len(reasons) == len(recipes):
+            reasons[method] = f"needs {'a ' if kind.backbones == 'ViT' else ''}{kind.backbones}"
+    if len(reasons) == len(configs):
         raise MethodError(
             "no-method-fits",
             f"None of these methods works with the backbone '{config.backbone}'; see 'cdtrans methods' for their "
@@ -205,17 +193,3 @@ def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
 def with_table_defaults(settings: dict[str, Any], from_file: dict[str, Any]) -> dict[str, Any]:
     """These settings, and TABLE_DEFAULTS for what neither they nor a YAML file set."""
     return {name: value for name, value in TABLE_DEFAULTS.items() if name not in from_file} | settings
-
-
-def flags(settings: dict[str, Any]) -> tuple[str, ...]:
-    """Settings as `cdtrans adapt` takes them; options of the method as --set."""
-    words = []
-    for name, value in settings.items():
-        dashed = name.replace("_", "-")
-        if name == "method_args":
-            words += [f"--set={key}={json.dumps(option)}" for key, option in value.items()]
-        elif isinstance(value, bool):
-            words.append(f"--{'' if value else 'no-'}{dashed}")
-        else:
-            words.append(f"--{dashed}={value}")
-    return tuple(words)
