@@ -1,6 +1,5 @@
 """What is wrong with a command is told before torch, timm and scikit-learn are imported, which takes seconds."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,10 @@ import yaml
 
 import cdtrans
 from cdtrans.config import Config
+from cdtrans.record.layout import RESULT
+from cdtrans.record.run import rewrite
 from commands import Ended, cold, warm
+from run_folders import outcome
 from support import says
 from tiny_task import TINY, draw, make_source, make_target
 
@@ -41,7 +43,7 @@ def here(tmp_path: Path) -> Path:
     places = {"source": str(here / "source"), "target": str(here / "target")}
     (here / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     (here / "begun" / "config.yaml").write_text(yaml.safe_dump(Config(**TINY | places).to_dict()))
-    (here / "finished" / "result.json").write_text(json.dumps({"chosen_epoch": 1, "chosen_model": "adapted"}))
+    rewrite(here / "finished", RESULT, outcome())
     draw(here / "one.png", 0, seed=0)
     return here
 
@@ -60,16 +62,16 @@ def started(here: Path, command: str) -> Ended:
 
 
 WRONG = [
-    ("adapt nowhere target", ["'nowhere'", "not exist"]),
-    ("adapt source empty", ["no image", "'empty'"]),
-    ("adapt source source", ["the same", "'source'"]),
+    ("adapt nowhere target", ["nowhere'", "not exist"]),
+    ("adapt source empty", ["no image", "empty'"]),
+    ("adapt source source", ["the same", "source'"]),
     ("adapt source target --preset digit", ["preset 'digit'", "'digits'?"]),
     ("adapt source target --epochs 0", ["'epochs'", "at least 1"]),
     ("adapt source target --neck xyz", ["'xyz'", "'neck'", "batchnorm, none"]),
     ("adapt source target --config no.yaml", ["'no.yaml'", "cannot be read"]),
     ("adapt source target --method ground_truth", ["'ground_truth'", "target labels"]),
     ("adapt source target --method rpl", ["'rpl'", "'rpll'?"]),
-    ("adapt source target --method no.py:Mine", ["no file", "'no.py'", "method"]),
+    ("adapt source target --method no.py:Mine", ["no file", "no.py'", "method"]),
     ("adapt source target --method cdtrans --set pairin=two_way", ["'pairin'", "'pairing'?"]),
     ("adapt source target --set pairing", ["--set", "KEY=VALUE"]),
     ("methods rpl", ["'rpl'", "'rpll'?"]),
@@ -93,15 +95,15 @@ WRONG = [
     ("adapt source target --weights no.safetensors", ["no.safetensors'", "--weights"]),
     ("check source target --weights other", ["other'", "--weights"]),
     ("adapt source target --source-model nowhere", ["nowhere'", "no finished stage 1"]),
-    ("check source nowhere", ["'nowhere'", "not exist"]),
+    ("check source nowhere", ["nowhere'", "not exist"]),
     ("check source target --crop 64 --resize 32", ["--crop 64", "--resize 32"]),
     ("eval nowhere source", ["run folder 'nowhere'", "not exist", "cdtrans adapt"]),
     ("eval begun source", ["'begun'", "no finished run"]),
-    ("eval finished nowhere", ["'nowhere'", "not exist"]),
+    ("eval finished nowhere", ["nowhere'", "not exist"]),
     ("eval finished source --model choosen", ["model 'choosen'", "'chosen'?"]),
     ("predict nowhere target", ["run folder 'nowhere'", "not exist"]),
-    ("predict finished nowhere", ["'nowhere'", "not exist"]),
-    ("predict finished empty", ["no image", "'empty'"]),
+    ("predict finished nowhere", ["nowhere'", "not exist"]),
+    ("predict finished empty", ["no image", "empty'"]),
     ("predict finished target --model last", ["'finished'", "no last model"]),
     ("predict finished target --csv other", ["'other'", "not a file", "--csv"]),
     ("predict finished target --csv one.png/p.csv", ["one.png'", "not a writable folder"]),
