@@ -16,7 +16,6 @@ from cdtrans.record.probabilities import Kept
 from cdtrans.record.probabilities import trade_off as trade_off_of
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.images import matrix
-from cdtrans.trust.support import crowded_class
 
 SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
 TABLE_CLASSES = 40  # a confusion matrix of more classes is an image instead of a table
@@ -224,6 +223,8 @@ class Histogram:
 
 
 def histogram(record: RunRecord) -> Histogram | Missing:
+    from cdtrans.trust.support import crowded_class  # with torch
+
     classes, counts = record.classes, record.data.source.classes
     source = np.array([counts.get(name, 0) for name in classes])
     if not source.any():
