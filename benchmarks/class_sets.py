@@ -17,7 +17,7 @@ from instant import features_of, thinned
 from sklearn.metrics import roc_auc_score
 
 from cdtrans.config import make_config, read_recipe
-from cdtrans.run.resolve import resolve
+from cdtrans.run.pipeline import resolve
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.probes import _nearest_labels, _standardised, class_shares
 

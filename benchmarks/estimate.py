@@ -33,11 +33,10 @@ from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record import layout
-from cdtrans.record.measured import calibration_error
-from cdtrans.record.outcome import Support
+from cdtrans.record.outcome import Support, calibration_error
 from cdtrans.record.probabilities import calibrated, probabilities, temperature
 from cdtrans.record.record import RunRecord
-from cdtrans.run.resolve import resolve
+from cdtrans.run.pipeline import resolve
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust import estimate, guard
 from cdtrans.trust.support import Evidence

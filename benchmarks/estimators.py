@@ -29,7 +29,7 @@ from cdtrans.methods.instant import probe_on_both
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import label_target
 from cdtrans.pairing.pairs import Domains
-from cdtrans.run.resolve import resolve
+from cdtrans.run.pipeline import resolve
 from cdtrans.runtime.screen import Screen
 
 HELD_OUT = 5  # every fifth source image

@@ -25,7 +25,7 @@ from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.network.weights import make_card
 from cdtrans.pairing import graphs
 from cdtrans.pairing.pairs import Domains
-from cdtrans.run.resolve import resolve
+from cdtrans.run.pipeline import resolve
 from cdtrans.run.stage1 import initial_network
 from cdtrans.runtime.screen import Screen
 

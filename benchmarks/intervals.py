@@ -18,7 +18,7 @@ from cdtrans.measure.ask import draw_random
 from cdtrans.measure.intervals import accuracy_interval
 from cdtrans.measure.intervals import wilson as wilson_interval
 from cdtrans.measure.matching import read_target
-from cdtrans.record.measured import Interval
+from cdtrans.record.outcome import Interval
 from cdtrans.record.record import RunRecord
 
 LABELS = (10, 20, 30, 60, 100)

@@ -18,7 +18,7 @@ from cdtrans.methods import METHODS, method_class
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.network.graph import Graph
 from cdtrans.network.network import Head, Network, Output
-from cdtrans.run.resolve import make_method
+from cdtrans.run.pipeline import make_method
 from cdtrans.runtime.device import autocast, pick_precision
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import training_step

@@ -24,7 +24,7 @@ from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains
-from cdtrans.run.resolve import resolve
+from cdtrans.run.pipeline import resolve
 from cdtrans.runtime.screen import Screen
 
 TEMPERATURES = ((1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 2.0))  # of the adapted and of the source-only model

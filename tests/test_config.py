@@ -23,7 +23,7 @@ from cdtrans.config import (
     read_yaml,
     recipe_names,
 )
-from cdtrans.run.resolve import resolve
+from cdtrans.run.pipeline import resolve
 from support import raises
 
 # docs/method.md, sections 2 and 3: what the authors' scripts say.

@@ -26,8 +26,7 @@ import cdtrans.run.pipeline
 import cdtrans.studies.benchmark
 from cdtrans.config import FIELDS, HINTS, METHOD_FIELDS, PATHS, Settings
 from cdtrans.errors import SettingsError
-from cdtrans.record.measured import Measured
-from cdtrans.record.outcome import Choice
+from cdtrans.record.outcome import Choice, Measured
 from cdtrans.runtime.screen import html_table
 from cdtrans.trust.preflight import Finding
 from support import error_says, raises, says

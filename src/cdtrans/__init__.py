@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdtrans.measure.measured import Answered as Answered
     from cdtrans.measure.measured import answer as answer
     from cdtrans.measure.measured import evaluate as evaluate
-    from cdtrans.record.measured import Measured as Measured
+    from cdtrans.record.outcome import Measured as Measured
     from cdtrans.reporting.page import report as report
     from cdtrans.run.check import Check as Check
     from cdtrans.run.check import check as check

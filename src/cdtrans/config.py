@@ -170,7 +170,7 @@ class Config:
 @dataclass(frozen=True)
 class Resolved(Config):
     """The settings of a run on this machine, for its backbone: nothing that decides a result is 'auto' any more, and
-    every option of the method is written out. `run.resolve` makes it."""
+    every option of the method is written out. `run.pipeline.resolve` makes it."""
 
     crop: int = 224
     resize: int = 256

@@ -31,8 +31,7 @@ from cdtrans.errors import DataError, Interrupted, printable
 from cdtrans.inputs.pixels import open_pixels
 from cdtrans.measure.measured import score
 from cdtrans.methods import METHODS, method_class
-from cdtrans.record.measured import Measured, Scores
-from cdtrans.record.outcome import Choice, Estimate, Outcome, Verdict
+from cdtrans.record.outcome import Choice, Estimate, Measured, Outcome, Scores, Verdict
 from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result

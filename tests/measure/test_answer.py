@@ -13,8 +13,7 @@ from cdtrans.measure.matching import read_target as target_of
 from cdtrans.measure.measured import Answered, answer
 from cdtrans.record import wording
 from cdtrans.record.layout import ANSWERS
-from cdtrans.record.measured import Comparison, Interval, Measured, Scores
-from cdtrans.record.outcome import Choice, Verdict
+from cdtrans.record.outcome import Choice, Comparison, Interval, Measured, Scores, Verdict
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from labelled_runs import IMAGES, fill, train_with, truth, write_outcome

@@ -16,7 +16,7 @@ from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.measure.intervals import wilson
 from cdtrans.measure.matching import match_classes
 from cdtrans.measure.measured import calibration, evaluate, score
-from cdtrans.record.measured import Measured
+from cdtrans.record.outcome import Measured
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import load

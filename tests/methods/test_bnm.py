@@ -9,8 +9,7 @@ from torch import Tensor
 from cdtrans.config import make_config
 from cdtrans.methods.bnm import BNM, largest_column_norms
 from cdtrans.network.network import Output
-from cdtrans.run.pipeline import adapt
-from cdtrans.run.resolve import resolve
+from cdtrans.run.pipeline import adapt, resolve
 from support import error_says, tiny_batch, tiny_method
 from tiny_task import QUICK, draw
 

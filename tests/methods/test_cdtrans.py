@@ -12,7 +12,7 @@ from cdtrans.config import CDTransOptions, make_config
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdtrans import Branches, CDTrans, branch_losses, distillation_loss
 from cdtrans.network.network import Network, Output
-from cdtrans.run.resolve import make_method
+from cdtrans.run.pipeline import make_method
 from support import from_authors_names
 
 PROGRESS = torch.zeros(())

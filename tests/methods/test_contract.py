@@ -24,7 +24,7 @@ from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.network.network import Head, Network
-from cdtrans.run.resolve import make_method
+from cdtrans.run.pipeline import make_method
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.export import export
 from cdtrans.training.adaptation import training_step

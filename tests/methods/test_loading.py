@@ -12,7 +12,7 @@ from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method
 from cdtrans.network.network import Head, Network, feature_dim
-from cdtrans.run.resolve import require_source, resolve
+from cdtrans.run.pipeline import require_source, resolve
 from cdtrans.studies.recipes import OWN_START
 from commands import warm
 from support import raises, says

@@ -10,8 +10,17 @@ import pytest
 
 from cdtrans.record import wording
 from cdtrans.record.layout import Data, Round, Scanned, SourceData, TargetData
-from cdtrans.record.measured import Answers, CalibrationBin, Comparison, Interval, Measured, Scores
-from cdtrans.record.outcome import Choice, Crowd, Outcome
+from cdtrans.record.outcome import (
+    Answers,
+    CalibrationBin,
+    Choice,
+    Comparison,
+    Crowd,
+    Interval,
+    Measured,
+    Outcome,
+    Scores,
+)
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting import sections
 from cdtrans.reporting.sections import Curve, Missing

@@ -34,8 +34,8 @@ from cdtrans.errors import CdtransError
 from cdtrans.network.weights import build_model, load_model
 from cdtrans.record import wording
 from cdtrans.record.layout import ANSWERS
-from cdtrans.record.measured import Answers
 from cdtrans.record.model import read_card, save_model, write_card
+from cdtrans.record.outcome import Answers
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import rewrite
 from cdtrans.runtime.screen import Screen

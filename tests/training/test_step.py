@@ -16,7 +16,7 @@ from cdtrans.config import make_config
 from cdtrans.methods import method_class
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.network.network import Head, Network
-from cdtrans.run.resolve import make_method
+from cdtrans.run.pipeline import make_method
 from cdtrans.runtime.device import free_memory, ran_out
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import step as step_module

@@ -21,7 +21,7 @@ from cdtrans.measure.matching import RunTarget, find, read_target, require_untra
 from cdtrans.measure.measured import answered_labels, asked_parts
 from cdtrans.record import layout
 from cdtrans.record.files import atomic, csv_lines
-from cdtrans.record.measured import Part, Question, Questions
+from cdtrans.record.outcome import Part, Question, Questions
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output, rewrite
 from cdtrans.reporting.images import jpeg

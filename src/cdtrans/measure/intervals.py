@@ -13,7 +13,7 @@ from math import ceil, sqrt
 
 import numpy as np
 
-from cdtrans.record.measured import Interval
+from cdtrans.record.outcome import Interval
 
 LEVEL = 0.95
 # Pseudo-labels per limit, spread over the strata: half a wrong one for the lower limit, half a right one for the upper

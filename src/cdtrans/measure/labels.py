@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdtrans.errors import DataError, MissingFileError
-from cdtrans.record.measured import Part
+from cdtrans.record.outcome import Part
 
 UNSURE = "unsure"
 NO_CLASS = "none of these classes"  # the image belongs to no class of the run

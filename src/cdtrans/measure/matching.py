@@ -12,8 +12,7 @@ from cdtrans.errors import CdtransError, DataError, RunError, counted, named, ne
 from cdtrans.inputs.images import UnreadableImage, decode, pixel_digest, resized
 from cdtrans.inputs.scan import LabelledDomain, scan_labelled
 from cdtrans.measure.labels import NO_CLASS, UNSURE, Label, Labels, Row, read_rows, require_clear, settled_part
-from cdtrans.record.measured import Part
-from cdtrans.record.outcome import ModelName
+from cdtrans.record.outcome import ModelName, Part
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 

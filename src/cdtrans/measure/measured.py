@@ -16,7 +16,7 @@ from cdtrans.measure.intervals import accuracy_interval, class_mean_interval, la
 from cdtrans.measure.labels import NO_CLASS, UNSURE, Label, Labels, settled_part
 from cdtrans.measure.matching import RunTarget, match, match_classes, read_target, require_untrained, scan_labels
 from cdtrans.record import layout, wording
-from cdtrans.record.measured import (
+from cdtrans.record.outcome import (
     SIGNIFICANT,
     Answers,
     Better,

@@ -56,7 +56,7 @@ class TargetClasses:
 
 def read_target_classes(config: Config, labels: Path, screen: Screen) -> TargetClasses:
     """Labels for the target of a configuration; their classes must be among the source's."""
-    from cdtrans.run.resolve import resolve
+    from cdtrans.run.pipeline import resolve
 
     root = Path(config.root) if config.root else None
     source, target = scan_labelled(Path(config.source), root), scan_unlabelled(Path(config.target), root)

@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from cdtrans.config import Resolved
-from cdtrans.record.measured import Answers, Measured, Questions
-from cdtrans.record.outcome import Outcome
+from cdtrans.record.outcome import Answers, Measured, Outcome, Questions
 
 VERSION = 1  # of this layout and of the saved state; data.json records it
 

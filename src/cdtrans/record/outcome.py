@@ -4,11 +4,14 @@
     estimates   a range for each model's accuracy on the target, without labels; None if there can be none
     choice      the model that the run uses, by the run itself or by a person (`cdtrans choose`)
 
-What target labels show of the models is `measured.Measured`; it is known later, in another file, and replaces the
-estimate wherever both are shown. A statement about the classes that occur in the target would be one more field."""
+What target labels show of the models is `Measured`; it is known later, in other files, and replaces the estimate
+wherever both are shown. A statement about the classes that occur in the target would be one more field."""
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from cdtrans.errors import counted
+from cdtrans.runtime.screen import html_table
 
 ModelName = Literal["source", "adapted"]  # the models that a run can choose: their folders
 
@@ -131,3 +134,189 @@ class Outcome:
         """The same outcome with this model in use."""
         epoch = self.adapted_epoch if model == "adapted" else 0
         return replace(self, choice=Choice(model, epoch, "run" if model == self.own_choice else "person"))
+
+
+# By target labels
+
+SIGNIFICANT = 0.05  # largest p-value of a difference that chance does not explain
+Better = Literal["adapted", "source", "neither", "open"]
+Part = Literal["random", "informative", "other"]  # other: labelled without having been asked for
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95% interval of an accuracy."""
+
+    low: float
+    high: float
+
+    def around(self, accuracy: float) -> str:
+        """81.0% (60.0 to 92.3)"""
+        return f"{accuracy:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One model's predictions against labels."""
+
+    accuracy: float  # of all images: Office-31, Office-Home, DomainNet
+    interval: Interval
+    class_mean_accuracy: float  # mean over the classes that have images: VisDA-2017
+    class_mean_interval: Interval
+    right: tuple[int, ...]  # correct predictions by true class
+    images: tuple[int, ...]  # labelled images by true class
+    confusion: tuple[tuple[int, ...], ...] = ()  # [true class][predicted class]; not stored for every epoch
+
+    @property
+    def per_class(self) -> tuple[float | None, ...]:
+        """The accuracy of each true class, None for a class without images."""
+        return tuple(right / n if n else None for right, n in zip(self.right, self.images, strict=True))
+
+    def with_intervals(self) -> tuple[str, str]:
+        """The accuracy and the class-mean accuracy for a table."""
+        return self.interval.around(self.accuracy), self.class_mean_interval.around(self.class_mean_accuracy)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The adapted model against the source-only one, on the same labelled images."""
+
+    adapted_right: int
+    source_right: int
+    adapted_alone: int  # images on which only the adapted model is right
+    source_alone: int
+    p: float  # McNemar's test, exact and two-sided
+    better: Better  # neither: equally many are right, and every image is labelled; open: too few labels to decide
+    disagree: int  # images of the whole target on which the models' predictions differ
+    more_labels: int | None = None  # random labels that would probably decide an open comparison
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Images of similar confidence."""
+
+    confidence: float  # mean
+    accuracy: float
+    images: int
+
+
+def calibration_error(bins: tuple[CalibrationBin, ...]) -> float:
+    """Expected calibration error: the mean difference of confidence and accuracy, weighted by images."""
+    return sum(b.images * abs(b.confidence - b.accuracy) for b in bins) / max(sum(b.images for b in bins), 1)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Accuracy of a run's models by target labels.
+
+    Accuracies are exact if every target image is labelled, and the intervals then hold for new images like these.
+    Otherwise the intervals are for the whole target if the labelled images are a random sample of it."""
+
+    model: str  # the measured model: adapted, source or last
+    classes: tuple[str, ...]
+    images: int  # labelled images, without those that the run was trained with
+    target: int | None  # images of the run's target; None if other images were labelled
+    whole_target: bool  # whether every target image has a label
+    models: dict[str, Scores]  # by name; source and adapted only with labels of the run's target
+    epochs: tuple[Scores, ...] = ()  # after every epoch of adaptation; the first is the source-only model's
+    adapted_epoch: int = 0  # epoch of the adapted model; 0 without one
+    comparison: Comparison | None = None
+    calibration: tuple[CalibrationBin, ...] = ()  # of `model`, the lowest confidence first
+    random: bool = False  # whether the labelled images were drawn at random from the target
+    no_class: int = 0  # images that belong to none of the classes and count as wrong
+    unsure: int = 0  # images that were left out because their label is 'unsure'
+    skipped: int = 0  # unreadable files
+    trained_with: int = 0  # labelled images that were left out because the run was trained with their labels
+    recalibrated: bool = False  # whether these labels have calibrated the adapted model
+
+    @property
+    def scores(self) -> Scores:
+        return self.models[self.model]
+
+    @property
+    def accuracy(self) -> float:
+        return self.scores.accuracy
+
+    @property
+    def best_epoch(self) -> int:
+        """The best epoch by labels, an upper bound of any choice without labels; 0 without an adapted model."""
+        return max(range(1, len(self.epochs)), key=lambda epoch: self.epochs[epoch].accuracy, default=0)
+
+    @property
+    def calibration_error(self) -> float:
+        return calibration_error(self.calibration)
+
+    def named_epochs(self) -> dict[str, int]:
+        """The epochs that people ask for."""
+        if not self.epochs:
+            return {}
+        adapted = {"adapted": self.adapted_epoch} if self.adapted_epoch else {}
+        return {"source_only": 0} | adapted | {"last_epoch": len(self.epochs) - 1, "best_by_labels": self.best_epoch}
+
+    def rows(self) -> list[tuple[str, Scores]]:
+        """The same epochs for a table. A single epoch of adaptation is listed once."""
+        titles = {"adapted": f"adapted, epoch {self.adapted_epoch}", "last_epoch": "last epoch"}
+        titles |= {"source_only": "source-only", "best_by_labels": f"best by labels, epoch {self.best_epoch}"}
+        epochs = self.named_epochs() if len(self.epochs) > 1 else {}
+        shown = ("source_only", "adapted") if len(self.epochs) == 2 else titles.keys()
+        return [(titles[name], self.epochs[epoch]) for name, epoch in epochs.items() if name in shown]
+
+    def _repr_html_(self) -> str:
+        rows = [(self.model, *self.scores.with_intervals()), *((name, *s.with_intervals()) for name, s in self.rows())]
+        columns = ("model", "accuracy (95% interval)", "class-mean accuracy")
+        return html_table(counted(self.images, "labelled image"), columns, rows)
+
+    def summary(self) -> dict[str, Any]:
+        """The object that --json prints: what a run stores, and numbers that follow from it."""
+        named = {f"{name}_accuracy": self.epochs[epoch].accuracy for name, epoch in self.named_epochs().items()}
+        return {
+            "accuracy": self.accuracy,
+            "class_mean_accuracy": self.scores.class_mean_accuracy,
+            **named,
+            "best_by_labels_epoch": self.best_epoch,
+            "accuracy_by_epoch": [scores.accuracy for scores in self.epochs],
+            "per_class": dict(zip(self.classes, self.scores.per_class, strict=True)),
+            "confusion": self.scores.confusion,
+            "calibration_error": self.calibration_error,
+            **asdict(self),
+        }
+
+
+@dataclass(frozen=True)
+class Question:
+    """A target image to label."""
+
+    path: str
+    digest: str
+    part: Part
+
+
+@dataclass(frozen=True)
+class Questions:
+    """questions.json: all images that `ask` has chosen so far."""
+
+    fingerprint: str  # of the target's images and both models' predictions
+    seed: int
+    budget: int
+    images: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class StoredLabel:
+    """The label of a target image, and the part that the image belongs to."""
+
+    path: str
+    digest: str
+    label: str  # a class, or one of the other answers of a labels file
+    part: Part
+
+
+@dataclass(frozen=True)
+class Answers:
+    """answers.json: all labels that `answer` has read so far, and what they show."""
+
+    fingerprint: str
+    date: str
+    calibrated: bool  # whether these labels, or earlier ones, have calibrated the adapted model
+    measured: Measured | None  # None without a label of the random part
+    labels: tuple[StoredLabel, ...]

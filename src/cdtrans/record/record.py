@@ -6,7 +6,7 @@ to do. Files that a run may lack are None or empty."""
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import cached_property
@@ -32,9 +32,8 @@ from cdtrans.record.layout import (
     TrainedLabel,
     Views,
 )
-from cdtrans.record.measured import Answers, Measured, Questions
 from cdtrans.record.model import Card, read_card
-from cdtrans.record.outcome import Outcome
+from cdtrans.record.outcome import Answers, Measured, Outcome, Questions
 from cdtrans.record.probabilities import calibrated, probabilities
 from cdtrans.schema import Misfit, build
 
@@ -113,34 +112,27 @@ class RunRecord:
         logits = self._arrays(layout.LOGITS)
         shape = len(self.images.paths["target"]), len(self.classes)
         with self._intact(layout.LOGITS):
-            for values in (logits.source, *([] if logits.adapted is None else [logits.adapted])):
-                require(
-                    values.shape == shape, f"it holds {values.shape} logits, and the run {shape} images and classes"
-                )
+            for values in (logits.source, logits.source if logits.adapted is None else logits.adapted):
+                require(values.shape == shape, f"its logits are {values.shape}, not {shape}: images and classes")
                 require(np.isfinite(values).all(), "its numbers are not logits")
         return logits
 
     @cached_property
     def views(self) -> Views:
-        views = self._arrays(layout.VIEWS)
+        v = self._arrays(layout.VIEWS)
         source, target = (len(self.images.paths[domain]) for domain in ("source", "target"))
-        sampled = {"before": (len(views.sampled_source), len(views.sampled_target))}
-        sampled["after"] = sampled["before"]
+        lengths = (
+            (len(v.sampled_source), (v.before_source, v.after_source)),
+            (len(v.sampled_target), (v.before_target, v.after_target)),
+            (source, (v.source_labels, v.source_predicted, v.source_confidence, v.source_own)),
+            (target, (v.target_before, v.target_after, v.confidence_before, v.confidence_after, v.changed)),
+        )
         with self._intact(layout.VIEWS):
-            for name, values in vars(views).items():
-                if name.startswith("sampled"):
-                    continue
-                when, _, domain = name.partition("_")
-                if when in sampled:
-                    expected = sampled[when][domain == "target"]
-                else:
-                    expected = source if when == "source" else target
-                require(len(values) == expected, f"its {name} are of {len(values)} images, not {expected}")
-            for classes in (views.source_labels, views.source_predicted, views.target_before, views.target_after):
-                require(((classes >= 0) & (classes < len(self.classes))).all(), "it has other classes")
-            for rows, images in ((views.sampled_source, source), (views.sampled_target, target)):
-                require(((rows >= 0) & (rows < images)).all(), "its samples are of other images")
-        return views
+            require(all(len(x) == n for n, arrays in lengths for x in arrays), "its arrays are of other images")
+            require_within((v.source_labels, v.source_predicted, v.target_before, v.target_after), len(self.classes))
+            require_within([v.sampled_source], source)
+            require_within([v.sampled_target], target)
+        return v
 
     @cached_property
     def log(self) -> tuple[Line, ...]:
@@ -163,18 +155,15 @@ class RunRecord:
     @cached_property
     def rounds(self) -> dict[int, Round]:
         """Every search for pairs."""
-        images, classes = self.images.paths, len(self.classes)
-        limits = {"source": (-1, len(images["source"])), "target": (0, len(images["target"])), "kept": (0, 2)}
-        limits |= {"source_labels": (0, classes), "target_labels": (0, classes)}
-        rounds = {}
+        images, rounds = self.images.paths, {}
         for number in self._numbers(layout.ROUND):
-            rounds[number] = self._arrays(file := layout.ROUND.numbered(number))
+            rounds[number] = r = self._arrays(file := layout.ROUND.numbered(number))
             with self._intact(file):
-                for name, values in vars(rounds[number]).items():
-                    low, end = limits[name]
-                    require(values.shape == rounds[number].kept.shape, f"its {name} are of other pairs")
-                    require(values.dtype.kind in "biu", f"its {name} are no whole numbers")
-                    require(((values >= low) & (values < end)).all(), f"its {name} are of other images or classes")
+                require(len({x.shape for x in vars(r).values()}) == 1, "its arrays are of other pairs")
+                require_within([r.source], len(images["source"]), -1)
+                require_within([r.target], len(images["target"]))
+                require_within([r.source_labels, r.target_labels], len(self.classes))
+                require_within([r.kept], 2)
         return rounds
 
     @cached_property
@@ -187,8 +176,7 @@ class RunRecord:
         predictions = self._arrays(file := layout.PREDICTED.numbered(epoch))
         with self._intact(file):
             require(len(predictions.predicted) == len(self.images.paths["target"]), "it is about other images")
-            classes = predictions.predicted
-            require(((classes >= 0) & (classes < len(self.classes))).all(), "it has other classes")
+            require_within([predictions.predicted], len(self.classes))
         return predictions
 
     @cached_property
@@ -350,3 +338,10 @@ def require(fits: bool | np.bool_, cause: str) -> None:
     """Content that no run has written is damage."""
     if not fits:
         raise Misfit("kind", "", cause)
+
+
+def require_within(indices: Iterable[np.ndarray], end: int, start: int = 0) -> None:
+    """Indices of images or classes that a run has."""
+    for x in indices:
+        fits = x.dtype.kind in "biu" and ((x >= start) & (x < end)).all()
+        require(fits, "its indices are of other images or classes")

@@ -71,6 +71,9 @@ class RunWriter:
                 f"The images, the labels of --target-labels or the file of the method have changed since the run in "
                 f"'{self.folder}' began; {OTHER}, or put them back.",
             )
+        if before.has(layout.TIMINGS) and self.writes:  # a kill may have torn the last line
+            timings = (self.folder / layout.TIMINGS.name).read_bytes()
+            os.truncate(self.folder / layout.TIMINGS.name, timings.rfind(b"\n") + 1)
         # The settings first: they mark the folder as a run, even if the process is killed right after.
         self.write(layout.CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False).encode())
         self.write(layout.DATA, data)

@@ -7,8 +7,7 @@ from shlex import quote
 from typing import Literal, NamedTuple
 
 from cdtrans.errors import counted, ended
-from cdtrans.record.measured import Interval, Measured
-from cdtrans.record.outcome import Choice, Crowd, Measure, ModelName, Outcome
+from cdtrans.record.outcome import Choice, Crowd, Interval, Measure, Measured, ModelName, Outcome
 from cdtrans.record.probabilities import SHARES, Kept
 
 MODEL_NAMES: dict[str, str] = {"source": "source-only", "adapted": "adapted", "last": "last"}

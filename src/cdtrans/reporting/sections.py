@@ -10,8 +10,7 @@ import numpy as np
 from cdtrans.methods import method_class
 from cdtrans.record import wording
 from cdtrans.record.layout import Line, Round
-from cdtrans.record.measured import Measured, Scores
-from cdtrans.record.outcome import Crowd
+from cdtrans.record.outcome import Crowd, Measured, Scores
 from cdtrans.record.probabilities import Kept
 from cdtrans.record.probabilities import trade_off as trade_off_of
 from cdtrans.record.record import RunRecord

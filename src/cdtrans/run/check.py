@@ -83,7 +83,7 @@ def check(
         require_weights(layered.weights)
 
     with importing():
-        from cdtrans.run.resolve import resolve
+        from cdtrans.run.pipeline import resolve
 
     resolved = resolve(layered)
     decoded_source = decode_domain(scanned_source, resolved, screen, "source")

@@ -2,16 +2,30 @@
 seconds."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typing_extensions import Unpack
 
-from cdtrans.config import Config, Force, Resolved, Settings, SettingsFile, Source, Target, compose_run, recipe_names
-from cdtrans.errors import counted
+from cdtrans.config import (
+    Config,
+    Force,
+    Resolved,
+    Settings,
+    SettingsFile,
+    Source,
+    Target,
+    check_options,
+    compose_run,
+    make_config,
+    recipe_names,
+)
+from cdtrans.errors import MethodError, SettingsError, counted
+from cdtrans.inputs.pixels import resize_for
 from cdtrans.inputs.scan import require_outside, warnings_for
-from cdtrans.methods import method_class, require_method
+from cdtrans.methods import METHODS, method_class, require_method
+from cdtrans.network.backbone import native_crop, resolve_name
 from cdtrans.record import wording
 from cdtrans.record.layout import CONFIG, ENVIRONMENT
 from cdtrans.record.outcome import Outcome
@@ -20,13 +34,17 @@ from cdtrans.record.run import RunWriter, check_folder
 from cdtrans.run.inputs import Inputs, Plan, decode_inputs, scan_domains
 from cdtrans.run.stage1 import Origin, source_model
 from cdtrans.run.target_labels import Given
+from cdtrans.runtime.ranks import from_main, joined
 from cdtrans.runtime.screen import Screen, html_table
-from cdtrans.runtime.signals import importing
+from cdtrans.runtime.signals import StopSignals, importing
 from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, load
 
 if TYPE_CHECKING:
-    from cdtrans.methods.base import Method
+    import torch
+
+    from cdtrans.methods.base import Method, Sizes
+    from cdtrans.network.network import Network
 
 DEFAULT_OUT = "runs/adapt"
 # Where there is no SOURCE: with --source-model and --method shot.
@@ -119,9 +137,6 @@ def run_pipeline(
     """The whole run. `method` replaces the class that the configuration names, for ablations whose pairs are made with
     target labels."""
     plan = scan(config, out, screen, force=force, method=method)
-    with importing():
-        from cdtrans.runtime.ranks import joined
-
     with joined(plan.config.device):
         return Result(out, run_session(plan))
 
@@ -147,12 +162,10 @@ def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "typ
 
 def run_session(plan: Plan) -> Outcome:
     """From the scanned images to a finished run folder. Bad input is found before the folder is touched."""
-    from cdtrans.run.finish import complete, finish, show_finished
-    from cdtrans.run.resolve import make_method, require_source, resolve, use_device
-    from cdtrans.runtime.ranks import from_main
-    from cdtrans.runtime.signals import StopSignals
-    from cdtrans.training.adaptation import adapt_to_target
-    from cdtrans.training.loop import library, load_state
+    with importing():
+        from cdtrans.run.finish import complete, finish, show_finished
+        from cdtrans.training.adaptation import adapt_to_target
+        from cdtrans.training.loop import library, load_state
 
     screen, kind = plan.screen, plan.method or method_class(plan.config.method)
     config = resolve(plan.config, kind)
@@ -231,3 +244,73 @@ def warn_about_threads(out: Path, config: Resolved, screen: Screen) -> None:
             f"The run began with {before} CPU threads and resumes with {now}, so its result will differ in the last "
             f"digits from that of an uninterrupted run; set OMP_NUM_THREADS={before} to avoid this."
         )
+
+
+def resolve(config: Config, method: "type[Method] | None" = None) -> Resolved:
+    """Replace every 'auto' by its value here and write out every option of the method. `method` replaces the class that
+    the settings name. Settings that the method cannot work with are refused."""
+    from cdtrans.runtime.device import pick_device, pick_precision
+
+    kind = method or method_class(config.method)
+    options = check_options(kind.Options, config.method_args, config.method)
+    if not kind.trains and config.epochs > 1:
+        raise SettingsError(
+            "no-epochs",
+            f"The method '{config.method}' does not train, so --epochs {config.epochs} has no effect; use --epochs 1.",
+        )
+    if config.batch_size < kind.least_batch:
+        raise SettingsError(
+            "batch-too-small",
+            f"The method '{config.method}' needs a --batch-size of {kind.least_batch} or more, not "
+            f"{config.batch_size}.",
+        )
+    device, backbone = pick_device(config.device), resolve_name(config.backbone)
+    crop = native_crop(backbone) if config.crop == "auto" else config.crop
+    resize = resize_for(crop) if config.resize == "auto" else config.resize
+    here = {"device": str(device), "backbone": backbone, "crop": crop, "resize": resize}
+    here |= {"precision": pick_precision(config.precision, device), "method_args": asdict(options)}
+    return Resolved(**make_config(config.to_dict() | here).to_dict())
+
+
+def require_source(kind: "type[Method]", config: Config) -> None:
+    """Refuse a run without source images of a method that needs them."""
+    if kind.needs_source and not config.source:
+        others = [name for name in METHODS if not method_class(name).needs_source]
+        raise SettingsError(
+            "no-source",
+            f"The method '{config.method}' needs source images and none were given: name them, as in 'cdtrans adapt "
+            f"SOURCE TARGET', or use --method {' or '.join(others)}.",
+        )
+
+
+def use_device(config: Resolved, screen: Screen) -> "torch.device":
+    """The run's device, ready to train on."""
+    import torch
+
+    from cdtrans.network.operations import build
+
+    device = torch.device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams and graphs are made on the current one
+        if config.precision != "fp32" and (cause := build(device)[1]):
+            screen.warn(f"GPU kernels could not be built, so training takes twice as long ({cause}).")
+    return device
+
+
+def make_method(kind: "type[Method]", network: "Network", config: Config, sizes: "Sizes") -> "Method":
+    """The run's seed initialises its modules. A model card must be able to describe the network that it serves."""
+    import torch
+
+    from cdtrans.network.network import AnyHead
+    from cdtrans.training.loop import step_seed
+
+    torch.manual_seed(step_seed(config.seed, "method", 0, 0))
+    method = kind(network, check_options(kind.Options, config.method_args, config.method), sizes)
+    served, own = method.served(), {id(parameter) for parameter in method.parameters()}
+    if not isinstance(served.head, AnyHead) or any(id(p) not in own for p in served.parameters()):
+        raise MethodError(
+            "method-serves-other",
+            f"{kind.__name__}.served() must return a Network made of the method's own modules, with a head of "
+            "cdtrans.network.network; see docs/methods.md.",
+        )
+    return method

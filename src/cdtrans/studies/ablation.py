@@ -157,7 +157,7 @@ def make_plan(
     ablation: Ablation, config: Config, labels: Path, out: Path, screen: Screen, *, force: bool = False
 ) -> Plan:
     """The plan of an ablation whose settings and input have been checked."""
-    from cdtrans.run.resolve import resolve
+    from cdtrans.run.pipeline import resolve
 
     for variant in ablation.variants:  # report settings that the run of some row would refuse, before the first one
         row = row_config(ablation, variant, config)

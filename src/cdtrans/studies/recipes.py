@@ -57,7 +57,7 @@ class Request:
     def configs(self, start: str | None) -> tuple[tuple[Config, ...], str | None]:
         """The configuration of every requested method, checked before any run starts, and the start of several."""
         from cdtrans.network.weights import read_state
-        from cdtrans.run.resolve import resolve
+        from cdtrans.run.pipeline import resolve
 
         requested = (self.from_file | self.settings).get("method")
         methods = parse_methods(requested) if isinstance(requested, str) else ()
@@ -160,7 +160,7 @@ def start_of(method: str, start: str) -> str:
 def misfits(configs: tuple[Config, ...], classes: tuple[str, ...]) -> dict[str, str]:
     """The methods that cannot work with the backbone, and what they need."""
     from cdtrans.network.weights import make_card
-    from cdtrans.run.resolve import resolve
+    from cdtrans.run.pipeline import resolve
     from cdtrans.run.stage1 import initial_network
 
     config = resolve(configs[0])
