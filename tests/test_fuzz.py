@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import yaml
 from cdtrans.cli import app as entry
 from cdtrans.record.run import RunWriter
 from cdtrans.reporting import gallery, page
+from cdtrans.serving import parts
 from cdtrans.training.loop import Loop
 
 TRIES = int(os.environ.get("CDTRANS_FUZZ", "0"))
@@ -326,6 +328,41 @@ def test_unfinished_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             file.write_bytes(mutated(file.read_bytes(), file.suffix, rng))
         problems.run((n, file.name), *adapt)
+    assert not problems, problems.listed()
+
+
+def test_exported_files(place: Path) -> None:
+    """Damaged metadata, weights or graph, and a flipped bit."""
+    names = ["model.safetensors"] + ["model.onnx"] * (find_spec("onnxscript") is not None)
+    for name in names:
+        assert cdtrans("export", place / "run", "--out", place / name).code == 0
+    contents, problems = {name: (place / name).read_bytes() for name in names}, Problems()
+    for n, rng in tries(16, "exported"):
+        name = rng.choice(names)
+        content = bytearray(contents[name])
+        content[rng.randrange(min(len(content), 3000))] ^= 1 << rng.randrange(8)
+        (place / name).write_bytes(content if rng.random() < 0.5 else with_odd_bytes(contents[name], rng))
+        problems.run((n, name), "predict", place / name, place / "target", "--csv", place / "p.csv")
+    assert not problems, problems.listed()
+
+
+def test_finished_parts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of finished parts, a resumed command writes the bytes of an uninterrupted one."""
+    monkeypatch.setattr(parts, "PART", 8)
+    (place / "target" / "03b.png").write_bytes(b"")
+    file, problems = place / "parts.csv", Problems()
+    predict = ["predict", place / "run", place / "target", "--csv", file, "--device", "cpu"]
+    assert cdtrans(*predict, "--max-bad", "0.1").code == 0
+    whole = file.read_bytes()
+    for n, rng in tries(10, "parts"):
+        assert cdtrans(*predict, "--max-bad", "0").code == 2, "which keeps the parts"
+        part = rng.choice(sorted(parts.folder_of(file).glob("*.part")))
+        part.write_bytes(with_odd_bytes(part.read_bytes(), rng))
+        problems.run((n, part.name), *predict, "--max-bad", "0.1")
+        if file.read_bytes() != whole or parts.folder_of(file).exists():
+            problems.append((n, part.name, "another table"))
+        file.unlink()
+    (place / "target" / "03b.png").unlink()
     assert not problems, problems.listed()
 
 
