@@ -264,7 +264,7 @@ def test_contradicting_strange_and_repeated_labels(asked: Path, capsys: pytest.C
     (asked / "l.csv").write_text(f"path,label\n{a},red\n{a},blue\n{b},red\n{b},red\n{c},green\nstrange.png,red\n")
     result, text = heard(capsys, asked, asked / "l.csv")
     assert result.labelled == 2
-    assert says(text, "contradicting", f"{a}: blue or red", "1 repeated", "1 of 6", "'strange.png'", "skipped")
+    assert says(text, "contradicting", f"{a}: blue or red", "1 of 6", "'strange.png'", "skipped")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from PIL import Image
 
 from cdtrans.inputs.batches import Images
 from cdtrans.inputs.images import decode, resized
-from cdtrans.reporting.images import SIDE, DomainImages, enlarged, heated, matrix
+from cdtrans.reporting.images import SIDE, DomainImages, enlarged, heated
 from tiny_task import draw
 
 
@@ -68,12 +68,3 @@ def test_a_small_image_is_enlarged_smoothly() -> None:
     edge = np.zeros((4, 4, 3), np.uint8)
     edge[:, 2:] = 255
     assert len(np.unique(np.asarray(enlarged(edge)))) > 10
-
-
-def test_a_matrix_has_true_classes_down_and_its_diagonal_in_another_colour() -> None:
-    shares = np.array([[0.75, 0.25], [0.0, 1.0]])
-    image = opened(matrix(shares))
-    assert image.size == (840, 840)
-    right, wrong, never, all_right = (image.getpixel(p) for p in ((9, 9), (800, 9), (9, 800), (800, 800)))
-    assert right[:3] == all_right[:3] != wrong[:3]
-    assert never[3] == 0 < wrong[3] < right[3] < all_right[3] == 255

@@ -271,7 +271,7 @@ def test_the_largest_page_is_small_enough(full: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
     image = len(jpeg(Image.fromarray(noise)))
     count = 3 * gallery.PAIRS + 3 * gallery.LOOKS
-    plots = 5 * 720 * 720 * 4 // 3 // 4  # four planes and a matrix, an eighth of a byte a pixel and channel
+    plots = 4 * 720 * 720 * 4 // 3 // 4  # four planes, an eighth of a byte a pixel and channel
     assert count * image + plots + (full / "report.html").stat().st_size < LARGEST
 
 
@@ -293,12 +293,12 @@ def test_settings_are_written_as_in_yaml() -> None:
 
 
 def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists are cut, a matrix becomes an image, colours repeat and are listed on demand, and the page says so."""
+    """Lists are cut, there is no matrix, colours repeat and are listed on demand, and the page says so."""
     assert ("details", {"class": "legend", "open": None}) in written(run).elements
     monkeypatch.setattr(embedding.Embedding, "LISTED", 2)
     monkeypatch.setattr(embedding.Embedding, "COLOURS", 2)
     monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
-    monkeypatch.setattr(sections, "TABLE_CLASSES", 2)
+    monkeypatch.setattr(sections.Labelled, "MATRIX_CLASSES", 2)
     parsed = written(run)
     texts = parsed.sections
     assert ("details", {"class": "legend"}) in parsed.elements

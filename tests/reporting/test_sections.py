@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -168,10 +168,8 @@ class TestClasses:
 
 
 class TestPairs:
-    LOG = (
-        {"event": "pairs", "round": 1, "epoch": 1, "proposed": 3},
-        {"event": "pairs", "round": 2, "epoch": 3, "proposed": 4, "classes_used": 3, "source_accuracy": 0.5},
-    )
+    USED: ClassVar = {"event": "pairs", "sources_used": 1, "targets_used": 2, "classes_used": 3, "source_accuracy": 0.5}
+    LOG = (USED | {"round": 1, "epoch": 1, "proposed": 3}, USED | {"round": 2, "epoch": 3, "proposed": 4})
 
     def test_counts_per_class_and_round(self) -> None:
         rounds = {
@@ -183,8 +181,8 @@ class TestPairs:
         by_name = {row.name: (row.kept, row.rejected) for row in shown.by_class}
         assert by_name == {"a": ((1, 2), (1, 0)), "b": ((1, 0), (0, 0)), "c": ((0, 0), (0, 2))}
         assert shown.largest == 2
-        assert [(r.epoch, r.used[2], r.agreements[2]) for r in shown.rounds] == [(1, None, None), (3, 3, 0.5)]
-        assert len(shown.agreements) == 3
+        assert [(r.epoch, r.used, r.agreements) for r in shown.rounds] == [(e, (1, 2, 3), (0.5,)) for e in (1, 3)]
+        assert shown.agreements == ("accuracy on source",)
 
     def test_only_the_classes_that_lose_most_are_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sections, "SHOWN_CLASSES", 1)
@@ -218,15 +216,11 @@ class TestLabelled:
         assert shown.classes == [("a", 4, 0.75), ("b", 6, 4 / 6), ("c", 0, None)]
         assert shown.confusions == (("b", "c", 2), ("a", "b", 1))
         assert (shown.curve.values, shown.curve.mark[2]) == ((0.5, 0.6, 0.7), 0.7)
-        assert (shown.matrix_image, shown.calibration, shown.command) == (None, True, "")
+        assert (shown.calibration, shown.command) == (True, "")
 
     def test_the_labels_of_answer_are_shown_where_eval_has_none(self) -> None:
         answers = Answers("", "", False, MEASURED, ())
         assert sections.labelled(record(answers=answers)).scores == SCORES
-
-    def test_a_large_matrix_is_an_image(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sections, "TABLE_CLASSES", 2)
-        assert sections.labelled(record(evaluation=MEASURED)).matrix_image.startswith("data:image/png")
 
     def test_the_chosen_model_is_shown_whichever_was_scored(self) -> None:
         gone_back = outcome(choice=Choice("source", 0))

@@ -207,7 +207,4 @@ def settle(by_image: dict[int, list[Row]], parts: dict[int, Part], target: Targe
     if parts and elsewhere:
         are = counted(elsewhere, "label is", "labels are")
         screen.say(f"{are} of a random part that was drawn for another run, and used to measure this one too.")
-    repeated = sum(len(by_image[i]) - 1 for i in labels)
-    if repeated:
-        screen.say(f"{counted(repeated, 'repeated label was', 'repeated labels were')} not counted again.")
     return labels

@@ -1,4 +1,4 @@
-"""Thumbnails, heat maps and matrices as data URLs inside the page."""
+"""Thumbnails and heat maps as data URLs inside the page."""
 
 import base64
 import io
@@ -24,8 +24,6 @@ HEAT = np.array(  # matplotlib's "inferno": even in brightness, so it also works
     ]
 )
 HEAT_SHARE = 0.6  # opacity of the colours over the image
-KEPT_COLOUR, REJECTED_COLOUR = (43, 138, 107), (194, 80, 74)  # as --kept and --rejected
-MATRIX_SIDE = 840  # pixels of a confusion matrix: twice its size on the page
 
 
 class DomainImages:
@@ -95,24 +93,8 @@ def heated(pixels: np.ndarray, weights: np.ndarray) -> Image.Image:
     return Image.fromarray(np.rint(HEAT_SHARE * colours + (1 - HEAT_SHARE) * grey).astype(np.uint8))
 
 
-def matrix(shares: np.ndarray) -> str:
-    """A confusion matrix as an image, [K, K] shares of the true classes: correct cells in the colour of kept pairs,
-    wrong ones in that of rejected pairs."""
-    colours = np.where(np.eye(len(shares), dtype=bool)[..., None], KEPT_COLOUR, REJECTED_COLOUR)  # [K, K, 3]
-    visible = np.sqrt(shares)[..., None] * 255  # the square root, so that rare confusions are visible
-    pixels = np.concatenate([colours, visible], axis=2).round().astype(np.uint8)
-    side = max(1, MATRIX_SIDE // len(shares))
-    large = Image.fromarray(pixels).resize((side * len(shares),) * 2, Image.Resampling.NEAREST)
-    file = io.BytesIO()
-    large.save(file, "PNG")
-    return _data_url("image/png", file.getvalue())
-
-
 def jpeg(image: Image.Image) -> str:
+    """The image as a data URL."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=QUALITY)
-    return _data_url("image/jpeg", file.getvalue())
-
-
-def _data_url(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

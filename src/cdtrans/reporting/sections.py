@@ -9,15 +9,14 @@ import numpy as np
 
 from cdtrans.methods import method_class
 from cdtrans.record import wording
-from cdtrans.record.layout import Line, Round
+from cdtrans.record.layout import Line
 from cdtrans.record.outcome import Crowd, Measured, Scores
 from cdtrans.record.probabilities import Kept
 from cdtrans.record.probabilities import trade_off as trade_off_of
 from cdtrans.record.record import RunRecord
-from cdtrans.reporting.images import matrix
+from cdtrans.trust.support import crowded_class
 
 SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
-TABLE_CLASSES = 40  # a confusion matrix of more classes is an image instead of a table
 SHOWN_CONFUSIONS = 12  # the most frequent ones, by name
 MINUTE = 60  # seconds
 
@@ -222,7 +221,6 @@ class Histogram:
 
 
 def histogram(record: RunRecord) -> Histogram | Missing:
-    from cdtrans.trust.support import crowded_class  # with torch
 
     classes, counts = record.classes, record.data.source.classes
     source = np.array([counts.get(name, 0) for name in classes])
@@ -249,8 +247,8 @@ class RoundCount:
     epoch: int  # epoch before which the pairs were searched
     proposed: int
     kept: int
-    used: tuple[int | None, ...]  # source images, target images and classes of the pairs
-    agreements: tuple[float | None, ...]  # by AGREEMENTS; None where the method has no nearest neighbours
+    used: tuple[int, ...]  # source images, target images and classes of the pairs
+    agreements: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -265,14 +263,9 @@ class ClassCount:
 @dataclass(frozen=True)
 class PairCounts:
     rounds: tuple[RoundCount, ...]
+    agreements: tuple[str, ...]  # their columns; none without source images
     by_class: tuple[ClassCount, ...]
     classes: int  # in all; by_class has those that lose most
-
-    @property
-    def agreements(self) -> tuple[str, ...]:
-        """The columns of the agreements; none for a method without nearest neighbours."""
-        known = any(share is not None for each in self.rounds for share in each.agreements)
-        return tuple(AGREEMENTS.values()) if known else ()
 
     @property
     def largest(self) -> int:
@@ -300,35 +293,30 @@ def about_pairs(record: RunRecord) -> str:
 
 
 def pair_counts(record: RunRecord) -> PairCounts | Missing:
-    rounds, classes = record.rounds, len(record.classes)
+    rounds, names = record.rounds, record.classes
     if not rounds:
         return Missing("The run folder has no pairs.")
     lines = {line["round"]: line for line in record.events("pairs")}
-    counts = tuple(round_count(number, int(r.kept.sum()), lines[number]) for number, r in rounds.items())
+    agreements = [name for name in AGREEMENTS if name in lines[max(rounds)]]
+    counts = tuple(
+        RoundCount(
+            number=number,
+            epoch=int(lines[number]["epoch"]),
+            proposed=int(lines[number]["proposed"]),
+            kept=int(r.kept.sum()),
+            used=tuple(int(lines[number][name]) for name in ("sources_used", "targets_used", "classes_used")),
+            agreements=tuple(float(lines[number][name]) for name in agreements),
+        )
+        for number, r in rounds.items()
+    )
     kept, rejected = (
-        np.stack([per_class(r, r.kept == state, classes) for r in rounds.values()], axis=1) for state in (True, False)
+        np.stack([np.bincount(r.source_labels[r.kept == state], minlength=len(names)) for r in rounds.values()], axis=1)
+        for state in (True, False)
     )  # [K, rounds]
     loss = rejected[:, -1] / np.maximum(kept[:, -1] + rejected[:, -1], 1)
     most = sorted(np.argsort(-loss, kind="stable")[:SHOWN_CLASSES].tolist())
-    by_class = tuple(ClassCount(record.classes[k], tuple(kept[k].tolist()), tuple(rejected[k].tolist())) for k in most)
-    return PairCounts(counts, by_class, classes)
-
-
-def round_count(number: int, kept: int, line: Line) -> RoundCount:
-    used = (line.get(name) for name in ("sources_used", "targets_used", "classes_used"))
-    agreements = (line.get(name) for name in AGREEMENTS)
-    return RoundCount(
-        number,
-        int(line["epoch"]),
-        int(line["proposed"]),
-        kept,
-        tuple(None if count is None else int(count) for count in used),
-        tuple(None if share is None else float(share) for share in agreements),
-    )
-
-
-def per_class(r: Round, pairs: np.ndarray, classes: int) -> np.ndarray:
-    return np.bincount(r.source_labels[pairs], minlength=classes)[:classes]
+    by_class = tuple(ClassCount(names[k], tuple(kept[k].tolist()), tuple(rejected[k].tolist())) for k in most)
+    return PairCounts(counts, tuple(AGREEMENTS[name] for name in agreements), by_class, len(names))
 
 
 # Target labels
@@ -338,12 +326,13 @@ def per_class(r: Round, pairs: np.ndarray, classes: int) -> np.ndarray:
 class Labelled:
     """The results with target labels, of the chosen model."""
 
+    MATRIX_CLASSES = 40  # a confusion matrix of more classes is too large to read
+
     measured: Measured
     scores: Scores
     compared: str  # both models beside each other, in a sentence; empty without both
     command: str  # the command that chooses the better model, if it is not chosen
     curve: Curve | None
-    matrix_image: str | None  # of a matrix that is too large for a table
     confusions: tuple[tuple[str, str, int], ...]  # true class, predicted class, images: the most frequent
     calibration: bool  # whether the calibration is the chosen model's
 
@@ -364,9 +353,7 @@ def labelled(record: RunRecord) -> Labelled | Missing:
     confusion = np.array(scores.confusion)  # [K, K]
     wrong = np.where(np.eye(len(confusion), dtype=bool), 0, confusion)
     order = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:SHOWN_CONFUSIONS]]
-    names, image = measured.classes, None
-    if len(names) > TABLE_CLASSES:
-        image = matrix(confusion / np.maximum(confusion.sum(axis=1), 1)[:, None])
+    names = measured.classes
     use = "which training used" if outcome.trained_with_labels else "which neither training nor selection used"
     drawn = curve(
         {epoch: s.accuracy for epoch, s in enumerate(measured.epochs)}, ("True accuracy", f"by labels, {use}"), record
@@ -378,7 +365,6 @@ def labelled(record: RunRecord) -> Labelled | Missing:
         compared=wording.comparison(measured, outcome, record.folder),
         command=wording.choose_command(record.folder, compared.better) if compared and mistaken else "",
         curve=drawn if len(drawn.epochs) > 1 else None,
-        matrix_image=image,
         confusions=tuple((names[i], names[j], int(wrong[i, j])) for i, j in order if wrong[i, j]),
         calibration=bool(measured.calibration) and measured.model == chosen,
     )
