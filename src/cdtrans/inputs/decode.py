@@ -1,18 +1,24 @@
 """A scanned domain -> its readable images: one value for everything that needs them."""
 
+import ctypes
 import hashlib
-from collections.abc import Iterable, Sequence
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from cdtrans.config import Resolved
+from cdtrans.config import Config, Resolved
 from cdtrans.errors import DataError, DiskFull
 from cdtrans.inputs.images import Traces, judge_unreadable, thumbnails
-from cdtrans.inputs.pixels import CHUNK_IMAGES, default_cache, open_pixels
+from cdtrans.inputs.pixels import CHUNK_IMAGES, default_cache, fill_store, open_pixels, resize_for
 from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.stream import StreamedPixels
 from cdtrans.runtime.ranks import processor_count
@@ -23,6 +29,9 @@ if TYPE_CHECKING:
 
     from cdtrans.inputs.batches import Images
     from cdtrans.record.model import Card
+
+NAMED_CROP = 224  # the crop of a timm model whose name ends in _224
+SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
 
@@ -109,3 +118,40 @@ def decode_files(domain: Domain, config: Resolved, screen: Screen, name: str) ->
     streamed = StreamedPixels(domain.files(), config.resize)
     digests, bad = streamed.look(screen, name)
     return Decoded(domain, streamed, np.arange(len(domain)), tuple(digests)), bad
+
+
+@contextmanager
+def decoding_ahead(config: Config, *domains: LabelledDomain | UnlabelledDomain) -> Iterator[None]:
+    """Fill the stores of these domains in a child process while the body imports torch, which takes longer than
+    decoding on a machine with many cores: 5 of the 30 seconds of a cold run (docs/results/speed.md). The child is
+    killed at the end of the body: a store can be interrupted at any moment, and the run decodes the rest.
+
+    A process and not threads, because imports hold the GIL. Forking is safe with a single thread only."""
+    size = size_ahead(config)
+    can_fork = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+    if size is None or config.pixels == "stream" or not any(map(len, domains)) or not can_fork:
+        yield
+        return
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):  # the run meets the same error and reports it
+            ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+            for domain in filter(len, domains):
+                cache = Path(config.cache) if config.cache else default_cache()
+                fill_store(domain.files(), root=domain.root, size=size, cache=cache)
+        os._exit(0)  # without the parent's exit handlers and buffered output
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError, ChildProcessError):  # reaped already where SIGCHLD is ignored
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def size_ahead(config: Config) -> int | None:
+    """The size that images will be resized to, or None if only timm knows it."""
+    if config.resize != "auto":
+        return config.resize
+    if config.crop != "auto":
+        return resize_for(config.crop)
+    return resize_for(NAMED_CROP) if config.backbone.split(".")[0].endswith(f"_{NAMED_CROP}") else None

@@ -118,6 +118,12 @@ def open_pixels(files: Sequence[Path], *, root: Path, size: int, cache: Path, sc
     return Pixels(array, rows, [entry.digest for entry in entries], positions)
 
 
+def fill_store(files: Sequence[Path], *, root: Path, size: int, cache: Path) -> None:
+    """Decode new and changed files, and leave it to `open_pixels` to compare the others with their digests."""
+    images, _ = _look_at(dict(zip(_keys(files, root), files, strict=True)))
+    _fill(images, set(), root, size, cache, Screen(quiet=True), "")
+
+
 def _keys(files: Sequence[Path], root: Path) -> list[str]:
     """Paths below the root are relative to it, so that all spellings of the root share a store; others are absolute."""
     here, prefix = os.getcwd(), f"{root.absolute()}{os.sep}"

@@ -22,6 +22,7 @@ from cdtrans.config import (
     recipe_names,
 )
 from cdtrans.errors import MethodError, SettingsError, counted
+from cdtrans.inputs.decode import decoding_ahead
 from cdtrans.inputs.pixels import resize_for
 from cdtrans.inputs.scan import require_outside, warnings_for
 from cdtrans.methods import METHODS, method_class, require_method
@@ -137,6 +138,10 @@ def run_pipeline(
     """The whole run. `method` replaces the class that the configuration names, for ablations whose pairs are made with
     target labels."""
     plan = scan(config, out, screen, force=force, method=method)
+    domains = () if RunRecord(out).finished else (plan.source, plan.target)
+    with decoding_ahead(plan.config, *domains), importing():
+        import timm  # noqa: F401 (slow, as is torch)
+
     with joined(plan.config.device):
         return Result(out, run_session(plan))
 
@@ -162,10 +167,9 @@ def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "typ
 
 def run_session(plan: Plan) -> Outcome:
     """From the scanned images to a finished run folder. Bad input is found before the folder is touched."""
-    with importing():
-        from cdtrans.run.finish import complete, finish, show_finished
-        from cdtrans.training.adaptation import adapt_to_target
-        from cdtrans.training.loop import library, load_state
+    from cdtrans.run.finish import complete, finish, show_finished
+    from cdtrans.training.adaptation import adapt_to_target
+    from cdtrans.training.loop import library, load_state
 
     screen, kind = plan.screen, plan.method or method_class(plan.config.method)
     config = resolve(plan.config, kind)
