@@ -27,141 +27,119 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
 
 
-# Headings in --help.
-DATA, RECIPE, MODEL, STAGE_1, STAGE_2 = "Data", "Recipe", "Model", "Stage 1: source", "Stage 2: adaptation"
-STEPS, TRUST, RUN, CDTRANS = "Optimisation", "Trust", "Run", "Method: cdtrans"
+Auto = Literal["auto"]
 
 
-def _option(default: Any, group: str, text: str, minimum: float | None = None, maximum: float | None = None) -> Any:
+def _option(group: str, default: Any, text: str, minimum: float | None = None, maximum: float | None = None) -> Any:
     return option(default, text, group=group, minimum=minimum, maximum=maximum)
+
+
+# A function for each heading in --help.
+_data, _recipe, _model = (functools.partial(_option, group) for group in ("Data", "Recipe", "Model"))
+_stage_1, _stage_2 = (functools.partial(_option, group) for group in ("Stage 1: source", "Stage 2: adaptation"))
+_steps, _trust, _run = (functools.partial(_option, group) for group in ("Optimisation", "Trust", "Run"))
+_cdtrans = functools.partial(_option, "Method: cdtrans")
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that decides what a run computes."""
 
-    source: str = _option("", DATA, "Labelled images: a folder of class folders, or a list of 'path label' lines.")
-    target: str = _option("", DATA, "Unlabelled images: a folder of any depth, or a list of paths.")
-    target_labels: str | None = _option(
-        None, DATA, "Train with the labels of some target images: a file as 'cdtrans ask' writes it."
-    )
-    root: str | None = _option(None, DATA, "Folder that paths in lists are relative to (default: the list's folder).")
-    crop: int | Literal["auto"] = _option(
-        "auto", DATA, "Image size the model sees (auto: the backbone's).", 8, LARGEST_SIDE
-    )
-    resize: int | Literal["auto"] = _option(
-        "auto", DATA, "Resize both sides to this before cropping (auto: 8/7 of the crop).", 8, LARGEST_SIDE
-    )
-    flip: float = _option(0.5, DATA, "Probability of mirroring a training image.", 0, 1)
-    max_bad: float = _option(0.05, DATA, "Largest accepted share of unreadable files.", 0, 1)
+    source: str = _data("", "Labelled images: a folder of class folders, or a list of 'path label' lines.")
+    target: str = _data("", "Unlabelled images: a folder of any depth, or a list of paths.")
+    target_labels: str | None = _data(None, "Train with the labels of some target images, in a file of 'cdtrans ask'.")
+    root: str | None = _data(None, "Folder that paths in lists are relative to (default: the list's folder).")
+    crop: int | Auto = _data("auto", "Image size the model sees (auto: the backbone's).", 8, LARGEST_SIDE)
+    resize: int | Auto = _data("auto", "Image size before cropping (auto: 8/7 of the crop).", 8, LARGEST_SIDE)
+    flip: float = _data(0.5, "Probability of mirroring a training image.", 0, 1)
+    max_bad: float = _data(0.05, "Largest accepted share of unreadable files.", 0, 1)
 
-    recipe: Literal["best", "authors"] = _option(
+    recipe: Literal["best", "authors"] = _recipe(
         "authors",
-        RECIPE,
-        "Defaults for the other settings: this project's best recipe, or the CDTrans authors', which presets and other "
-        "methods also use.",
+        "Defaults of other settings: the best recipe, or the CDTrans authors' (also for presets and other methods).",
     )
-    effort: Literal["instant", "quick", "full"] = _option(
-        "full",
-        RECIPE,
-        "For the best recipe: instant does not train the backbone, quick trains a quarter as much as full.",
+    effort: Literal["instant", "quick", "full"] = _recipe(
+        "full", "For the best recipe: instant does not train the backbone, quick trains a quarter as much as full."
     )
 
-    backbone: str = _option(
+    backbone: str = _model(
         "deit_small_distilled_patch16_224.fb_in1k",
-        MODEL,
         "Any timm model: a name with its tag, or a short name such as dinov2_small.",
     )
-    backbone_args: dict = _option({}, MODEL, "Arguments for timm's create_model, such as {depth: 4} (YAML only).")
-    weights: str | None = _option(None, MODEL, "A .safetensors or .pth file to start from instead of timm's weights.")
-    pretrained: bool = _option(True, MODEL, "Start from timm's pretrained weights, or from scratch.")
-    neck: Literal["batchnorm", "none"] = _option(
-        "batchnorm", MODEL, "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
+    backbone_args: dict = _model({}, "Arguments for timm's create_model, such as {depth: 4} (YAML only).")
+    weights: str | None = _model(None, "A .safetensors or .pth file to start from instead of timm's weights.")
+    pretrained: bool = _model(True, "Start from timm's pretrained weights, or from scratch.")
+    neck: Literal["batchnorm", "none"] = _model(
+        "batchnorm", "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
     )
-    taps: int = _option(1, MODEL, "How many of a ViT's last blocks give their class token to the feature.", 1)
-    drop_path: float = _option(0.1, MODEL, "Stochastic depth of the last block.", 0, 0.99)
+    taps: int = _model(1, "How many of a ViT's last blocks give their class token to the feature.", 1)
+    drop_path: float = _model(0.1, "Stochastic depth of the last block.", 0, 0.99)
 
-    source_model: str | None = _option(
+    source_model: str | None = _stage_1(
         None,
-        STAGE_1,
-        "Use the source-only model of this run instead of training stage 1. Without SOURCE: also a weights file of a "
-        "timm classifier.",
+        "Start from the source-only model of this run. Without SOURCE: also from a weights file of a timm classifier.",
     )
-    source_classes: str | None = _option(
+    source_classes: str | None = _stage_1(
         None,
-        STAGE_1,
         "If --source-model is a weights file: a file with its class names, one per line, in the order of its outputs.",
     )
-    source_fit: Literal["train", "probe"] = _option(
-        "train", STAGE_1, "Train the network on the source, or only a linear probe on the frozen backbone."
+    source_fit: Literal["train", "probe"] = _stage_1(
+        "train", "Train the network on the source, or only a linear probe on the frozen backbone."
     )
-    source_epochs: int = _option(10, STAGE_1, "Epochs on the labelled source.", 1)
-    source_lr: float = _option(0.008, STAGE_1, "Learning rate (the paper: 0.003).", 0, LARGEST_RATE)
-    label_smoothing: float = _option(0.1, STAGE_1, "Label smoothing.", 0, 0.99)
+    source_epochs: int = _stage_1(10, "Epochs on the labelled source.", 1)
+    source_lr: float = _stage_1(0.008, "Learning rate (the paper: 0.003).", 0, LARGEST_RATE)
+    label_smoothing: float = _stage_1(0.1, "Label smoothing.", 0, 0.99)
 
-    epochs: int = _option(40, STAGE_2, "Epochs on source-target pairs.", 1)
-    lr: float = _option(0.008, STAGE_2, "Learning rate (the paper: 0.003).", 0, LARGEST_RATE)
-    rebuild_every: int = _option(10, STAGE_2, "Epochs between searches for new pairs.", 1)
-    method: str = _option(
-        "cdtrans", STAGE_2, "How to adapt: a name from 'cdtrans methods', or FILE.py:CLASS for your own method."
-    )
-    method_args: dict = _option({}, STAGE_2, "Options of the method, such as {trade_off: 0.5}.")
+    epochs: int = _stage_2(40, "Epochs on source-target pairs.", 1)
+    lr: float = _stage_2(0.008, "Learning rate (the paper: 0.003).", 0, LARGEST_RATE)
+    rebuild_every: int = _stage_2(10, "Epochs between searches for new pairs.", 1)
+    method: str = _stage_2("cdtrans", "A name from 'cdtrans methods', or FILE.py:CLASS for your own method.")
+    method_args: dict = _stage_2({}, "Options of the method, such as {trade_off: 0.5}.")
 
-    optimizer: Literal["sgd", "adamw"] = _option("sgd", STEPS, "SGD, which the authors use, or AdamW.")
-    batch_size: int = _option(64, STEPS, "Images (stage 1) or pairs (stage 2) per step.", 2)
-    momentum: float = _option(0.9, STEPS, "SGD's momentum.", 0, 1)
-    weight_decay: float = _option(1e-4, STEPS, "Weight decay.", 0, LARGEST_FACTOR)
-    bias_lr_factor: float = _option(
-        2.0, STEPS, "Learning rate of biases, relative to that of weights.", 0, LARGEST_FACTOR
-    )
-    schedule: Literal["authors", "cosine"] = _option(
+    optimizer: Literal["sgd", "adamw"] = _steps("sgd", "SGD, which the authors use, or AdamW.")
+    batch_size: int = _steps(64, "Images (stage 1) or pairs (stage 2) per step.", 2)
+    momentum: float = _steps(0.9, "SGD's momentum.", 0, 1)
+    weight_decay: float = _steps(1e-4, "Weight decay.", 0, LARGEST_FACTOR)
+    bias_lr_factor: float = _steps(2.0, "Learning rate of biases, relative to that of weights.", 0, LARGEST_FACTOR)
+    schedule: Literal["authors", "cosine"] = _steps(
         "authors",
-        STEPS,
-        "The authors' learning rate per epoch and weight decay on every parameter, or one cosine over all steps and "
-        "weight decay on matrices only.",
+        "The authors' rate per epoch, with weight decay on all parameters; or one cosine, with decay on matrices only.",
     )
-    warmup_epochs: int = _option(
-        10, STEPS, "Warm-up epochs of both stages; a shorter stage warms up for half of its epochs.", 0
-    )
-    backbone_rate: float = _option(
+    warmup_epochs: int = _steps(10, "Warm-up epochs of both stages; a short stage warms up for half of its epochs.", 0)
+    backbone_rate: float = _steps(
         1.0,
-        STEPS,
         "Learning rate of the backbone in stage 2, relative to --lr (the authors of most compared methods: 0.1).",
         0,
     )
-    layer_decay: float = _option(
-        1.0, STEPS, "Learning rate of each backbone layer in stage 2, relative to the next layer's.", 0.01, 1
+    layer_decay: float = _steps(
+        1.0, "Learning rate of a backbone layer in stage 2, relative to the next one's.", 0.01, 1
     )
-    clip_norm: float = _option(1.0, STEPS, "Clip gradients to this norm (1e9: never).", 0.001)
+    clip_norm: float = _steps(1.0, "Clip gradients to this norm (1e9: never).", 0.001)
 
-    holdout: float | Literal["auto"] = _option(
-        "auto", TRUST, "Share of the source to hold out (auto: 0.1 if there are 50 images per class, else 0).", 0, 0.5
+    holdout: float | Auto = _trust(
+        "auto", "Share of the source to hold out (auto: 0.1 if there are 50 images per class, else 0).", 0, 0.5
     )
     select: Literal[
         "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
-    ] = _option("consensus", TRUST, "The epoch to keep: the last, or the best by a label-free score.")
-    guard: bool = _option(True, TRUST, "Keep the source-only model (and exit 3) if adaptation seems to have done harm.")
+    ] = _trust("consensus", "The epoch to keep: the last, or the best by a label-free score.")
+    guard: bool = _trust(True, "Keep the source-only model (and exit 3) if adaptation seems to have done harm.")
 
-    seed: int = _option(1234, RUN, "Random seed.", 0, LARGEST_SEED)
-    device: str = _option("auto", RUN, "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
-        "auto", RUN, "Floating-point type (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
+    seed: int = _run(1234, "Random seed.", 0, LARGEST_SEED)
+    device: str = _run("auto", "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = _run(
+        "auto", "Floating-point type (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
     )
-    compile: Literal["auto", "off", "graph"] = _option(
-        "auto", RUN, "Capture GPU steps as a CUDA graph or not (auto: graph if there are enough steps)."
+    compile: Literal["auto", "off", "graph"] = _run(
+        "auto", "Capture GPU steps as a CUDA graph or not (auto: graph if there are enough steps)."
     )
-    encode_batch: int = _option(256, RUN, "Batch size for extracting features.", 1)
-    pixels: Literal["auto", "store", "stream"] = _option(
-        "auto", RUN, "Decode images once into the cache, or every time (auto: every time if the disk is too small)."
+    encode_batch: int = _run(256, "Batch size for extracting features.", 1)
+    pixels: Literal["auto", "store", "stream"] = _run(
+        "auto", "Decode images once into the cache, or every time (auto: every time if the disk is too small)."
     )
-    save_every: float = _option(30.0, RUN, "Seconds between checkpoints; a kill loses at most this much work.", 0)
-    cache: str | None = _option(
-        None, RUN, "Folder for decoded images (default: $CDTRANS_CACHE, or the user's cache folder)."
-    )
-    report: bool = _option(True, RUN, "Write report.html at the end.")
-    tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = _option(
-        "none", RUN, "Also log to TensorBoard, Weights & Biases or MLflow."
-    )
+    save_every: float = _run(30.0, "Seconds between checkpoints; a kill loses at most this much work.", 0)
+    cache: str | None = _run(None, "Folder for decoded images (default: $CDTRANS_CACHE, or the user's cache folder).")
+    report: bool = _run(True, "Write report.html at the end.")
+    tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = _run("none", "Also log to one of these.")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -181,17 +159,17 @@ class Resolved(Config):
 class BranchOptions:
     """The three branches of CDTrans and the loss on each."""
 
-    first_block_residual: bool = _option(
-        True, CDTRANS, "Residual addition in the source-target branch's first block; the paper has none."
+    first_block_residual: bool = _cdtrans(
+        True, "Residual addition in the source-target branch's first block (the paper: none)."
     )
-    detach_teacher: bool = _option(
-        False, CDTRANS, "Stop the gradient of the distillation loss at its teacher, the source-target branch."
+    detach_teacher: bool = _cdtrans(
+        False, "Stop the distillation loss's gradient at its teacher, the source-target branch."
     )
-    loss_source: Literal["cls", "none"] = _option("cls", CDTRANS, "Loss of the source branch ('none': for ablations).")
-    loss_source_target: Literal["dtl", "cls", "none"] = _option(
-        "dtl", CDTRANS, "Loss of the source-target branch: distillation, or classification (Table 6)."
+    loss_source: Literal["cls", "none"] = _cdtrans("cls", "Loss of the source branch ('none': for ablations).")
+    loss_source_target: Literal["dtl", "cls", "none"] = _cdtrans(
+        "dtl", "Loss of the source-target branch: distillation, or classification (Table 6)."
     )
-    loss_target: Literal["cls", "none"] = _option("cls", CDTRANS, "Loss of the target branch.")
+    loss_target: Literal["cls", "none"] = _cdtrans("cls", "Loss of the target branch.")
 
     def __post_init__(self) -> None:
         if {self.loss_source, self.loss_source_target, self.loss_target} == {"none"}:
@@ -203,17 +181,15 @@ class CDTransOptions(BranchOptions):
     """The options of the method 'cdtrans'. They are declared here and not next to the method, because each is also a
     flag and a setting, which must be known without importing torch."""
 
-    pairing: Literal["two_way", "one_way_source", "one_way_target"] = _option(
-        "two_way", CDTRANS, "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
+    pairing: Literal["two_way", "one_way_source", "one_way_target"] = _cdtrans(
+        "two_way", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
     )
-    center_aware: bool = _option(
-        True, CDTRANS, "Keep only the pairs whose target centre agrees with the source's label."
+    center_aware: bool = _cdtrans(True, "Keep only the pairs whose target centre agrees with the source's label.")
+    target_class: Literal["center", "pair"] = _cdtrans(
+        "center", "Pseudo-label of a target image: its centre's class, or its pair's (Table 5)."
     )
-    target_class: Literal["center", "pair"] = _option(
-        "center", CDTRANS, "Pseudo-label of a target image: its centre's class, or its pair's (Table 5)."
-    )
-    mutual_pairs: Literal["twice", "once"] = _option(
-        "twice", CDTRANS, "How often to count a pair found from both sides; the paper's union counts it once."
+    mutual_pairs: Literal["twice", "once"] = _cdtrans(
+        "twice", "How often to count a pair found from both sides; the paper's union counts it once."
     )
 
 
