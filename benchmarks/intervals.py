@@ -15,8 +15,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from cdtrans.measure.ask import draw_random
-from cdtrans.measure.intervals import accuracy_interval
-from cdtrans.measure.intervals import wilson as wilson_interval
+from cdtrans.measure.intervals import accuracy_interval, wilson as wilson_interval
 from cdtrans.measure.matching import read_target
 from cdtrans.record.outcome import Interval
 from cdtrans.record.record import RunRecord

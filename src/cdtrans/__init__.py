@@ -6,33 +6,28 @@ TYPE_CHECKING = False  # not typing's: its import takes longer than all the rest
 if TYPE_CHECKING:
     from typing import Any
 
-    from cdtrans.errors import CdtransError as CdtransError
-    from cdtrans.errors import DataError as DataError
-    from cdtrans.errors import DeviceError as DeviceError
-    from cdtrans.errors import MethodError as MethodError
-    from cdtrans.errors import RunError as RunError
-    from cdtrans.errors import SettingsError as SettingsError
-    from cdtrans.measure.ask import Asked as Asked
-    from cdtrans.measure.ask import ask as ask
-    from cdtrans.measure.measured import Answered as Answered
-    from cdtrans.measure.measured import answer as answer
-    from cdtrans.measure.measured import evaluate as evaluate
+    from cdtrans.errors import (
+        CdtransError as CdtransError,
+        DataError as DataError,
+        DeviceError as DeviceError,
+        MethodError as MethodError,
+        RunError as RunError,
+        SettingsError as SettingsError,
+    )
+    from cdtrans.measure.ask import Asked as Asked, ask as ask
+    from cdtrans.measure.measured import Answered as Answered, answer as answer, evaluate as evaluate
     from cdtrans.record.outcome import Measured as Measured
     from cdtrans.reporting.page import report as report
-    from cdtrans.run.check import Check as Check
-    from cdtrans.run.check import check as check
-    from cdtrans.run.pipeline import Result as Result
-    from cdtrans.run.pipeline import adapt as adapt
-    from cdtrans.serving.classifier import Classifier as Classifier
-    from cdtrans.serving.classifier import Prediction as Prediction
-    from cdtrans.serving.classifier import Predictions as Predictions
-    from cdtrans.serving.classifier import load as load
-    from cdtrans.serving.export import Exported as Exported
-    from cdtrans.serving.export import Pushed as Pushed
-    from cdtrans.serving.export import export as export
-    from cdtrans.serving.export import push as push
-    from cdtrans.serving.predict import Predicted as Predicted
-    from cdtrans.serving.predict import predict as predict
+    from cdtrans.run.check import Check as Check, check as check
+    from cdtrans.run.pipeline import Result as Result, adapt as adapt
+    from cdtrans.serving.classifier import (
+        Classifier as Classifier,
+        Prediction as Prediction,
+        Predictions as Predictions,
+        load as load,
+    )
+    from cdtrans.serving.export import Exported as Exported, Pushed as Pushed, export as export, push as push
+    from cdtrans.serving.predict import Predicted as Predicted, predict as predict
     from cdtrans.studies.benchmark import bench as bench
     from cdtrans.studies.study import BenchResult as BenchResult
 

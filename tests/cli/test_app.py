@@ -23,8 +23,7 @@ from rich.console import Console
 
 import cdtrans.runtime.screen
 from cdtrans.cli import app
-from cdtrans.cli.options import COMMON as COMMON_SETTINGS
-from cdtrans.cli.options import NOT_FLAGS
+from cdtrans.cli.options import COMMON as COMMON_SETTINGS, NOT_FLAGS
 from cdtrans.cli.tables import class_table, confusion_table
 from cdtrans.config import SETTINGS
 from cdtrans.errors import DataError, Interrupted, printable

@@ -8,8 +8,7 @@ import pytest
 
 from cdtrans.measure.ask import ask
 from cdtrans.measure.intervals import wilson
-from cdtrans.measure.matching import RunTarget
-from cdtrans.measure.matching import read_target as target_of
+from cdtrans.measure.matching import RunTarget, read_target as target_of
 from cdtrans.measure.measured import Answered, answer
 from cdtrans.record import wording
 from cdtrans.record.layout import ANSWERS

@@ -14,8 +14,7 @@ from cdtrans.errors import DataError, counted
 from cdtrans.measure.ask import ask, choose
 from cdtrans.measure.intervals import accuracy_interval
 from cdtrans.measure.labels import Label
-from cdtrans.measure.matching import RunTarget
-from cdtrans.measure.matching import read_target as target_of
+from cdtrans.measure.matching import RunTarget, read_target as target_of
 from cdtrans.record.record import RunRecord
 from labelled_runs import IMAGES, fill, train_with
 from run_folders import make_card

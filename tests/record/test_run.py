@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config
-from cdtrans.record.layout import DATA as DATA_FILE
-from cdtrans.record.layout import ROUND
+from cdtrans.record.layout import DATA as DATA_FILE, ROUND
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, check_folder
 from run_folders import DATA

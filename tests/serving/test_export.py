@@ -39,9 +39,7 @@ from cdtrans.record.outcome import Answers
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import rewrite
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving import classifier as classifier_module
-from cdtrans.serving import export as module
-from cdtrans.serving import parts, portable
+from cdtrans.serving import classifier as classifier_module, export as module, parts, portable
 from cdtrans.serving.hub import upload
 from cdtrans.serving.portable import crop_share
 from run_folders import change

@@ -15,8 +15,7 @@ import pytest
 
 import cdtrans
 from cdtrans.runtime.screen import Screen
-from cdtrans.serving import parts
-from cdtrans.serving import predict as module
+from cdtrans.serving import parts, predict as module
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.parts import PartFolder, folder_of
 from cdtrans.serving.predict import Job, Predicted

@@ -26,8 +26,7 @@ from cdtrans.paper.variants import LOSSES, PSEUDO_LABELS, Ablation
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.ablation import Plan, compose_ablation, make_plan, write_table
-from cdtrans.studies.ablation import losses as ablate_losses
+from cdtrans.studies.ablation import Plan, compose_ablation, losses as ablate_losses, make_plan, write_table
 from cdtrans.studies.noise import Levels
 from cdtrans.studies.results import KINDS, Results
 from cdtrans.studies.study import owned

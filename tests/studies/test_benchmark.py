@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import save_file
 
 from cdtrans.config import Config, compose, make_config, read_recipe

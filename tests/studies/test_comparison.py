@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cdtrans.inputs.benchmarks import OFFICE31, PACS, VISDA2017, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import printed_means

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cdtrans.record.outcome import Estimate, Support
 from cdtrans.trust.estimate import HALF_WIDTH, estimate, expected_accuracy, measurable

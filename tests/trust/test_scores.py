@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
-from sklearn.metrics.cluster import contingency_matrix
-from sklearn.metrics.cluster import expected_mutual_information as theirs
+from sklearn.metrics.cluster import contingency_matrix, expected_mutual_information as theirs
 from torch.nn import functional as F
 
 from cdtrans.network.encoding import Encoded

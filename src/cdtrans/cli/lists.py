@@ -4,8 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from cdtrans.inputs.pixels import StoreInfo, clear_stores, default_cache
-from cdtrans.inputs.pixels import list_stores as every_store
+from cdtrans.inputs.pixels import StoreInfo, clear_stores, default_cache, list_stores as every_store
 from cdtrans.methods import METHODS, require_method
 from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help

@@ -11,8 +11,7 @@ from cdtrans.methods import method_class
 from cdtrans.record import wording
 from cdtrans.record.layout import Line
 from cdtrans.record.outcome import Crowd, Measured, Scores
-from cdtrans.record.probabilities import Kept
-from cdtrans.record.probabilities import trade_off as trade_off_of
+from cdtrans.record.probabilities import Kept, trade_off as trade_off_of
 from cdtrans.record.record import RunRecord
 from cdtrans.trust.support import crowded_class
 
