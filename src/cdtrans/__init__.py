@@ -37,7 +37,7 @@ PUBLIC = {  # module -> its public names
     "errors": "CdtransError DataError DeviceError MethodError RunError SettingsError",
     "measure.ask": "Asked ask",
     "measure.measured": "Answered answer evaluate",
-    "record.measured": "Measured",
+    "record.outcome": "Measured",
     "reporting.page": "report",
     "run.check": "Check check",
     "run.pipeline": "Result adapt",
