@@ -1,7 +1,6 @@
 """A finished run as a classifier."""
 
 import csv
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -105,15 +104,6 @@ def test_the_best_classes(classifier: Classifier, files: list[Path]) -> None:
     assert [len(p.top) for p in classifier.predict(files[:2], top=100)] == [3, 3]
     with raises("top-below-1"):
         classifier.predict(files, top=0)
-
-
-def test_the_temperature_changes_probabilities_and_no_label(finished, files: list[Path]) -> None:
-    plain = load(finished.run, device="cpu")
-    warm = Classifier(plain.model, replace(plain.card, temperature=2.5 * plain.card.temperature), plain.device)
-    for one, other in zip(plain.predict(files, top=3), warm.predict(files, top=3), strict=True):
-        assert [name for name, _ in one.top] == [name for name, _ in other.top]
-        ratio = math.log(one.top[0][1] / one.top[1][1]), math.log(other.top[0][1] / other.top[1][1])
-        assert ratio[0] == pytest.approx(2.5 * ratio[1], abs=1e-4)
 
 
 def test_which_model(finished, classifier: Classifier, files: list[Path]) -> None:

@@ -331,21 +331,15 @@ class Job:
         else:
             listed.unlink(missing_ok=True)
         self.judge(counts, listed)
-
-        def rows_of(part: Finished) -> bytes:
-            task.advance(1)
-            return part.rows
-
-        with self.screen.track("joining parts", None) as task, atomic(file) as out:
-            self.table.join(out, map(rows_of, parts))
+        with self.screen.track("joining parts", None), atomic(file) as out:
+            self.table.join(out, (part.rows for part in parts))
         return counts
 
     def judge(self, counts: Counts, listed: Path | None = None) -> None:
         """As in training: a few unreadable files are a warning, many are an error. Damaged tars are also compared with
         the number of tars, because nobody knows how many images are missing."""
         if counts.tars > self.max_bad * len(self.shards):
-            where = f" (listed in '{listed}')" if listed else ""
-            problem = f"{counts.tars} of {len(self.shards)} tars cannot be read to the end{where}"
+            problem = f"{counts.tars} of {len(self.shards)} tars cannot be read to the end"
             advice = f"repair or remove them, or raise --max-bad above {self.max_bad:g}"
             raise DataError("too-many-damaged-tars", f"{problem}: {advice}.")
         if counts.skipped:
