@@ -1,17 +1,20 @@
-"""Files and folders that are whole or absent."""
+"""Files and folders that are whole or absent, and locks between processes."""
 
 import csv
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from cdtrans.errors import CdtransError, DiskFull
-from cdtrans.record.files import atomic, csv_lines, disk_full, intact, is_disk_full, replace_folder
+from cdtrans.record.files import atomic, csv_lines, intact, is_disk_full, replace_folder, try_lock
 from cdtrans.schema import Misfit
-from support import error_says
+from support import raises
 
 
 def names(folder: Path) -> set[str]:
@@ -63,7 +66,7 @@ def test_a_full_disk_is_named_and_the_old_file_stays(tmp_path: Path, number: int
             draft.write(b"new")
             raise OSError(number, os.strerror(number))
 
-    with error_says("disk is full", "a.txt'", "same command again"):
+    with raises("disk-full", DiskFull):
         fill()
     assert file.read_bytes() == b"old"
     assert names(tmp_path) == {"a.txt"}
@@ -100,11 +103,7 @@ def test_a_finished_folder_replaces_an_older_one(tmp_path: Path) -> None:
     assert names(tmp_path) == {"final", "final/draft"}
 
 
-def test_the_error_of_a_full_disk_is_a_kind_of_its_own() -> None:
-    assert isinstance(disk_full(Path("a")), DiskFull)
-
-
-@pytest.mark.parametrize("name", ["a", "a,b", 'quo"te', "new\nline", "größe 日本", os.fsdecode(b"\xff\xfe"), ""])
+@pytest.mark.parametrize("name", ["a", "a,b", 'quo"te', "new\nline", "größe", os.fsdecode(b"\xff\xfe"), "=1+1", ""])
 def test_a_line_of_a_table_gives_back_what_went_in(name: str) -> None:
     line = csv_lines([[name, 3, "end"]])
     assert line.endswith(b"\r\n")
@@ -113,25 +112,22 @@ def test_a_line_of_a_table_gives_back_what_went_in(name: str) -> None:
     assert os.fsencode(name).replace(b'"', b'""') in line
 
 
-def test_names_stay_names_even_if_a_spreadsheet_takes_them_for_formulas() -> None:
-    """The guide says so: whoever reads the CSV must find the files again."""
-    assert csv_lines([["=1+1.png", "@SUM(A1)", "-x"]]) == b"=1+1.png,@SUM(A1),-x\r\n"
-
-
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "code"),
     [
-        (ValueError("a\nb"), ["x.json' is damaged (ValueError: a b); go home."]),
-        (RecursionError("deep"), ["is damaged (RecursionError: deep)"]),
-        (PermissionError(13, "Permission denied"), ["cannot be read (Permission denied); go home."]),
-        (Misfit("kind", "size", "size is 5"), ["is damaged (size is 5); go home."]),
-        (CdtransError("as-it-is", "As it is."), ["As it is."]),
+        (ValueError("a\nb"), "run-damaged"),
+        (RecursionError("deep"), "run-damaged"),
+        (Misfit("kind", "size", "size is 5"), "run-damaged"),
+        (PermissionError(13, "Permission denied"), "run-unreadable"),
+        (CdtransError("as-it-is", "As it is."), "as-it-is"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "gpu-memory"),
     ],
     ids=str,
 )
-def test_whatever_goes_wrong_with_a_file_names_it(error: Exception, words: list[str]) -> None:
-    with error_says(*words), intact(Path("x.json"), "go home"):
+def test_whatever_goes_wrong_with_a_file_names_it(error: Exception, code: str) -> None:
+    with raises(code) as caught, intact(Path("x.json"), "go home"):
         raise error
+    assert code == "as-it-is" or "'x.json'" in str(caught.value)
 
 
 def test_too_little_memory_is_not_damage() -> None:
@@ -139,6 +135,47 @@ def test_too_little_memory_is_not_damage() -> None:
         raise MemoryError
 
 
-def test_a_full_gpu_is_not_taken_for_a_damaged_file(tmp_path: Path) -> None:
-    with error_says("GPU", "memory", "state.pt'", "same command again"), intact(tmp_path / "state.pt", "start again"):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+def test_an_interruption_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire = FileLock.acquire
+
+    def interrupted(lock: FileLock, **how: object) -> None:
+        acquire(lock, **how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLock, "acquire", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:  # whose traceback keeps the lock's object alive
+            try_lock(tmp_path / "lock")
+    assert try_lock(tmp_path / "lock") is not None
+    assert caught.traceback
+
+
+def test_one_holder_at_a_time_and_the_next_after_it(tmp_path: Path) -> None:
+    first = try_lock(tmp_path / "lock")
+    assert first is not None
+    assert try_lock(tmp_path / "lock") is None
+    with first:
+        pass
+    second = try_lock(tmp_path / "lock")
+    assert second is not None
+    second.close()
+    assert (tmp_path / "lock").exists()
+
+
+def test_a_killed_holder_has_let_go(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    code = f"""
+import pathlib, time
+from cdtrans.record.files import try_lock
+held = try_lock(pathlib.Path({str(file)!r}))
+print(held is not None, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "True\n"
+        assert try_lock(file) is None
+        holder.kill()
+    taken = try_lock(file)
+    assert taken is not None
+    taken.close()

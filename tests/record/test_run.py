@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from cdtrans.record.layout import DATA as DATA_FILE, ROUND
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, check_folder
 from run_folders import DATA
-from support import error_says
+from support import error_says, raises
 
 OTHER = replace(DATA, target=replace(DATA.target, images=1))
 
@@ -49,11 +47,6 @@ def test_the_settings_are_written_first_for_they_make_the_folder_a_run(
     assert written[0] == "config.yaml"
 
 
-def test_an_unfinished_run_is_taken_up(tmp_path: Path) -> None:
-    RunWriter.open(tmp_path / "a", config(), DATA).close()
-    RunWriter.open(tmp_path / "a", config(), DATA).close()
-
-
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     RunWriter.open(tmp_path / "a", config(), DATA).close()
     before = names(tmp_path)
@@ -85,13 +78,13 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
 def test_a_damaged_record_of_the_images_is_named(tmp_path: Path, content: str) -> None:
     RunWriter.open(tmp_path / "a", config(), DATA).close()
     (tmp_path / "a" / "data.json").write_text(content)
-    with error_says("data.json'", "damaged", "--out"):
+    with raises("run-damaged"):
         RunWriter.open(tmp_path / "a", config(), DATA)
 
 
 def test_other_images_are_refused(tmp_path: Path) -> None:
     RunWriter.open(tmp_path / "a", config(), DATA).close()
-    with error_says("images", "have changed", f"'{tmp_path / 'a'}'"):
+    with raises("data-changed"):
         RunWriter.open(tmp_path / "a", config(), OTHER)
     RunWriter.open(tmp_path / "a", config(), DATA).close()  # the refusal has changed nothing
 
@@ -101,14 +94,14 @@ def test_a_folder_that_is_not_a_run_is_refused_and_left_alone(tmp_path: Path, na
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / name).mkdir() if name == "sub" else (folder / name).touch()
-    with error_says(f"'{folder}'", "not a run folder"):
+    with raises("not-a-run"):
         RunWriter.open(folder, config(), DATA)
     assert names(folder) == {name}
 
 
 def test_a_file_is_not_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with error_says("file'", "not a run folder"):
+    with raises("not-a-run"):
         check_folder(tmp_path / "file", config())
 
 
@@ -129,40 +122,14 @@ def test_looking_at_a_folder_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with error_says("cannot be written", "not a directory", "--out"):
+    with raises("run-unwritable"):
         RunWriter.open(tmp_path / "file" / "run", config(), DATA)
 
 
-HOLDER = """
-import fcntl, sys
-lock = open(sys.argv[1], "w")
-fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_folder_that_another_process_holds_is_refused_until_that_ends(tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    RunWriter.open(folder, config(), DATA).close()
-    command = [sys.executable, "-c", HOLDER, str(folder / ".lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with error_says("another process", f"'{folder}'"):
-            RunWriter.open(folder, config(), DATA)
-        other.kill()  # a lock file without its process holds nothing
-    RunWriter.open(folder, config(), DATA).close()
-
-
-def test_an_open_run_holds_its_folder(tmp_path: Path) -> None:
-    run = RunWriter.open(tmp_path / "a", config(), DATA)
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "a" / ".lock")]
-    refused = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    run.close()
-    assert "BlockingIOError" in refused.stderr
-    accepted = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    assert accepted.stdout == "held\n"
+def test_a_folder_is_held_while_a_run_is_open(tmp_path: Path) -> None:
+    with RunWriter.open(tmp_path / "a", config(), DATA), raises("run-locked"):
+        RunWriter.open(tmp_path / "a", config(), DATA)
+    RunWriter.open(tmp_path / "a", config(), DATA).close()
 
 
 # The log
@@ -191,22 +158,25 @@ def test_the_log_is_a_line_for_each_event_and_can_be_cut(run: RunWriter) -> None
     ]
 
 
-def test_cutting_never_makes_the_log_longer(run: RunWriter) -> None:
-    run.log("a")
-    size = run.log_size()
-    run.cut_log(size + 100)
-    assert run.log_size() == size
-
-
 def test_timings_stay_out_of_the_log(run: RunWriter) -> None:
     run.log_timing(seconds=1.5)
     assert run.log_size() == 0
-    assert json.loads((run.folder / "timings.jsonl").read_text())["seconds"] == 1.5
+    assert run.record.timings[0]["seconds"] == 1.5
+
+
+def test_a_torn_line_of_the_timings_is_removed(tmp_path: Path) -> None:
+    for _ in range(2):
+        with RunWriter.open(tmp_path / "run", config(), DATA) as run:
+            run.log_timing(stage="probe")
+            with open(run.folder / "timings.jsonl", "ab") as file:
+                file.write(b'{"stage": "torn')
+    with RunWriter.open(tmp_path / "run", config(), DATA) as run:
+        assert [line["stage"] for line in run.record.timings] == ["probe", "probe"]
 
 
 def test_a_disk_that_is_full_for_the_log_is_named(run: RunWriter) -> None:
     (run.folder / "log.jsonl").symlink_to("/dev/full")
-    with error_says("disk is full", "log.jsonl'"):
+    with raises("disk-full"):
         run.log("epoch")
 
 

@@ -6,16 +6,12 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from cdtrans.errors import CdtransError, DeviceError, DiskFull, RunError, SettingsError
 from cdtrans.schema import Misfit
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -106,34 +102,20 @@ def replace_folder(draft: Path, final: Path) -> None:
     shutil.rmtree(older, ignore_errors=True)
 
 
-class Lock:
-    """A lock held by this process."""
-
-    def __init__(self, held: "BaseFileLock") -> None:
-        self._held = held
-
-    def close(self) -> None:
-        self._held.release(force=True)
-
-    def __enter__(self) -> "Lock":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+Lock = ExitStack  # held by this process until it is closed
 
 
 def try_lock(file: Path) -> Lock | None:
-    """None if the lock is taken, even by this process."""
+    """A lock between processes; None if it is taken, even by this process."""
     from filelock import FileLock, Timeout  # takes a tenth of a second, which a wrong flag need not wait for
 
-    held = FileLock(file, thread_local=False)
+    held, lock = FileLock(file, thread_local=False), ExitStack()
+    lock.callback(held.release, force=True)
     try:
         held.acquire(blocking=False)
     except Timeout:
         return None
     except BaseException:  # an interruption may come when it has been taken
-        held.release(force=True)
+        lock.close()
         raise
-    return Lock(held)
+    return lock

@@ -88,16 +88,6 @@ def trade_off(confidences: np.ndarray) -> tuple[Kept, ...]:
     return tuple(threshold_for_share(confidences, share) for share in SHARES)
 
 
-def in_a_line(table: tuple[Kept, ...]) -> str:
-    """The trade-off of `trade_off` in a sentence."""
-    kept = dict(zip(SHARES, table, strict=True))
-    parts = [f"{kept[share].accuracy:.0%} of the most confident {kept[share].share:.0%}" for share in (0.8, 0.5)]
-    return (
-        f"Expected accuracy, by the model's probabilities: {kept[1.0].accuracy:.0%} of all images, "
-        f"{', '.join(parts)} (see 'cdtrans predict --keep')."
-    )
-
-
 def _first(surest: np.ndarray, count: int) -> Kept:
     """The first of confidences in descending order. The threshold lies half-way to the next one, so that rounding does
     not decide; all images are kept whatever their probability."""

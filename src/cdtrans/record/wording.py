@@ -12,19 +12,44 @@ from cdtrans.record.probabilities import SHARES, Kept
 
 MODEL_NAMES: dict[str, str] = {"source": "source-only", "adapted": "adapted", "last": "last"}
 
-# What a measure of the guard is a measure of, by its code.
+# By code: what a measure of the guard measures, and the problem if it is below its limit.
 MEASURES = {
-    "source-not-learnt": "accuracy of the source-only model on its own training images",
-    "labels-not-learnable": "accuracy of a probe on the source, cross-validated, from chance (0%) to perfect (100%)",
-    "source-forgotten": "share of the accuracy on the source that is kept",
-    "training-broken": "agreement of the predictions with the nearest source images' labels, from chance (0%) to "
-    "perfect (100%)",
-    "support-fell": "change of the agreement with the nearest source images' labels, from the source-only model to the "
-    "adapted one",
-    "not-supported": "agreement of the predictions with the nearest source images' labels, beyond chance and relative "
-    "to what the features can know, less a penalty for the shift of the class shares",
-    "no-source-images": "whether there are source images to check with (100%)",
-    "training-broke-off": "whether training finished (100%)",
+    "source-not-learnt": (
+        "accuracy of the source-only model on its own training images",
+        "the source-only model is right on only {value:.0%} of the images it was trained on (healthy runs: over "
+        "{limit:.0%}): are the source's labels right, and was it trained long enough?",
+    ),
+    "labels-not-learnable": (
+        "accuracy of a probe on the source, cross-validated, from chance (0%) to perfect (100%)",
+        "a probe is right on only {unseen:.0%} of the source images that it has not seen (always the largest class: "
+        "{chance:.0%}): are the source's labels right?",
+    ),
+    "source-forgotten": (
+        "share of the accuracy on the source that is kept",
+        "accuracy on the source fell from {before:.0%} to {after:.0%}",
+    ),
+    "training-broken": (
+        "agreement of the predictions with the nearest source images' labels, from chance (0%) to perfect (100%)",
+        "the predictions agree with the labels of the nearest source images no more often than by chance",
+    ),
+    "support-fell": (
+        "change of the agreement with the nearest source images' labels, from the source-only model to the adapted one",
+        "the labels of the nearest ten source images support {after:.0%} of the predictions, and {before:.0%} of the "
+        "source-only model's",
+    ),
+    "not-supported": (
+        "agreement of the predictions with the nearest source images' labels, beyond chance and relative to what the "
+        "features can know, less a penalty for the shift of the class shares",
+        "the labels of the nearest source images support {first:.0%} of the predictions, and the class shares differ "
+        "from the source's by {shift:.0%}, as happens if the target has other or fewer classes than the source, but "
+        "also if it is very different from it",
+    ),
+    "no-source-images": (
+        "whether there are source images to check with (100%)",
+        "without them it was not checked whether the source's labels can be learnt, whether the adapted model has "
+        "forgotten the source, and whether the source's labels support its predictions",
+    ),
+    "training-broke-off": ("whether training finished (100%)", "{cause}"),
 }
 
 FEATURES = {
@@ -106,38 +131,9 @@ def evidence(outcome: Outcome) -> str:
 
 def finding_sentence(finding: Measure) -> str:
     """The problem that a measure has detected."""
-    n, value = finding.numbers, finding.value
-    if finding.code == "source-not-learnt":
-        return (
-            f"the source-only model is right on only {value:.0%} of the images it was trained on (healthy runs: over "
-            f"{finding.limit:.0%}): are the source's labels right, and was it trained long enough?"
-        )
-    if finding.code == "labels-not-learnable":
-        return (
-            f"a probe is right on only {n['unseen']:.0%} of the source images that it has not seen (always the largest "
-            f"class: {n['chance']:.0%}): are the source's labels right?"
-        )
-    if finding.code == "source-forgotten":
-        return f"accuracy on the source fell from {n['before']:.0%} to {n['after']:.0%}"
-    if finding.code == "training-broken":
-        return "the predictions agree with the labels of the nearest source images no more often than by chance"
-    if finding.code == "support-fell":
-        return (
-            f"the labels of the nearest ten source images support {max(0.0, n['after']):.0%} of the predictions, and "
-            f"{n['before']:.0%} of the source-only model's"
-        )
-    if finding.code == "not-supported":
-        return (
-            f"the labels of the nearest source images support {max(0.0, n['first']):.0%} of the predictions, and the "
-            f"class shares differ from the source's by {n['shift']:.0%}, as happens if the target has other or fewer "
-            "classes than the source, but also if it is very different from it"
-        )
-    if finding.code == "no-source-images":
-        return (
-            "without them it was not checked whether the source's labels can be learnt, whether the adapted model has "
-            "forgotten the source, and whether the source's labels support its predictions"
-        )
-    return finding.cause
+    numbers = {name: max(0.0, value) for name, value in finding.numbers.items()}  # agreement may be below chance
+    _, sentence = MEASURES[finding.code]
+    return sentence.format(value=finding.value, limit=finding.limit, cause=finding.cause, **numbers)
 
 
 def advice(outcome: Outcome) -> str:
