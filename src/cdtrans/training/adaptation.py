@@ -20,6 +20,7 @@ from cdtrans.record.wording import finding_sentence
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import part
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import Misfit, build
 from cdtrans.training.loop import PASSES, Loop, Stateful, step_seed
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import Memory, Step, Train
@@ -260,5 +261,9 @@ class Planner:
         return {} if self.pairs is None else self.pairs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        device = next(self.method.parameters()).device
-        self.pairs = Pairs(**state).to(device) if state else None
+        if state:
+            pairs = build(Pairs, state, "pairs")
+            for x in (pairs.source, pairs.target, pairs.source_labels):
+                if x.dtype != torch.long or x.shape != pairs.weight.shape:
+                    raise Misfit("kind", "pairs", "'pairs' must be indices of one length")
+            self.pairs = pairs.to(next(self.method.parameters()).device)

@@ -2,7 +2,7 @@
 the GPU's memory needs."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from cdtrans.network.retry import until_it_fits
 from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory, ran_out
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
+from cdtrans.schema import Range, check
 from cdtrans.training.optimisation import Optimisation
 
 WARM_UP = 3  # plain steps before the capture: libraries load, kernels are built, algorithms are chosen
@@ -78,7 +79,8 @@ class Memory:
         return {"parts": self.parts, "recompute_blocks": self.recompute_blocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._set(state["parts"], recompute_blocks=state["recompute_blocks"])
+        parts = check(state["parts"], Annotated[int, Range(1)], "parts")
+        self._set(parts, recompute_blocks=check(state["recompute_blocks"], bool, "recompute_blocks"))
 
 
 class Step:
