@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import cdtrans
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.images import decode, pixel_digest, resized
 from commands import Ended, warm
-from support import raises, says
+from support import raises
 from tiny_task import CLASSES, QUICK, Task, draw, log_lines, make_task, tree
 
 pytestmark = pytest.mark.slow
@@ -177,18 +176,6 @@ def test_a_class_or_a_target_without_a_readable_image_is_refused(task: Task, out
             file.write_bytes(b"")
 
 
-def test_a_class_of_one_image_and_a_folder_of_none_are_warnings(task: Task, out: Path) -> None:
-    draw(task.source / "zebra" / "0.png", 1, seed=50)
-    (task.source / "yak").mkdir()
-    ended = adapt(task, out)
-    assert ended.code == 0
-    yak, zebra = ended.err.splitlines()[:2]
-    assert says(yak, "warning: ", "'yak'")
-    assert says(zebra, "warning: ", "'zebra'")
-    (logged,) = [line for line in log_lines(out) if line["event"] == "check"]
-    assert (logged["state"], logged["subject"]) == ("warning", "classes")
-
-
 def test_a_class_whose_name_is_no_text_goes_the_whole_way(task: Task, out: Path) -> None:
     """Killed and taken up, given again, asked for labels, scored, and on the screen."""
     odd = os.fsdecode(b"caf\xe9")
@@ -212,15 +199,10 @@ def test_a_class_whose_name_is_no_text_goes_the_whole_way(task: Task, out: Path)
     assert b"/caf\xe9/00.png" in table.read_bytes()
     assert b",caf\xe9," in table.read_bytes()
 
-    ended = warm().run(["eval", str(out), str(task.source), "--json"], task.folder / "logs")
+    (task.source / odd / "99.png").touch()
+    ended = warm().run(["eval", str(out), str(task.source), "--max-bad", "0.5", "--json"], task.folder / "logs")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["classes"] == ["blue", odd, "green"]
-    ended = warm().run(["eval", str(out), str(task.source)], task.folder / "logs")
-    assert ended.code == 0, ended.err
-    assert "caf" in ended.out
-    (task.source / odd / "99.png").touch()
-    ended = warm().run(["eval", str(out), str(task.source), "--max-bad", "0.5"], task.folder / "logs")
-    assert ended.code == 0, ended.err
     assert "warning: skipped" in ended.err
 
 
@@ -277,29 +259,6 @@ def test_fewer_pairs_than_a_batch_are_trained_on_all_the_same(task: Task, out: P
     assert not torch.equal(before["head.classifier.weight"], after["head.classifier.weight"])
 
 
-def test_no_pair_left_is_an_error_that_says_what_to_try(tmp_path: Path) -> None:
-    """A classifier that has learnt nothing, two images on either side, and a seed that has them all wrong."""
-    source, target, config = tmp_path / "s", tmp_path / "t", tmp_path / "c.yaml"
-    for kind, name in enumerate(("one", "two")):
-        draw(source / name / "0.png", kind, seed=kind)
-        draw(target / f"{kind}.png", kind, seed=kind)
-    config.write_text(yaml.safe_dump(QUICK | {"source_lr": 0, "drop_path": 0}))
-    task = Task(tmp_path, source, target, config)
-    for seed in (2, *range(40)):
-        out = tmp_path / f"run-{seed}"
-        ended = adapt(task, out, "--seed", str(seed), "--force")  # the images are the same on both sides
-        if ended.code:
-            break
-    assert ended.code == 2, ended
-    few, leaked, error = ended.err.splitlines()
-    assert says(few, "warning", "2 classes", "'one', 'two'")
-    assert says(leaked, "warning", "2 of 2 target images")
-    assert says(error, "error", "0 of 4", "pairs", "epoch 1", "--source-epochs", "--no-center-aware")
-    assert not (out / "result.json").exists()
-    freed = adapt(task, tmp_path / "unfiltered", "--no-center-aware", "--seed", str(seed), "--force")
-    assert freed.code == 0, freed.err
-
-
 # Data that makes a run pointless
 
 
@@ -333,32 +292,23 @@ def test_a_forced_run_goes_on_and_remembers_why_it_should_not(task: Task, out: P
 
 
 @pytest.mark.parametrize(
-    "flag",
+    ("flag", "stage"),
     [
-        "--no-first-block-residual",
-        "--detach-teacher",
-        "--mutual-pairs=once",
-        "--no-center-aware",
-        "--lr=0.01",
-        "--flip=0",
+        ("--no-first-block-residual", 2),
+        ("--detach-teacher", 2),
+        ("--no-center-aware", 2),
+        ("--lr=0.01", 2),
+        ("--source-lr=0.01", 1),
+        ("--drop-path=0.5", 1),
+        ("--optimizer=adamw", 1),
     ],
 )
-def test_every_switch_of_stage_2_changes_the_result_and_only_from_there_on(shared: Task, flag: str) -> None:
+def test_every_switch_changes_the_result_from_its_stage_on(shared: Task, flag: str, stage: int) -> None:
     out = shared.folder / flag.strip("-")
     assert adapt(shared, out, *flag.split("=")).code == 0
     plain, other = tree(shared.folder / "plain"), tree(out)
     assert plain["adapted/model.safetensors"] != other["adapted/model.safetensors"]
-    if flag != "--flip=0":
-        assert plain["source/model.safetensors"] == other["source/model.safetensors"]
-
-
-@pytest.mark.parametrize(
-    "flag", ["--source-lr=0.01", "--label-smoothing=0", "--drop-path=0.5", "--optimizer=adamw", "--seed=3"]
-)
-def test_every_switch_of_stage_1_changes_the_source_model(shared: Task, flag: str) -> None:
-    out = shared.folder / flag.strip("-")
-    assert adapt(shared, out, *flag.split("=")).code == 0
-    assert tree(shared.folder / "plain")["source/model.safetensors"] != tree(out)["source/model.safetensors"]
+    assert (plain["source/model.safetensors"] == other["source/model.safetensors"]) == (stage == 2)
 
 
 def test_mutual_pairs_count_once_or_twice(shared: Task) -> None:
@@ -384,18 +334,6 @@ def test_without_a_neck_the_head_is_a_plain_linear_layer(shared: Task) -> None:
     assert "head.neck.running_mean" in with_neck
     assert "head.classifier.bias" not in with_neck
     assert bool(without["head.classifier.bias"].any())  # it learns
-
-
-def test_flags_win_over_the_file_and_the_file_over_the_preset(task: Task, out: Path) -> None:
-    values = {"batch_size": 8, "resize": 30, "epochs": 3, "source_epochs": 2, "cache": str(task.folder / "cache")}
-    task.config.write_text(yaml.safe_dump(values))
-    ended = adapt(task, out, "--preset", "digits", "--epochs", "1", "--source-epochs", "1", "--device", "cpu")
-    assert ended.code == 0, ended.err
-    written = yaml.safe_load((out / "config.yaml").read_text())
-    assert (written["crop"], written["flip"]) == (28, 0)  # of the preset
-    assert (written["resize"], written["batch_size"]) == (30, 8)  # of the file
-    assert (written["epochs"], written["source_epochs"]) == (1, 1)  # of the flags
-    assert "on the source, then 1 epoch of cdtrans" in ended.out
 
 
 def test_the_file_may_name_the_run_folder_and_the_preset_and_flags_win(task: Task, out: Path) -> None:
@@ -431,33 +369,11 @@ def test_the_curves_also_go_to_tensorboard_when_asked_for(shared: Task) -> None:
     assert found["source/loss"] == pytest.approx([source["loss"]])
     for name in ("loss_source", "loss_target", "loss_distillation", "lr"):
         assert found[f"adaptation/{name}"] == pytest.approx([adaptation[name]])
-    plain = tree(shared.folder / "plain")
-    assert {k: v for k, v in tree(out).items() if "tensorboard" not in k and k != "config.yaml"} == {
-        k: v for k, v in plain.items() if k != "config.yaml"
-    }
-
-
-def test_a_tracker_that_is_not_installed_is_missed_before_the_run_begins(shared: Task) -> None:
-    out = shared.folder / "untracked"
-    command = shared.adapt(out, "--tracker", "tensorboard")
-    ended = warm().run(command, shared.folder / "logs", without=["torch.utils.tensorboard"])
-    assert ended.code == 2
-    assert "pip install cdtrans[tensorboard]" in ended.err
-    assert not out.exists()
 
 
 # From Python
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_python_does_the_same_as_the_command_line(shared: Task) -> None:
     out = shared.folder / "python"
     settings: dict[str, Any] = QUICK | {"cache": shared.folder / "cache"}
@@ -479,13 +395,6 @@ def test_images_decoded_every_time_give_the_same_bytes(shared: Task) -> None:
     plain, streamed = tree(shared.folder / "plain"), tree(out)
     assert plain.pop("config.yaml") != streamed.pop("config.yaml")
     assert plain == streamed
-
-
-def test_unreadable_files_are_found_before_training_when_decoded_every_time(task: Task, out: Path) -> None:
-    (task.target / "00.png").write_bytes(b"")
-    ended = adapt(task, out, "--pixels", "stream", "--max-bad", "0.2")
-    assert ended.code == 0, ended.err
-    assert [line["path"] for line in log_lines(out) if line["event"] == "skipped"] == ["00.png"]
 
 
 def test_a_disk_without_room_is_worked_around_unless_the_store_was_asked_for(

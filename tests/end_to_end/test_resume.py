@@ -219,19 +219,6 @@ def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
     assert "all settings: " not in ended.out
 
 
-def test_a_second_interrupt_ends_it_at_once(task: Task) -> None:
-    out = task.folder / "impatient"
-    process, watched = start(task, out), Watched(out)
-    process.wait_until(lambda: watched.moved(2))
-    os.kill(process.pid, signal.SIGSTOP)  # so that both signals are there before the next step is
-    os.kill(process.pid, signal.SIGINT)
-    os.kill(process.pid, signal.SIGTERM)
-    os.kill(process.pid, signal.SIGCONT)
-    ended = process.wait()
-    assert ended.code == 130
-    assert "Traceback" not in ended.err
-
-
 def test_ctrl_c_while_it_waits_for_the_images_ends_it_at_once(tmp_path: Path) -> None:
     """Nothing is there to be saved yet."""
     task, out = make_task(tmp_path / "task"), tmp_path / "run"
@@ -332,16 +319,6 @@ def test_other_settings_for_an_unfinished_run_are_refused_and_named(task: Task) 
     assert tree(out) == before
 
 
-def test_changed_images_for_an_unfinished_run_are_refused(tmp_path: Path) -> None:
-    task = make_task(tmp_path)
-    out = tmp_path / "run"
-    start(task, out, crash={"name": "state.pt", "when": "after", "nth": 2}).wait()
-    (task.target / "00.png").unlink()
-    ended = start(task, out).wait()
-    assert ended.code == 2
-    assert says(ended.err, "images", "have changed")
-
-
 def test_other_pixels_in_files_of_the_same_size_are_refused_and_another_number_of_threads_is_told(
     tmp_path: Path,
 ) -> None:
@@ -377,16 +354,6 @@ def test_a_new_class_after_stage_1_is_a_change_of_the_images(tmp_path: Path) -> 
     assert ended.code == 2
     assert says(ended.err, "images", "have changed")
     assert "--source-model" not in ended.err
-
-
-def test_a_damaged_state_is_named(task: Task) -> None:
-    out = task.folder / "damaged"
-    start(task, out, crash={"name": "state.pt", "when": "after", "nth": 2}).wait()
-    state = out / "state" / "state.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    ended = start(task, out).wait()
-    assert ended.code == 2
-    assert f"'{state}' is damaged" in ended.err
 
 
 def test_after_stage_1_the_weights_it_began_with_are_not_needed(
@@ -452,10 +419,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 # The bytes left on the disk, the time between states, and what then no longer fits.
 FULL = [
     (0, 0, "config.yaml"),
-    (80_000, 0, "state/state.pt"),
     (500_000, 0, "state/state.pt"),
     (230_000, 1000, ".source.draft/model.safetensors"),
-    (370_000, 1000, "state/state.pt"),
 ]
 
 

@@ -66,7 +66,7 @@ def test_a_healthy_run_is_better_with_its_best_epoch_by_consensus(healthy: Path)
     assert found.estimate is None, "21 images are too few for a range"
 
 
-@pytest.mark.parametrize("rule", ["confidence", "density", "last"])
+@pytest.mark.parametrize("rule", ["density", "last"])
 def test_the_chosen_epochs_own_weights_and_predictions_are_kept_and_the_last_ones_too(
     task: Task, healthy: Path, rule: str
 ) -> None:
