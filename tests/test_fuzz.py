@@ -257,17 +257,8 @@ def command(verb: tuple[str, ...], place: Path) -> list[object]:
         case ("export",):
             return ["export", run, "--out", place / "out.safetensors"]
         case ("attention",):
-            return [
-                "ablate",
-                "attention",
-                run,
-                "--labels",
-                place / "answers.txt",
-                "--out",
-                place / "a.png",
-                "--pairs",
-                "1",
-            ]
+            labels, figure = place / "answers.txt", place / "a.png"
+            return ["ablate", "attention", run, "--labels", labels, "--out", figure, "--pairs", "1"]
         case ("adapt", "--source-model"):
             places = ["adapt", place / "source", place / "target", "--config", place / "tiny.yaml"]
             return [*places, "--out", place / "new", "--source-model", run]
@@ -282,9 +273,7 @@ def command(verb: tuple[str, ...], place: Path) -> list[object]:
 
 def test_run_folders(place: Path, no_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, slow in ((page, "embedding"), (gallery, "gallery"), (gallery, "changed"), (gallery, "uncertain")):
-        monkeypatch.setattr(
-            module, slow, lambda *anything: page.Missing("It is slow.")
-        )  # the page survives these anyway
+        monkeypatch.setattr(module, slow, lambda *anything: page.Missing("It is slow."))
     run, kept = place / "run", place / "kept"
     if not kept.exists():
         (place / "labels.csv").write_text("path,label\n00.png,blue\n01.png,green\n02.png,red\n")

@@ -245,16 +245,13 @@ class TestWrongUse:
             (["predict", "run", "images", "more"], ["more"]),
             (["predict", "run", "images", "--json"], ["--csv FILE"]),
             (["adapt", "a", "b", "--epochs", "many"], ["--epochs", "integer"]),
-            (["adapt", "a", "b", "--epochs", "0"], ["'epochs' must be at least 1"]),
-            (["adapt", "a", "b", "--neck", "xyz"], ["'neck'", "known: batchnorm, none"]),
             (["adapt", "a", "b", "--crop", "1.5"], ["'crop' must be a whole number or auto, not '1.5'"]),
-            (["adapt", "a", "b", "--preset", "digit"], ["did you mean 'digits'?"]),
             (["adapt", "a", "b", "--target", "c"], ["'target' is given twice"]),
             (["adapt"], ["No source was given"]),
+            (["adapt", "a", "b", "--set", "pairing=two_way", "--set", "pairing=two_way"], ["'pairing'", "twice"]),
             (["demo", "--seed", "-1"], ["'seed'"]),
             (["bench", "office31"], ["--data"]),
             (["bench", "office31", "--data", "d", "--jobs", "0"], ["'jobs'"]),
-            (["methods", "dannn"], ["'dannn'", "did you mean 'dann'?"]),
             (["adapt", "", "target"], ["empty", "shell variable"]),
             (["adapt", "source", "target", "--source-model="], ["empty", "--source-model"]),
             (["predict", "run", "images", "--csv", "", "--quiet"], ["empty", "--csv"]),
@@ -266,28 +263,6 @@ class TestWrongUse:
         assert ended.code == 2
         assert says(one_sentence(ended.err), *expected)
         assert ("error" in ended.out) == ("--json" in arguments)
-
-    @pytest.mark.parametrize(
-        ("flags", "words"),
-        [
-            (["--method", "cdtrnas"], ["'cdtrnas'", "did you mean 'cdtrans'?"]),
-            (["--method", "ground_truth"], ["'ground_truth'", "target labels", "cdtrans ablate"]),
-            (["--method", "nowhere.py:Mine"], ["no file", "nowhere.py'", "method"]),
-            (["--method", "dann", "--set", "trade_of=1"], ["'dann'", "'trade_of'", "did you mean 'trade_off'?"]),
-            (["--method", "dann", "--set", "trade_off=much"], ["'trade_off'", "a number", "'much'"]),
-            (["--set", "center-awre=false"], ["'cdtrans'", "'center_awre'", "did you mean 'center_aware'?"]),
-            (["--set", "center_aware"], ["--set", "KEY=VALUE", "'center_aware'"]),
-            (["--set", "pairing=two_way", "--set", "pairing=two_way"], ["--set", "'pairing'", "twice"]),
-        ],
-        ids=lambda value: " ".join(value),
-    )
-    def test_a_wrong_method_or_option_names_the_nearest_right_one(
-        self, run: Run, finished, tmp_path: Path, flags: list[str], words: list[str]
-    ) -> None:
-        ended = run(*finished.task.adapt(tmp_path / "out", *flags))
-        assert ended.code == 2
-        assert says(one_sentence(ended.err), *words)
-        assert not (tmp_path / "out").exists()
 
 
 class TestExitCodes:
