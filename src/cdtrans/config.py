@@ -389,8 +389,8 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
             raise SettingsError("option-twice", f"'{twice[0]}' is given twice, also in 'method_args'; give it once.")
         layer = {key: value for key, value in layer.items() if key not in METHOD_FIELDS}
         before = values.get("method", FIELDS["method"].default)
-        if "method" in layer:
-            layer["method"] = _method_place(layer["method"])
+        if isinstance(name := layer.get("method"), str) and is_method_file(name):
+            layer["method"] = os.path.abspath(name)
         same = layer.get("method", before) == before
         values |= layer | {"method_args": (values["method_args"] if same else {}) | beside | options}
     return values
@@ -491,8 +491,3 @@ def _pop_text(values: dict[str, Any], key: str) -> str | None:
     if text is not None and (not isinstance(text, str) or not text):
         raise SettingsError("setting-kind", f"'{key}' must be text, not {quoted(text)}.")
     return text
-
-
-def _method_place(name: Any) -> Any:
-    """A method in a file by the absolute path of the file."""
-    return os.path.abspath(name) if isinstance(name, str) and is_method_file(name) else name

@@ -83,7 +83,12 @@ def build(kind: type[T], values: Any, place: str = "", *, written: bool = False,
     for key, (_, spec) in known.items():
         if key not in values and spec.default is MISSING and spec.default_factory is MISSING:
             raise Misfit("missing", _inside(place, key), f"'{_inside(place, key)}' is missing")
-    return kind(**{key: _field_value(known[key], each, _inside(place, key), written) for key, each in values.items()})
+    made = {}
+    for key, value in values.items():
+        hint, spec = known[key]
+        limits = spec.metadata.get("range", Range())
+        made[key] = check(value, hint, _inside(place, key), written=written, limits=limits)
+    return kind(**made)
 
 
 def check(value: Any, hint: Any, place: str = "", *, written: bool = False, limits: Range = Range()) -> Any:
@@ -111,23 +116,17 @@ def checked(*others: str) -> Callable[[Callable[Parameters, Returned]], Callable
                 given = inspect.signature(function).bind(*args, **kwargs).arguments
             except TypeError:
                 given = {}  # Python's own error, of the call below, names the function
-            for name, value in given.items():
-                if name in hints and name not in others:
-                    require_argument(value, hints[name], name)
+            try:
+                for name in [name for name in given if name in hints and name not in others]:
+                    check(given[name], hints[name], name)
+            except Misfit as misfit:
+                kind = ArgumentTypeError if misfit.code == "kind" else SettingsError
+                raise kind(f"argument-{misfit.code}", ended(str(misfit))) from None
             return function(*args, **kwargs)
 
         return call
 
     return decorated
-
-
-def require_argument(value: Any, hint: Any, name: str) -> None:
-    """Refuse an argument of a public function that does not fit its type hint."""
-    try:
-        check(value, hint, name)
-    except Misfit as misfit:
-        kind = ArgumentTypeError if misfit.code == "kind" else SettingsError
-        raise kind(f"argument-{misfit.code}", ended(str(misfit))) from None
 
 
 @functools.cache
@@ -152,11 +151,6 @@ def quoted(value: Any) -> str:
         return _short.repr(value)
     except ValueError:  # Python refuses to print a very large number
         return "a number of thousands of digits"
-
-
-def _field_value(of: tuple[Any, Field[Any]], value: Any, place: str, written: bool) -> Any:
-    hint, spec = of
-    return check(value, hint, place, written=written, limits=spec.metadata.get("range", Range()))
 
 
 def _as_kind(value: Any, kind: Any, place: str, written: bool, limits: Range) -> Any:
