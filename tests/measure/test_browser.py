@@ -29,15 +29,15 @@ def context(browser: Any) -> Iterator[Any]:
 def page(context: Any, run: Path) -> Iterator[Any]:
     """The page of six images; it must fetch nothing and complain about nothing."""
     file = cdtrans.ask(run, budget=ASKED).folder / "ask.html"
-    asked, said = [], []
+    requests, messages = [], []
     opened = context.new_page()
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.on("request", lambda request: requests.append(request.url))
+    opened.on("console", lambda message: messages.append(message.text))
+    opened.on("pageerror", lambda error: messages.append(str(error)))
     opened.goto(file.as_uri())
     yield opened
-    assert said == []
-    assert {url for url in asked if not url.startswith(("data:", "blob:"))} == {file.as_uri()}
+    assert messages == []
+    assert {url for url in requests if not url.startswith(("data:", "blob:"))} == {file.as_uri()}
 
 
 def paths(run: Path) -> list[str]:

@@ -76,9 +76,9 @@ def test_neither_the_order_of_labels_nor_the_scale_of_the_score_matters(images: 
     score, correct = population(images, seed)
     rng = np.random.default_rng(seed)
     labelled = rng.choice(images, 15, replace=False)
-    found = accuracy_interval(score, labelled, correct[labelled])
+    result = accuracy_interval(score, labelled, correct[labelled])
     other = rng.permutation(labelled)
-    assert accuracy_interval(score**3 * 7 - 1, other, correct[other]) == found
+    assert accuracy_interval(score**3 * 7 - 1, other, correct[other]) == result
 
 
 def test_right_and_wrong_are_treated_alike() -> None:
@@ -131,9 +131,9 @@ def test_beta_binomial_is_the_urns() -> None:
 
 def test_strata_are_of_equal_size_and_in_the_order_of_the_score() -> None:
     score = np.random.default_rng(0).random(103)
-    found = strata(score, 4)
-    assert sorted(np.bincount(found).tolist()) == [25, 26, 26, 26]
-    assert all(score[found == h].max() < score[found == h + 1].min() for h in range(3))
+    result = strata(score, 4)
+    assert sorted(np.bincount(result).tolist()) == [25, 26, 26, 26]
+    assert all(score[result == h].max() < score[result == h + 1].min() for h in range(3))
     assert [strata_for(n) for n in (1, 5, 30, 100)] == [1, 1, 4, 9]
 
 
@@ -166,9 +166,9 @@ def test_images_drawn_before_are_not_drawn_again() -> None:
 def test_labels_that_leave_strata_empty_are_put_into_fewer() -> None:
     """Whoever stops half-way may have left out a stratum."""
     correct = np.arange(20) % 5 > 0
-    found = accuracy_interval(np.arange(100.0), np.arange(80, 100), correct)
+    result = accuracy_interval(np.arange(100.0), np.arange(80, 100), correct)
     assert (
-        found
+        result
         == accuracy_interval(np.zeros(100), np.arange(80, 100), correct)
         == stratified_interval(np.array([100]), np.array([20]), np.array([16]))
     )

@@ -25,15 +25,15 @@ VISIBLE = """() => [...document.querySelectorAll('img, .planes svg')].map(image 
 def opened(browser: Any, full: Path) -> Iterator[Any]:
     """opened(width=..., ...) -> the page, its sections unfolded; it must ask nobody for anything and complain about
     nothing."""
-    contexts, asked, said = [], [], []
+    contexts, requests, messages = [], [], []
 
     def open_page(width: int = DESK, *, unfolded: bool = True, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": 800}, **options)
         contexts.append(context)
         page = context.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
         page.goto((full / "report.html").as_uri())
         if unfolded:
             page.evaluate("for (const part of document.querySelectorAll('.part, .more')) part.open = true")
@@ -42,8 +42,8 @@ def opened(browser: Any, full: Path) -> Iterator[Any]:
     yield open_page
     for context in contexts:
         context.close()
-    assert said == []
-    assert {url for url in asked if not url.startswith("data:")} == {(full / "report.html").as_uri()}
+    assert messages == []
+    assert {url for url in requests if not url.startswith("data:")} == {(full / "report.html").as_uri()}
 
 
 def shown(page: Any) -> list[dict[str, str]]:
@@ -53,7 +53,7 @@ def shown(page: Any) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_picture_is_visible_and_nothing_sticks_out(opened: Any, width: int, scheme: str) -> None:
+def test_every_image_is_visible_and_nothing_sticks_out(opened: Any, width: int, scheme: str) -> None:
     page = opened(width, color_scheme=scheme)
     visible = page.evaluate(VISIBLE)
     assert len(visible) > 50
@@ -193,7 +193,7 @@ def test_without_scripts_everything_is_there_but_the_filter(opened: Any) -> None
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_a_phone_shows_the_first_of_long_lists_of_words_until_asked_for_all(opened: Any, scripts: bool) -> None:
-    """Pictures are never folded away."""
+    """Images are never folded away."""
     page = opened(PHONE, java_script_enabled=scripts)
     settings = page.locator("#settings dl:nth-of-type(1) > div").all()
     assert [item.is_visible() for item in settings] == [n < 6 for n in range(len(settings))]
@@ -223,16 +223,16 @@ def test_on_paper_it_is_light_and_has_no_controls(opened: Any) -> None:
     assert all(page.evaluate(VISIBLE))
 
 
-def test_a_click_takes_the_whole_path_of_a_picture(opened: Any, full: Path) -> None:
+def test_a_click_takes_the_whole_path_of_an_image(opened: Any, full: Path) -> None:
     page, paths = opened(PHONE), RunRecord(full).images.paths
     files = page.locator(".file")
-    told = [file.inner_text() for file in files.all()]
-    assert set(told) <= {*paths["source"], *paths["target"]}
-    pictures = page.locator(".pair").count() * 2 + page.locator(".look").count()
-    assert len(told) == pictures > 50
-    for n in (0, 1, len(told) - 1):
+    paths_shown = [file.inner_text() for file in files.all()]
+    assert set(paths_shown) <= {*paths["source"], *paths["target"]}
+    images = page.locator(".pair").count() * 2 + page.locator(".look").count()
+    assert len(paths_shown) == images > 50
+    for n in (0, 1, len(paths_shown) - 1):
         files.nth(n).click()
-        assert page.evaluate("getSelection().toString()") == told[n]
+        assert page.evaluate("getSelection().toString()") == paths_shown[n]
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])

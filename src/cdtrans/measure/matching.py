@@ -1,4 +1,4 @@
-"""Which target images labels are about: found by path, or else by pixels, so that files may move."""
+"""The target images that labels are about, by path or else by pixels, so that files may move."""
 
 import hashlib
 import os

@@ -208,16 +208,19 @@ def answer(
 def asked_parts(target: RunTarget) -> dict[int, Part]:
     """The part of every image that `ask` has chosen."""
     questions = target.record.questions
-    found = [(target.find(q.path, q.digest), q.part) for q in (questions.images if questions else ())]
-    return {index: part for index, part in found if index is not None}
+    images = questions.images if questions else ()
+    return {index: q.part for q in images if (index := target.find(q.path, q.digest)) is not None}
 
 
 def answered_labels(target: RunTarget) -> Labels:
     """The labels so far. An image that was answered for the informative part may have been drawn for the random part
     since."""
     answers, parts = target.record.answers, asked_parts(target)
-    found = [(target.find(entry.path, entry.digest), entry) for entry in (answers.labels if answers else ())]
-    return {i: Label(e.label, settled_part(parts.get(i, ""), e.part)) for i, e in found if i is not None}
+    labels: Labels = {}
+    for entry in answers.labels if answers else ():
+        if (index := target.find(entry.path, entry.digest)) is not None:
+            labels[index] = Label(entry.label, settled_part(parts.get(index, ""), entry.part))
+    return labels
 
 
 def merge(before: Labels, given: Labels, target: RunTarget, screen: Screen) -> Labels:

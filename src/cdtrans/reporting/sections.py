@@ -233,7 +233,7 @@ def histogram(record: RunRecord) -> Histogram | Missing:
     order = np.argsort(-distance, kind="stable")[:SHOWN_CLASSES].tolist()
     rows = tuple(ClassShare(classes[k], *(float(s[k]) for s in shares)) for k in order)
     crowded = {model: crowded_class(count.tolist(), source.tolist()) for model, count in predicted.items()}
-    crowds = {model: Crowd(classes[found.label], found.share) for model, found in crowded.items() if found}
+    crowds = {model: Crowd(classes[most.label], most.share) for model, most in crowded.items() if most}
     return Histogram(rows, len(classes), crowds)
 
 
