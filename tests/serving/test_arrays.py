@@ -36,18 +36,18 @@ WAYS: dict[str, Callable[[np.ndarray], Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_layout_and_type_is_the_same_image(way: str) -> None:
     for image in (RGB, RGBA, np.stack([RGB, RGB[::-1]])):
-        found = arrays(WAYS[way](image))
+        made = arrays(WAYS[way](image))
         expected = list(image) if image.ndim == 4 else [image]
         if way == "bfloat16":
             expected = [255 * (one > 127) for one in expected]
-        assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+        assert [one.tolist() for one in made] == [one.tolist() for one in expected]
 
 
 def test_grey_images_and_batches_of_them() -> None:
     for image in (GREY, GREY[..., None], GREY[None], torch.from_numpy(GREY) / 255, [GREY]):
-        (found,) = each_image(image)
-        assert found.mode == "L"
-        assert np.array_equal(np.asarray(found), GREY)
+        (made,) = each_image(image)
+        assert made.mode == "L"
+        assert np.array_equal(np.asarray(made), GREY)
     assert len(arrays(np.stack([GREY, GREY])[:, None])) == 2
     assert arrays(np.zeros((0, 9, 7, 3), np.uint8)) == []
     three = np.stack([GREY, GREY, GREY])
@@ -58,9 +58,9 @@ def test_grey_images_and_batches_of_them() -> None:
 def test_several_of_different_sizes_and_kinds(tmp_path: Path) -> None:
     image = Image.fromarray(RGB)
     several = [RGB, torch.from_numpy(GREY), image, "a.png", tmp_path]
-    found = list(each_image(iter(several)))
-    assert [np.asarray(one).shape for one in found[:2]] == [(9, 7, 3), (9, 7)]
-    assert found[2:] == [image, "a.png", tmp_path]
+    made = list(each_image(iter(several)))
+    assert [np.asarray(one).shape for one in made[:2]] == [(9, 7, 3), (9, 7)]
+    assert made[2:] == [image, "a.png", tmp_path]
     assert list(each_image(np.array(["a.png", "b.png"]))) == ["a.png", "b.png"]
     assert list(each_image(np.array([tmp_path, "b.png"], dtype=object))) == [tmp_path, "b.png"]
 

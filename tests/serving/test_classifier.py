@@ -176,8 +176,8 @@ def test_a_batch_is_launched_before_the_results_of_the_last_are_fetched(
     logits = classifier.device_logits
     monkeypatch.setattr(classifier, "device_logits", lambda pixels: launched.append(len(pixels)) or logits(pixels))
     results = classifier.stream(files[:10], batch=4)
-    seen = [(next(results).path, len(launched)) for _ in range(10)]
-    assert seen == [(path, 2 if n < 4 else 3) for n, path in enumerate(files[:10])]
+    launches = [(next(results).path, len(launched)) for _ in range(10)]
+    assert launches == [(path, 2 if n < 4 else 3) for n, path in enumerate(files[:10])]
     assert launched == [4, 4, 2]
 
 

@@ -50,8 +50,8 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 
 def block(beginning: str) -> str:
     """The guide's example that uses this file."""
-    (found,) = [code for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S) if beginning in code]
-    return found
+    (example,) = [code for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S) if beginning in code]
+    return example
 
 
 def turned(file: Path, folder: Path) -> Path:
@@ -108,9 +108,9 @@ def test_the_guides_example_says_what_predict_says(finished, flowers, tmp_path: 
         [sys.executable, "-c", program, *map(str, files)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    said = [line.split() for line in done.stdout.splitlines()]
-    assert [label for label, _ in said] == [row["label"] for row in rows]
-    for (_, probability), row in zip(said, rows, strict=True):
+    answers = [line.split() for line in done.stdout.splitlines()]
+    assert [label for label, _ in answers] == [row["label"] for row in rows]
+    for (_, probability), row in zip(answers, rows, strict=True):
         assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
@@ -175,13 +175,13 @@ def test_by_default_another_model_does_not_replace_the_chosen_one(
 def test_a_file_that_differs_is_not_handed_over(
     finished, tapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = portable.folded
+    real = portable.one_layer
 
     def wrong(head):
         weight, bias = real(head)
         return 1.01 * weight, bias
 
-    monkeypatch.setattr(portable, "folded", wrong)
+    monkeypatch.setattr(portable, "one_layer", wrong)
     file = tmp_path / "model.safetensors"
     file.write_text("of before")
     with raises("export-differs"):

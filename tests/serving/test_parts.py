@@ -285,8 +285,8 @@ class TestRanks:
         command += ["predict", finished.run, images, "--csv", tmp_path / "p.csv", "--json", "--device", "cpu"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert (told["images"], told["skipped"], told["csv"]) == (29, 1, str(tmp_path / "p.csv"))
+        values = json.loads(done.stdout)
+        assert (values["images"], values["skipped"], values["csv"]) == (29, 1, str(tmp_path / "p.csv"))
         assert done.stderr.count("Wrote") == 1
         whole = uninterrupted(classifier, images, tmp_path / "whole.csv")
         assert (tmp_path / "p.csv").read_bytes() == whole

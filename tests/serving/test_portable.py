@@ -106,9 +106,9 @@ def test_timm_with_the_weights_says_the_same(kind: str) -> None:
     expected = logits_of(model, card, images)
     np.testing.assert_allclose(portable.read_timm(content)(images), expected, atol=1e-4 * np.abs(expected).max())
     assert check(Classifier(model, card, torch.device("cpu")), portable.read_timm(content)) < 1e-4
-    told = portable.metadata(content)
-    assert "distilled" not in told["architecture"]
-    assert (told["model"], told["crop"], told["resize"]) == ("source-only", str(card.crop), str(card.resize))
+    facts = portable.metadata(content)
+    assert "distilled" not in facts["architecture"]
+    assert (facts["model"], facts["crop"], facts["resize"]) == ("source-only", str(card.crop), str(card.resize))
 
 
 def test_a_file_is_computed_in_the_precision_of_its_run(tmp_path: Path) -> None:

@@ -279,8 +279,8 @@ def test_many_images_need_no_more_memory_than_few(finished, tmp_path: Path) -> N
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["counts"] == [300, 1800]
-    few, many = found["peaks"]
+    result = json.loads(done.stdout)
+    assert result["counts"] == [300, 1800]
+    few, many = result["peaks"]
     assert many - few < 30, f"peak memory grew from {few:.0f} to {many:.0f} MB"
     assert len(rows(tmp_path / "many.csv")) == 1800

@@ -320,9 +320,9 @@ def is_exported(place: str | Path) -> bool:
     return path.suffix.lower() in SUFFIXES or ON_HUB.fullmatch(path.as_posix()) is not None
 
 
-def require_run(place: str | Path, given: dict[str, bool]) -> None:
+def require_run(place: str | Path, options: dict[str, bool]) -> None:
     """Refuse options that need what only a run folder has."""
-    if flag := next((name for name, is_given in given.items() if is_given), None):
+    if flag := next((name for name, is_set in options.items() if is_set), None):
         raise SettingsError("needs-a-run", f"--{flag} needs a run folder, not the exported '{place}'; leave it out.")
 
 

@@ -28,12 +28,12 @@ HUB_FILES = ("config.json", "model.safetensors", "model.onnx", "README.md", *COD
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CHECKED = 8  # images of random noise, which exercise every part of a model
 LARGEST_ONNX = 2**31 - 2**24  # bytes of weights: protobuf cannot write a file over 2 GiB
-TOLERANCE = 1e-3  # of the largest logit; float32 with another order of additions differs by about 1e-6
+TOLERANCE = 1e-3  # share of the largest logit; float32 with another order of additions differs by about 1e-6
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how well it agrees with the model. The keys are promised by `export --json`."""
+    """A written file or folder, and how well it agrees with the model. The keys are promised by `export --json`."""
 
     file: Path
     format: str  # onnx, timm or hub-folder
@@ -41,7 +41,7 @@ class Exported:
     classes: int
     bytes: int
     checked: int  # images
-    difference: float  # of the logits, at most, as a share of the largest
+    difference: float  # largest difference of two logits, as a share of the largest logit
 
     def summary(self) -> dict[str, Any]:
         return asdict(self) | {"file": str(self.file)}
@@ -168,13 +168,13 @@ def require_hub_folder(folder: Path, run: RunRecord) -> None:
 
 
 def missing_packages() -> str:
-    """What ONNX needs to be installed; empty if it is."""
+    """The packages that ONNX needs and that are missing, or empty."""
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     return f"ONNX needs {' and '.join(missing)}: 'pip install cdtrans[onnx]'" if missing else ""
 
 
 def why_not_onnx(classifier: Classifier) -> str:
-    """Why there can be no ONNX file; empty if there can."""
+    """The reason why there can be no ONNX file, or empty."""
     too_large = sum(x.numel() for x in classifier.model.parameters()) * 4 > LARGEST_ONNX
     return missing_packages() or ("The model is too large for one ONNX file (2 GiB)" if too_large else "")
 
@@ -194,7 +194,7 @@ def check(classifier: Classifier, exported: Callable[[np.ndarray], np.ndarray]) 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What was uploaded. The keys are promised by `push --json`."""
+    """An uploaded model. The keys are promised by `push --json`."""
 
     name: str  # USER/NAME
     address: str

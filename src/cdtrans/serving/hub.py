@@ -52,7 +52,7 @@ def upload(folder: Path, name: str, *, private: bool) -> str:
 
 
 def _refused(name: str, done: str, error: Exception) -> DeviceError:
-    """What to do, by the answer of the hub; no answer at all means no network."""
+    """An error with advice by the answer of the hub; no answer at all means no network."""
     from huggingface_hub.errors import LocalTokenNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
     status = getattr(getattr(error, "response", None), "status_code", None)

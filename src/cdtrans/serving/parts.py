@@ -60,7 +60,7 @@ def find_shards(where: Path, root: Path | None) -> list[Shard]:
 
 
 def parts_of(shard: Shard, place: int = 0) -> Iterator[Part]:
-    """A shard cut into parts. One without images has an empty part."""
+    """A shard cut into parts. Without images it has one empty part."""
     images = iter(shard.images())
     part, number = list(islice(images, PART)), 0
     while part or number == 0:
@@ -97,13 +97,13 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Finished:
+class PartOutput:
     """The predictions of a part."""
 
     counts: Counts
     skipped: bytes = b""  # CSV lines: path and cause of the files that cannot be read
-    rows: bytes = b""  # of the table
-    digest: str = ""  # of the part
+    rows: bytes = b""  # lines or row group of the table
+    digest: str = ""  # identifies the images
     last: bool = True
 
 
@@ -152,7 +152,7 @@ class PartFolder:
         files = self.folder.iterdir() if self.folder.is_dir() else iter(())
         return sorted((int(name[1]), int(name[2])) for file in files if (name := NAME.fullmatch(file.name)))
 
-    def read(self, place: int, number: int) -> Finished | None:
+    def read(self, place: int, number: int) -> PartOutput | None:
         """A finished part; None if it is missing or damaged, and so must be predicted again."""
         try:
             checksum, stored = self._file(place, number).read_bytes().split(b"\n", 1)
@@ -162,21 +162,21 @@ class PartFolder:
             return None
         head, content = stored.split(b"\n", 1)
         values = json.loads(head)
-        there, cut = values["settings"], values["skipped"]
-        if changed := [f"{k}: {there.get(k)} there, {v} now" for k, v in self.settings.items() if there.get(k) != v]:
+        before, end = values["settings"], values["skipped"]
+        if changed := [f"{k}: {before.get(k)} there, {v} now" for k, v in self.settings.items() if before.get(k) != v]:
             advice = "run that one again to resume it, remove the folder, or write to another file"
             what = f"the finished parts of another command ({first_of(changed)})"
             raise RunError("parts-of-another-command", f"'{self.folder}' holds {what}; {advice}.")
         counts = Counts(**values["counts"])
-        return Finished(counts, content[:cut], content[cut:], values["digest"], values["last"])
+        return PartOutput(counts, content[:end], content[end:], values["digest"], values["last"])
 
-    def store(self, part: Part, finished: Finished) -> None:
+    def store(self, part: Part, output: PartOutput) -> None:
         shard = self.shards[part.place]
         if shard.is_tar and part.digest != shard.digest(part.number, part.last, part.images):
             raise DataError("images-changed", f"'{shard.where}' has changed since this began; run the command again.")
-        head = {"settings": self.settings, "counts": asdict(finished.counts), "skipped": len(finished.skipped)}
+        head = {"settings": self.settings, "counts": asdict(output.counts), "skipped": len(output.skipped)}
         head |= {"digest": part.digest, "last": part.last}
-        content = json.dumps(head).encode() + b"\n" + finished.skipped + finished.rows
+        content = json.dumps(head).encode() + b"\n" + output.skipped + output.rows
         with atomic(self._file(part.place, part.number)) as file:
             file.writelines([_digest(content), b"\n", content])
 
@@ -206,9 +206,9 @@ class PartFolder:
                 if part.images:
                     yield part
                 else:
-                    self.store(part, Finished(Counts()))
+                    self.store(part, PartOutput(Counts()))
 
-    def chain(self, place: int) -> Iterator[Finished | None]:
+    def chain(self, place: int) -> Iterator[PartOutput | None]:
         """The finished parts of a shard in order, and None for the first that is missing or damaged."""
         for number in count():
             part = self.read(place, number)
@@ -216,7 +216,7 @@ class PartFolder:
             if part is None or part.last:
                 return
 
-    def __iter__(self) -> Iterator[Finished]:
+    def __iter__(self) -> Iterator[PartOutput]:
         """All parts in order, when every process is done."""
         for part in chain.from_iterable(map(self.chain, range(len(self.shards)))):
             if part is None:

@@ -116,7 +116,7 @@ def _logits_of(session: Any) -> Read:
 
 
 def timm_file(model: Network, card: Card) -> bytes:
-    """What `timm.create_model(architecture, **arguments)` loads, both from the file's metadata."""
+    """Weights for `timm.create_model(architecture, **arguments)`, both in the file's metadata."""
     if why := why_no_weights(model, card):
         raise SettingsError("no-timm-model", f"{why}; export .onnx instead.")
     if model.taps > 1:
@@ -130,7 +130,7 @@ def weights_file(model: Network, card: Card) -> bytes:
     it. With several taps it reads more features than timm's own."""
     assert isinstance(model.head, Head), "why_no_weights refuses others"
     weights = {name: x.contiguous() for name, x in model.backbone.state_dict().items()}
-    layer, (weight, bias) = model.backbone.default_cfg["classifier"], folded(model.head)
+    layer, (weight, bias) = model.backbone.default_cfg["classifier"], one_layer(model.head)
     in_timm = _timm_state(card)[f"{layer}.weight"]  # [K, D], or [K, D, 1, 1]: a convolution in some models
     weights[f"{layer}.weight"] = (weight / card.temperature).view(*weight.shape, *in_timm.shape[2:])
     weights[f"{layer}.bias"] = bias / card.temperature
@@ -159,8 +159,8 @@ def _timm_state(card: Card) -> dict[str, Tensor]:
     return state
 
 
-def folded(head: Head) -> tuple[Tensor, Tensor]:
-    """Neck and classifier as one linear layer, [K, D] and [K]: in eval mode they are an affine map."""
+def one_layer(head: Head) -> tuple[Tensor, Tensor]:
+    """Neck and classifier as one linear layer, [K, D] and [K]: in eval mode they are one affine map."""
     exact = copy.deepcopy(head).cpu().double().eval()
     dim = head.classifier.in_features
     with torch.no_grad():
@@ -178,21 +178,20 @@ def read_timm(content: bytes) -> Read:
 
 
 def logits_by_timm(vit: Callable[[Tensor], Tensor], crop: int, mean: list[float], std: list[float]) -> Read:
-    centre, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    offset, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
 
     @torch.inference_mode()
     def logits(images: np.ndarray) -> np.ndarray:
         edge = round((images.shape[1] - crop) / 2)
-        cut = torch.from_numpy(images[:, edge : edge + crop, edge : edge + crop])
-        array: np.ndarray = vit((cut.permute(0, 3, 1, 2).float() / 255 - centre) / scale).numpy()
+        centres = torch.from_numpy(images[:, edge : edge + crop, edge : edge + crop])
+        array: np.ndarray = vit((centres.permute(0, 3, 1, 2).float() / 255 - offset) / scale).numpy()
         return array
 
     return logits
 
 
 def hub_config(model: Network, card: Card) -> dict[str, Any]:
-    """What timm and transformers need to build and feed the model. `squash` is how images are resized here: to a
-    square."""
+    """Settings to build and feed the model in timm and transformers. `squash` resizes images to a square, as here."""
     backbone = model.backbone.default_cfg
     architecture, arguments = timm_call(card.backbone, crop=card.crop, args=card.backbone_args)
     kept = {name: backbone[name] for name in ("fixed_input_size", "first_conv", "classifier") if backbone.get(name)}

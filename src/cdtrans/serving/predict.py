@@ -35,7 +35,7 @@ from cdtrans.serving.classifier import (
     load,
     require_run,
 )
-from cdtrans.serving.parts import Counts, Finished, Part, PartFolder, find_shards, folder_of, parts_of
+from cdtrans.serving.parts import Counts, Part, PartFolder, PartOutput, find_shards, folder_of, parts_of
 from cdtrans.trust.preflight import ignored
 
 NAMED_SKIPS = 10  # unreadable files that are named on the screen; all are in a list
@@ -47,7 +47,7 @@ Results = Iterator[Prediction | Unreadable]
 
 @dataclass(frozen=True)
 class Predicted:
-    """What `predict` returns."""
+    """The result of `predict`."""
 
     csv: Path | None  # the CSV file with the predictions, if one was written
     parquet: Path | None  # the Parquet file with the predictions, if one was written
@@ -56,7 +56,7 @@ class Predicted:
     abstained: int  # images whose label is left empty: their probability is below the threshold
     skipped: int  # files that cannot be read
     threshold: float
-    expected_accuracy: float | None  # of the labels that were kept; None if there are none
+    expected_accuracy: float | None  # share of the kept labels that are right; None without any
     predictions: Predictions  # in order; empty if they were written to a file
 
     def summary(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Predicted:
 
 @checked("images")
 def predict(
-    run: Annotated[str | Path, Help("A finished run folder, or an exported file.", "RUN")],
+    run: Annotated[str | Path, Help("A output run folder, or an exported file.", "RUN")],
     images: Annotated[
         str | Path, Help("A folder with images at any depth, an image, a list of paths, or tars.", "IMAGES")
     ],
@@ -99,7 +99,7 @@ def predict(
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> Predicted:
-    """Label images with the classifier of a finished run, or with a file that `export` wrote. For images in memory, use
+    """Label images with the classifier of a output run, or with a file that `export` wrote. For images in memory, use
     `load(run).predict(images)`.
 
     With `csv` (a path or an open binary file) or `parquet` (a path), the predictions are written there, in bounded
@@ -141,7 +141,7 @@ def predict(
 def find_threshold(
     run: RunRecord | None, model: str, abstain: float | None, keep: float | None, accuracy: float | None, screen: Screen
 ) -> float:
-    """The probability below which labels are left empty: as given, or found from the run's own target images."""
+    """The probability below which labels are left empty: as given, or by the run's own target images."""
     if sum(value is not None for value in (abstain, keep, accuracy)) > 1:
         raise SettingsError("two-thresholds", "--abstain, --keep and --accuracy cannot be combined; give one of them.")
     if run is not None and keep is not None:
@@ -190,7 +190,7 @@ class Job:
     classifier: Classifier
     images: Path
     root: Path | None
-    kind: str  # of the table: a key of TABLES
+    kind: str  # format of the table, a key of TABLES
     top: int
     threshold: float
     max_bad: float
@@ -208,11 +208,11 @@ class Job:
             counts = Counts()
             with self.screen.track("predicting", total) as task:
                 batches = cut(stream_images(self.images, self.root), self.classifier.batch)
-                labelled = self.labelled(self.classifier.stream_batches(batches, top=self.top), counts, task)
+                kept = self.keep_labels(self.classifier.stream_batches(batches, top=self.top), counts, task)
                 if file is None:
-                    predictions.extend(labelled)
+                    predictions.extend(kept)
                 else:
-                    write_lines(file, self.table, labelled)
+                    write_lines(file, self.table, kept)
             self.judge(counts)
         left_out, expected = counts.images - counts.kept, counts.right / counts.kept if counts.kept else None
         if isinstance(file, Path) and launched_rank() == 0:
@@ -250,8 +250,8 @@ class Job:
         plain = launched_world() == 1 and len(self.shards) == 1 and not folder_of(file).exists()
         if plain and (first := next(parts_of(self.shards[0]))).last:
             with self.screen.track("predicting", len(first.images)) as task:
-                finished = [part for _, part in self.predicted([first], task)]
-            return self.join(file, finished)
+                output = [part for _, part in self.predict_parts([first], task)]
+            return self.join(file, output)
         settings: dict[str, Any] = {"table": self.kind, "top": self.top, "threshold": self.threshold}
         settings |= {"unknown": self.classifier.source_only is not None, "model": self.classifier.digest()}
         with PartFolder(file, settings, self.shards) as folder:
@@ -273,9 +273,9 @@ class Job:
         finish, counts = Finish() if launched_world() > 1 else None, Counts()
         mine = None if total is None else total // launched_world()
         with self.screen.track("predicting", mine, folder.done) as task:
-            for part, finished in self.predicted(folder.todo(), task):
-                folder.store(part, finished)
-                counts += finished.counts
+            for part, output in self.predict_parts(folder.todo(), task):
+                folder.store(part, output)
+                counts += output.counts
         if finish is not None:
             finish.arrive()
             with self.screen.track("waiting for the other processes", None):
@@ -283,7 +283,7 @@ class Job:
                     time.sleep(POLL_SECONDS)
         return counts
 
-    def predicted(self, parts: Iterable[Part], task: Task) -> Iterator[tuple[Part, Finished]]:
+    def predict_parts(self, parts: Iterable[Part], task: Task) -> Iterator[tuple[Part, PartOutput]]:
         """All parts form one stream, so that a GPU does not wait between them. No batch holds images of two parts, so
         that a part does not depend on what was predicted before it."""
         started: deque[Part] = deque()
@@ -298,10 +298,10 @@ class Job:
             part, counts = started.popleft(), Counts()
             skipped: list[tuple[Path | None, str]] = []
             own = chain([first], islice(results, len(part.images) - 1))
-            rows = self.table.rows(self.labelled(own, counts, task, skipped))
-            yield part, Finished(counts, csv_lines(skipped), rows)
+            rows = self.table.rows(self.keep_labels(own, counts, task, skipped))
+            yield part, PartOutput(counts, csv_lines(skipped), rows)
 
-    def labelled(
+    def keep_labels(
         self, results: Results, counts: Counts, task: Task, skipped: list[tuple[Path | None, str]] | None = None
     ) -> Iterator[Prediction]:
         """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated. Unreadable files
@@ -320,7 +320,7 @@ class Job:
                 self.screen.warn(f"skipped '{result.path}': {result.cause}")
             self.named += 1
 
-    def join(self, file: Path, parts: Iterable[Finished]) -> Counts:
+    def join(self, file: Path, parts: Iterable[PartOutput]) -> Counts:
         """Write the list of unreadable files, if there are any, and the table, unless too many are unreadable."""
         listed = skipped_list(file)
         counts = sum((part.counts for part in parts), Counts())
