@@ -56,7 +56,7 @@ def make_source(folder: Path, each: int = 8) -> Path:
 
 
 def make_target(folder: Path, each: int = 7) -> Path:
-    """folder/NUMBER.png: nothing in a name tells the class, which is NUMBER modulo 3."""
+    """folder/NUMBER.png: no class in a name; it is NUMBER modulo 3."""
     for n in range(each * len(CLASSES)):
         draw(folder / f"{n:02}.png", n % len(CLASSES), seed=100 + n, shift=1.0)
     return folder
@@ -83,7 +83,7 @@ def make_task(folder: Path, **settings: Any) -> Task:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Every file and folder of a run with a digest of its bytes, but for what holds a clock."""
+    """Every file and folder of a run with a digest of its bytes, except for the file of times."""
     return {
         str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder"
         for p in sorted(folder.rglob("*"))
@@ -92,16 +92,12 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def computed(folder: Path) -> dict[str, str]:
-    """The digests of a run's results alone, without its settings and the origin of its stage 1. The
-    advice of `eval` names its folder."""
-    found = {name: digest for name, digest in tree(folder).items() if name not in ("config.yaml", "log.jsonl")}
-    if (folder / "eval.json").exists():
-        found["eval.json"] = (folder / "eval.json").read_text(encoding="utf-8").replace(str(folder), "RUN")
-    return found
+    """The digests of a run's results alone, without its settings and the origin of its stage 1."""
+    return {name: digest for name, digest in tree(folder).items() if name not in ("config.yaml", "log.jsonl")}
 
 
 def after_stage_1(run: Path) -> list[dict[str, Any]]:
-    """The log from there on."""
+    """The log of a run from the end of stage 1 on."""
     return [line for line in log_lines(run) if line.get("stage") != "source" and line["event"] != "source_model"]
 
 
