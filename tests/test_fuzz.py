@@ -56,7 +56,7 @@ def cdtrans(*arguments: object) -> Ended:
 
 
 def problem(ended: Ended) -> str:
-    """What is wrong with how a verb ended, or nothing."""
+    """The faults in how a verb ended, or nothing."""
     errors = [line for line in ended.err.splitlines() if line.startswith("error: ")]
     wrong = {
         "exit code": ended.code not in (0, 2, 3),
@@ -70,7 +70,7 @@ def problem(ended: Ended) -> str:
 
 
 class Problems(list[tuple[Any, ...]]):
-    """Of all that was tried, so that one run shows all."""
+    """Every problem that was found, so that one run shows all."""
 
     def run(self, what: object, *arguments: object) -> None:
         ended = cdtrans(*arguments)

@@ -47,7 +47,7 @@ def classifier(finished) -> cdtrans.Classifier:
 
 
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *arguments: object) -> dict[str, Any]:
-    """What `cdtrans ARGUMENTS --json` prints."""
+    """The object that `cdtrans ARGUMENTS --json` prints."""
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["cdtrans", *map(str, arguments), "--json"])
     with pytest.raises(SystemExit):
@@ -84,7 +84,7 @@ def test_every_setting_is_a_typed_argument() -> None:
 
 
 def test_adapt_takes_its_places_in_order(finished) -> None:
-    """Of a finished run: nothing is trained."""
+    """The run is finished, so nothing is trained."""
     how = {"out": finished.run, "config": finished.task.config, "quiet": True}
     result = cdtrans.adapt(finished.task.source, finished.task.target, **how)
     assert result == cdtrans.adapt(source=finished.task.source, target=finished.task.target, **how)
@@ -233,7 +233,7 @@ class TestBench:
 
 @pytest.mark.slow
 def test_the_guides_examples_run(finished, tmp_path: Path, monkeypatch, capsys) -> None:
-    """With the tiny task in place of photos, and its settings in place of the defaults."""
+    """The tiny task takes the place of photos, and its settings that of the defaults."""
     section = GUIDE.read_text(encoding="utf-8").split("## From Python\n")[1].split("\n## ")[0]
     snippets = re.findall(r"```python\n(.*?)```", section, re.S)
     assert len(snippets) == 3

@@ -37,7 +37,7 @@ def test_scikit_learns_own_checks() -> None:
 
 
 def test_classes_by_name_and_by_number() -> None:
-    """What the check that does not apply looks at besides."""
+    """The other things that the check that does not apply looks at."""
     source, y, _ = two_domains()
     for names in (np.array(["one", "two", "three"]), np.array(["one", "two", "three"], object), np.array([5, 0, 7])):
         fitted = InstantClassifier().fit(source, names[y])

@@ -5,8 +5,8 @@ import signal
 
 
 def main() -> None:
-    """As `cdtrans.cli.app`, and clean to interrupt while that is imported and when all is done."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as after nohup
+    """Run `cdtrans.cli.app`. Ctrl-C is clean also while that is imported and when all is done."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup has it ignored
     if ours:
         signal.signal(signal.SIGINT, _leave)
     from cdtrans.cli.app import main as run

@@ -22,7 +22,7 @@ from cdtrans.schema import Help, Misfit, Range, build, option, quoted, record_fi
 
 LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
-LARGEST_FACTOR = 1e6  # of what is multiplied by a rate
+LARGEST_FACTOR = 1e6  # limit of factors that a rate is multiplied by
 LARGEST_SEED = 2**63 - 1
 LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
 
@@ -193,7 +193,7 @@ class CDTransOptions(BranchOptions):
     )
 
 
-EFFORTS = ("instant", "quick", "full")  # of the best recipe; the first two are files in recipes/
+EFFORTS = ("instant", "quick", "full")  # efforts of the best recipe; the first two are files in recipes/
 
 
 class Settings(TypedDict, total=False):

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 VERDICT_AGAINST = 3  # exit code: adaptation did harm, `check` says stop, a run of `bench` or `ablate` failed
 NAMED = 5  # more names than this make a sentence unreadable
 LONGEST, LAST = 390, 150  # characters of a sentence, and how many of its last ones are kept: they say what to do
-# Of a name these would move the cursor, set colours, start a false line, or turn the direction of writing: ASCII and
-# C1 controls, line separators, marks and overrides of direction; and bytes that are no text.
+# Characters that would move the cursor, set colours, start a false line, or turn the direction of writing: ASCII and C1
+# controls, line separators, marks and overrides of direction; and bytes that are no text.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -23,7 +23,7 @@ class CdtransError(Exception):
         super().__init__(shortened(printable(sentence)))
         self.code = code
 
-    def __str__(self) -> str:  # that of OSError, which some errors are too, is another
+    def __str__(self) -> str:  # some errors are OSErrors too, which have another
         return str(self.args[0])
 
 

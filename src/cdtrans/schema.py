@@ -50,12 +50,12 @@ class Range:
 
 @dataclass(frozen=True)
 class Help:
-    """What --help says of a parameter of a public function: Annotated[int, Help("How many images to label.")]. A
-    parameter that Python takes by position becomes an argument of the command, unless it has a `flag` here."""
+    """The help line of a public function's parameter: Annotated[int, Help("How many images to label.")]. A parameter
+    that Python takes by position becomes an argument of the command, unless it has a `flag` here."""
 
     text: str
     metavar: str = ""
-    flag: str = ""  # where it is not the parameter's name
+    flag: str = ""  # the flag, if it is not the parameter's name
     also: str = ""  # a hidden flag beside the argument
     hidden: bool = False
 

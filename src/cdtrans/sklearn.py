@@ -1,4 +1,4 @@
-"""What `adapt --effort instant` does, as a scikit-learn classifier: on feature vectors that you have, not on images.
+"""`adapt --effort instant` as a scikit-learn classifier: on feature vectors that you have, not on images.
 
     from cdtrans.sklearn import InstantClassifier
 
@@ -57,7 +57,7 @@ class InstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         of_target = np.array([label is None or label != label or label in (-1, "-1") for label in y.tolist()], bool)
         if of_target.all():
             raise ValueError("y has no label: give the labels of the source rows, and -1 for the target rows.")
-        known = np.array(y[~of_target].tolist())  # without the type object, which only None needs
+        known = np.array(y[~of_target].tolist())  # not of type object, which only None needs
         check_classification_targets(known)
         leading = X.shape[1] if self.leading is None else self.leading
         if not 1 <= leading <= X.shape[1]:
@@ -70,9 +70,9 @@ class InstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(target):
             nothing = source.new_zeros(0)  # there is no network
             domains = Domains(Encoded(source, nothing), labels, Encoded(target, nothing))
-            found = label_target(domains, classes=len(self.classes_), leading=leading).probabilities
-            probe, _, statistics = probe_on_both(domains, found)
-            distributions[of_target] = found.numpy()
+            labelled = label_target(domains, classes=len(self.classes_), leading=leading).probabilities
+            probe, _, statistics = probe_on_both(domains, labelled)
+            distributions[of_target] = labelled.numpy()
         else:
             statistics = Statistics.of(source)
             probe = fit_probe(statistics.standardised(source), one_hot, LOOSE)

@@ -41,10 +41,10 @@ from support import says
 from tiny_task import CLASSES, draw
 
 COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
-ALL = {"--help-all"}  # of verbs with settings
+ALL = {"--help-all"}  # only verbs with settings have it
 SCORING = {"--root", "--model", "--device", "--max-bad"}
 PAIRS = {"--labels", "--out", "--preset", "--config", "--force", "--jobs"}
-FLAGS = {  # of the verbs, beside those of all and the settings
+FLAGS = {  # flags of each verb, beside those of every verb and the settings
     **{"adapt": {"--out", "--preset", "--config", "--force", "--target"}, "demo": {"--out"}, "eval": SCORING},
     **{"check": {"--preset", "--config", "--model", "--no-model"}, "export": {"--out", "--to", "--model"}},
     **{"push": {"--private", "--model"}, "report": set(), "choose": set(), "methods": set(), "answer": set()},
@@ -117,7 +117,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], Asked]:
 
 @pytest.fixture
 def called(answering) -> Asked:
-    """What `cdtrans adapt` asks of the pipeline, which does nothing here."""
+    """The arguments that `cdtrans adapt` gives to the pipeline, which does nothing here."""
     return answering("adapt", Result(Path("runs/x"), outcome()))
 
 

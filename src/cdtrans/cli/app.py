@@ -23,13 +23,17 @@ from cdtrans.config import SETTINGS
 from cdtrans.errors import CdtransError, Interrupted, SettingsError, printable, shortened
 from cdtrans.runtime import package_version
 
-CHECK_SETTINGS = (  # what decides which images a run would see, and through which backbone
+CHECK_SETTINGS = (  # settings that decide which images a run would see, and through which backbone
     *("root", "crop", "resize", "max_bad", "backbone", "weights", "pretrained"),
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
 OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "target_labels"}  # a benchmark sets them run by run
-LOSSES = {"loss_source", "loss_source_target", "loss_target"}  # what the rows of Table 6, all of CDTrans, differ in
-PAIRING = {"method", "pairing", "center_aware", "target_class"}  # and those of Table 5
+LOSSES = {
+    "loss_source",
+    "loss_source_target",
+    "loss_target",
+}  # differ between the rows of Table 6, which are all CDTrans
+PAIRING = {"method", "pairing", "center_aware", "target_class"}  # differ between the rows of Table 5
 PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # sampled pairs have none of these
 NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
 TABLE_TEXTS = {  # settings that have another default in the runs of a table
@@ -56,7 +60,7 @@ CommandLineError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickExce
 
 
 def predictions_to_stdout(given: dict[str, Any], json: bool) -> bool:
-    """Without a file, the predictions go to standard output."""
+    """Send the predictions to standard output if no file is given."""
     if given["csv"] is None and given["parquet"] is None:
         if json:
             raise SettingsError("json-without-file", "With --json, give --csv FILE or --parquet FILE.")

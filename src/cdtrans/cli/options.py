@@ -167,7 +167,7 @@ def _show_all(context: typer.Context, wanted: bool | None) -> None:
 
 
 def show_all_flags(command: Any) -> None:
-    """In the help and in shell completion, from now on."""
+    """Show every flag in the help and in shell completion from now on."""
     for parameter in command.params:
         parameter.hidden = False
         if parameter.name in COMMON and parameter.name in SETTINGS:

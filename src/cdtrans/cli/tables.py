@@ -19,11 +19,13 @@ Given = dict[str, Any]
 
 
 def show_nothing(result: Any, screen: Screen, given: Given) -> None:
-    """For a verb that has written its result."""
+    """Nothing is left to show: the verb has written its result."""
 
 
 def show_run(result: Any, screen: Screen, given: Given) -> None:
-    screen.result(wording.done(result.outcome, result.run, with_estimate=screen.quiet))  # else it has been shown
+    screen.result(
+        wording.done(result.outcome, result.run, with_estimate=screen.quiet)
+    )  # the screen has shown the estimate otherwise
     screen.say(wording.next_step(result.run))
 
 
@@ -172,7 +174,7 @@ def show_methods(result: Any, screen: Screen, given: Given) -> None:
 
 
 def show_study(result: Any, screen: Screen, given: Given) -> None:
-    """For a benchmark or an ablation."""
+    """The state of a benchmark or an ablation."""
     screen.result(f"{result.finished} of {result.asked} runs are finished: {result.out / result.table}")
 
 
