@@ -11,6 +11,7 @@ Where stage 1 leaves the backbone as it is, stage 2 has the same features at its
 Where stage 1 is another run's, its card says which weights that began with; if they are not here, the guard judges by
 features of the source-only model. Needs no torch until a network is made, so that mistakes are reported at once."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cdtrans.config import Config, Resolved, make_config, read_recipe, require_weights
 from cdtrans.errors import CdtransError, DataError, MissingFileError, RunError, SettingsError, first_of
+from cdtrans.record.files import intact
 from cdtrans.record.layout import AGAIN, EVIDENCE, SOURCE, SourceData
 from cdtrans.record.model import FROM_SCRATCH, Card, save_model
 from cdtrans.record.record import RunRecord
@@ -118,22 +120,21 @@ class Origin:
         """The network before stage 1, or after it if it is done elsewhere, and its card. A network that the method or
         the number of ranks does not allow is refused."""
         from cdtrans.network.network import require_no_batchnorm_on_ranks
-
-        network, card = self._network(config, classes)
-        method.check(network, config.backbone)
-        require_no_batchnorm_on_ranks(network.backbone, config.backbone)
-        return network, card
-
-    def _network(self, config: Resolved, classes: tuple[str, ...]) -> "tuple[Network, Card]":
-        from cdtrans.network.weights import make_card
+        from cdtrans.network.weights import build_model, load_classifier, make_card
 
         trained = config.source_fit == "train"
         card = make_card(config, classes, stage="source", epoch=config.source_epochs if trained else 0)
-        if self.place and self.place.is_file():
-            return _from_file(self.place, card, config.drop_path)
-        if config.source_model and self.place:
-            return _taken(self.place, card, config.drop_path)
-        return initial_network(config, card, with_weights=not self.done), card
+        if self.place and self.place.is_file():  # a classifier of timm's
+            card = replace(card, weights=str(self.place), epoch=0)
+            network = build_model(card, drop_path=config.drop_path)
+            load_classifier(network, self.place)
+        elif config.source_model and self.place:
+            network, card = _taken(self.place, card, config.drop_path)
+        else:
+            network = initial_network(config, card, with_weights=not self.done)
+        method.check(network, config.backbone)
+        require_no_batchnorm_on_ranks(network.backbone, config.backbone)
+        return network, card
 
 
 def source_model(
@@ -141,8 +142,10 @@ def source_model(
 ) -> SourceModel:
     """Fit the network, or load it if that has been done. Afterwards this run has its source-only model."""
     from cdtrans.network.encoding import Encoder, Frozen
+    from cdtrans.network.weights import load_model
     from cdtrans.training.source import fit_source, probe_source
 
+    folder = run.record.model_folder(SOURCE)
     trains = config.source_fit == "train" if origin.place is None else card.epoch > 0
     pretrained = card.weights != FROM_SCRATCH
     evidence = None
@@ -152,7 +155,8 @@ def source_model(
         network, card, Frozen() if config.source_fit == "probe" else None, evidence, pretrained and not trains
     )
     if origin.done:
-        _load(network, origin.out)
+        with intact(folder, AGAIN):
+            network.load_state_dict(load_model(folder)[0].state_dict())
         return model
     if config.source_model:
         trained = f" ({card.epoch} epochs from {card.weights})" if card.epoch else ""
@@ -164,7 +168,7 @@ def source_model(
     else:
         fit_source(run, network, data.source, data.labels, config, screen)
     if run.writes:
-        save_model(run.record.model_folder(SOURCE), network, card)
+        save_model(folder, network, card)
     return model
 
 
@@ -204,7 +208,10 @@ def _pretrained_backbone(
 
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):  # the run's own random numbers stay as they are
-        network = network or _pretrained_network(card, config, device)
+        file = card.weights if Path(card.weights).is_file() else None
+        if network is None and (file or card.weights == card.backbone):
+            with suppress(CdtransError):  # weights that are here no more
+                network = initial_network(replace(config, weights=file, pretrained=file is None), card).to(device)
         if not from_main(network is not None):
             screen.warn(
                 f"{card.weights} is missing, so the guard judges by features trained on the source: trust it less."
@@ -217,17 +224,6 @@ def _pretrained_backbone(
             )
         backbone, taps = network.backbone, read_recipe("best")["taps"]
         return Network(backbone, Head(feature_dim(backbone, taps), 1, "none"), taps).to(device)
-
-
-def _pretrained_network(card: Card, config: Resolved, device: "torch.device") -> "Network | None":
-    """The network of a card before any training; None if its weights are missing."""
-    file = card.weights if Path(card.weights).is_file() else None
-    if file is None and card.weights != card.backbone:
-        return None
-    try:
-        return initial_network(replace(config, weights=file, pretrained=file is None), card).to(device)
-    except CdtransError:
-        return None
 
 
 def require_stage_1(run: Path) -> None:
@@ -253,43 +249,27 @@ def initial_network(config: Config, card: Card, *, with_weights: bool = True) ->
     return network
 
 
-def _load(network: "Network", run: Path) -> None:
-    """The run's own source-only model."""
-    from cdtrans.network.weights import load_model
-
-    try:
-        network.load_state_dict(load_model(RunRecord(run).model_folder(SOURCE))[0].state_dict())
-    except RuntimeError as error:  # of another shape
-        cause = " ".join(str(error).split())[:80]
-        raise RunError("run-damaged", f"The source-only model of '{run}' is damaged ({cause}); {AGAIN}.") from error
-
-
 def _taken(run: Path, card: Card, drop_path: float) -> "tuple[Network, Card]":
     """A run's source-only network and its card, which equals `card` except for how it was trained."""
     from cdtrans.network.weights import build_model, load_model
 
     require_stage_1(run)
     taken, theirs = load_model(RunRecord(run).model_folder(SOURCE))
-    _check_classes(run, theirs.classes, card.classes)
-    differ = [name for name in SAME if getattr(theirs, name) != getattr(card, name)]
+    values = {name: (getattr(theirs, name), getattr(card, name)) for name in SAME}
+    differ = [f"{name}: {a} there, {b} here" for name, (a, b) in values.items() if a != b]
+    if theirs.classes != card.classes:
+        first = next(pair for pair in zip_longest(theirs.classes, card.classes) if pair[0] != pair[1])
+        counts = f"{len(theirs.classes)} there, {len(card.classes)} here"
+        differ = [f"classes: {counts}; the first difference is {first[0]!r} and {first[1]!r}"]
     if differ:
-        what = first_of([f"{name}: {getattr(theirs, name)} there, {getattr(card, name)} here" for name in differ])
         raise RunError(
             "other-network",
-            f"Stage 1 of '{run}' is another kind of model ({what}); give the same settings, {OR_TRAIN}.",
+            f"Stage 1 of '{run}' is another kind of model ({first_of(differ)}); give the same classes and settings, "
+            f"{OR_TRAIN}.",
         )
     network = build_model(card, drop_path=drop_path)
     network.load_state_dict(taken.state_dict())
     return network, replace(card, weights=theirs.weights, epoch=theirs.epoch)
-
-
-def _from_file(file: Path, card: Card, drop_path: float) -> "tuple[Network, Card]":
-    """A timm classifier as the source-only network, and its card."""
-    from cdtrans.network.weights import build_model, load_classifier
-
-    network = build_model(card, drop_path=drop_path)
-    load_classifier(network, file)
-    return network, replace(card, weights=str(file), epoch=0)
 
 
 def read_classes(config: Config) -> tuple[str, ...]:
@@ -314,17 +294,3 @@ def read_classes(config: Config) -> tuple[str, ...]:
     if len(classes) < 2:
         raise DataError("source-classes", f"'{file}' names {len(classes)} classes, but a classifier has two or more.")
     return classes
-
-
-def _check_classes(run: Path, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:
-    if theirs != ours:
-        first = next((a, b) for a, b in zip_longest(theirs, ours) if a != b)
-        named = " and ".join(
-            f"{place} {'nothing' if name is None else repr(name)}"
-            for place, name in zip(("there", "here"), first, strict=True)
-        )
-        raise RunError(
-            "other-classes",
-            f"Stage 1 of '{run}' has other classes than the source ({len(theirs)} there, {len(ours)} here; the first "
-            f"difference is {named}); give a run of the same classes in the same order, {OR_TRAIN}.",
-        )
