@@ -7,7 +7,7 @@ import pytest
 
 from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
-from cdtrans.reporting.embedding import SAMPLE, embedding, marks, mirrored_like, on_plane, spread
+from cdtrans.reporting.embedding import embedding, marks, mirrored_like, on_plane
 from run_folders import change
 from support import says
 
@@ -28,13 +28,6 @@ def test_groups_stay_groups_whatever_their_length() -> None:
 def test_the_second_plane_is_turned_to_be_like_the_first(mirror: list[int]) -> None:
     first = np.random.default_rng(0).normal(size=(20, 2))
     assert np.allclose(mirrored_like(3 * first * mirror, first), 3 * first)
-
-
-def test_a_large_sample_is_thinned_evenly() -> None:
-    rows = spread(1000)
-    assert (len(rows), rows[0], rows[-1]) == (SAMPLE, 0, 999)
-    assert np.diff(rows).max() <= 3
-    assert spread(7).tolist() == list(range(7))
 
 
 def test_before_and_after(full: Path) -> None:

@@ -51,11 +51,6 @@ def test_heat_is_brightest_where_the_weight_is(tmp_path: Path) -> None:
     assert image[:, : SIDE // 2].max() < image.max() / 2
 
 
-def test_even_weights_have_one_colour() -> None:
-    image = np.asarray(heated(np.full((8, 8, 3), 90, np.uint8), np.full((2, 2), 0.25)))
-    assert len(np.unique(image.reshape(-1, 3), axis=0)) == 1
-
-
 def test_heat_has_the_colours_of_inferno() -> None:
     """Within the share of the colours over the grey image: 60 %."""
     weights = np.linspace(0, 1, SIDE)[None].repeat(SIDE, axis=0)
