@@ -41,29 +41,29 @@ def test_the_divergence_from_uniform_is_that_of_torch() -> None:
 class TestBalancedLabels:
     def test_the_most_confident_of_each_class_are_selected(self) -> None:
         # predicted as 0: confidences .9 .6 .55 .5, half of them is two: lambda_0 = .6; as 1: .6 alone; as 2: nobody
-        found = balanced_labels(P, 0.5, ALPHA)
-        assert found.selected.tolist() == [True, True, False, False, True]
+        _, selected = balanced_labels(P, 0.5, ALPHA)
+        assert selected.tolist() == [True, True, False, False, True]
 
     def test_labels_are_the_balanced_predictions_sharpened(self) -> None:
         thresholds = torch.tensor([0.6, 0.6, 1.0]).double()
         expected = (P / thresholds) ** 4
-        torch.testing.assert_close(balanced_labels(P, 0.5, ALPHA).labels, expected / expected.sum(dim=1, keepdim=True))
+        torch.testing.assert_close(balanced_labels(P, 0.5, ALPHA)[0], expected / expected.sum(dim=1, keepdim=True))
 
     def test_a_rare_class_gets_images_that_lean_to_it(self) -> None:
         p = torch.tensor([[0.9, 0.1], [0.55, 0.45], [0.6, 0.4], [0.49, 0.51]]).double()
-        found = balanced_labels(p, 0.01, ALPHA)  # lambda = .9 and .51
-        assert found.selected.tolist() == [True, False, False, True]
-        assert found.labels.argmax(dim=1).tolist() == [0, 1, 1, 1], "0.45 of 0.51 is more than 0.55 of 0.9"
+        labels, selected = balanced_labels(p, 0.01, ALPHA)  # lambda = .9 and .51
+        assert selected.tolist() == [True, False, False, True]
+        assert labels.argmax(dim=1).tolist() == [0, 1, 1, 1], "0.45 of 0.51 is more than 0.55 of 0.9"
 
     def test_an_image_near_two_thresholds_is_selected(self) -> None:
         """Z = 2 * 0.9^4 = 1.31; near one threshold alone it is 0.9^4, and the image is left."""
         p = torch.tensor([[0.5, 0.0, 0.5], [0.0, 0.5, 0.5], [0.45, 0.45, 0.1], [0.45, 0.1, 0.45]]).double()
         p[0, 0] = p[1, 1] = 0.51  # so that classes 0 and 1 have a threshold, and 2 has 1
-        found = balanced_labels(p, 0.01, ALPHA)
+        labels, selected = balanced_labels(p, 0.01, ALPHA)
         ratio = torch.tensor([0.45 / 0.51, 0.45 / 0.51, 0.1]).double() ** 4
-        assert found.selected.tolist() == [True, True, bool(ratio.sum() > 1), False]
-        assert found.selected[2]
-        torch.testing.assert_close(found.labels[2], ratio / ratio.sum())
+        assert selected.tolist() == [True, True, bool(ratio.sum() > 1), False]
+        assert selected[2]
+        torch.testing.assert_close(labels[2], ratio / ratio.sum())
 
 
 def made(name: str, network: Network, **options: Any) -> Method:
@@ -99,10 +99,10 @@ class TestPlans:
     ) -> None:
         method = made("mrkld_lrent", tiny[0])
         for number, share in ((1, 0.2), (2, 0.3), (3, 0.4), (4, 0.5)):
-            expected = balanced_labels(domains.target.logits.softmax(dim=1), share, ALPHA)
+            labels, selected = balanced_labels(domains.target.logits.softmax(dim=1), share, ALPHA)
             result = self.planned(method, domains, number)
-            assert set(result.target.tolist()) == set(expected.selected.nonzero().squeeze(1).tolist())
-            assert torch.equal(result.pairs().target_labels, expected.labels[result.target])
+            assert set(result.target.tolist()) == set(selected.nonzero().squeeze(1).tolist())
+            assert torch.equal(result.pairs().target_labels, labels[result.target])
             assert result.coupled
 
 

@@ -86,17 +86,17 @@ class Method(nn.Module):
     def check(cls, network: Network, name: str) -> None:
         """Refuse a backbone (called `name`) that the method cannot work with, before anything is written."""
         if cls.backbones == "ViT" and not network.runs_blocks:
-            raise MethodError(
-                "backbone-misfit",
-                f"{cls.__name__} works on the tokens of a ViT, and '{name}' is not a ViT that can be run block by "
-                "block; use a ViT such as deit_small or dinov2_small, or --method dann.",
-            )
+            raise cls.misfit(name, "whose blocks can be run one by one, such as deit_small or dinov2_small")
         if cls.backbones == "BatchNorm" and not has_batchnorm(network.backbone):
-            raise MethodError(
-                "backbone-misfit",
-                f"{cls.__name__} needs a backbone with BatchNorm layers, such as resnet50, and '{name}' has none; "
-                "choose another --backbone or --method.",
-            )
+            raise cls.misfit(name, "with BatchNorm layers, such as resnet50")
+
+    @classmethod
+    def misfit(cls, name: str, needs: str) -> MethodError:
+        """The error for a backbone (called `name`) that is not one `needs` describes."""
+        sentence = (
+            f"{cls.__name__} needs a backbone {needs}, and '{name}' is none; choose another --backbone or --method."
+        )
+        return MethodError("backbone-misfit", sentence)
 
     def rates(self) -> Mapping[str, float]:
         """Learning rates relative to --lr, by the name of a submodule: {"critic": 10.0, "network.backbone": 0.1}."""

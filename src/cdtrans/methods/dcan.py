@@ -26,7 +26,6 @@ from timm.layers.squeeze_excite import SqueezeExcite
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.errors import MethodError
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.minent import entropy
 from cdtrans.network.network import CorrectedHead, Head, Network, PerDomain, with_layers
@@ -65,11 +64,7 @@ class DCAN(Method):
     @classmethod
     def check(cls, network: Network, name: str) -> None:
         if not any(isinstance(layer, SqueezeExcite) for layer in network.backbone.modules()):
-            raise MethodError(
-                "backbone-misfit",
-                f"DCAN needs a backbone with squeeze-and-excitation gates, such as seresnet50, and '{name}' has none; "
-                "choose another --backbone or --method.",
-            )
+            raise cls.misfit(name, "with squeeze-and-excitation gates, such as seresnet50")
 
     def served(self) -> Network:
         return Network(self.plain, self.head, self.network.taps)

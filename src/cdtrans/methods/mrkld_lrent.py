@@ -15,7 +15,6 @@ their optimiser and augmentation, and the growing portion of the source."""
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,12 +32,7 @@ class MRKLDLRENT(Method):
     class Options:
         first_portion: float = option(0.20, "Share of the target images used in the first round.", minimum=0, maximum=1)
         last_portion: float = option(0.50, "Share of the target images used in the last round.", minimum=0, maximum=1)
-        label_entropy: float = option(
-            0.25,
-            "Alpha of LRENT: at 0 labels are hard, at 1 the balanced prediction.",
-            minimum=0.01,
-            maximum=1,
-        )
+        label_entropy: float = option(0.25, "Alpha of LRENT: at 0 labels are hard.", minimum=0.01, maximum=1)
         divergence: float = option(0.1, "Alpha of MRKLD: weight of KL(uniform || prediction).", minimum=0)
 
     options: Options
@@ -49,36 +43,29 @@ class MRKLDLRENT(Method):
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         options = self.options
         portion = options.first_portion + round.progress * (options.last_portion - options.first_portion)
-        pseudo = balanced_labels(domains.target.logits.softmax(dim=1), portion, options.label_entropy)
-        selected = pseudo.selected.nonzero().squeeze(1)
-        return Proposals.at_random(domains, selected, pseudo.labels, generator, coupled=True)
+        labels, selected = balanced_labels(domains.target.logits.softmax(dim=1), portion, options.label_entropy)
+        return Proposals.at_random(domains, selected.nonzero().squeeze(1), labels, generator, coupled=True)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = self.network.encode_each(batch.x_s, batch.x_t)
-        divergence = self.options.divergence * uniform_divergence(target.logits)
         return {
             "loss_source": F.cross_entropy(source.logits, batch.y_s),
             "loss_target": F.cross_entropy(target.logits, batch.y_t),
-            "loss_divergence": divergence,
+            "loss_divergence": self.options.divergence * uniform_divergence(target.logits),
         }
 
 
-class PseudoLabels(NamedTuple):
-    labels: Tensor  # [Nt, K]
-    selected: Tensor  # [Nt] bool
-
-
-def balanced_labels(p: Tensor, share: float, alpha: float) -> PseudoLabels:
+def balanced_labels(p: Tensor, share: float, alpha: float) -> tuple[Tensor, Tensor]:
     """LRENT's labels (p_k / lambda_k)^(1 / alpha) / Z and whether Z is at least 1 (it is rounded to 1 where a certain
-    prediction sets the threshold), [Nt, K] -> [Nt, K]. lambda_k is so high that `share` of the images predicted as k
-    reach it; a class that nothing is predicted as has 1, the highest there is."""
+    prediction sets the threshold), [Nt, K] -> [Nt, K], [Nt]. lambda_k is so high that `share` of the images predicted
+    as k reach it; a class that nothing is predicted as has 1, the highest there is."""
     confidence, predicted = p.max(dim=1)
     thresholds = torch.ones_like(p[0])  # [K]
     for k in predicted.unique():
         of_class = confidence[predicted == k].sort(descending=True).values
         thresholds[k] = of_class[max(round(share * len(of_class)), 1) - 1]
     weighted = (p.log() - thresholds.log()) / alpha  # [Nt, K]
-    return PseudoLabels(weighted.softmax(dim=1), weighted.logsumexp(dim=1) >= 0)
+    return weighted.softmax(dim=1), weighted.logsumexp(dim=1) >= 0
 
 
 def uniform_divergence(logits: Tensor) -> Tensor:

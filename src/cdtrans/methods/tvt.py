@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.errors import MethodError
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.methods.dann import Critic, critic_error, domain_loss, reversed_gradient, rising
 from cdtrans.methods.minent import entropy
@@ -60,11 +59,7 @@ class TVT(Method):
     def check(cls, network: Network, name: str) -> None:
         super().check(network, name)
         if rows_read(network.backbone) != 1:
-            raise MethodError(
-                "backbone-misfit",
-                f"TVT needs a backbone that classifies by its class token, and '{name}' does not; use one that does, "
-                "such as deit_small or dinov2_small, or --method dann.",
-            )
+            raise cls.misfit(name, "that classifies by its class token, such as deit_small or dinov2_small")
 
     def served(self) -> Network:
         return Network(self.network.backbone, self.network.head, self.network.taps, self.transferability)

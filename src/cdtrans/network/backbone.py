@@ -87,18 +87,13 @@ class Recipe(NamedTuple):
     args: dict[str, Any]  # additions of a hub repository or a folder
 
 
-def expand_short(name: str) -> str:
-    """The exact name of a short one, whose spelling may vary: 'ViT-B/16', 'DeiT-small'. Other names stay."""
-    return SHORT_NAMES.get(name.strip().lower().replace("-", "_").replace("/", "_"), name.strip())
-
-
 def resolve_name(name: str) -> str:
     """The exact name of a backbone: architecture and tag, or where it lies ('hf-hub:...', 'local-dir:...'). Takes short
-    names ('deit_small', 'ViT-B/16') and names without a tag, for which timm has a default."""
+    names in any spelling ('DeiT-small', 'ViT-B/16') and names without a tag, for which timm has a default."""
     import timm
     from timm.models._registry import _deprecated_models
 
-    name = expand_short(name)
+    name = SHORT_NAMES.get(name.strip().lower().replace("-", "_").replace("/", "_"), name.strip())
     name = name.replace("hf_hub:", HUB, 1) if name.startswith("hf_hub:") else name
     if name.startswith(FOLDER):
         return name
@@ -164,17 +159,12 @@ def config_of(name: str) -> "PretrainedCfg":
     return _recipe(name).cfg
 
 
-def plain_name(name: str) -> str:
-    """The sibling without a distillation token."""
-    return name.replace("_distilled", "")
-
-
 def timm_call(name: str, *, crop: int, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and arguments with which timm.create_model builds this backbone. Only models whose input size is fixed
     take `img_size`. A distilled DeiT gives its plain sibling: the authors drop the distillation token."""
     recipe = _recipe(name)
     size = {"img_size": crop} if recipe.cfg.fixed_input_size else {}
-    return plain_name(recipe.architecture), {**recipe.args, **size, **args}
+    return recipe.architecture.replace("_distilled", ""), {**recipe.args, **size, **args}
 
 
 def _recipe(name: str) -> Recipe:

@@ -11,8 +11,7 @@ from cdtrans.errors import Hopeless
 from cdtrans.inputs.batches import Images
 from cdtrans.network.graph import Graph
 from cdtrans.network.network import Network, Output
-from cdtrans.network.retry import half, until_it_fits
-from cdtrans.runtime.device import TOO_LITTLE, autocast, between_passes
+from cdtrans.runtime.device import TOO_LITTLE, autocast, between_passes, half, until_it_fits
 from cdtrans.runtime.ranks import gather, world
 from cdtrans.runtime.screen import Screen
 

@@ -1,7 +1,6 @@
 """Saved weights: of a backbone, from the hub, a folder or a file in the format of timm or of a model's authors; and of
 a whole network, with the card that describes it."""
 
-import re
 import sys
 from contextlib import suppress
 from importlib.metadata import version
@@ -33,8 +32,6 @@ from cdtrans.network.network import Head, Network, build_head, feature_dim
 from cdtrans.record.model import FROM_SCRATCH, Card, read_card, read_weights
 
 LARGEST_WEIGHT = 1e12  # no trained network comes near, and its square still is a float32
-WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # vision transformers
-RESNETS = {8: "resnet18", 16: "resnet50", 33: "resnet101", 50: "resnet152"}  # by number of blocks
 
 State = dict[str, Tensor]
 
@@ -130,7 +127,7 @@ def load_state(backbone: nn.Module, state: State, origin: str) -> None:
     if isinstance(backbone, VisionTransformer):
         state = convert_for_vit(backbone, state)
     elif not fits(drop_heads(backbone, state), expected):
-        with suppress(Exception):  # timm's converters take the shapes for granted; misfit_error names those that differ
+        with suppress(Exception):  # timm's converters take the shapes for granted; misfit_error names what differs
             state = sys.modules[type(backbone).__module__].checkpoint_filter_fn(state, backbone)
     state = drop_heads(backbone, state)
     if not fits(state, expected):
@@ -186,70 +183,27 @@ def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
 
 
 def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError:
-    """Why weights without a head do not fit, and the backbone that they do fit. The error's `details` list every tensor
-    that is missing, unexpected or of another shape."""
+    """Why weights without a head do not fit: the first tensor that is missing, unexpected or of another shape; all of
+    them are in the error's `details`."""
     expected = backbone.state_dict()
-    shared = sorted(expected.keys() & state.keys())
-    misshapen = [name for name in shared if state[name].shape != expected[name].shape]
-    shapes = [f"{name} {tuple(state[name].shape)}, expected {tuple(expected[name].shape)}" for name in misshapen]
     differences = {
         "missing": sorted(expected.keys() - state.keys()),
         "unexpected": sorted(state.keys() - expected.keys()),
-        "of another shape": shapes,
+        "of another shape": [
+            f"{name} {tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
+            for name, tensor in sorted(expected.items())
+            if name in state and state[name].shape != tensor.shape
+        ],
     }
-    cause = other_size(state, expected)
-    if not cause and len(shared) < len(expected) / 2:
-        cause = "it is of another architecture"
-    if not cause:
-        firsts = (f"{kind}: {names[0]}{_more(names)}" for kind, names in differences.items() if names)
-        cause = "; ".join(firsts)
+    kinds = {kind: names for kind, names in differences.items() if names}
+    cause = "; ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in kinds.items())
     name = getattr(backbone, "default_cfg", {}).get("architecture") or type(backbone).__name__
-    meant = likely_architecture(name, state)
-    advice = f"did you mean --backbone {meant}?" if meant and is_of(meant, state) else "check --backbone and --weights."
-    error = DataError("weights-misfit", f"{origin} does not fit '{name}', so nothing was loaded: {cause}; {advice}")
-    error.details = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in differences.items() if names)
-    return error
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def other_size(state: State, expected: State) -> str:
-    """How the width or depth of a vision transformer differs."""
-    widths = [s["patch_embed.proj.weight"].shape[0] for s in (state, expected) if "patch_embed.proj.weight" in s]
-    if len(widths) == 2 and widths[0] != widths[1]:
-        return f"its width is {widths[0]}, the model's is {widths[1]}"
-    depths = [len({name.split(".")[1] for name in s if name.startswith("blocks.")}) for s in (state, expected)]
-    if all(depths) and depths[0] != depths[1]:
-        return f"it has {depths[0]} blocks, the model has {depths[1]}"
-    return ""
-
-
-def likely_architecture(name: str, state: State) -> str:
-    """By the file's width, the model's own family in another size, or a DeiT; a ResNet by its number of blocks."""
-    if "layer1.0.conv1.weight" in state:
-        blocks = {layer.rsplit(".conv1.", 1)[0] for layer in state if layer.endswith(".conv1.weight")}
-        return RESNETS.get(len(blocks), "")
-    width = state["patch_embed.proj.weight"].shape[0] if "patch_embed.proj.weight" in state else 0
-    if width not in WIDTHS:
-        return ""
-    sibling, same_family = re.subn(r"_(tiny|small|base|large|huge)(?=_)", f"_{WIDTHS[width]}", name, count=1)
-    return sibling if same_family else f"deit_{WIDTHS[width]}_patch16_224"
-
-
-def is_of(architecture: str, state: State) -> bool:
-    """Whether a model has these tensors, apart from its head and its position embedding. It is built on the meta
-    device, where it takes no memory."""
-    if not timm.is_model(architecture):
-        return False
-    with torch.device("meta"):
-        model: Any = timm.create_model(architecture, num_classes=0)
-    ours, theirs = (
-        {name: value.shape for name, value in tensors.items() if name != "pos_embed"}
-        for tensors in (model.state_dict(), drop_heads(model, state))
+    error = DataError(
+        "weights-misfit",
+        f"{origin} does not fit '{name}', so nothing was loaded: {cause}; check --backbone and --weights.",
     )
-    return ours == theirs
+    error.details = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
+    return error
 
 
 def make_card(

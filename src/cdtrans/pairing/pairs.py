@@ -43,28 +43,17 @@ class Domains:
         """Eq. 5 to 7: [Nt] the class of each target image's nearest centre, its pseudo label."""
         return pseudo_labels(self.target.features, self.target.logits)
 
-    @cached_property
-    def label_nearest_target(self) -> Tensor:
-        """[Nt] the label of each target image's nearest source image."""
-        return self.source_labels[self.neighbours.source_of_target]
-
-    @cached_property
-    def center_nearest_source(self) -> Tensor:
-        """[Ns] the pseudo-label of each source image's nearest target image."""
-        return self.centers[self.neighbours.target_of_source]
-
     def agreement(self) -> dict[str, float]:
         """How often the nearest image of the other domain is of the same class, seen from each side. If few source
         images agree, whose labels are true, the target's centres are not classes. Empty without source images."""
         if not len(self.source_labels):
             return {}
-        source = (self.center_nearest_source == self.source_labels).double().mean()
-        right = (self.source.logits.argmax(dim=1) == self.source_labels).double().mean()
-        return {
-            "source_agreement": float(source),
-            "target_agreement": float((self.label_nearest_target == self.centers).double().mean()),
-            "source_accuracy": float(right),
+        equal = {
+            "source_agreement": self.centers[self.neighbours.target_of_source] == self.source_labels,
+            "target_agreement": self.source_labels[self.neighbours.source_of_target] == self.centers,
+            "source_accuracy": self.source.logits.argmax(dim=1) == self.source_labels,
         }
+        return {name: float(x.double().mean()) for name, x in equal.items()}
 
 
 @dataclass(frozen=True)

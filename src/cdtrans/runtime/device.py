@@ -1,7 +1,9 @@
 """The device and the precision of a run, and the memory of a GPU."""
 
 import gc
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from cdtrans.errors import DeviceError, SettingsError
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOO_LITTLE = "The GPU has too little memory"  # how every sentence about it begins
+T = TypeVar("T")
 
 
 def pick_device(name: str) -> torch.device:
@@ -83,3 +86,22 @@ def free_memory() -> None:
     """Give back what nothing refers to any more. Not within `except`: the exception refers to what its frames do."""
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def until_it_fits(attempt: Callable[[], T], use_less: Callable[[], None]) -> T:
+    """The result of the first attempt that the GPU's memory is enough for. After each other one `use_less` makes the
+    next one smaller, or raises if nothing is left to try."""
+    while True:
+        try:
+            return attempt()
+        except torch.cuda.OutOfMemoryError:
+            pass  # continue where the exception no longer refers to the tensors of this attempt
+        use_less()
+        free_memory()
+
+
+def half(batch: int, work: str, advice: str) -> int:
+    """Half as many images at once; an error that names the work and gives the advice if there is only one."""
+    if batch == 1:
+        raise DeviceError("gpu-memory", f"{TOO_LITTLE} to {work} a single image; {advice}.")
+    return batch // 2

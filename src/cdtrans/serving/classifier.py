@@ -225,7 +225,7 @@ class Classifier:
         """Compute in smaller parts if a GPU has too little memory."""
         import torch
 
-        from cdtrans.network.retry import half, until_it_fits
+        from cdtrans.runtime.device import half, until_it_fits
 
         def most() -> int:
             return min(self.at_once or len(pixels), len(pixels))

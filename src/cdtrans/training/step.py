@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from cdtrans.errors import DeviceError
 from cdtrans.network.graph import Graph
 from cdtrans.network.network import Network, has_batchnorm
-from cdtrans.network.retry import until_it_fits
-from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory, ran_out
+from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory, ran_out, until_it_fits
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Range, check
