@@ -244,7 +244,7 @@ class TestBadFolders:
     def test_no_folder_no_domain_and_a_domain_that_is_missing(self, tmp_path: Path) -> None:
         with raises("benchmark-missing"):
             find(tmp_path / "gone")
-        with raises("no-domain-folder"):
+        with raises("domain-missing"):
             find(tmp_path)
         shutil.rmtree(folders(tmp_path) / "dslr")
         with raises("domain-missing"):

@@ -11,7 +11,7 @@ initialisation of a classifier.
 import csv
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cdtrans.errors import DataError, MissingFileError, SettingsError, first_of, named, nearest
-from cdtrans.inputs.scan import LabelledDomain, labelled, labelled_lines, scan_labelled
+from cdtrans.inputs.scan import LabelledDomain, existing, is_subfolder, labelled, labelled_lines, listing, scan_labelled
 
 ARROWS = (">", "→", "-")  # '-' last: 'A->W' and 'Real-World>Art' contain it too; 'A-W' needs no quotes in a shell
-HINTED_TASKS = 30  # task names up to which an error suggests the nearest one
 INNER_FOLDER = "images"  # Office-31 has it between a domain and its classes
 LIST_FOLDER = "image_list"  # tllib keeps the lists of a benchmark there
 
@@ -85,8 +84,7 @@ class Benchmark:
                 if task.source.is_called(source) and task.target.is_called(target):
                     return task
         names = [name for task in self.tasks for name in (task.name, task.long_name)]
-        hint = nearest(text, names) if len(names) < HINTED_TASKS else f"write it like {names[0]} or {names[1]}."
-        raise SettingsError("task-unknown", f"'{text}' is not a task of {self.title}: {hint}")
+        raise SettingsError("task-unknown", f"'{text}' is not a task of {self.title}: {nearest(text, names)}")
 
 
 # Image counts are those of the authors' lists (docs/method.md, section 4.1). Three are not in them: VisDA's `train` is
@@ -214,7 +212,7 @@ def _difference(benchmark: Benchmark, domain: Domain, on_disk: FoundDomain) -> s
         return f"{domain.name} {' and '.join(([lacks] if missing else []) + ([has] if extra else []))}"
     if len(images.classes) != benchmark.classes:
         return f"{domain.name} has {len(images.classes)} classes where {benchmark.classes} were published"
-    per_class = dict(zip(images.classes, images.counts(), strict=True))
+    per_class = images.counts()
     wrong = [f"{name} {per_class[name]} of {count}" for name, count in counts.items() if per_class[name] != count]
     if len(images) != domain.images or wrong:
         which = f" ({first_of(wrong)})" if wrong else ""
@@ -245,20 +243,13 @@ def plain(name: str) -> str:
 
 
 def dataset_root(data: Path, domains: Sequence[str], title: str) -> Path:
-    """The folder that contains the domains: `data`, or a folder in it, because archives often have one more level."""
+    """The folder with most of the domains: `data`, or a folder in it, because archives often have one more level."""
     if not data.is_dir():
         raise MissingFileError(
             "benchmark-missing", f"There is no folder '{data}' with {title}: set --data to its folder."
         )
-    candidates = [data, *(Path(entry) for entry in _entries(data) if entry.is_dir())]
-    counts = [sum(_has_domain(candidate, name) for name in domains) for candidate in candidates]
-    if not max(counts):
-        raise DataError(
-            "no-domain-folder",
-            f"'{data}' holds no domain of {title}: expected folders or lists named {', '.join(domains)},"
-            f" found {_shown(data)}.",
-        )
-    return candidates[counts.index(max(counts))]
+    candidates = [data, *(Path(entry) for entry in listing(data)[1] if is_subfolder(entry))]
+    return max(candidates, key=lambda root: sum(bool(_folder(root, name) or _lists(root, name)) for name in domains))
 
 
 def find_domain(root: Path, name: str, title: str) -> FoundDomain:
@@ -269,22 +260,19 @@ def find_domain(root: Path, name: str, title: str) -> FoundDomain:
         together = f"lists {files} together" if len(lists) > 1 else f"list {files}"
         return FoundDomain(name, _read_lists(lists, root, folder), None, together)
     if folder is None:
+        inside = named([entry.name for entry in listing(root)[1]]) or "nothing"
         raise MissingFileError(
             "domain-missing",
             f"'{root}' has no domain {name} of {title}: expected a folder '{name}' or a list '{name}.txt',"
-            f" found {_shown(root)}.",
+            f" found {inside}.",
         )
     inner = folder / INNER_FOLDER
     folder = inner if inner.is_dir() else folder
     return FoundDomain(name, scan_labelled(folder), folder, f"folder {os.path.relpath(folder, root)}")
 
 
-def _has_domain(root: Path, name: str) -> bool:
-    return _folder(root, name) is not None or bool(_lists(root, name))
-
-
 def _folder(root: Path, name: str) -> Path | None:
-    return next((Path(e) for e in _entries(root) if e.is_dir() and plain(e.name) == plain(name)), None)
+    return next((Path(e) for e in listing(root)[1] if is_subfolder(e) and plain(e.name) == plain(name)), None)
 
 
 def _lists(root: Path, name: str) -> list[Path]:
@@ -300,18 +288,10 @@ def _lists(root: Path, name: str) -> list[Path]:
     return [file for file in _texts(folder) if plain(file.stem).endswith("imagelist")][:1] if folder else []
 
 
-def _texts(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        yield from (Path(entry) for entry in _entries(folder) if entry.name.endswith(".txt") and entry.is_file())
-
-
-def _entries(folder: Path) -> list[os.DirEntry]:
-    with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-
-
-def _shown(folder: Path) -> str:
-    return named([entry.name for entry in _entries(folder)]) or "nothing"
+def _texts(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [Path(entry) for entry in listing(folder)[1] if entry.name.endswith(".txt") and entry.is_file()]
 
 
 def _read_lists(lists: list[Path], root: Path, folder: Path | None) -> LabelledDomain:
@@ -319,37 +299,23 @@ def _read_lists(lists: list[Path], root: Path, folder: Path | None) -> LabelledD
     labels: list[str] = []
     for file in lists:
         lines = list(labelled_lines(file))
-        paths += _below(root, file, [(number, path) for number, path, _ in lines], folder)
+        here = _below(root, file, [path.split("/") for _, path, _ in lines], folder)
+        numbers = (number for number, _, _ in lines)
+        paths += existing(file, root, list(zip(numbers, here, strict=True)), cure="put the images there")
         labels += [label for _, _, label in lines]
     return labelled(root, tuple(paths), labels)
 
 
-def _below(root: Path, file: Path, lines: list[tuple[int, str]], folder: Path | None) -> list[str]:
+def _below(root: Path, file: Path, paths: list[list[str]], folder: Path | None) -> list[str]:
     """The listed paths relative to `root`. The first one that exists here decides, for all of them, how many leading
     folders to cut (the fewest) and where the rest starts."""
     places = [file.parent, root, *([folder, folder / INNER_FOLDER] if folder else [])]
-    parts = [(number, path.split("/")) for number, path in lines]
     rules = (
         (cut, place)
-        for _, names in parts
+        for names in paths
         for cut in range(len(names))
         for place in places
         if os.path.isfile(os.path.join(place, *names[cut:]))
     )
-    rule = next(rules, None)
-    if rule is None:
-        raise MissingFileError(
-            "listed-file-missing",
-            f"None of the {len(lines)} files in '{file}' can be found below '{root}', the first is {lines[0][1]!r}:"
-            " put the images beside the list.",
-        )
-    cut, place = rule
-    paths = [os.path.normpath(os.path.join(os.path.relpath(place, root), *names[cut:])) for _, names in parts]
-    missing = [i for i, path in enumerate(paths) if not os.path.isfile(root / path)]
-    if missing:
-        raise MissingFileError(
-            "listed-file-missing",
-            f"{len(missing)} of the {len(lines)} files in '{file}' are missing below '{root}', the first is"
-            f" {paths[missing[0]]!r} in line {lines[missing[0]][0]}: put them there, or correct the list.",
-        )
-    return paths
+    cut, place = next(rules, (0, root))
+    return [os.path.normpath(os.path.join(os.path.relpath(place, root), *names[cut:])) for names in paths]

@@ -23,7 +23,6 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ import numpy as np
 
 from cdtrans.errors import DeviceError, DiskFull, counted
 from cdtrans.inputs.images import UnreadableImage, pixel_digest
-from cdtrans.inputs.stream import make_in_order
+from cdtrans.inputs.stream import cut, make_in_order
 from cdtrans.record.files import Lock, is_disk_full, try_lock
 from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
@@ -161,21 +160,14 @@ def _fill(
         if todo:
             task = stack.enter_context(screen.track(f"decode {name}", total=len(images), done=len(held)))
             began, done = time.monotonic(), 0
-            for chunk in _decoded(todo, size):
+            rows = make_in_order((image.path for image in todo), size, lambda x: Row(x, pixel_digest(x)))
+            for chunk in cut(zip(todo, rows, strict=True), CHUNK_IMAGES):  # the next is decoded while one is written
                 bad |= {image.key: str(row) for image, row in chunk if isinstance(row, UnreadableImage)}
                 with disk():
                     store.append([(image, row) for image, row in chunk if isinstance(row, Row)])
                 done += len(chunk)
                 task.advance(len(chunk), f"{done / (time.monotonic() - began):.0f} images/s")
     return store, old, bad
-
-
-def _decoded(todo: list[ImageFile], size: int) -> Iterator[list[tuple[ImageFile, "Row | UnreadableImage"]]]:
-    """Chunks in the order of `todo`; the next one is decoded while the caller writes."""
-    rows = (row for _, row in make_in_order((image.path for image in todo), size, lambda x: Row(x, pixel_digest(x))))
-    results = zip(todo, rows, strict=True)
-    while chunk := list(islice(results, CHUNK_IMAGES)):
-        yield chunk
 
 
 def _verify(store: "Store", entries: list[Entry], screen: Screen, name: str) -> set[int]:
@@ -320,11 +312,8 @@ def _clear(folder: Path) -> int:
         freed = _content_bytes(folder)
         for name in CONTENT:
             (folder / name).unlink(missing_ok=True)
-        if os.name != "nt":  # the lock last and still held, so that no other process starts a new store before
-            (folder / LOCK).unlink(missing_ok=True)
-    if os.name == "nt":  # an open file cannot be deleted there
-        with suppress(OSError):  # another process has taken it
-            (folder / LOCK).unlink()
+        with suppress(PermissionError):  # Windows: the file is open, and stays
+            (folder / LOCK).unlink(missing_ok=True)  # last and still held, so that nobody starts a new store before
     with suppress(OSError):  # not empty: it has files of the user, or a new store
         folder.rmdir()
     return freed

@@ -70,10 +70,10 @@ class LabelledDomain:
         """A hash of names, sizes and labels, to see whether the domain has changed."""
         return _fingerprint(self.root, self.paths, self.labels)
 
-    def counts(self) -> tuple[int, ...]:
+    def counts(self) -> dict[str, int]:
         """Images per class, in the order of `classes`."""
         images = Counter(self.labels)
-        return tuple(images[label] for label in range(len(self.classes)))
+        return {name: images[label] for label, name in enumerate(self.classes)}
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,7 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
     first without its label; the first reading that is an existing file is used.
     """
     if is_folder(where):
-        images, ignored = _files_below(where)
-        return UnlabelledDomain(where, tuple(images), tuple(ignored))
+        return UnlabelledDomain(where, *_files_below(where))
     base = list_base(where, root)
     return UnlabelledDomain(base, existing(where, base, [(i, *readings(line)) for i, line in list_lines(where)]))
 
@@ -217,7 +216,7 @@ def _labelled_folder(where: Path) -> LabelledDomain:
     folders = [entry.name for entry in listing(where)[1] if is_subfolder(entry)]
     empty = tuple(name for name in folders if name not in classes)
     loose = len(images) - len(paths)
-    return LabelledDomain(where, paths, labels, classes, loose, empty, _splits(parts), tuple(ignored))
+    return LabelledDomain(where, paths, labels, classes, loose, empty, _splits(parts), ignored)
 
 
 def _splits(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -287,21 +286,18 @@ def is_folder(where: Path) -> bool:
     return False
 
 
-def _files_below(top: Path) -> tuple[list[str], list[str]]:
+def _files_below(top: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The images below a folder, and ignored files that may be images."""
-    images: list[str] = []
-    ignored: list[str] = []
-    for path, is_image in walk(top):
-        (images if is_image else ignored).append(path)
+    files = list(walk(top))
+    images, ignored = (tuple(path for path, is_image in files if is_image == kind) for kind in (True, False))
     if not images:
-        raise no_image(top, next(iter(ignored), ""))
+        raise no_image(top, ignored)
     return images, ignored
 
 
-def no_image(top: Path, ignored: str) -> DataError:
-    """`ignored` is the first ignored file that may be an image, or empty."""
+def no_image(top: Path, ignored: Sequence[str] = ()) -> DataError:
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-    others, convert = (f", only files such as {ignored!r}", "convert them, or ") if ignored else ("", "")
+    others, convert = (f", only files such as {ignored[0]!r}", "convert them, or ") if ignored else ("", "")
     return DataError(
         "no-image",
         f"No image was found in {quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read).",
@@ -443,28 +439,25 @@ def list_base(where: Path, root: Path | None) -> Path:
     return base
 
 
-def existing(where: Path, base: Path, listed: Sequence[tuple]) -> tuple[str, ...]:
+def existing(
+    where: Path, base: Path, listed: Sequence[tuple], cure: str = "set --root to the folder of its paths"
+) -> tuple[str, ...]:
     """The first reading of each (line number, reading, ...) that is an existing file; an error if there is none."""
     paths = [_first_file(base, readings) for _, *readings in listed]
     if missing := [(number, readings[0]) for (number, *readings), path in zip(listed, paths, strict=True) if not path]:
         number, path = missing[0]
+        ends = (i for i, character in enumerate(path) if character == " ")
+        tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
         raise MissingFileError(
             "listed-file-missing",
             f"{len(missing)} of the {len(listed)} files in {quoted(where)} cannot be found below {quoted(base)},"
-            f" the first is {path!r} in line {number}: {_correct(path)}.",
+            f" the first is {path!r} in line {number}: {tab}correct the list, or {cure}.",
         )
     return tuple(filter(None, paths))
 
 
 def _first_file(base: Path, readings: Sequence[str]) -> str | None:
     return next((path for path in readings if os.path.isfile(os.path.join(base, path))), None)
-
-
-def _correct(path: str) -> str:
-    """Advice for a listed path that does not exist."""
-    ends = (i for i, character in enumerate(path) if character == " ")
-    tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
-    return f"{tab}correct the list, or set --root to the folder of its paths"
 
 
 # Images one by one
@@ -482,14 +475,11 @@ def find_tars(where: Path, root: Path | None = None) -> list[Path]:
             if is_tar_name(path):
                 tars.append(where / path)
         return tars
-    lines = list_lines(where)
-    first = next(lines)
-    if not _is_tar(first[1]):
+    if not _is_tar(next(list_lines(where))[1]):
         return []
-    listed = [first, *lines]
+    listed, base = list(list_lines(where)), list_base(where, root)
     for number, line in listed:
         _require_alike(where, number, line, tar=True)
-    base = list_base(where, root)
     return [base / path for path in existing(where, base, [(n, *readings(line)) for n, line in listed])]
 
 
@@ -510,17 +500,12 @@ def stream_images(where: Path, root: Path | None = None) -> Iterator[Path | TarM
         for tar in tars:
             yield from members(tar)
     else:
-        yield from stream_files(where, root)
-
-
-def stream_files(where: Path, root: Path | None = None) -> Iterator[Path]:
-    """The images of a folder or list, or a single image file."""
-    return map(Path, stream_names(where, root))
+        yield from map(Path, stream_names(where, root))
 
 
 def stream_names(where: Path, root: Path | None = None, ignored: list[str] | None = None) -> Iterator[str]:
-    """The same as text, which is faster. Files that may be images but have another suffix are added to `ignored`. A
-    listed file that is missing is given too, and counts as unreadable; in the end it is an error if all are."""
+    """The image files of a folder or list, or a single one, as text. Files that may be images but have another suffix
+    are added to `ignored`. A listed file that is missing counts as unreadable; in the end it is an error if all are."""
     if where.is_file() and is_image_name(where.name):
         yield str(where)
     elif is_folder(where):
@@ -532,7 +517,7 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
             else:
                 ignored.append(path)
         if empty:
-            raise no_image(where, next(iter(ignored), ""))
+            raise no_image(where, ignored)
     else:
         base, exists = list_base(where, root), False
         for number, line in list_lines(where):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -100,14 +100,14 @@ def _why(tar: Path, error: Exception) -> str:
 Source = str | Path | Image.Image | TarMember
 
 
-def decode_in_order(images: Iterable[Source], size: int) -> Iterator[tuple[Path | None, np.ndarray | UnreadableImage]]:
-    """Decode and resize, keeping the order: the file, if it was one, and its pixels, uint8 [size, size, 3]."""
+def decode_in_order(images: Iterable[Source], size: int) -> Iterator[np.ndarray | UnreadableImage]:
+    """Decode and resize, keeping the order: uint8 [size, size, 3] each."""
     return make_in_order(images, size, lambda pixels: pixels)
 
 
 def make_in_order(
     images: Iterable[Source], size: int, make: Callable[[np.ndarray], Made]
-) -> Iterator[tuple[Path | None, Made | UnreadableImage]]:
+) -> Iterator[Made | UnreadableImage]:
     """Decode, resize, and apply `make` to the pixels, keeping the order. Threads are enough, because PIL, numpy and
     hashlib release the GIL."""
     return _in_order((partial(_decode, image, size, make) for image in images), processor_count())
@@ -136,10 +136,10 @@ class DecodedBatch(NamedTuple):
     problems: dict[int, str]  # position -> why it cannot be read
 
 
-def cut(images: Iterable[Source], size: int) -> Iterator[list[Source]]:
+def cut(items: Iterable[Made], size: int) -> Iterator[list[Made]]:
     """Batches of this size; the last may be smaller."""
-    images = iter(images)
-    while batch := list(islice(images, size)):
+    items = iter(items)
+    while batch := list(islice(items, size)):
         yield batch
 
 
@@ -150,30 +150,22 @@ def decode_batches(
     3] of `allocate`, and have the next batches to work on while this one is used."""
     begun: deque[tuple[Sequence[Source], np.ndarray]] = deque()
 
-    def tasks() -> Iterator[Callable[[], str | None]]:
+    def tasks() -> Iterator[Callable[[], UnreadableImage | None]]:
         for batch in batches:
             begun.append((batch, allocate((len(batch), size, size, 3))))
-            yield from map(partial, repeat(_decode_into), begun[-1][1], batch)
+            for image, row in zip(*begun[-1], strict=True):
+                yield partial(_decode, image, size, partial(np.copyto, row))
 
-    causes: list[str | None] = []  # results of the first batch so far
-    for cause in _in_order(tasks(), processor_share()):
-        causes.append(cause)
+    errors: list[UnreadableImage | None] = []  # of the first batch so far
+    for error in _in_order(tasks(), processor_share()):
+        errors.append(error)
         batch, pixels = begun[0]
-        if len(causes) == len(batch):
-            problems = {n: cause for n, cause in enumerate(causes) if cause is not None}
+        if len(errors) == len(batch):
+            problems = {n: str(error) for n, error in enumerate(errors) if error}
             readable = np.delete(pixels, list(problems), axis=0) if problems else pixels
             yield DecodedBatch([_path(image) for image in batch], readable, problems)
             begun.popleft()
-            causes = []
-
-
-def _decode_into(row: np.ndarray, image: Source) -> str | None:
-    """Fill an array of the shape [size, size, 3], or return why the image cannot be read."""
-    _, pixels = _decode(image, len(row), lambda pixels: pixels)
-    if isinstance(pixels, UnreadableImage):
-        return str(pixels)
-    row[:] = pixels
-    return None
+            errors = []
 
 
 def _path(image: Source) -> Path | None:
@@ -198,7 +190,7 @@ class StreamedPixels:
             self.files, self.size, lambda pixels: (pixel_digest(pixels), thumbnails(pixels[None])[0])
         )
         with screen.track(f"check {name}", len(self.files)) as task:
-            for n, (_, result) in enumerate(traces):
+            for n, result in enumerate(traces):
                 if isinstance(result, UnreadableImage):
                     bad[n] = str(result)
                 else:
@@ -208,8 +200,8 @@ class StreamedPixels:
 
     def fetch(self, positions: list[int]) -> np.ndarray:
         """uint8 [B, size, size, 3]"""
-        decoded = []
-        for path, pixels in decode_in_order([self.files[n] for n in positions], self.size):
+        decoded, files = [], [self.files[n] for n in positions]
+        for path, pixels in zip(files, decode_in_order(files, self.size), strict=True):
             if isinstance(pixels, UnreadableImage):
                 raise DataError(
                     "image-lost", f"'{path}' was readable when the run began and cannot be read any more: {pixels}."
@@ -218,15 +210,14 @@ class StreamedPixels:
         return np.stack(decoded)
 
 
-def _decode(image: Source, size: int, make: Callable[[np.ndarray], Made]) -> tuple[Path | None, Made | UnreadableImage]:
-    path = _path(image)
+def _decode(image: Source, size: int, make: Callable[[np.ndarray], Made]) -> Made | UnreadableImage:
     try:
         if isinstance(image, TarMember):
             rgb = decode(image.read())
         else:
             rgb = upright_rgb(image) if isinstance(image, Image.Image) else decode(Path(image))
-        return path, make(resized(rgb, size))
+        return make(resized(rgb, size))
     except UnreadableImage as error:
-        return path, error
+        return error
     except OSError as error:  # a lazily opened PIL image reads its file only here
-        return path, UnreadableImage(str(error))
+        return UnreadableImage(str(error))

@@ -39,7 +39,7 @@ class DomainImages:
         new = [i for i in dict.fromkeys(map(int, indices)) if i not in self.pixels and i < len(self.paths)]
         files = [self.root / self.paths[i] for i in new]
         edge = round((self.resize - self.crop) / 2)
-        for i, (_, pixels) in zip(new, decode_in_order(files, self.resize), strict=True):
+        for i, pixels in zip(new, decode_in_order(files, self.resize), strict=True):
             whole = None if isinstance(pixels, UnreadableImage) else pixels
             self.pixels[i] = None if whole is None else whole[edge : edge + self.crop, edge : edge + self.crop]
 

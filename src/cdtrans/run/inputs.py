@@ -81,7 +81,7 @@ class Inputs:
             SourceData(
                 images=len(source),
                 held_out=len(self.held_out),
-                classes=dict(zip(source.classes, source.counts(), strict=True)),
+                classes=source.counts(),
                 fingerprint=source.fingerprint(),
                 pixels=self.source.pixel_digest(),
             ),
@@ -195,8 +195,7 @@ def decode_source(source: LabelledDomain, config: Resolved, screen: Screen) -> D
         return Decoded.none(source, config.resize)
     decoded = decode_domain(source, config, screen, "source")
     decoded.require_readable("source", config.max_bad, screen)
-    counts = zip(source.classes, decoded.domain.counts(), strict=True)
-    if empty := [name for name, count in counts if count == 0]:
+    if empty := [name for name, count in decoded.domain.counts().items() if count == 0]:
         raise DataError(
             "class-unreadable",
             f"No readable image is left of the source class {empty[0]!r}; repair or remove the class.",
@@ -224,7 +223,7 @@ def hold_out(
     elif config.holdout and not held_out and images:
         screen.warn(
             f"No source image is held out: --holdout {share:g} is less than one image of the largest class, which has "
-            f"{max(source.domain.counts())}; give a larger share, or 0."
+            f"{max(source.domain.counts().values())}; give a larger share, or 0."
         )
     return source.keep(train), source.keep(held_out)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cdtrans.errors import DataError, RunError, first_of
-from cdtrans.inputs.scan import find_tars, stream_files
+from cdtrans.inputs.scan import find_tars, stream_names
 from cdtrans.inputs.stream import TarMember, is_tar_name, members
 from cdtrans.record.files import Lock, atomic, try_lock
 from cdtrans.runtime.ranks import launched_rank, launched_world
@@ -33,7 +33,7 @@ class Shard:
     is_tar: bool = False
 
     def images(self) -> Iterator[Path | TarMember]:
-        return members(self.where) if self.is_tar else stream_files(self.where, self.root)
+        return members(self.where) if self.is_tar else map(Path, stream_names(self.where, self.root))
 
     def digest(self, number: int, last: bool, images: Sequence[Path | TarMember]) -> str:
         """Identifies a part: by the names, sizes and times of its images, or of its tar, so that a finished tar need

@@ -180,7 +180,7 @@ def check_places(
         damaged = damaged or image
     if damaged:
         raise DataError("tar-damaged", f"'{damaged.tar}' cannot be read: {damaged.problem}.")
-    raise no_image(images, "")
+    raise no_image(images)
 
 
 @dataclass
