@@ -292,12 +292,12 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
     which the source-only model also runs on each image.
 
     It also loads what `export` wrote, a file or a hub folder, and `hf://USER/NAME`, a folder that `push` uploaded."""
+    require_device(device)
     if is_exported(run):
         require_run(run, {"unknown": unknown, "model": model != "chosen"})
         return _load_exported(exported_file(run), device)
     record = RunRecord(Path(run))
     name = record.model_name(model)
-    require_device(device)
     with importing():
         from cdtrans.network.weights import load_model
         from cdtrans.runtime.device import pick_device
@@ -344,14 +344,13 @@ def exported_file(place: str | Path) -> Path:
 
 
 def _load_exported(file: Path, device: str) -> Classifier:
-    require_device(device)
-    on_cpu = file.suffix.lower() == ".onnx"
-    if on_cpu and device not in ("auto", "cpu"):
+    is_onnx = file.suffix.lower() == ".onnx"
+    if is_onnx and device not in ("auto", "cpu"):
         raise SettingsError("onnx-device", f"ONNX files run on the CPU; leave --device {device} out, or load the run.")
     with importing():
         from cdtrans.runtime.device import pick_device
         from cdtrans.serving.portable import open_onnx, open_timm
 
-    if on_cpu:
+    if is_onnx:
         return OnnxClassifier(file, *open_onnx(file), pick_device("cpu"))
     return Classifier(*open_timm(file), pick_device(device))

@@ -99,7 +99,7 @@ def export_file(run: RunRecord, file: Path, *, model: str, screen: Screen) -> Ex
     return Exported(file, kind, classifier.name, len(classifier.classes), len(content), CHECKED, difference)
 
 
-def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, name: str | None = None) -> Exported:
+def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, name: str = "") -> Exported:
     """config.json and model.safetensors for timm or transformers, model.onnx, and README.md, the model card; `name` is
     the repository's on the hub. What cannot be made is left out with a warning."""
     require_hub_folder(folder, run)
@@ -129,15 +129,9 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
                 content = onnx_file(network, card)
                 differences.append(check(classifier, read_onnx(content)))
                 (draft / "model.onnx").write_bytes(content)
-        text = hub_card(
-            run,
-            card,
-            model,
-            architecture=facts(card)["architecture"],
-            licence=licence(card.backbone) if card.weights == card.backbone else None,
-            files=[file.name for file in draft.iterdir()],
-            name=name,
-        )
+        terms = licence(card.backbone) if card.weights == card.backbone else None
+        architecture = facts(card)["architecture"]
+        text = hub_card(run, model, card, architecture=architecture, licence=terms, folder=draft, name=name)
         (draft / "README.md").write_text(text, encoding="utf-8")
         size = sum(file.stat().st_size for file in draft.iterdir())
         replace_folder(draft, final)

@@ -70,19 +70,14 @@ def _refused(name: str, done: str, error: Exception) -> DeviceError:
 
 
 def hub_card(
-    run: RunRecord,
-    card: Card,
-    model: str,
-    *,
-    architecture: str,
-    licence: str | None,
-    files: Sequence[str],
-    name: str | None,
+    run: RunRecord, model: str, card: Card, *, architecture: str, licence: str | None, folder: Path, name: str
 ) -> str:
     """The model card: what the model was made of, how good it may be, how to load it. It names no path of this machine.
-    `files` lie in the folder beside it; `name` is USER/NAME on the hub, None for a folder."""
+    `folder` has the files beside it; `name` is USER/NAME on the hub, or empty."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    weights = "transformers" if (folder / CODE[0]).exists() else "timm"
+    library = weights if (folder / "model.safetensors").exists() else "onnx"
     outcome, chosen = run.outcome, run.model_name(model)
     accuracy, known = wording.estimate(outcome, chosen), wording.accuracy(outcome, run.measured, run.folder)
     if known.kind == "measured" and chosen == outcome.choice.model:
@@ -104,10 +99,10 @@ def hub_card(
         data=run.data,
         from_scratch=card.weights == FROM_SCRATCH,
         licence=licence,
-        library="transformers" if CODE[0] in files else "timm" if "model.safetensors" in files else "onnx",
+        library=library,
         made_by=MADE_BY,
-        name=name or "",
-        onnx="model.onnx" in files,
+        name=name,
+        onnx=(folder / "model.onnx").exists(),
         quality=filter(None, [wording.evidence(outcome), accuracy, wording.trained_with_labels(outcome, chosen)]),
         version=package_version("cdtrans"),
     )
