@@ -144,7 +144,7 @@ def test_bad_input_is_refused(run: Path, labels: Path, task: Task, tmp_path: Pat
     cases: list[tuple[str | None, Any]] = [
         ("labels-not-of-target", (run, others, tmp_path / "a.png")),
         ("no-labels", (run, None, tmp_path / "a.png")),
-        ("out-is-a-folder", (run, labels, tmp_path)),
+        ("figure-not-png", (run, labels, tmp_path)),
         ("figure-not-png", (run, labels, tmp_path / "a.pdf")),
         ("no-run", (tmp_path / "none", labels, tmp_path / "a.png")),
         (None, (run, tmp_path / "none.txt", tmp_path / "a.png")),

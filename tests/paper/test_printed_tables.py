@@ -12,12 +12,17 @@ from cdtrans.paper.printed_tables import (
     Disagreement,
     PaperRow,
     disagreements,
-    number,
     paper_grids,
     paper_table,
 )
 from cdtrans.studies.tables import PAPER_CLASSES
 from support import says
+
+
+def number(cell: str) -> Decimal | None:
+    """The number in a cell, None for an empty one."""
+    return None if cell == "-" else Decimal(cell)
+
 
 CLASSES = [PAPER_CLASSES.get(name, name) for name in VISDA2017.class_names]
 PAIRS = ("Rec_s", "Rec_t", "Prec")  # columns of Table 5 that are not in the average

@@ -21,8 +21,7 @@ from cdtrans.paper.pair_labels import (
     read_target_classes,
     require_target_images,
 )
-from cdtrans.paper.printed_tables import paper_table
-from cdtrans.paper.variants import LOSSES, PSEUDO_LABELS, Ablation
+from cdtrans.paper.printed_tables import LOSSES, PSEUDO_LABELS, Ablation, paper_table
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen

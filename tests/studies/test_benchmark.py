@@ -24,10 +24,9 @@ from cdtrans.inputs.benchmarks import OFFICE31, find_benchmark
 from cdtrans.inputs.scan import scan_labelled, scan_unlabelled
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.benchmark import Plan, bench, parse_seeds, read_results
-from cdtrans.studies.jobs import PlannedRun
 from cdtrans.studies.recipes import with_table_defaults
 from cdtrans.studies.results import KINDS, Results
-from cdtrans.studies.study import Study, owned
+from cdtrans.studies.study import PlannedRun, Study, owned
 from cdtrans.studies.tables import BenchTable, markdown
 from commands import Ended, Process, warm
 from damages import check_damages

@@ -11,9 +11,9 @@ import yaml
 from cdtrans.config import Config
 from cdtrans.runtime import processes
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies import jobs
-from cdtrans.studies.jobs import Job, PlannedRun, run_jobs
+from cdtrans.studies import study
 from cdtrans.studies.results import read_sessions, trained_in
+from cdtrans.studies.study import Job, PlannedRun, run_jobs
 
 STEP = 10  # how often a job is asked whether it has ended, in each stage that it pretends
 RESOLVED = Config().to_dict() | {"device": "cpu", "crop": 16, "resize": 18, "precision": "fp32"}
@@ -93,7 +93,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
         def join(self) -> None: ...
 
     monkeypatch.setattr(processes, "start", Pretended)
-    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(study, "POLL_SECONDS", 0.001)
     return stage
 
 

@@ -73,10 +73,6 @@ def draw_attention(
     """Write a PNG to `out`: each `pair`, as 'SOURCE,TARGET' with paths relative to their domains, or else up to `pairs`
     false-positive ones."""
     out, labels = Path(out), None if labels is None else Path(labels)
-    if out.is_dir():
-        raise SettingsError(
-            "out-is-a-folder", f"'{out}' is a folder; --out must be a file, such as '{out / 'attention.png'}'."
-        )
     if out.suffix.lower() != ".png":
         raise SettingsError(
             "figure-not-png", f"The figure is a PNG; use --out '{out.with_suffix('.png')}' instead of '{out}'."

@@ -17,7 +17,7 @@ from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
 from cdtrans.pairing.neighbours import normalised, two_way
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled, union
-from cdtrans.paper.variants import MOST_PAIRS
+from cdtrans.paper.printed_tables import MOST_PAIRS
 from cdtrans.schema import option
 
 Labelled = TypeVar("Labelled", bound="KnownPairs")

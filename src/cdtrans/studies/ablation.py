@@ -38,17 +38,15 @@ from cdtrans.paper.pair_labels import (
     read_target_classes,
     require_target_images,
 )
-from cdtrans.paper.printed_tables import AVERAGE, PaperRow
-from cdtrans.paper.variants import LOSSES, PSEUDO_LABELS, Ablation, Variant
+from cdtrans.paper.printed_tables import AVERAGE, LOSSES, PSEUDO_LABELS, Ablation, PaperRow, Variant
 from cdtrans.record import layout
 from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help
-from cdtrans.studies.jobs import PlannedRun
 from cdtrans.studies.recipes import recipe_of, with_table_defaults
 from cdtrans.studies.results import KINDS, Results, RunResult, shared_stage_1
-from cdtrans.studies.study import BenchResult, Study
+from cdtrans.studies.study import BenchResult, PlannedRun, Study
 from cdtrans.studies.tables import NOTHING, grid
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from cdtrans.record.files import atomic
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, checked
 from cdtrans.studies.comparison import Comparison, comparison_files
-from cdtrans.studies.jobs import PlannedRun
 from cdtrans.studies.recipes import Request, label, misfits, recipe_of, start_of
 from cdtrans.studies.results import KINDS, Results, RunResult, columns, is_scored, result_lines, spread, values
-from cdtrans.studies.study import BenchResult, Study
+from cdtrans.studies.study import BenchResult, PlannedRun, Study
 from cdtrans.studies.tables import BenchTable, latex, markdown
 
 FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from cdtrans.config import Force, Jobs, Preset, Settings, SettingsFile, Source, Target
 from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import scan_unlabelled
-from cdtrans.paper.variants import LEFT_OUT, MOST_PAIRS, Ablation, Variant
+from cdtrans.paper.printed_tables import LEFT_OUT, MOST_PAIRS, Ablation, Variant
 from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen

@@ -1,25 +1,223 @@
 """A study: variants x tasks x seeds, each an ordinary run folder, and the tables of their results.
 
-One process at a time owns the folder of a study, and all its runs share one recipe. Every run is a process of its own,
-so that several fit on one GPU, a failure does not affect other runs, and a killed study resumes like a killed run.
-Results are read from the run folders alone, and the tables are written again each time a run ends."""
+One process at a time owns the folder of a study, and all its runs share one recipe. Every run is a process of its own
+(`cdtrans adapt`, then `cdtrans eval`), so that several fit on one GPU, a failure does not affect other runs, and a
+killed study resumes like a killed run. Results are read from the run folders alone, and the tables are written again
+each time a run ends.
+
+Runs with the same stage 1 share it: the first trains it, the others wait for its source model and start from it. If the
+first fails before that, the next one trains it. The folders decide each time which run is which: a run that has begun
+resumes as it began and never waits, so there is always a run that can proceed."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cdtrans.errors import DeviceError, RunError, SettingsError, first_of
+from cdtrans.errors import VERDICT_AGAINST, CdtransError, DeviceError, Interrupted, RunError, SettingsError, first_of
+from cdtrans.record import layout
 from cdtrans.record.files import atomic, intact, try_lock
+from cdtrans.record.record import RunRecord
+from cdtrans.runtime import processes
 from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.signals import StopSignals
 from cdtrans.schema import check
-from cdtrans.studies.jobs import Job, PlannedRun, run_jobs
-from cdtrans.studies.results import KINDS, Results
+from cdtrans.studies.results import KINDS, Results, Session, is_scored, read_sessions, sessions_file
 
 ARTICLES = {"benchmark": "a", "ablation": "an"}
+POLL_SECONDS = 0.05  # between checks of the processes
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run, the arguments of the commands that make it and score it, and its settings."""
+
+    name: str
+    folder: Path
+    adapt: tuple[str, ...]
+    score: tuple[str, ...]
+    settings: dict[str, Any]  # the complete configuration
+    peers: tuple[Path, ...] = ()  # the folders of all runs that share its stage 1
+
+    @property
+    def log(self) -> Path:
+        """A file beside the folder, because `adapt` needs an empty one."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def settings_file(self) -> Path:
+        """A YAML file beside the folder."""
+        return self.folder.with_name(f"{self.folder.name}.yaml")
+
+    @property
+    def record(self) -> RunRecord:
+        """The run's folder as it is now."""
+        return RunRecord(self.folder)
+
+    @property
+    def scored(self) -> bool:
+        return is_scored(self.folder)
+
+    def source_model(self) -> str | None:
+        """The run that stage 1 is taken from; None if this run trains it."""
+        if self.record.begun and self.peers:
+            return self.record.config.source_model
+        return next((str(peer) for peer in self.peers if RunRecord(peer).has_model(layout.SOURCE)), None)
+
+    def waits(self, under_way: Collection[Path]) -> bool:
+        """Whether a running peer is training the stage 1 that this run could start from."""
+        if self.record.begun or not any(peer in under_way for peer in self.peers):
+            return False
+        return self.source_model() is None
+
+    def command(self) -> tuple[str, ...]:
+        source_model = self.source_model()
+        origin = () if source_model is None else ("--source-model", source_model)
+        return (*self.adapt, "--config", str(self.settings_file), "--out", str(self.folder), *origin)
+
+    def busy(self) -> bool:
+        """Whether a process has the folder locked: a run of a killed study may still be saving its state."""
+        file = self.folder / layout.LOCK
+        if not file.exists():
+            return False
+        lock = try_lock(file)
+        if lock is not None:
+            lock.close()
+        return lock is None
+
+
+class Job:
+    """A run in progress. Call `advance` regularly; it returns True once the run has ended. `failure` then says what
+    went wrong, or is empty."""
+
+    def __init__(self, run: PlannedRun, side_by_side: int) -> None:
+        self.run, self.side_by_side, self.failure = run, side_by_side, ""
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            read_sessions(run.folder)  # a damaged file is reported before the work
+            with atomic(run.settings_file) as file:
+                file.write(json.dumps(run.settings, indent=1).encode())  # JSON is YAML
+            self._begin(scoring=run.record.finished)
+        except CdtransError as error:
+            self.failure = str(error)
+
+    def _begin(self, *, scoring: bool) -> None:
+        self.scoring, self.started, self.share = scoring, time.monotonic(), 0.0  # seconds of the device
+        arguments = self.run.score if scoring else self.run.command()
+        self.process = processes.start(arguments, self.run.log, self.run.log, side_by_side=self.side_by_side)
+
+    def advance(self) -> bool:
+        if self.failure:  # it could not begin
+            return True
+        code = self.process.exitcode
+        if code is None:
+            return False
+        self.note_time()
+        harm = code == VERDICT_AGAINST and not self.scoring  # the guard's verdict is a result, not a failure
+        if code and not harm:
+            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            self.failure = f"{how}, {_last_line(self.run.log)} ({self.run.log})"
+        elif not self.scoring:
+            self._begin(scoring=True)
+            return False
+        elif not self.run.scored:
+            self.failure = f"its scores could not be saved, {_last_line(self.run.log)} ({self.run.log})"
+        return True
+
+    def stop(self) -> None:
+        """Ask the process to save its state and end."""
+        if not self.failure:
+            self.process.terminate()
+
+    def wait(self) -> None:
+        if not self.failure:
+            self.process.join()
+            self.note_time()
+
+    def kill(self) -> None:
+        if not self.failure:
+            self.process.kill()
+
+    def note_time(self) -> None:
+        """Save how long this session of `adapt` took, and how many runs were active on average. A resumed run has
+        several sessions."""
+        if not self.scoring:
+            seconds = time.monotonic() - self.started
+            jobs = max(1.0, seconds / self.share) if self.share else 1.0
+            sessions = [*read_sessions(self.run.folder), Session(round(seconds, 3), round(jobs, 3))]
+            with atomic(sessions_file(self.run.folder)) as file:
+                file.write((json.dumps([asdict(session) for session in sessions]) + "\n").encode())
+
+
+def run_jobs(title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, on_end: Callable[[Job], None]) -> None:
+    """Run everything unfinished, `jobs` at a time; `on_end` is called with each run that has ended. A run that failed
+    is named in a warning."""
+    pending = [run for run in runs if not run.scored]
+    active: list[Job] = []
+    finished, side_by_side = len(runs) - len(pending), min(jobs, max(1, len(pending)))
+    screen.say(f"{len(runs)} runs, {finished} of them finished already")
+    checked_at = time.monotonic()
+    with StopSignals.caught(), screen.track(title, len(runs), finished) as bar, stopped_at_end(active):
+        while pending or active:
+            if StopSignals.received is not None:
+                raise Interrupted(StopSignals.received)
+            since, checked_at = checked_at, time.monotonic()
+            for job in active:
+                job.share += (checked_at - since) / len(active)
+            started = start_ready(pending, active, side_by_side)
+            ended = [job for job in active if job.advance()]
+            for job in ended:
+                active.remove(job)
+                if job.failure:
+                    screen.warn(f"{job.run.name} failed: {job.failure}")
+                on_end(job)
+            if started or ended:
+                running = ", ".join(job.run.name for job in active)
+                bar.advance(sum(not job.failure for job in ended), f"running {running}" if running else "")
+            else:
+                if not active and (locked := next((run for run in pending if run.busy()), None)) is not None:
+                    bar.advance(0, f"waiting for another process to leave '{locked.folder}'")
+                time.sleep(POLL_SECONDS)
+
+
+def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int) -> bool:
+    """Start runs that need not wait, up to `jobs` at a time, and remove them from `pending`."""
+    under_way = {job.run.folder for job in active} | {run.folder for run in pending if run.record.begun}
+    before = len(active)
+    for run in list(pending):
+        if len(active) >= jobs:
+            break
+        if not run.busy() and not run.waits(under_way):
+            pending.remove(run)
+            active.append(Job(run, jobs))
+            under_way.add(run.folder)
+    return len(active) > before
+
+
+@contextmanager
+def stopped_at_end(active: list[Job]) -> Iterator[None]:
+    """At the end, stop every process: each saves its state and ends, and is killed if that is interrupted."""
+    try:
+        yield
+    finally:
+        for job in active:
+            job.stop()
+        try:
+            for job in active:
+                job.wait()
+        except KeyboardInterrupt:
+            for job in active:
+                job.kill()
+            raise
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 @dataclass(frozen=True)
