@@ -144,7 +144,7 @@ def _whole_ticks(axes: Any) -> None:
 
 
 def _key(claim: float | None) -> list[Any]:
-    """What the marks of every panel mean."""
+    """The legend of all panels."""
     entries = [
         Line2D([], [], color=GREY, lw=1, label="before: σ"),
         Line2D([], [], color="black", label="after, mean"),

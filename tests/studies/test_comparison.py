@@ -95,9 +95,6 @@ class TestSignedRanks:
         found = min(ranks[np.array(d) > 0].sum(), ranks[np.array(d) < 0].sum())
         assert signed_rank_p(d) == pytest.approx(min(1, 2 * np.mean([s <= found for s in sums])))
 
-    def test_many_pairs(self) -> None:
-        assert signed_rank_p(range(1, 91)) == pytest.approx(2**-89)
-
 
 class TestRows:
     def test_means_deviations_and_the_difference(self) -> None:
@@ -158,11 +155,6 @@ class TestRows:
         assert compared({}, results={"mcc": one}).rows[1].curve == pytest.approx([50, 63.5, 61.5])
         none = [r for r in both.results["mcc"] if r.task != "A>W"]
         assert compared({}, results={"mcc": none}).rows[1].curve == ()
-
-    def test_there_is_no_curve_of_runs_with_other_epochs(self) -> None:
-        runs = list(compared({"mcc": 0.0}).results["mcc"])
-        runs[0].curve.pop()
-        assert compared({}, results={"mcc": runs}).rows[1].curve == ()
 
     def test_there_is_no_picture_of_runs_that_broke_off_in_their_first_epoch(self) -> None:
         runs = [replace(run, curve=[0.5]) for run in compared({"mcc": 0.0}).results["mcc"]]

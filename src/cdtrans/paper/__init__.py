@@ -1,1 +1,1 @@
-"""What reproduces the paper: printed tables, ablations, figures, theorems."""
+"""The paper's printed tables, the settings of its ablations, and its Fig. 2a."""

@@ -74,11 +74,6 @@ def require_target_images(classes: TargetClasses, labels: Path) -> None:
     decoded, _ = decode_files(classes.target, classes.config, classes.screen, "target")
     known = {*decoded.digests, ""}
     others = [str(file) for file, digest in zip(classes.files, classes.digests, strict=True) if digest not in known]
-    if len(others) == len(classes.files):
-        raise DataError(
-            "labels-not-of-target",
-            f"None of the labelled images in '{labels}' is in the target; give TARGET itself with its labels.",
-        )
     if others:
         raise DataError(
             "labels-not-of-target",

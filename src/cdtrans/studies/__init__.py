@@ -1,1 +1,1 @@
-"""Methods x tasks x seeds -> tables."""
+"""Studies: variants x tasks x seeds -> runs -> tables."""

@@ -184,10 +184,10 @@ def bench(
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else benchmark.tasks
     request = Request(benchmark, backbone, config, given)
     configs, start = request.configs(start)
-    found = find_benchmark(benchmark, Path(data), chosen, allow_incomplete=allow_incomplete)
-    unfit = misfits(configs, next(iter(found.domains.values())).images.classes) if start else {}
+    complete = find_benchmark(benchmark, Path(data), chosen, allow_incomplete=allow_incomplete)
+    unfit = misfits(configs, next(iter(complete.domains.values())).images.classes) if start else {}
     plan = Plan(
-        data=found,
+        data=complete,
         tasks=chosen,
         seeds=parse_seeds(str(seeds) if isinstance(seeds, int | str) else f"{','.join(map(str, seeds))},"),
         out=Path(out) if out else Path("runs") / f"{name}-{backbone}{f'-{start}' if start else ''}",
@@ -197,7 +197,7 @@ def bench(
         start=start,
         misfits={label(method): reason for method, reason in unfit.items()},
     )
-    for difference in found.differences:
+    for difference in complete.differences:
         screen.warn(f"{benchmark.title} differs from the published data: {difference}.")
     for method, reason in plan.misfits.items():
         screen.say(f"{method} is not run with this backbone: it {reason}")

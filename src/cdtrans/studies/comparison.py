@@ -131,7 +131,7 @@ class Comparison:
             p=signed_rank_p(differences),
             pairs=len(differences),
             minutes=None if method == SOURCE_ONLY else _minutes(results),
-            memory=None if method == SOURCE_ONLY else _memory(results),
+            memory=max((r.peak_memory / GIB for r in results if r.peak_memory and method != SOURCE_ONLY), default=None),
             curve=() if method == SOURCE_ONLY else self._curve(results),
             printed=printed_means(self.benchmark.name).get(method, ()) if self.benchmark.in_paper else (),
             note=note,
@@ -166,10 +166,6 @@ def _minutes(results: Sequence[RunResult]) -> float | None:
     """Mean device time of the runs that found stage 1 ready; of all if there are none."""
     without = [r for r in results if r.stage_1 != r.run]
     return statistics.fmean(r.device_seconds / 60 for r in without or results) if results else None
-
-
-def _memory(results: Sequence[RunResult]) -> float | None:
-    return max((r.peak_memory / GIB for r in results if r.peak_memory is not None), default=None)
 
 
 def signed_rank_p(differences: Sequence[float]) -> float | None:

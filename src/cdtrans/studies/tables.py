@@ -10,7 +10,7 @@ from cdtrans.paper.printed_tables import AVERAGE, disagreements, paper_grids, pa
 from cdtrans.studies.results import KINDS, RunResult, Values, columns, row_title, shared_stage_1, spread, values
 
 NOTHING = "–"
-GRIDS_ACROSS = 3  # of DomainNet's, in LaTeX, as in the paper
+GRIDS_ACROSS = 3  # grids of DomainNet side by side in LaTeX, as in the paper
 PAPER_CLASSES = {  # the paper's abbreviations in the head of its VisDA-2017 table
     "aeroplane": "plane",
     "bicycle": "bcycl",
