@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from cdtrans.config import HINTS
 from cdtrans.methods import METHODS, method_class
 from cdtrans.record import layout
 from cdtrans.record.record import RunRecord
-from cdtrans.trust.selection import RULES
+from cdtrans.trust.selection import value_of
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -32,9 +33,9 @@ def read(run: Path) -> dict[str, Any]:
 def regrets(run: dict[str, Any]) -> dict[str, float]:
     """By rule: how far the epoch it chooses lies below the best by labels, in points."""
     found = {}
-    for name, value in RULES.items():
+    for name in HINTS["select"].__args__:
         if name in ("last", *run["scores"][0]):
-            best = max(run["scores"], key=lambda line: (value(line["epoch"], line), line["epoch"]))["epoch"]
+            best = max(run["scores"], key=lambda line: (value_of(name, line["epoch"], line), line["epoch"]))["epoch"]
             found[name] = 100 * (max(run["accuracy"][1:]) - run["accuracy"][best])
     return found
 

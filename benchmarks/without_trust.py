@@ -26,7 +26,7 @@ def importing() -> Iterator[None]:
         selection.save_predictions(self.run, epoch, target)
         self.scores[epoch] = NEUTRAL
         if epoch > 0:
-            self.selection.best = selection.Best(epoch, 0.0, self.encode.model.state_dict())
+            self.best = selection.Best(epoch, 0.0, self.encode.model.state_dict())
 
     vars(inputs)["check_data"] = lambda *_, **__: ()
     vars(stage1)["pretrained_evidence"] = lambda *_, **__: None

@@ -496,8 +496,8 @@ def test_the_state_holds_modules_pairs_and_scores_each_in_the_part_of_its_owner(
     pairs = Pairs(**parts["planner"])
     assert (len(pairs), pairs.coupled) == (SOURCES, False)
     assert set(parts["watch"]["scores"]) == {0, 1, 2}
-    assert parts["watch"]["selection"]["epoch"] in (1, 2)
-    assert parts["watch"]["selection"]["weights"].keys() == method.teacher.state_dict().keys()
+    assert parts["watch"]["best"]["epoch"] in (1, 2)
+    assert parts["watch"]["best"]["weights"].keys() == method.teacher.state_dict().keys()
 
     planner = Planner(run, Everything(), settings(), QUIET)
     assert planner.state_dict() == {}

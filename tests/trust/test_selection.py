@@ -7,7 +7,7 @@ from torch import nn
 
 from cdtrans.config import HINTS
 from cdtrans.trust.scores import Scores
-from cdtrans.trust.selection import CONSENSUS, RULES, Selection, consensus
+from cdtrans.trust.selection import CONSENSUS, Watch, consensus
 
 
 def scores(value: float, **others: float) -> dict[str, float]:
@@ -15,9 +15,13 @@ def scores(value: float, **others: float) -> dict[str, float]:
     return every | {"consensus": consensus(every)}
 
 
+def watch(rule: str) -> Watch:
+    return Watch(None, None, None, rule, None)  # type: ignore[arg-type]
+
+
 def chosen(rule: str, values: list[dict[str, float]]) -> tuple[int, float]:
     """The epoch, and the weight of the model after restoring: in epoch e it was e."""
-    model, selection = nn.Linear(1, 1), Selection(rule)
+    model, selection = nn.Linear(1, 1), watch(rule)
     for epoch, value in enumerate(values, 1):
         nn.init.constant_(model.weight, epoch)
         selection.consider(epoch, value, model)
@@ -37,7 +41,7 @@ def test_last_is_the_last_whatever_the_scores() -> None:
 
 
 def test_the_choice_survives_a_kill_with_a_copy_of_weights_and_buffers() -> None:
-    model, first, later = nn.BatchNorm1d(2), Selection("information"), Selection("information")
+    model, first, later = nn.BatchNorm1d(2), watch("information"), watch("information")
     later.load_state_dict(first.state_dict())
     assert later.best is None
     model(torch.randn(8, 2) + 5)
@@ -61,7 +65,7 @@ def test_consensus_takes_confidence_only_together_with_diversity() -> None:
 
 
 def test_every_rule_can_be_asked_for_and_every_score_is_a_rule() -> None:
-    assert set(RULES) == set(HINTS["select"].__args__)
-    assert set(RULES) >= set(Scores._fields) - {"diversity"}  # alone it says nothing
-    for rule in RULES:
+    rules = HINTS["select"].__args__
+    assert set(rules) == {*Scores._fields, "consensus", "holdout", "last"} - {"diversity"}  # alone it says nothing
+    for rule in rules:
         assert chosen(rule, [scores(0.5)])[0] == 1

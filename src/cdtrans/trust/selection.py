@@ -1,7 +1,6 @@
 """The record of every epoch without labels, and the choice of the epoch to keep."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,13 +27,9 @@ def consensus(scores: dict[str, float]) -> float:
     return math.prod(max(0.0, scores[name]) for name in CONSENSUS) ** (1 / len(CONSENSUS))
 
 
-RULES: dict[str, Callable[[int, dict[str, float]], float]] = {
-    "consensus": lambda epoch, scores: scores["consensus"],
-    "last": lambda epoch, scores: float(epoch),
-} | {
-    name: (lambda epoch, scores, name=name: scores[name])  # type: ignore[misc]
-    for name in ("confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout")
-}
+def value_of(rule: str, epoch: int, scores: dict[str, float]) -> float:
+    """An epoch's value by a rule of --select: a score, or its number for 'last'."""
+    return float(epoch) if rule == "last" else scores[rule]
 
 
 class Best(NamedTuple):
@@ -45,30 +40,9 @@ class Best(NamedTuple):
     weights: dict[str, Tensor]  # the served network's
 
 
-class Selection:
-    """The best epoch by a rule, with a copy of its weights."""
-
-    def __init__(self, rule: str) -> None:
-        self.value = RULES[rule]
-        self.best: Best | None = None
-
-    def consider(self, epoch: int, scores: dict[str, float], network: nn.Module) -> None:
-        """A later epoch wins a tie: it was trained longer."""
-        value = self.value(epoch, scores)
-        if self.best is None or value >= self.best.value:
-            weights = {name: x.detach().clone() for name, x in network.state_dict().items()}
-            self.best = Best(epoch, value, weights)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self.best is None else self.best._asdict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best = Best(**state) if state else None
-
-
 class Watch:
     """Owns the scores of all epochs, the impression of the source-only model, the evidence about both domains and the
-    selection."""
+    best epoch."""
 
     def __init__(
         self, run: RunWriter, encode: Encoder, holdout: LabelledImages | None, rule: str, evidence: Evidence | None
@@ -77,7 +51,8 @@ class Watch:
         self.evidence = evidence  # None: that of the source-only model's features, once the first round has begun
         self.before: Impression | None = None  # the source-only model's, once the first round has begun
         self.scores: dict[int, dict[str, float]] = {}  # epoch -> scores
-        self.selection = Selection(rule)
+        self.rule = rule
+        self.best: Best | None = None
 
     def epoch(self, epoch: int, target: Encoded, encode: Encoder | None = None) -> None:
         """Record an epoch's pass over the target. Epoch 0 is the source-only model, which has its own `encode` and
@@ -93,19 +68,26 @@ class Watch:
             self.run.log("scores", epoch=epoch, **scores)
             self.scores[epoch] = scores
             if epoch > 0:
-                self.selection.consider(epoch, scores, self.encode.model)
+                self.consider(epoch, scores, self.encode.model)
+
+    def consider(self, epoch: int, scores: dict[str, float], network: nn.Module) -> None:
+        """Keep a copy of the network if its epoch is the best. A later epoch wins a tie: it was trained longer."""
+        value = value_of(self.rule, epoch, scores)
+        if self.best is None or value >= self.best.value:
+            weights = {name: x.detach().clone() for name, x in network.state_dict().items()}
+            self.best = Best(epoch, value, weights)
 
     def state_dict(self) -> dict[str, Any]:
         before = None if self.before is None else vars(self.before)
         evidence = None if self.evidence is None else self.evidence._asdict()
-        state = {"before": before, "evidence": evidence, "scores": self.scores}
-        return state | {"selection": self.selection.state_dict()}
+        best = None if self.best is None else self.best._asdict()
+        return {"before": before, "evidence": evidence, "scores": self.scores, "best": best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.before = None if state["before"] is None else Impression(**state["before"])
         self.evidence = None if state["evidence"] is None else Evidence(**state["evidence"])
         self.scores = state["scores"]
-        self.selection.load_state_dict(state["selection"])
+        self.best = None if state["best"] is None else Best(**state["best"])
 
 
 def save_predictions(run: RunWriter, epoch: int, encoded: Encoded) -> None:
