@@ -67,10 +67,8 @@ def from_main(value: Any) -> Any:
     """The main rank's value, on every rank: for a decision that rounding must not split."""
     if world() == 1:
         return value
-    import torch.distributed as dist
-
     box = [value]
-    with talking():
+    with talking() as dist:
         dist.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -125,8 +123,8 @@ def rendezvous() -> tuple[Any, int, int]:
     """The store that all ranks share, this one's number, and how many there are, by the launcher's variables."""
     from torch.distributed.rendezvous import rendezvous as by_url
 
-    store, number, count = next(by_url("env://"))
-    return store, number, count
+    place: tuple[Any, int, int] = next(by_url("env://"))
+    return place
 
 
 def require_own_gpu(store: Any, number: int, count: int, mine: "torch.device", device: str) -> None:
@@ -163,10 +161,12 @@ class Finish:
 
 
 @contextmanager
-def talking() -> Iterator[None]:
-    """Around a collective operation: if it fails, another rank has ended. gloo raises a plain RuntimeError."""
+def talking() -> Iterator[Any]:
+    """torch.distributed for collective operations. If one fails, another rank has ended; gloo raises a RuntimeError."""
+    import torch.distributed
+
     try:
-        yield
+        yield torch.distributed
     except RuntimeError as error:
         raise PeerLost from error
 
@@ -174,9 +174,7 @@ def talking() -> Iterator[None]:
 def barrier() -> None:
     """Wait until every rank is here."""
     if world() > 1:
-        import torch.distributed as dist
-
-        with talking():
+        with talking() as dist:
             dist.barrier()
 
 
@@ -197,9 +195,8 @@ def gather(x: "Tensor") -> "Tensor":
     if world() == 1:
         return x
     import torch
-    import torch.distributed as dist
 
-    with torch.no_grad(), talking():
+    with torch.no_grad(), talking() as dist:
         counts = torch.zeros(world(), dtype=torch.long, device=x.device)
         counts[rank()] = len(x)
         dist.all_reduce(counts)
@@ -231,10 +228,9 @@ def average_gradients(parameters: "list[Tensor]") -> None:
     if not trained:
         return
     import torch
-    import torch.distributed as dist
 
     flat = torch.cat([p.grad.flatten() for p in trained])  # type: ignore[union-attr]
-    with talking():
+    with talking() as dist:
         dist.all_reduce(flat)
     flat /= world()
     for p, g in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
@@ -244,8 +240,6 @@ def average_gradients(parameters: "list[Tensor]") -> None:
 def share_buffers(module: "nn.Module") -> None:
     """Give every rank the main rank's running statistics: they may differ where ranks drew different dropout masks."""
     if world() > 1:
-        import torch.distributed as dist
-
-        with talking():
+        with talking() as dist:
             for buffer in module.buffers():
                 dist.broadcast(buffer, src=0)
