@@ -28,12 +28,9 @@ CHECK_SETTINGS = (  # settings that decide which images a run would see, and thr
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
 OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "target_labels"}  # a benchmark sets them run by run
-LOSSES = {
-    "loss_source",
-    "loss_source_target",
-    "loss_target",
-}  # differ between the rows of Table 6, which are all CDTrans
-PAIRING = {"method", "pairing", "center_aware", "target_class"}  # differ between the rows of Table 5
+# Settings that differ between the rows of Table 6 (all CDTrans), of Table 5, and between pairs in general.
+LOSSES = {"loss_source", "loss_source_target", "loss_target"}
+PAIRING = {"method", "pairing", "center_aware", "target_class"}
 PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # sampled pairs have none of these
 NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
 TABLE_TEXTS = {  # settings that have another default in the runs of a table

@@ -23,9 +23,7 @@ def show_nothing(result: Any, screen: Screen, given: Given) -> None:
 
 
 def show_run(result: Any, screen: Screen, given: Given) -> None:
-    screen.result(
-        wording.done(result.outcome, result.run, with_estimate=screen.quiet)
-    )  # the screen has shown the estimate otherwise
+    screen.result(wording.done(result.outcome, result.run, with_estimate=screen.quiet))  # shown already if not quiet
     screen.say(wording.next_step(result.run))
 
 
