@@ -13,7 +13,6 @@ from cdtrans.record.layout import Line
 from cdtrans.record.outcome import Crowd, Measured, Scores
 from cdtrans.record.probabilities import Kept, trade_off as trade_off_of
 from cdtrans.record.record import RunRecord
-from cdtrans.trust.support import crowded_class
 
 SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
 SHOWN_CONFUSIONS = 12  # the most frequent ones, by name
@@ -220,6 +219,8 @@ class Histogram:
 
 
 def histogram(record: RunRecord) -> Histogram | Missing:
+
+    from cdtrans.trust.support import crowded_class  # with torch
 
     classes, counts = record.classes, record.data.source.classes
     source = np.array([counts.get(name, 0) for name in classes])
