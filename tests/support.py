@@ -25,10 +25,10 @@ def from_authors_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return {new + k.removeprefix(old): v for k, v in state.items() for old, new in ours.items() if k.startswith(old)}
 
 
-def tiny_method(kind: Any, *, classes: int = 3, **options: Any) -> Any:
-    """A method in training mode on a ViT of one block with 16 features."""
+def tiny_method(kind: Any, *, classes: int = 3, depth: int = 1, **options: Any) -> Any:
+    """A method in training mode on a ViT of one block, or more, with 16 features."""
     torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
+    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=depth, num_heads=2, num_classes=0)
     network = Network(vit, Head(16, classes, "batchnorm"))
     return kind(network, kind.Options(**options), Sizes(classes, 10, 10)).train()
 

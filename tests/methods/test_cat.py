@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from cdtrans.methods.cat import alignment, clustering, late, selected
-from cdtrans.methods.dann import domain_loss
 
 
 def test_clustering_by_hand() -> None:
@@ -25,17 +23,10 @@ def test_alignment_is_over_the_classes_that_both_batches_have() -> None:
     assert float(alignment(f_s[:2], y_s[:2], f_t[1:], y_t[1:], 4)) == 0, "no class in both"
 
 
-def test_the_critic_s_loss_is_a_mean_over_confident_targets() -> None:
-    source, target, critic = torch.randn(3, 1), torch.randn(4, 1), torch.nn.Flatten(0)
-
-    def loss(*chosen: bool) -> float:
-        return float(domain_loss(critic, source, target, torch.tensor(1.0), (1.0, selected(torch.tensor(chosen)))))
-
-    of_source = float(F.softplus(-source).mean())
-    by_hand = (of_source + float(F.softplus(target)[[1, 3]].mean())) / 2
-    assert loss(False, True, False, True) == pytest.approx(by_hand)
-    assert loss(False, False, False, False) == pytest.approx(of_source / 2)
-    assert loss(True, True, True, True) == pytest.approx(float(domain_loss(critic, source, target, torch.tensor(1.0))))
+def test_the_mean_by_the_critic_s_weights_is_one_over_confident_targets() -> None:
+    errors = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    assert float((selected(errors > 3) * errors).mean()) == 6
+    assert float((selected(errors > 9) * errors).mean()) == 0
 
 
 @pytest.mark.parametrize(

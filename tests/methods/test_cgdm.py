@@ -53,14 +53,6 @@ class TestGradientDiscrepancy:
         assert left == [f"heads.{head}.{layer}.bias" for head in (0, 1) for layer in (1, 5)]
 
 
-def test_a_step_is_a_then_b_then_four_times_c() -> None:
-    method = make_method()
-    update = Updates(method)
-    losses = method.train_step(batch(), torch.tensor(0.5), update)
-    assert update.modules == [{"network", "classifiers"}, {"classifiers"}, *[{"network"}] * 4]
-    assert list(losses) == ["loss_source", "loss_target", "loss_discrepancy", "loss_gradients"]
-
-
 def test_the_updates_minimise_the_paper_s_losses() -> None:
     weights = {"entropy": 0.3, "balance": 0.2, "labels": 0.5, "gradients": 0.7, "trade_off": 1.5}
     method = make_method(dropout=0.0, generator_updates=1, **weights)

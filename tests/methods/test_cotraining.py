@@ -174,19 +174,12 @@ def test_a_given_label_is_taught_as_it_is_and_more_often() -> None:
     counts = plan.target.bincount(minlength=30)
     assert counts[[4, 7]].sum() > 0.125 * len(plan.target)
     assert plan.target_labels[plan.target == 4][0].tolist() == [0, 0, 1]
-    taught = []
+    taught, black = [], torch.zeros(2, 3, 16, 16)
     for i in (4, 5):  # the same soft label; only the first is a person's
-        batch = Batch(
-            torch.zeros(2, 3, 16, 16),
-            labels[:2],
-            torch.zeros(2, 3, 16, 16),
-            torch.eye(3)[[2, 2]],
-            torch.tensor([i, i]),
-            torch.ones(2),
-        )
+        batch = Batch(black, labels[:2], black, torch.eye(3)[[2, 2]], torch.tensor([i, i]), torch.ones(2))
         torch.manual_seed(0)
         taught.append(float(m.eval().losses(batch, torch.tensor(0.5))["loss_target"].detach()))
-    p = net.features(torch.zeros(1, 3, 16, 16))
+    p = net.features(black[:1])
     log_p = m.head.classify(p).logits.log_softmax(dim=1)[0]
     assert taught[0] == pytest.approx(-float(log_p[2]), rel=1e-4)
     assert taught[1] != pytest.approx(taught[0], rel=1e-3)

@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from timm.models import VisionTransformer
 
-from cdtrans.methods.base import Batch, Sizes
+from cdtrans.methods.base import Batch
 from cdtrans.methods.dann import DANN, reversed_gradient, rising
-from cdtrans.network.network import Head, Network
+from support import tiny_method
 
 
 def test_the_gradient_is_reversed_and_the_value_is_not() -> None:
@@ -36,15 +35,12 @@ def batches(shift: float, seed: int = 0, images: int = 32) -> Batch:
 
 @pytest.mark.parametrize(("shift", "separable"), [(2.0, True), (0.0, False)])
 def test_the_critic_learns_to_tell_shifted_domains_apart(shift: float, separable: bool) -> None:
-    """Through the real head: neither its BatchNorm nor the critic's may hide the difference of the means."""
-    torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
-    method = DANN(Network(vit, Head(16, 3, "batchnorm")), DANN.Options(hidden=32), Sizes(3, 32, 32)).train()
+    """Through the real head: neither its BatchNorm nor the critic's may hide the difference of the means. At progress 0
+    the features get no gradient."""
+    method = tiny_method(DANN, hidden=32)
     optimizer = torch.optim.Adam(method.critic.parameters(), lr=0.01)
     for step in range(60):  # each with other images, which a critic cannot memorise
-        loss = method.losses(batches(shift, seed=step), torch.tensor(0.0))[
-            "loss_domain"
-        ]  # at 0 the features get no gradient
+        loss = method.losses(batches(shift, seed=step), torch.tensor(0.0))["loss_domain"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -52,10 +48,7 @@ def test_the_critic_learns_to_tell_shifted_domains_apart(shift: float, separable
 
 
 def test_source_and_target_share_the_statistics_of_the_bottleneck_norm() -> None:
-    torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=0)
-    network = Network(vit, Head(16, 3, "batchnorm")).train()
-    batch = batches(2.0)
+    network, batch = tiny_method(DANN).network, batches(2.0)
     apart = [out.feature.mean(dim=0) for out in network.encode_each(batch.x_s, batch.x_t)]
     together = [out.feature.mean(dim=0) for out in network.encode_together(batch.x_s, batch.x_t)]
     assert torch.stack(apart).abs().max() < 1e-4

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cdtrans.inputs.batches import masked
 from cdtrans.methods import mic
 from cdtrans.methods.mic import MIC
-from cdtrans.methods.sdat import SDAT
 from support import tiny_batch, tiny_method
 
 HALF = torch.tensor(0.5)
@@ -43,14 +41,6 @@ class Recorded:
     def __call__(self, loss: Tensor, parameters: Sequence[Tensor] | None = None) -> None:
         self.loss = loss.detach()
         self.weights = [p.detach().clone() for p in self.method.network.parameters()]
-
-
-def test_a_share_of_all_squares_is_masked() -> None:
-    torch.manual_seed(0)
-    x = masked(torch.ones(500, 3, 16, 16), 0.7, 4)
-    squares = x.unflatten(3, (4, 4)).unflatten(2, (4, 4)).mean(dim=(1, 3, 5))  # [B, 4, 4]
-    assert set(squares.unique().tolist()) == {0.0, 1.0}
-    assert float((squares == 0).float().mean()) == pytest.approx(0.7, abs=0.02)
 
 
 def test_the_teacher_labels_whole_images_with_the_batch_s_statistics() -> None:
@@ -90,16 +80,6 @@ def test_the_update_is_sdat_s_and_the_masked_images_at_weights_that_both_move(
             p.copy_(w)
         errors = F.cross_entropy(method.network.encode(upper_half_masked(batch.x_t)).logits, labels, reduction="none")
     torch.testing.assert_close(losses["loss_masked"].detach(), ((confidence if weighted else 1) * errors).mean())
-
-
-def test_without_masked_images_it_is_sdat() -> None:
-    ours, theirs = make_method(masked=0.0), tiny_method(SDAT, hidden=8)
-    theirs.load_state_dict(ours.state_dict(), strict=False)
-    found = [Recorded(method) for method in (ours, theirs)]
-    losses = [method.train_step(tiny_batch(), HALF, r) for method, r in zip((ours, theirs), found, strict=True)]
-    assert losses[0].pop("loss_masked") == 0
-    assert losses[0].keys() == losses[1].keys()
-    torch.testing.assert_close(found[0].loss, found[1].loss)
 
 
 def test_the_teacher_follows_at_once_and_then_with_decay_0_9() -> None:

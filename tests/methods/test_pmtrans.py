@@ -2,25 +2,20 @@
 
 import pytest
 import torch
-from timm.models import VisionTransformer
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.methods.base import Batch, Sizes
+from cdtrans.methods.base import Batch
 from cdtrans.methods.pmtrans import PMTrans, feature_loss, label_loss
-from cdtrans.network.network import Head, Network
+from support import tiny_batch, tiny_method
 
 
 def make_method() -> PMTrans:
-    torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0)
-    return PMTrans(Network(vit, Head(16, 3, "batchnorm")), PMTrans.Options(), Sizes(3, 9, 9)).train()
+    return tiny_method(PMTrans, depth=2)  # type: ignore[no-any-return]
 
 
 def make_batch() -> Batch:
-    torch.manual_seed(1)
-    x, y = torch.randn(2, 4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
-    return Batch(x[0], y, x[1], y, torch.tensor([7, 0, 3, 5]), torch.ones(4))
+    return tiny_batch(4)._replace(i_t=torch.tensor([7, 0, 3, 5]))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.25])
@@ -97,5 +92,5 @@ def test_the_bank_follows_the_target() -> None:
     method, batch = make_method(), make_batch()
     before: Tensor = method.bank.features.clone()
     method.after_step(batch, torch.tensor(0.5))
-    moved = [i for i in range(9) if not torch.equal(before[i], method.bank.features[i])]
+    moved = [i for i in range(10) if not torch.equal(before[i], method.bank.features[i])]
     assert moved == sorted(batch.i_t.tolist())

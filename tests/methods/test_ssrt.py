@@ -4,26 +4,16 @@ import math
 
 import pytest
 import torch
-from timm.models import VisionTransformer
 from torch import Tensor
 
 from cdtrans.methods import ssrt
-from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.ssrt import MEANINGFUL, SSRT, SafeTraining, perturbing, refinement, three
 from cdtrans.network.blocks import Tokens, run_blocks
-from cdtrans.network.network import Head, Network
+from support import tiny_batch, tiny_method
 
 
-def make_method(**options: float) -> SSRT:
-    torch.manual_seed(0)
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=3, num_heads=2, num_classes=0)
-    return SSRT(Network(vit, Head(16, 3, "batchnorm")), SSRT.Options(hidden=8, **options), Sizes(3, 10, 10)).train()  # type: ignore[arg-type]
-
-
-def make_batch(images: int = 4) -> Batch:
-    torch.manual_seed(1)
-    x, y = torch.randn(2, images, 3, 16, 16), torch.arange(images) % 3
-    return Batch(x[0], y, x[1], y, torch.arange(images), torch.ones(images))
+def make_method() -> SSRT:
+    return tiny_method(SSRT, depth=3, hidden=8)  # type: ignore[no-any-return]
 
 
 def test_tokens_are_moved_towards_the_neighbour_s_before_one_block() -> None:
@@ -52,7 +42,7 @@ def test_the_perturbation_has_no_gradient() -> None:
 
 
 def test_in_parts_the_features_are_the_same() -> None:
-    method, batch = make_method(), make_batch(6)
+    method, batch = make_method(), tiny_batch(6)
     strength, found = torch.tensor(0.3), []
     for parts in (1, 2, 6):  # two pairs stay together, however many parts there are
         method.network.compute_in_parts(parts)
@@ -144,7 +134,7 @@ def test_averages_of_few_steps_do_not_count() -> None:
 
 
 def test_a_return_restores_network_and_critic_and_a_period_s_end_saves_them() -> None:
-    method, batch = make_method(), make_batch()
+    method, batch = make_method(), tiny_batch(4)
     start = [x.clone() for x in (*method.network.state_dict().values(), *method.critic.state_dict().values())]
 
     def current() -> list[Tensor]:

@@ -9,30 +9,17 @@ from timm.models import VisionTransformer
 from torch.nn import functional as F
 
 from cdtrans.config import make_config
-from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.tvt import TVT, information
 from cdtrans.network.blocks import Transferability, bits
 from cdtrans.network.network import Head, Network
 from cdtrans.network.weights import build_model, make_card
 from cdtrans.serving.portable import timm_file
-from support import raises
+from support import raises, tiny_batch, tiny_method
 from tiny_task import TINY
 
 
-def make_vit(**arguments: object) -> VisionTransformer:
-    torch.manual_seed(0)
-    return VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0, **arguments)
-
-
 def make_method() -> TVT:
-    network = Network(make_vit(), Head(16, 3, "batchnorm"))
-    return TVT(network, TVT.Options(hidden=8), Sizes(3, 10, 10)).train()
-
-
-def make_batch() -> Batch:
-    torch.manual_seed(1)
-    x, y = torch.randn(2, 4, 3, 16, 16), torch.tensor([0, 1, 2, 0])
-    return Batch(x[0], y, x[1], y, torch.arange(4), torch.ones(4))
+    return tiny_method(TVT, depth=2, hidden=8)  # type: ignore[no-any-return]
 
 
 def test_a_critic_that_cannot_tell_gives_one_bit_and_a_sure_one_none() -> None:
@@ -43,11 +30,14 @@ def test_a_critic_that_cannot_tell_gives_one_bit_and_a_sure_one_none() -> None:
 
 @pytest.mark.parametrize("registers", [0, 2])
 def test_the_class_token_s_attention_is_multiplied_and_not_normalised_again(registers: int) -> None:
-    vit = make_vit(reg_tokens=registers).eval()
+    torch.manual_seed(0)
+    vit = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0, reg_tokens=registers
+    ).eval()
     network = Network(vit, Head(16, 3, "batchnorm"), transferability=Transferability(vit)).eval()
     with torch.no_grad():
         network.transferability.critic[4].bias += 1.0  # far from one bit
-    x = make_batch().x_t
+    x = tiny_batch(4).x_t
     tokens, block = vit.blocks[0](vit._pos_embed(vit.patch_embed(x))), vit.blocks[1]
     q, k, v = block.attn.qkv(block.norm1(tokens)).view(4, -1, 3, 2, 8).permute(2, 0, 3, 1, 4)  # [B, heads, N, d] each
     tau = bits(network.transferability.critic(k[:, :, 1 + registers :]))  # [B, heads, patches]
@@ -60,7 +50,7 @@ def test_the_class_token_s_attention_is_multiplied_and_not_normalised_again(regi
 
 
 def test_training_runs_the_network_that_is_served() -> None:
-    method, batch = make_method(), make_batch()
+    method, batch = make_method(), tiny_batch(4)
     with torch.no_grad():
         method.network.head.classifier.weight.normal_()  # so that small differences of features show
         method.transferability.critic[4].bias += 1.0
@@ -77,13 +67,13 @@ def test_the_patch_critic_is_right_where_it_calls_the_source_s_patches_source(mo
     method = make_method()
     said = torch.cat([torch.full((4, 4, 2), 10.0), torch.full((4, 4, 2), -10.0)])  # source, then target
     monkeypatch.setattr(method.transferability, "logits", lambda keys: said)
-    assert float(method.losses(make_batch(), torch.tensor(0.5))["loss_patches"]) == pytest.approx(0, abs=1e-4)
+    assert float(method.losses(tiny_batch(4), torch.tensor(0.5))["loss_patches"]) == pytest.approx(0, abs=1e-4)
     monkeypatch.setattr(method.transferability, "logits", lambda keys: -said)
-    assert float(method.losses(make_batch(), torch.tensor(0.5))["loss_patches"]) == pytest.approx(0.1, rel=1e-3)
+    assert float(method.losses(tiny_batch(4), torch.tensor(0.5))["loss_patches"]) == pytest.approx(0.1, rel=1e-3)
 
 
 def test_the_patch_critic_learns_and_the_keys_get_its_gradient_reversed() -> None:
-    method, batch = make_method(), make_batch()
+    method, batch = make_method(), tiny_batch(4)
 
     def gradients(progress: float) -> tuple[torch.Tensor, torch.Tensor]:
         loss = method.losses(batch, torch.tensor(progress))["loss_patches"]
@@ -104,13 +94,13 @@ def test_the_patch_critic_learns_and_the_keys_get_its_gradient_reversed() -> Non
 
 def test_the_classifier_s_loss_trains_the_patch_critic_too() -> None:
     method = make_method()
-    loss = method.losses(make_batch(), torch.tensor(0.5))["loss_source"]
+    loss = method.losses(tiny_batch(4), torch.tensor(0.5))["loss_source"]
     (gradient,) = torch.autograd.grad(loss, method.transferability.critic[0].weight)
     assert gradient.abs().max() > 0
 
 
 def test_in_parts_the_losses_and_gradients_are_the_same() -> None:
-    method, batch = make_method(), make_batch()
+    method, batch = make_method(), tiny_batch(4)
     found = []
     for parts, recompute in ((1, False), (3, False), (3, True)):
         method.network.compute_in_parts(parts, recompute_blocks=recompute)
@@ -128,7 +118,7 @@ def test_information_is_in_bits() -> None:
     assert float(information(100 * torch.eye(4))) == pytest.approx(2)
     assert float(information(torch.zeros(3, 4))) == pytest.approx(0, abs=1e-6)
     assert float(information(100 * torch.eye(4)[[1, 1]])) == pytest.approx(0, abs=1e-6)
-    losses = make_method().losses(make_batch(), torch.tensor(0.5))
+    losses = make_method().losses(tiny_batch(4), torch.tensor(0.5))
     assert -0.1 * math.log2(3) <= float(losses["loss_information"].detach()) <= 0
 
 

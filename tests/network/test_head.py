@@ -30,15 +30,6 @@ def test_the_classifier_starts_as_the_authors_does(neck: str) -> None:
     assert CLASSIFIER_STD == 0.001
 
 
-def test_the_feature_is_the_one_after_the_neck(tiny) -> None:
-    """In eval mode, from the authors' features to their bottleneck output and logits."""
-    model, g = tiny
-    out = model.eval().head(g["eval/feat_t"])
-    torch.testing.assert_close(out.feature, g["eval/bn_t"], rtol=0, atol=1e-10)
-    torch.testing.assert_close(out.logits, g["eval/logits_t"], rtol=0, atol=1e-10)
-    assert not torch.allclose(out.feature, g["eval/feat_t"])
-
-
 @pytest.mark.parametrize(
     "head",
     [Head(4, 3, "standardise"), MeanHead(4, 3, heads=2, hidden=5), BottleneckHead(4, 3, bottleneck=5)],

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -18,21 +19,28 @@ pytestmark = pytest.mark.slow  # many networks, or processes: seconds in all
 BATCH = 5  # does not divide by 2 or 3
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 4, "num_heads": 2}
 TINY = Small("vit_tiny_patch16_224", VIT | {"drop_path_rate": 0.5})
-BACKBONES = {
-    "stochastic depth": TINY,
-    "dropout of patches and positions": Small(
-        "vit_tiny_patch16_224", VIT | {"patch_drop_rate": 0.5, "pos_drop_rate": 0.2}
-    ),
-    "rotary positions": CROSS["Eva: dinov3"],
-    "rotary positions of each block": CROSS["Eva: rotary positions of each block"],
-    "attention pooling": CROSS["ViT: siglip, attention pooling"],
-}
+DROPPING = Small("vit_tiny_patch16_224", VIT | {"patch_drop_rate": 0.5, "pos_drop_rate": 0.2})
 in_parts = pytest.mark.parametrize(("parts", "recompute"), [(2, False), (3, False), (BATCH, False), (BATCH, True)])
 Forward = Callable[[Network, Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def one_by_one(network: Network, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
     return network.features_each(source, target)
+
+
+CASES: dict[str, tuple[Small, Forward]] = {
+    "stochastic depth": (TINY, one_by_one),
+    "dropout of patches and positions": (DROPPING, one_by_one),
+    "rotary positions": (CROSS["Eva: dinov3"], one_by_one),
+    "rotary positions of each block": (CROSS["Eva: rotary positions of each block"], one_by_one),
+    "attention pooling": (CROSS["ViT: siglip, attention pooling"], one_by_one),
+    "three branches": (TINY, branch_features),
+    "three branches, first_block_residual=False": (TINY, partial(branch_features, first_block_residual=False)),
+    **{
+        f"run by timm: {name}": (OTHERS[name], one_by_one)
+        for name in ("convnext", "swin", "efficientnet, group norm", "ViT, parallel blocks")
+    },
+}
 
 
 def computed(network: Network, forward: Forward, size: int, parts: int = 1, *, recompute: bool = False) -> list[Tensor]:
@@ -55,31 +63,12 @@ def close(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 
 @in_parts
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", CASES)
 def test_the_same_features_losses_and_gradients(name: str, parts: int, recompute: bool) -> None:
-    network, size = small_network(BACKBONES[name]), BACKBONES[name].size
-    whole = computed(network, one_by_one, size)
-    close(computed(network, one_by_one, size, parts, recompute=recompute), whole)
-
-
-@in_parts
-@pytest.mark.parametrize("residual", [True, False])
-def test_the_three_branches_of_a_pair_stay_together(parts: int, recompute: bool, residual: bool) -> None:
-    def branches(network: Network, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        return branch_features(network, source, target, first_block_residual=residual)
-
-    network = small_network(TINY)
-    whole = computed(network, branches, TINY.size)
-    close(computed(network, branches, TINY.size, parts, recompute=recompute), whole)
-
-
-@in_parts
-@pytest.mark.parametrize("name", ["convnext", "swin", "efficientnet, group norm", "ViT, parallel blocks"])
-def test_backbones_that_timm_runs(name: str, parts: int, recompute: bool) -> None:
-    small = OTHERS[name]
+    small, forward = CASES[name]
     network = small_network(small)
-    whole = computed(network, one_by_one, small.size)
-    close(computed(network, one_by_one, small.size, parts, recompute=recompute), whole)
+    whole = computed(network, forward, small.size)
+    close(computed(network, forward, small.size, parts, recompute=recompute), whole)
 
 
 def test_timms_own_recomputation_is_switched_on_and_off_where_there_is_any(monkeypatch: pytest.MonkeyPatch) -> None:
