@@ -14,6 +14,8 @@ import numpy as np
 from PIL import Image, ImageFilter, ImageFont, ImageOps
 from sklearn.datasets import load_digits
 
+from cdtrans.record.files import atomic
+
 SIDE = 32  # pixels of an image of either domain
 MARGIN = 0.1  # black border, as a share of SIDE: a random crop then shifts a digit and does not cut it
 CANVAS = 3 * SIDE  # glyphs are deformed at this size and then reduced, which smooths their edges
@@ -54,9 +56,8 @@ def write_digits(folder: Path, *, seed: int, images: int = 2000) -> Digits:
     source_rng, target_rng = (np.random.default_rng([seed, domain]) for domain in range(2))
     _write_source(digits.source, images, source_rng)
     _write_target(digits, target_rng)
-    partial = done.with_suffix(".partial")
-    partial.write_text(made_from, encoding="utf-8")
-    partial.replace(done)
+    with atomic(done) as file:
+        file.write(made_from.encode())
     return digits
 
 

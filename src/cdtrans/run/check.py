@@ -19,7 +19,7 @@ from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help, checked
 from cdtrans.trust import preflight
-from cdtrans.trust.preflight import Finding, Labels, State, gravest
+from cdtrans.trust.preflight import Finding, State, gravest
 
 PROBED = 4000  # images per domain that the backbone encodes: a minute on a CPU with DeiT-tiny, and shares to 1 %
 HEADERS_AT_ONCE = 8  # files opened in parallel, for slow disks
@@ -111,9 +111,9 @@ def _without_model(
     """The checks that `adapt` makes too, and those of the file headers, which would take it too long."""
     source_headers = _read_headers(source.domain.files(), screen, "source")
     target_headers = _read_headers(target.domain.files(), screen, "target")
-    labels = Labels(np.array(source.domain.labels), source.domain.classes)
+    domain = source.domain
     return [
-        *preflight.examine(source.traces(), labels, target.traces()),
+        *preflight.examine(source.traces(), domain.labels, domain.counts(), target.traces()),
         preflight.image_sizes("source", source.domain.paths, source_headers, config.crop),
         preflight.image_sizes("target", target.domain.paths, target_headers, config.crop),
         preflight.transparency(source_headers, target_headers),

@@ -17,7 +17,7 @@ from cdtrans.record.run import RunWriter, images_csv
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
-from cdtrans.trust.preflight import Finding, Labels, examine, examine_target, ignored, refuse
+from cdtrans.trust.preflight import Finding, examine, examine_target, ignored, refuse
 
 if TYPE_CHECKING:
     import torch
@@ -140,14 +140,13 @@ def scan_domains(
             )
     root = Path(config.root) if config.root else None
     if classes:
-        target = scan_unlabelled(Path(config.target), root)
-        screen.say(f"source: no images, a model of {len(classes)} classes; target: {counted(len(target), 'image')}")
-        return LabelledDomain(target.root, (), (), classes), target
-    check_distinct(Path(config.source), Path(config.target))
-    source = scan_labelled(Path(config.source), root)
+        source = LabelledDomain(Path(config.target), (), (), classes)
+    else:
+        check_distinct(Path(config.source), Path(config.target))
+        source = scan_labelled(Path(config.source), root)
     target = scan_unlabelled(Path(config.target), root)
-    images = counted(len(source), "image"), counted(len(target), "image")
-    screen.say(f"source: {images[0]} of {len(source.classes)} classes; target: {images[1]}")
+    images = counted(len(source), "image") if len(source) else "no images, a model"
+    screen.say(f"source: {images} of {len(source.classes)} classes; target: {counted(len(target), 'image')}")
     return source, target
 
 
@@ -245,9 +244,8 @@ def check_data(
 ) -> tuple[Finding, ...]:
     """The part of `cdtrans check` that needs no model and does not read the files again. Refuses what makes a run
     pointless, unless forced; other findings become warnings."""
-    labels = Labels(np.array(source.domain.labels), source.domain.classes)
-    images = target.traces()
-    examined = examine(source.traces(), labels, images) if len(source) else examine_target(labels, images)
+    labels, counts, images = source.domain.labels, source.domain.counts(), target.traces()
+    examined = examine(source.traces(), labels, counts, images) if len(source) else examine_target(len(counts), images)
     every = (ignored("source", source.domain.ignored), ignored("target", target.domain.ignored), *examined)
     findings = tuple(f for f in every if f.state != "ok")
     if not force:

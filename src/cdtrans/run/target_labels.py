@@ -59,7 +59,9 @@ class Given:
         if not config.target_labels:
             return cls()
         file = Path(config.target_labels)
-        given = cls._matched(config, classes, target.domain.root, target.domain.paths, target.digests, screen)
+        domain = target.domain
+        images = TargetImages(domain.root, domain.paths, target.digests, config.resize, classes, {})
+        given = cls._matched(file, images, screen)
         if given.measuring:
             kept = counted(given.measuring, "label of the random part is", "labels of the random part are")
             screen.say(f"{kept} kept for measuring ('cdtrans answer'); remove the column 'part' to train with all.")
@@ -75,22 +77,11 @@ class Given:
         return given
 
     @classmethod
-    def _matched(
-        cls,
-        config: Resolved,
-        classes: tuple[str, ...],
-        root: Path,
-        paths: tuple[str, ...],
-        digests: tuple[str, ...],
-        screen: Screen,
-    ) -> "Given":
+    def _matched(cls, file: Path, images: TargetImages, screen: Screen) -> "Given":
         """All but the random part."""
-        assert config.target_labels
-        matched = match(
-            Path(config.target_labels), TargetImages(root, paths, digests, config.resize, classes, {}), {}, screen
-        )
+        matched = match(file, images, {}, screen)
         kept = sorted((i, label.name) for i, label in matched.items() if label.part != "random")
-        labels = {i: classes.index(name) for i, name in kept if name not in (UNSURE, NO_CLASS)}
+        labels = {i: images.classes.index(name) for i, name in kept if name not in (UNSURE, NO_CLASS)}
         return cls(labels, len(matched) - len(kept))
 
     @classmethod
@@ -101,8 +92,9 @@ class Given:
         if not config.target_labels:
             return
         paths, digests = run.images.paths["target"], run.images.digests["target"]
+        images = TargetImages(target.root, paths, digests, config.resize, classes, {})
         try:
-            now = cls._matched(config, classes, target.root, paths, digests, Screen(quiet=True))
+            now = cls._matched(Path(config.target_labels), images, Screen(quiet=True))
         except CdtransError:  # none of them is in the target
             now = cls()
         trained = {image.digest: image.label for image in run.trained_labels}

@@ -25,29 +25,23 @@ LOOKALIKES = 256  # compared in full per image and tile; only a video of a still
 SLACK = 1e-4  # rounding of float32 in a squared distance
 
 
-def exact_groups(digests: Sequence[str]) -> np.ndarray:
+def exact_groups(digests: Sequence[str] | np.ndarray) -> np.ndarray:
     """[N] -> [N]: equal numbers for equal pixels; a group is numbered after its first image."""
-    first: dict[str, int] = {}
-    return np.array([first.setdefault(digest, n) for n, digest in enumerate(digests)], dtype=np.int64)
+    _, first, group = np.unique(digests, return_index=True, return_inverse=True)
+    return np.asarray(first[group])
 
 
 def near_groups(digests: Sequence[str], thumbnails: np.ndarray) -> np.ndarray:
     """[N] -> [N]: equal numbers for images that are exact or near copies, directly or through others."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
     group = exact_groups(digests)
     distinct = np.unique(group)
-    pairs = distinct[near_pairs(thumbnails[distinct])]  # [P, 2]
-    leader = np.arange(len(group))
-
-    def find(n: int) -> int:
-        while leader[n] != n:
-            leader[n] = leader[leader[n]]
-            n = int(leader[n])
-        return n
-
-    for a, b in pairs.tolist():
-        low, high = sorted((find(a), find(b)))
-        leader[high] = low
-    return np.array([find(n) for n in group.tolist()], dtype=np.int64)
+    one, other = distinct[near_pairs(thumbnails[distinct])].T
+    edges = np.append(group, one), np.append(np.arange(len(group)), other)
+    graph = coo_matrix((np.ones(len(edges[0])), edges), shape=(len(group), len(group)))
+    return exact_groups(connected_components(graph, directed=False)[1])
 
 
 class Looks:

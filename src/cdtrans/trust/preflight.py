@@ -8,11 +8,11 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from cdtrans.errors import NAMED, DataError, counted, named
+from cdtrans.errors import DataError, counted, first_of, named
 from cdtrans.inputs.images import Header, Traces
 from cdtrans.trust.duplicates import PLAIN, exact_groups, near_groups
 
@@ -73,32 +73,29 @@ def refuse(findings: Sequence[Finding]) -> None:
         raise DataError("data-refused", sentence)
 
 
-class Labels(NamedTuple):
-    """The labels of the source."""
-
-    indices: np.ndarray  # [N] into classes
-    classes: Sequence[str]
-
-    def counts(self) -> dict[str, int]:
-        return dict(zip(self.classes, np.bincount(self.indices, minlength=len(self.classes)).tolist(), strict=True))
-
-
-def examine(source: Traces, labels: Labels, target: Traces) -> list[Finding]:
-    """The findings on readable images that `check` and `adapt` share."""
+def examine(source: Traces, labels: Sequence[int], counts: Mapping[str, int], target: Traces) -> list[Finding]:
+    """The findings on readable images that `check` and `adapt` share. The source's labels are indices into the classes,
+    whose images `counts` has."""
+    names = list(counts)
+    digests = [*source.digests, *target.digests]
+    exact = exact_groups(digests)
+    near = near_groups(digests, np.concatenate([source.thumbnails, target.thumbnails]))
     return [
-        class_sizes(labels),
-        class_balance(labels),
-        target_size(labels, target),
-        *copies(source, labels, target),
-        blank_images("source", source.paths, source.thumbnails),
-        blank_images("target", target.paths, target.thumbnails),
+        class_sizes(counts),
+        class_balance(counts),
+        target_size(len(counts), target),
+        copies_in_source(source.paths, exact, near),
+        contradictions(source.paths, [names[label] for label in labels], exact, near),
+        leak(source.paths, target.paths, exact, near),
+        blank_images("source", source),
+        blank_images("target", target),
         colour(source.thumbnails, target.thumbnails),
     ]
 
 
-def examine_target(labels: Labels, target: Traces) -> list[Finding]:
-    """The findings where there is no source; `labels` then name the classes alone."""
-    return [target_size(labels, target), blank_images("target", target.paths, target.thumbnails)]
+def examine_target(classes: int, target: Traces) -> list[Finding]:
+    """The findings where there is no source."""
+    return [target_size(classes, target), blank_images("target", target)]
 
 
 def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) -> Finding:
@@ -106,9 +103,8 @@ def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) ->
     subject, details = f"{name} files", {"files": total, "unreadable": dict(bad)}
     if not bad:
         return Finding("ok", subject, f"All {total} can be read", details=details)
-    first = "; ".join(f"{path!r}, {cause}" for path, cause in list(bad.items())[:NAMED])
-    more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-    statement = f"{len(bad)} of {total} {name} files cannot be read: {first}{more}"
+    causes = first_of([f"{path!r} ({cause})" for path, cause in bad.items()])
+    statement = f"{len(bad)} of {total} {name} files cannot be read: {causes}"
     state = "stop" if len(bad) == total else graded(len(bad) / total, warning=0.0, stop=max_bad)
     return Finding(state, subject, statement, "Repair or remove them; a run skips them.", details)
 
@@ -119,40 +115,35 @@ def ignored(name: str, paths: Sequence[str]) -> Finding:
     if not paths:
         return Finding("ok", subject, f"No {name} file is ignored because of its extension", details=details)
     endings = Counter(os.path.splitext(path)[1].lower() for path in paths).most_common()
-    listed = ", ".join(f"{count} {repr(ending) if ending else 'without'}" for ending, count in endings[:NAMED])
-    more = ", ..." if len(endings) > NAMED else ""
+    listed = first_of([f"{count} {repr(ending) if ending else 'without'}" for ending, count in endings])
     files = counted(len(paths), f"{name} file".lstrip())
-    statement = f"Ignored because of the extension: {files} ({listed}{more}), {named(paths)}"
+    statement = f"Ignored because of the extension: {files} ({listed}), {named(paths)}"
     advice = "If they are images, convert them (HEIC and AVIF too) to JPEG or PNG, or rename those that already are."
     return Finding("warning", subject, statement, advice, details)
 
 
-def class_sizes(labels: Labels) -> Finding:
+def class_sizes(counts: Mapping[str, int]) -> Finding:
     """Readable images per class."""
-    counts = labels.counts()
-    details = {"images": counts}
-    empty = [name for name, count in counts.items() if count == 0]
-    few = [name for name, count in counts.items() if count < FEW]
+    details = {"images": dict(counts)}
+    empty, few = ([name for name, count in counts.items() if count < limit] for limit in (1, FEW))
     if empty:
-        statement = (
-            f"No readable image is left of {counted(len(empty), 'class', 'classes')} of the source: {named(empty)}"
-        )
+        classes = counted(len(empty), "class", "classes")
+        statement = f"No readable image is left of {classes} of the source: {named(empty)}"
         return Finding("stop", "classes", statement, "Repair or remove the class.", details)
     if few:
-        have = "has" if len(few) == 1 else "have"
-        statement = f"{counted(len(few), 'class', 'classes')} {have} fewer than {FEW} source images: {named(few)}"
+        have = counted(len(few), "class has", "classes have")
+        statement = f"{have} fewer than {FEW} source images: {named(few)}"
         return Finding("warning", "classes", statement, "Add images, or leave such classes out.", details)
+    statement = f"{len(counts)} classes of {min(counts.values())} to {max(counts.values())} images"
     if len(counts) <= LISTED_CLASSES:
         statement = f"{len(counts)} classes: " + ", ".join(f"{name!r} {count}" for name, count in counts.items())
-    else:
-        statement = f"{len(counts)} classes of {min(counts.values())} to {max(counts.values())} images"
     return Finding("ok", "classes", statement, details=details)
 
 
-def class_balance(labels: Labels) -> Finding:
-    counts = {name: count for name, count in labels.counts().items() if count}
-    least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-    ratio = counts[most] / counts[least]
+def class_balance(counts: Mapping[str, int]) -> Finding:
+    sizes = sorted((count, name) for name, count in counts.items() if count)
+    (fewest, least), (largest, most) = sizes[0], sizes[-1]
+    ratio = largest / fewest
     statement = "All source classes have the same number of images"
     if ratio > 1:
         statement = f"The largest source class, {most!r}, has {ratio:.3g} times the images of the smallest, {least!r}"
@@ -161,25 +152,13 @@ def class_balance(labels: Labels) -> Finding:
     return Finding(state, "balance", statement, advice if state != "ok" else "", {"largest_to_smallest": ratio})
 
 
-def target_size(labels: Labels, target: Traces) -> Finding:
-    distinct, classes = len(set(target.digests)), len(labels.classes)
+def target_size(classes: int, target: Traces) -> Finding:
+    distinct = len(set(target.digests))
     details = {"images": len(target.digests), "distinct": distinct}
     if distinct < classes:
         statement = f"The target has {counted(distinct, 'different image')} for {classes} classes"
         return Finding("warning", "target size", statement, "Add target images: some classes must be missing.", details)
     return Finding("ok", "target size", f"The target has {counted(distinct, 'different image')}", details=details)
-
-
-def copies(source: Traces, labels: Labels, target: Traces) -> list[Finding]:
-    """The same image more than once: in the source, under two labels, in both domains."""
-    digests = [*source.digests, *target.digests]
-    exact = exact_groups(digests)
-    near = near_groups(digests, np.concatenate([source.thumbnails, target.thumbnails]))
-    return [
-        copies_in_source(source.paths, exact, near),
-        contradictions(source.paths, labels, exact, near),
-        leak(source.paths, target.paths, exact, near),
-    ]
 
 
 def copies_in_source(paths: Sequence[str], exact: np.ndarray, near: np.ndarray) -> Finding:
@@ -194,19 +173,19 @@ def copies_in_source(paths: Sequence[str], exact: np.ndarray, near: np.ndarray) 
     return Finding(state, "copies in the source", statement, advice if state != "ok" else "", details)
 
 
-def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near: np.ndarray) -> Finding:
+def contradictions(paths: Sequence[str], labels: Sequence[str], exact: np.ndarray, near: np.ndarray) -> Finding:
     """Copies of an image with different labels: at least one label is wrong."""
     total = len(paths)
-    details: dict[str, list[dict[str, str]]] = {"exact": [], "near": []}
-    images = {"exact": 0, "near": 0}
-    for kind, group in (("exact", exact[:total]), ("near", near[:total])):
-        for members in _groups(group):
-            if len(set(labels.indices[members])) > 1 and (kind == "exact" or len(set(exact[members])) > 1):
-                details[kind].append({paths[n]: labels.classes[labels.indices[n]] for n in members})
-                images[kind] += len(members)
+    several = {
+        kind: [members for members in _groups(group[:total]) if len({labels[n] for n in members}) > 1]
+        for kind, group in (("exact", exact), ("near", near))
+    }
+    several["near"] = [members for members in several["near"] if len(set(exact[members])) > 1]
+    details = {k: [{paths[n]: labels[n] for n in members} for members in groups] for k, groups in several.items()}
     contradicted = details["exact"] + details["near"]
     if not contradicted:
         return Finding("ok", "labels of copies", "No source image has two labels", details=details)
+    images = {kind: sum(map(len, groups)) for kind, groups in several.items()}
     statement = (
         f"One image under two labels: {images['exact']} of {total} source images exactly, {images['near']} nearly, "
         f"such as {named(list(contradicted[0]))}"
@@ -217,14 +196,13 @@ def contradictions(paths: Sequence[str], labels: Labels, exact: np.ndarray, near
 
 def leak(source: Sequence[str], target: Sequence[str], exact: np.ndarray, near: np.ndarray) -> Finding:
     """Target images that are also in the source, with a label."""
-    total = len(source)
-    details: dict[str, list[dict[str, str]]] = {"exact": [], "near": []}
-    for kind, group in (("exact", exact), ("near", near)):
-        originals = {number: source[n] for n, number in reversed(list(enumerate(group[:total].tolist())))}
-        already_listed = {pair["target"] for pair in details["exact"]}
-        for path, number in zip(target, group[total:].tolist(), strict=True):
-            if number in originals and path not in already_listed:
-                details[kind].append({"target": path, "source": originals[number]})
+    details: dict[str, list[dict[str, str]]] = {}
+    listed: set[str] = set()
+    for kind, group in (("exact", exact.tolist()), ("near", near.tolist())):
+        originals = dict(zip(group[len(source) - 1 :: -1], source[::-1], strict=True))  # the first of each group
+        copied = [(path, originals.get(number)) for path, number in zip(target, group[len(source) :], strict=True)]
+        details[kind] = [{"target": path, "source": first} for path, first in copied if first and path not in listed]
+        listed |= {pair["target"] for pair in details[kind]}
     leaked = details["exact"] + details["near"]
     if not leaked:
         return Finding("ok", "copies across domains", "No target image is also in the source", details=details)
@@ -237,14 +215,15 @@ def leak(source: Sequence[str], target: Sequence[str], exact: np.ndarray, near: 
     return Finding(state, "copies across domains", statement, advice, details)
 
 
-def blank_images(name: str, paths: Sequence[str], thumbnails: np.ndarray) -> Finding:
-    spread = thumbnails.reshape(len(thumbnails), -1).std(axis=1)
-    blank = [paths[n] for n in np.flatnonzero(spread < PLAIN).tolist()]
+def blank_images(name: str, images: Traces) -> Finding:
+    total = len(images.paths)
+    spread = images.thumbnails.reshape(total, -1).std(axis=1)
+    blank = [images.paths[n] for n in np.flatnonzero(spread < PLAIN).tolist()]
     subject, details = f"blank images, {name}", {"images": blank}
     if not blank:
         return Finding("ok", subject, f"No {name} image is nearly uniform", details=details)
-    statement = f"Nearly uniform: {len(blank)} of {len(paths)} {name} images, {named(blank)}"
-    state = graded(len(blank) / len(paths), warning=BLANK, stop=MOSTLY_BLANK)
+    statement = f"Nearly uniform: {len(blank)} of {total} {name} images, {named(blank)}"
+    state = graded(len(blank) / total, warning=BLANK, stop=MOSTLY_BLANK)
     advice = "Check them, and remove blank ones." if state != "ok" else ""
     return Finding(state, subject, statement, advice, details)
 
