@@ -67,7 +67,6 @@ def test_the_same_seed_asks_the_same_and_another_seed_does_not(run: Path, tmp_pa
     assert elsewhere.summary()["page"] == str(tmp_path / "other" / "ask.html")
     assert rows(tmp_path / "other" / "labels.csv") != rows(run / "ask" / "labels.csv")
     questions, target = RunRecord(run).questions, read_target(run)
-    assert (questions.seed, questions.budget, questions.fingerprint) == (1, 20, target.fingerprint)
     assert all(target.find(q.path) == target.find("", q.digest) is not None for q in questions.images)
 
 

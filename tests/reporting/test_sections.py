@@ -92,7 +92,7 @@ class TestScores:
         unknown = outcome(estimates={"source": None, "adapted": None})
         parts = {"outcome": unknown, "confidences": lambda: np.array([0.9, 0.7])}
         assert isinstance(sections.trade_off(record(**parts, has_model=lambda _: True)), Missing)
-        answers = Answers("", "", True, None, ())
+        answers = Answers("", True, None, ())
         table = sections.trade_off(record(**parts, has_model=lambda _: True, answers=answers))
         assert table[0].accuracy == pytest.approx(0.8)
 
@@ -219,7 +219,7 @@ class TestLabelled:
         assert (shown.calibration, shown.command) == (True, "")
 
     def test_the_labels_of_answer_are_shown_where_eval_has_none(self) -> None:
-        answers = Answers("", "", False, MEASURED, ())
+        answers = Answers("", False, MEASURED, ())
         assert sections.labelled(record(answers=answers)).scores == SCORES
 
     def test_the_chosen_model_is_shown_whichever_was_scored(self) -> None:

@@ -374,7 +374,7 @@ def test_the_model_card_says_what_calibrates_and_what_labels_show(finished, tmp_
     change(run, estimates={"source": None, "adapted": None})
     cdtrans.export(run, folder, to="hub-folder")
     assert "The probabilities are not calibrated on the target" in (folder / "README.md").read_text()
-    rewrite(run, ANSWERS, Answers("", "", True, None, ()))
+    rewrite(run, ANSWERS, Answers("", True, None, ()))
     measured = cdtrans.evaluate(run, finished.answers, device="cpu", quiet=True)
     cdtrans.export(run, folder, to="hub-folder")
     card = (folder / "README.md").read_text()

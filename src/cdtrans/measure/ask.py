@@ -91,7 +91,7 @@ def ask(
     write_files(folder, target, asked, images)
     parts = asked_parts(target) | {i: part for i, part in chosen.items() if i in images or i in labels}
     questions = tuple(Question(target.paths[i], target.digests[i], part) for i, part in parts.items())
-    rewrite(record.folder, layout.QUESTIONS, Questions(target.fingerprint, seed, budget, questions))
+    rewrite(record.folder, layout.QUESTIONS, Questions(questions))
     return Asked(folder, asked)
 
 
@@ -220,7 +220,7 @@ def write_files(folder: Path, target: RunTarget, asked: dict[int, Part], images:
 
 def page(target: RunTarget, tasks: list[dict[str, str]]) -> str:
     """The page on which images are labelled: one self-contained HTML file. It shows neither predictions nor parts."""
-    asked = target.fingerprint + "".join(task["digest"] for task in tasks)
+    asked = repr([target.classes, *(task["digest"] for task in tasks)])
     data = {
         "store": hashlib.sha256(asked.encode()).hexdigest()[:16],  # where the browser keeps the answers so far
         "classes": target.classes,

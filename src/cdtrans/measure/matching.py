@@ -1,6 +1,5 @@
 """The target images that labels are about, by path or else by pixels, so that files may move."""
 
-import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,14 +55,6 @@ class RunTarget(TargetImages):
     rows: np.ndarray  # [N] the images' indices in the run's whole target
     predicted: dict[ModelName, np.ndarray]  # [N] classes by the source-only and the adapted model, if there is one
     confidence: np.ndarray  # [N] of the chosen model
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Digest of the whole target's images and both models' predictions."""
-        views = self.record.views
-        predictions = [x.astype(np.int64).tobytes() for x in (views.target_before, views.target_after)]
-        digests = "".join(self.record.images.digests["target"]).encode()
-        return hashlib.sha256(b"".join([digests, *predictions])).hexdigest()
 
 
 def read_target(record: RunRecord) -> RunTarget:

@@ -253,7 +253,7 @@ def write_answers(target: RunTarget, labels: Labels, measured: Measured | None) 
     )
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     calibrated = (measured is not None and measured.recalibrated) or (before is not None and before.calibrated)
-    answers = Answers(target.fingerprint, date, calibrated, measured, stored)
+    answers = Answers(date, calibrated, measured, stored)
     rewrite(target.record.folder, layout.ANSWERS, answers)
 
 

@@ -295,9 +295,6 @@ class Question:
 class Questions:
     """questions.json: all images that `ask` has chosen so far."""
 
-    fingerprint: str  # of the target's images and both models' predictions
-    seed: int
-    budget: int
     images: tuple[Question, ...]
 
 
@@ -315,7 +312,6 @@ class StoredLabel:
 class Answers:
     """answers.json: all labels that `answer` has read so far, and what they show."""
 
-    fingerprint: str
     date: str
     calibrated: bool  # whether these labels, or earlier ones, have calibrated the adapted model
     measured: Measured | None  # None without a label of the random part

@@ -1,6 +1,5 @@
 """The sections of the page that show numbers. Each is made from a run's record, or is a Missing with the reason."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from shlex import quote
@@ -405,27 +404,18 @@ def costs(record: RunRecord) -> Costs | Missing:
     if not stages or not sessions:
         return Missing("The run folder holds no timings.")
     rows = tuple(cost(stage, lines) for stage, lines in stages.items())
-    timed = sum(row.seconds for row in rows)
-    total = seconds(sessions) + seconds(outside(record.timings, sessions))
-    rest = Cost("Between the stages", max(total - timed, 0.0))
-    return Costs(rows, rest, Cost("Total", total), "report" in stages)
-
-
-def outside(timings: Iterable[Line], sessions: list[Line]) -> list[Line]:
-    """The lines outside every session's time: the report, which is written after its session's line, and the stages of
-    a killed session, which has no line of its own."""
     spans = [(line["at"] - line["seconds"], line["at"]) for line in sessions]
-    return [line for line in timings if not any(start <= line["at"] <= end for start, end in spans)]
+    # The report is written after its session's line, and a killed session has no line.
+    outside = [line for line in record.timings if not any(start <= line["at"] <= end for start, end in spans)]
+    total = sum(float(line["seconds"]) for line in [*sessions, *outside])
+    rest = max(total - sum(row.seconds for row in rows), 0.0)
+    return Costs(rows, Cost("Between the stages", rest), Cost("Total", total), "report" in stages)
 
 
 def cost(stage: str, lines: list[Line]) -> Cost:
     """The rate is over all epochs together, so that each epoch is weighted by its time."""
     rated = [line for line in lines if "images_per_second" in line]
     images = sum(line["images_per_second"] * line["seconds"] for line in rated)
-    rate = images / max(seconds(rated), 1e-9) if rated else None
-    epochs = sum("epoch" in line for line in lines)
-    return Cost(STAGES.get(stage, stage.capitalize()), seconds(lines), epochs, rate)
-
-
-def seconds(lines: Iterable[Line]) -> float:
-    return float(sum(line["seconds"] for line in lines))
+    rate = images / max(sum(line["seconds"] for line in rated), 1e-9) if rated else None
+    seconds = sum(float(line["seconds"]) for line in lines)
+    return Cost(STAGES.get(stage, stage.capitalize()), seconds, sum("epoch" in line for line in lines), rate)
