@@ -109,7 +109,6 @@ WRONG = [
     ("predict finished target --csv one.png/p.csv", ["one.png'", "not a writable folder"]),
     ("export nowhere", ["run folder 'nowhere'", "not exist"]),
     ("export finished --out model.pt", ["'model.pt'", ".onnx", ".safetensors"]),
-    ("export finished --out one.png/m.onnx", ["one.png'", "not a writable folder", "--out"]),
     ("export finished --model last", ["'finished'", "no last model"]),
     ("report nowhere", ["run folder 'nowhere'", "not exist"]),
     ("report begun", ["'begun'", "no finished run"]),

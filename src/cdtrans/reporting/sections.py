@@ -232,6 +232,7 @@ def histogram(record: RunRecord) -> Histogram | Missing:
     distance = np.abs(shares[1:] - shares[0]).max(axis=0)
     order = np.argsort(-distance, kind="stable")[:SHOWN_CLASSES].tolist()
     rows = tuple(ClassShare(classes[k], *(float(s[k]) for s in shares)) for k in order)
+
     crowded = {model: crowded_class(count.tolist(), source.tolist()) for model, count in predicted.items()}
     crowds = {model: Crowd(classes[most.label], most.share) for model, most in crowded.items() if most}
     return Histogram(rows, len(classes), crowds)
