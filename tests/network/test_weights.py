@@ -162,6 +162,24 @@ class TestMisfits:
         assert "blocks.0.attn.proj.bias (64,), expected (32,)" in refused_state(filled(vit(embed_dim=64)))
         assert "missing (blocks.0." in refused_state(filled(timm.create_model("resnet18")))
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("file", "name", "meant"),
+        [
+            ("deit_tiny_patch16_224", "deit_small_distilled_patch16_224.fb_in1k", "deit_tiny_patch16_224"),
+            ("deit_tiny_distilled_patch16_224", "deit_small_patch16_224", "deit_tiny_patch16_224"),
+            ("resnet18", "deit_tiny_patch16_224", "resnet18"),
+            ("deit_tiny_patch16_224", "resnet18", "deit_tiny_patch16_224"),
+            ("vit_small_patch16_dinov3", "vit_base_patch16_dinov3", "vit_small_patch16_dinov3"),
+        ],
+    )
+    def test_the_model_that_the_weights_are_of_is_named(self, file: str, name: str, meant: str) -> None:
+        with torch.device("meta"):
+            state, model = timm.create_model(file).state_dict(), create(name, 224)
+        with pytest.raises(CdtransError, match=f"did you mean --backbone {meant}") as error:
+            load_state(model, state, "'some-file.pth'")
+        assert len(str(error.value)) < 320
+
     @pytest.mark.parametrize("shape", [(1, 1 + 15, 32), (1, 17, 31), (17, 32), (32,), (1, 1, 32), (1, 0, 32)], ids=str)
     def test_positions_that_no_resizing_makes_fit(self, shape: tuple[int, ...]) -> None:
         said = refused_state(plain_file_state() | {"pos_embed": torch.zeros(shape)})

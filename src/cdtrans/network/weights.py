@@ -1,6 +1,7 @@
 """Saved weights: of a backbone, from the hub, a folder or a file in the format of timm or of a model's authors; and of
 a whole network, with the card that describes it."""
 
+import re
 import sys
 from contextlib import suppress
 from importlib.metadata import version
@@ -32,6 +33,8 @@ from cdtrans.network.network import Head, Network, build_head, feature_dim
 from cdtrans.record.model import FROM_SCRATCH, Card, read_card, read_weights
 
 LARGEST_WEIGHT = 1e12  # no trained network comes near, and its square still is a float32
+WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # vision transformers
+RESNETS = {8: "resnet18", 16: "resnet50", 33: "resnet101", 50: "resnet152"}  # by number of blocks
 
 State = dict[str, Tensor]
 
@@ -183,8 +186,8 @@ def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
 
 
 def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError:
-    """Why weights without a head do not fit: the first tensor that is missing, unexpected or of another shape; all of
-    them are in the error's `details`."""
+    """Why weights without a head do not fit, and the backbone that they do fit. The sentence has the first tensor that
+    is missing, unexpected or of another shape, and the error's `details` have all."""
     expected = backbone.state_dict()
     differences = {
         "missing": sorted(expected.keys() - state.keys()),
@@ -198,12 +201,37 @@ def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError
     kinds = {kind: names for kind, names in differences.items() if names}
     cause = "; ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in kinds.items())
     name = getattr(backbone, "default_cfg", {}).get("architecture") or type(backbone).__name__
-    error = DataError(
-        "weights-misfit",
-        f"{origin} does not fit '{name}', so nothing was loaded: {cause}; check --backbone and --weights.",
-    )
+    meant = likely_architecture(name, state)
+    advice = f"did you mean --backbone {meant}?" if meant and is_of(meant, state) else "check --backbone and --weights."
+    error = DataError("weights-misfit", f"{origin} does not fit '{name}', so nothing was loaded: {cause}; {advice}")
     error.details = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
     return error
+
+
+def likely_architecture(name: str, state: State) -> str:
+    """By the file's width, the model's own family in another size, or a DeiT; a ResNet by its number of blocks."""
+    if "layer1.0.conv1.weight" in state:
+        blocks = {layer.rsplit(".conv1.", 1)[0] for layer in state if layer.endswith(".conv1.weight")}
+        return RESNETS.get(len(blocks), "")
+    width = state["patch_embed.proj.weight"].shape[0] if "patch_embed.proj.weight" in state else 0
+    if width not in WIDTHS:
+        return ""
+    sibling, same_family = re.subn(r"_(tiny|small|base|large|huge)(?=_)", f"_{WIDTHS[width]}", name, count=1)
+    return sibling if same_family else f"deit_{WIDTHS[width]}_patch16_224"
+
+
+def is_of(architecture: str, state: State) -> bool:
+    """Whether a model has these tensors, apart from its head and its position embedding. It is built on the meta
+    device, where it takes no memory."""
+    if not timm.is_model(architecture):
+        return False
+    with torch.device("meta"):
+        model: Any = timm.create_model(architecture, num_classes=0)
+    ours, theirs = (
+        {name: value.shape for name, value in tensors.items() if name != "pos_embed"}
+        for tensors in (model.state_dict(), drop_heads(model, state))
+    )
+    return ours == theirs
 
 
 def make_card(
