@@ -7,7 +7,7 @@ from cdtrans.network.blocks import embed
 
 
 def slow_features(vit: nn.Module, source: Tensor, target: Tensor, first_block_residual: bool) -> list[Tensor]:
-    """One pair, one branch after the other, head by head and query by query."""
+    """One pair, one branch after the other, head by head."""
     tokens, rope = zip(*(embed(vit, x) for x in (source, target)), strict=True)
     s, t = (x[0] for x in tokens)  # [N, D]
     c = t if first_block_residual else torch.zeros_like(t)
@@ -37,15 +37,8 @@ def slow_attention(attn: nn.Module, x: Tensor, other: Tensor, rope: Tensor | Non
         shared = h * keys.shape[1] // attn.num_heads
         q, k, v = attn.q_norm(queries[:, h]), attn.k_norm(keys[:, shared]), values[:, shared]
         if rope is not None:
-            q, k = (
-                slow_rotation(attn, q, rope[:, h % rope.shape[1]]),
-                slow_rotation(attn, k, rope[:, h % rope.shape[1]]),
-            )
-        rows = []
-        for query in q:
-            weights = torch.stack([query @ key for key in k]).div(q.shape[1] ** 0.5).softmax(dim=0)
-            rows.append(sum(weight * value for weight, value in zip(weights, v, strict=True)))
-        heads.append(torch.stack(rows))
+            q, k = (slow_rotation(attn, x, rope[:, h % rope.shape[1]]) for x in (q, k))
+        heads.append((q @ k.T / q.shape[1] ** 0.5).softmax(dim=1) @ v)
     return attn.proj(attn.norm(torch.cat(heads, dim=1)))
 
 

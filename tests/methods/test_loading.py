@@ -1,6 +1,5 @@
 """Methods by name, and methods in a file of the user's own."""
 
-import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -35,16 +34,6 @@ def test_every_entry_is_a_method_that_says_what_it_is(name: str) -> None:
     assert is_dataclass(method.Options)
     assert all(f.metadata.get("help") for f in fields(method.Options)), "an option without a help line"
     assert not method.uses_target_labels
-
-
-def test_the_verb_lists_them(tmp_path: Path) -> None:
-    ended = warm().run(["methods", "--json"], tmp_path)
-    assert [row["name"] for row in json.loads(ended.out)["methods"]] == list(METHODS)
-    one = json.loads(warm().run(["methods", "mcd", "--json"], tmp_path).out)["methods"][0]
-    assert [option["name"] for option in one["options"]][:2] == ["trade_off", "balance"]
-    shown = warm().run(["methods"], tmp_path)
-    assert all(name in shown.out for name in METHODS)
-    assert says(warm().run(["methods", "mcd"], tmp_path).out, "trade_off", "Saito", "--set")
 
 
 @pytest.mark.parametrize(
@@ -95,15 +84,6 @@ def test_a_backbone_that_a_method_cannot_work_with(name: str, backbone: str) -> 
 def test_a_wrong_option(settings: dict) -> None:
     with pytest.raises(ValueError, match="trade_off"):
         resolve(make_config({"method": "dann", "crop": 16, "resize": 18} | settings))
-
-
-@pytest.mark.parametrize("flags", [["trade_off"], ["trade_off=1", "--set", "trade_off=2"], ["ramps=1"]], ids=str)
-def test_the_shell_gets_one_sentence_and_exit_2_and_no_folder(flags: list[str], tmp_path: Path) -> None:
-    task = make_task(tmp_path / "task")
-    ended = warm().run(task.adapt(tmp_path / "run", "--method", "dann", "--set", *flags), tmp_path / "logs")
-    assert ended.code == 2
-    assert len(ended.err.strip().splitlines()) == 1
-    assert not (tmp_path / "run").exists()
 
 
 class TestOwnFile:

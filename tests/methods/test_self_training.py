@@ -1,33 +1,29 @@
 """RPLL and MRKLD+LRENT, by hand."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.methods import method_class
-from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.base import Method, Round
 from cdtrans.methods.mrkld_lrent import MRKLDLRENT, balanced_labels, uniform_divergence
 from cdtrans.methods.rpll import RPLL, rectified_loss
 from cdtrans.network.encoding import Encoded
 from cdtrans.network.network import Network
 from cdtrans.pairing.pairs import Domains, Proposals
+from support import tiny_batch, tiny_method
 
-Tiny = tuple[Network, dict[str, Tensor]]
-SIZES, PROGRESS, ALPHA = Sizes(5, 9, 6), torch.zeros(()), 0.25
+PROGRESS, ALPHA = torch.zeros(()), 0.25
 P = torch.tensor([[0.9, 0.1, 0.0], [0.6, 0.3, 0.1], [0.5, 0.45, 0.05], [0.55, 0.4, 0.05], [0.3, 0.6, 0.1]]).double()
 
 
-class TestRectifiedLoss:
-    def test_by_hand(self) -> None:
-        primary, auxiliary = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
-        variance = 0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)  # KL(auxiliary || primary)
-        expected = math.exp(-variance) * -math.log(0.2) + variance
-        assert float(rectified_loss(primary, auxiliary, torch.tensor([1]))) == pytest.approx(expected)
+def test_the_rectified_loss_by_hand() -> None:
+    primary, auxiliary = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    variance = 0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)  # KL(auxiliary || primary)
+    expected = math.exp(-variance) * -math.log(0.2) + variance
+    assert float(rectified_loss(primary, auxiliary, torch.tensor([1]))) == pytest.approx(expected)
 
 
 def test_the_divergence_from_uniform_is_that_of_torch() -> None:
@@ -66,11 +62,6 @@ class TestBalancedLabels:
         torch.testing.assert_close(labels[2], ratio / ratio.sum())
 
 
-def made(name: str, network: Network, **options: Any) -> Method:
-    kind = method_class(name)
-    return kind(network, kind.Options(**options), SIZES)
-
-
 class TestPlans:
     LABELS = torch.arange(9) % 3
 
@@ -81,11 +72,12 @@ class TestPlans:
         return Domains(source, self.LABELS, Encoded(torch.randn(6, 4), 3 * torch.randn(6, 3)))
 
     @staticmethod
-    def planned(method: Method, domains: Domains, number: int = 1, seed: int = 0) -> Proposals:
-        return method.plan(domains, Round(number, 4, 10 * number - 9), torch.Generator().manual_seed(seed))
+    def planned(kind: type[Method], domains: Domains, number: int = 1) -> Proposals:
+        plan: Proposals = tiny_method(kind).plan(domains, Round(number, 4, 1), torch.Generator().manual_seed(0))
+        return plan
 
-    def test_rpll_has_every_target_image_with_its_prediction(self, tiny: Tiny, domains: Domains) -> None:
-        pairs = self.planned(made("rpll", tiny[0]), domains).pairs()
+    def test_rpll_has_every_target_image_with_its_prediction(self, domains: Domains) -> None:
+        pairs = self.planned(RPLL, domains).pairs()
         predicted = domains.target.logits.argmax(dim=1)
         assert sorted(pairs.source.tolist()) == list(range(9)), "the larger side once"
         assert set(pairs.target.tolist()) == set(range(6))
@@ -94,56 +86,47 @@ class TestPlans:
         assert torch.equal(pairs.source_labels, self.LABELS[pairs.source])
         assert pairs.coupled
 
-    def test_mrkld_lrent_has_those_that_are_selected_and_more_in_later_rounds(
-        self, tiny: Tiny, domains: Domains
-    ) -> None:
-        method = made("mrkld_lrent", tiny[0])
+    def test_mrkld_lrent_has_those_that_are_selected_and_more_in_later_rounds(self, domains: Domains) -> None:
         for number, share in ((1, 0.2), (2, 0.3), (3, 0.4), (4, 0.5)):
             labels, selected = balanced_labels(domains.target.logits.softmax(dim=1), share, ALPHA)
-            result = self.planned(method, domains, number)
+            result = self.planned(MRKLDLRENT, domains, number)
             assert set(result.target.tolist()) == set(selected.nonzero().squeeze(1).tolist())
             assert torch.equal(result.pairs().target_labels, labels[result.target])
             assert result.coupled
 
 
 class TestLosses:
-    @pytest.fixture
-    def batch(self) -> Batch:
-        torch.manual_seed(0)
-        x_s, x_t = (torch.randn(4, 3, 32, 32).double() for _ in range(2))
-        soft = torch.rand(4, 5).double().softmax(dim=1)
-        return Batch(x_s, torch.tensor([0, 1, 2, 3]), x_t, soft, torch.arange(4), torch.ones(4))
+    BATCH = tiny_batch()._replace(y_t=torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=1))
 
-    def test_without_stochastic_depth_rpll_is_plain_pseudo_labels(self, tiny: Tiny, batch: Batch) -> None:
-        network = tiny[0].train()
-        losses = made("rpll", network).losses(batch, PROGRESS)
+    def assert_plain(self, losses: dict[str, Tensor], network: Network) -> Tensor:
+        """Both are cross-entropies. Returns the target's logits."""
+        source, target = (network.encode(x).logits for x in (self.BATCH.x_s, self.BATCH.x_t))
+        torch.testing.assert_close(losses["loss_source"], F.cross_entropy(source, self.BATCH.y_s))
+        torch.testing.assert_close(losses["loss_target"], F.cross_entropy(target, self.BATCH.y_t))
+        return target
+
+    def test_without_stochastic_depth_rpll_is_plain_pseudo_labels(self) -> None:
+        method = tiny_method(RPLL)
+        losses = method.losses(self.BATCH, PROGRESS)
         assert list(losses) == ["loss_source", "loss_target"]
-        source, target = (network.encode(x).logits for x in (batch.x_s, batch.x_t))
-        torch.testing.assert_close(losses["loss_source"], F.cross_entropy(source, batch.y_s))
-        torch.testing.assert_close(losses["loss_target"], F.cross_entropy(target, batch.y_t))
+        self.assert_plain(losses, method.network)
 
-    def test_two_draws_of_stochastic_depth_differ(
-        self, tiny: Tiny, batch: Batch, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        network = tiny[0].train()
-        network.drops_paths = True
-        network.keep.fill_(0.5)
-        predictions: list[Tensor] = []
-        loss: Callable[..., Tensor] = rectified_loss
+    def test_two_draws_of_stochastic_depth_differ(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        method, predictions = tiny_method(RPLL), []
+        method.network.drops_paths = True
+        method.network.keep.fill_(0.5)
         monkeypatch.setattr(
             "cdtrans.methods.rpll.rectified_loss",
-            lambda primary, auxiliary, y: predictions.extend((primary, auxiliary)) or loss(primary, auxiliary, y),
+            lambda primary, auxiliary, y: predictions.extend((primary, auxiliary)) or primary.sum(),
         )
-        RPLL(network, RPLL.Options(), SIZES).losses(batch, PROGRESS)
+        method.losses(self.BATCH, PROGRESS)
         assert not torch.equal(*predictions)
 
-    def test_mrkld_lrent_has_a_term_for_being_sure(self, tiny: Tiny, batch: Batch) -> None:
-        network = tiny[0].train()
+    def test_mrkld_lrent_has_a_term_for_being_sure(self) -> None:
         assert MRKLDLRENT.Options().divergence == 0.1
         for weight in (0.1, 0.7):
-            losses = MRKLDLRENT(network, MRKLDLRENT.Options(divergence=weight), SIZES).losses(batch, PROGRESS)
+            method = tiny_method(MRKLDLRENT, divergence=weight)
+            losses = method.losses(self.BATCH, PROGRESS)
             assert list(losses) == ["loss_source", "loss_target", "loss_divergence"]
-            source, target = (network.encode(x).logits for x in (batch.x_s, batch.x_t))
-            torch.testing.assert_close(losses["loss_source"], F.cross_entropy(source, batch.y_s))
-            torch.testing.assert_close(losses["loss_target"], F.cross_entropy(target, batch.y_t))
+            target = self.assert_plain(losses, method.network)
             torch.testing.assert_close(losses["loss_divergence"], weight * uniform_divergence(target))

@@ -1,8 +1,5 @@
 """SHOT by hand: information maximisation, the centres' labels, the frozen classifier."""
 
-import math
-
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -31,19 +28,6 @@ def domains() -> Domains:
 
 def planned(method: SHOTIM, number: int = 1) -> Proposals:
     return method.plan(domains(), Round(number, 4, number), torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize(
-    ("logits", "information"),
-    [
-        (torch.zeros(3, 3), 0.0),  # uncertain, and even on average: ln 3 - ln 3
-        (1e3 * torch.eye(3), -math.log(3)),  # certain and varied: the least there is
-        (1e3 * torch.eye(3)[[0, 0, 0]], 0.0),  # certain, all of one class
-    ],
-)
-def test_information_is_maximal_for_certain_and_varied_predictions(logits: torch.Tensor, information: float) -> None:
-    losses = make_method(SHOTIM).information(logits)
-    assert float(losses["loss_entropy"] + losses["loss_diversity"]) == pytest.approx(information, abs=1e-4)
 
 
 def test_the_loss_is_the_paper_s() -> None:

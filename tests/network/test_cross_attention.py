@@ -32,15 +32,6 @@ def family(request: pytest.FixtureRequest) -> tuple[Network, int]:
     return small_network(small), small.size
 
 
-def test_gradients_of_the_target_branch_are_timms_own(family: tuple[Network, int]) -> None:
-    network, size = family
-    source, target = images(size, 0), images(size, 1)
-    _, ours, _ = branch_features(network, source, target)
-    theirs = network.backbone(target)
-    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
-    assert_same_gradients(network, ours, theirs)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("first_block_residual", [True, False])
 def test_gradients_of_one_batch_are_those_of_attention_written_out(
@@ -51,14 +42,10 @@ def test_gradients_of_one_batch_are_those_of_attention_written_out(
     fast = torch.cat(branch_features(network, source, target, first_block_residual=first_block_residual))
     slow = torch.cat(slow_features(network.backbone, source, target, first_block_residual))
     torch.testing.assert_close(fast, slow, atol=1e-10, rtol=0)
-    assert_same_gradients(network, fast, slow)
-
-
-def assert_same_gradients(network: Network, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    parameters, weight = list(network.backbone.parameters()), torch.randn_like(theirs)
+    parameters, weight = list(network.backbone.parameters()), torch.randn_like(slow)
     for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), parameters, allow_unused=True),
-        torch.autograd.grad((theirs * weight).sum(), parameters, allow_unused=True),
+        torch.autograd.grad((fast * weight).sum(), parameters, allow_unused=True),
+        torch.autograd.grad((slow * weight).sum(), parameters, allow_unused=True),
         strict=True,
     ):
         assert (a is None) == (b is None)
@@ -99,9 +86,7 @@ class TestStochasticDepth:
         for block, keep in zip(scales, (1.0, 0.8, 0.6), strict=True):
             assert block.unique().tolist() == pytest.approx(sorted({1 / keep} | ({0.0} if keep < 1 else set())))
             assert block.mean() == pytest.approx(1, abs=0.03)
-
-    def test_uses_and_images_are_drawn_apart(self) -> None:
-        drawn = self.model().train().drop_path_scales(torch.zeros(20_000, 1, 1))[1:].flatten(2).bool().double()
+        drawn = scales[1:].bool().double()  # uses and images are drawn apart:
         rows = torch.cat([drawn.flatten(0, 1), drawn.flatten(0, 1).roll(1, dims=1)])  # beside their neighbours
         correlation = torch.corrcoef(rows)
         assert (correlation - torch.eye(8)).abs().max() < 0.03
