@@ -4,7 +4,7 @@
 #   KEY is TARGET with its labels; OUT gets losses/, pseudo-labels/ and noise/, each with a log beside it. Each of the
 #   three has up to JOBS runs side by side; stopped, the same command goes on. Flags must be such as all three have.
 #   Variables: SEED (1234). The noise runs are short, NOISE_PAIRS (1920) pairs for NOISE_EPOCHS (10) epochs, which is 300
-#   steps of 64; NOISE_LEVELS and NOISE_SEEDS (SEED alone) are as for 'cdtrans ablate noise'.
+#   steps of 64; NOISE_LEVELS and NOISE_SEEDS (SEED alone) are as for 'python -m research.figures.noise', which needs the checkout as working directory.
 # Several tasks at once: start it several times. On a GPU, run 'nvidia-cuda-mps-control -d' before (at most 48 runs in
 # all then), and let all share one TORCHINDUCTOR_CACHE_DIR.
 set -euo pipefail
@@ -17,9 +17,10 @@ start=$SECONDS
 names=() pids=()
 trap 'kill "${pids[@]}" 2> /dev/null || true' INT TERM
 ablate() {
-    local name=$1
+    local name=$1 command=(cdtrans ablate "$1")
     shift
-    python3 -m cdtrans ablate "$name" "$source" "$target" --labels "$key" --out "$out/$name" --jobs "$jobs" \
+    [ "$name" != noise ] || command=(research.figures.noise)
+    python3 -m "${command[@]}" "$source" "$target" --labels "$key" --out "$out/$name" --jobs "$jobs" \
         --backbone "$backbone" --weights "$weights" --holdout 0 "$@" >> "$out/$name.log" 2>&1 &
     names+=("$name") pids+=($!)
 }

@@ -222,21 +222,21 @@ def test_lists(place: Path, no_run: None) -> None:
 
 READERS: dict[str, tuple[tuple[str, ...], ...]] = {  # file of a run -> verbs that read it
     "result.json": (("predict", "one"), ("eval", "key"), ("report",), ("choose", "source"), ("ask",), ("adapt",)),
-    "adapted/model.json": (("predict", "one"), ("eval", "key"), ("export",), ("report",), ("attention",)),
-    "adapted/model.safetensors": (("predict", "one"), ("attention",)),
+    "adapted/model.json": (("predict", "one"), ("eval", "key"), ("export",), ("report",)),
+    "adapted/model.safetensors": (("predict", "one"),),
     "source/model.json": (
         ("predict", "one", "--model", "source"),
         ("choose", "source"),
         ("report",),
         ("adapt", "--source-model"),
     ),
-    "images.csv": (("eval", "key"), ("ask",), ("choose", "source"), ("report",), ("attention",)),
+    "images.csv": (("eval", "key"), ("ask",), ("choose", "source"), ("report",)),
     "predictions/epoch-000.npz": (("eval", "key"), ("answer",)),
     "predictions/epoch-004.npz": (("eval", "key"), ("answer",)),
-    "pairs/round-02.npz": (("attention",), ("report",)),
+    "pairs/round-02.npz": (("report",),),
     "logits.npz": (("predict", "one", "--keep", "0.5"), ("choose", "source"), ("report",), ("adapt",)),
-    "views.npz": (("ask",), ("answer",), ("eval", "key"), ("report",), ("attention",)),
-    "config.yaml": (("adapt",), ("attention",), ("report",), ("ask",)),
+    "views.npz": (("ask",), ("answer",), ("eval", "key"), ("report",)),
+    "config.yaml": (("adapt",), ("report",), ("ask",)),
     "data.json": (("adapt", "--source-model"), ("report",), ("adapt",)),
     "environment.json": (("report",), ("adapt",)),
     "log.jsonl": (("report",),),
@@ -256,9 +256,6 @@ def command(verb: tuple[str, ...], place: Path) -> list[object]:
             return ["eval", run, place / "answers.txt"]
         case ("export",):
             return ["export", run, "--out", place / "out.safetensors"]
-        case ("attention",):
-            labels, figure = place / "answers.txt", place / "a.png"
-            return ["ablate", "attention", run, "--labels", labels, "--out", figure, "--pairs", "1"]
         case ("adapt", "--source-model"):
             places = ["adapt", place / "source", place / "target", "--config", place / "tiny.yaml"]
             return [*places, "--out", place / "new", "--source-model", run]

@@ -62,8 +62,6 @@ FLAGS = {  # flags of each verb, beside those of every verb and the settings
         "--start",
     },
     **{"ablate losses": PAIRS, "ablate pseudo-labels": PAIRS},
-    "ablate noise": PAIRS | {"--levels", "--pairs", "--seeds"},
-    "ablate attention": {"--out", "--labels", "--pairs", "--pair", "--root", "--device"},
 }
 
 
@@ -194,17 +192,17 @@ class TestHelp:
 
     def test_the_defaults_of_each_verb(self) -> None:
         """Help texts name the defaults that hold there."""
-        adapt, demo, bench, losses, noise = (
+        adapt, demo, bench, losses, pairs = (
             {p.name: p.help for p in command_of(name).params if p.opts[0][0] == "-"}
-            for name in ("adapt", "demo", "bench", "ablate losses", "ablate noise")
+            for name in ("adapt", "demo", "bench", "ablate losses", "ablate pseudo-labels")
         )
         assert "(default: cotraining; authors: cdtrans)" in adapt["method"]
         assert "(two_way, one_way_source, one_way_target; default: two_way)" in adapt["pairing"]
         assert "(default: 0.15)" in demo["drop_path"]
         assert "(default: 0)" in demo["seed"]
         assert TABLE_DEFAULTS == {"guard": False, "report": False}
-        assert all("(default: false)" in helps[name] for helps in (bench, losses, noise) for name in TABLE_DEFAULTS)
-        assert "default: authors)" in noise["recipe"]
+        assert all("(default: false)" in helps[name] for helps in (bench, losses, pairs) for name in TABLE_DEFAULTS)
+        assert "default: authors)" in pairs["recipe"]
         assert not {"recipe", "effort", "method"} & losses.keys()  # its rows are of CDTrans
 
     def test_the_first_page_of_adapt_has_what_people_use(self, run: Run) -> None:

@@ -41,7 +41,6 @@ def test_every_entry_is_a_method_that_says_what_it_is(name: str) -> None:
     [
         ("dannn", "method-unknown"),
         ("ground_truth", "method-needs-labels"),
-        ("sampled_pairs", "method-needs-labels"),
         ("nothing.py:MyMethod", "no-method-file"),
     ],
 )

@@ -28,10 +28,9 @@ CHECK_SETTINGS = (  # settings that decide which images a run would see, and thr
     *("seed", "device", "precision", "encode_batch", "pixels", "cache"),
 )
 OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "target_labels"}  # a benchmark sets them run by run
-# Settings that differ between the rows of Table 6 (all CDTrans), of Table 5, and between pairs in general.
+# Settings that differ between the rows of Table 6 (all CDTrans) and of Table 5.
 LOSSES = {"loss_source", "loss_source_target", "loss_target"}
 PAIRING = {"method", "pairing", "center_aware", "target_class"}
-PAIR_OPTIONS = {"pairing", "center_aware", "target_class", "mutual_pairs"}  # sampled pairs have none of these
 NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
 TABLE_TEXTS = {  # settings that have another default in the runs of a table
     "guard": "Keep the source-only model if adaptation seems to have done harm. (default: false)",
@@ -163,20 +162,7 @@ VERBS = {
         texts=ABLATE_TEXTS,
         against=lambda result: bool(result.failed),
     ),
-    "ablate noise": Verb(
-        "cdtrans.studies.noise:ablate_noise",
-        "Rerun Fig. 2b: replace true pairs, made with target labels, by false ones; with and without cross-attention.",
-        tables.show_study,
-        settings=SETTINGS.keys() - LOSSES - PAIR_OPTIONS - {"method", "rebuild_every", "seed"} - NOT_IN_ROWS,
-        texts=ABLATE_TEXTS,
-        against=lambda result: bool(result.failed),
-    ),
-    "ablate attention": Verb(
-        "cdtrans.paper.attention_figure:draw_attention",
-        "Draw Fig. 2a: the attention of false-positive pairs of RUN, found with target labels, or of chosen pairs.",
-        tables.show_attention,
-    ),
-    "ablate with-labels": Verb(  # a row of pseudo-labels or a run of noise, as a process of its own
+    "ablate with-labels": Verb(  # a run of an ablation as a process of its own
         "cdtrans.paper.pair_labels:adapt_with_labels",
         "One run on pairs made with target labels: a measurement, not a way to adapt.",
         tables.show_run,

@@ -176,11 +176,6 @@ def show_study(result: Any, screen: Screen, given: Given) -> None:
     screen.result(f"{result.finished} of {result.asked} runs are finished: {result.out / result.table}")
 
 
-def show_attention(result: Any, screen: Screen, given: Given) -> None:
-    kind = "chosen" if given["pair"] else "false-positive"
-    screen.result(f"{counted(len(result.pairs), f'{kind} pair')}: {given['out']}")
-
-
 def whole(header: str) -> Column:
     """A column whose cells and header continue on the next line where rich would cut them."""
     return Column(header, overflow="fold")

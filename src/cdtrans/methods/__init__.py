@@ -47,7 +47,7 @@ METHODS = {  # name -> module and class, in the order of `cdtrans methods`
     "rpll": "cdtrans.methods.rpll:RPLL",
     "mrkld_lrent": "cdtrans.methods.mrkld_lrent:MRKLDLRENT",
 }
-WITH_TARGET_LABELS = ("ground_truth", "sampled_pairs")  # only `cdtrans ablate` has these: cdtrans.paper.known_pairs
+WITH_TARGET_LABELS = ("ground_truth",)  # only `cdtrans ablate` has these: cdtrans.paper.known_pairs
 
 
 def require_method(name: str) -> None:
@@ -66,7 +66,7 @@ def method_class(name: str) -> "type[Method]":
     """The class of a method, by its name or as FILE.py:CLASS."""
     require_method(name)
     if is_method_file(name):
-        return _checked(_class_in_file(*name.rsplit(":", 1)), name)
+        return _checked(class_in_file(*name.rsplit(":", 1)), name)
     module, _, attribute = METHODS[name].partition(":")
     loaded: type[Method] = getattr(import_module(module), attribute)
     return loaded
@@ -98,7 +98,8 @@ def _checked(method: "type[Method]", name: str) -> "type[Method]":
     return method
 
 
-def _class_in_file(file: str, attribute: str) -> "type[Method]":
+def class_in_file(file: str, attribute: str) -> "type[Method]":
+    """The class of a method in a user's file."""
     from cdtrans.methods.base import Method
 
     unique = hashlib.sha256(str(Path(file).resolve()).encode()).hexdigest()[:12]

@@ -1,1 +1,1 @@
-"""The paper's printed tables, the settings of its ablations, and its Fig. 2a."""
+"""The paper's printed tables, and the settings and methods of its ablations."""

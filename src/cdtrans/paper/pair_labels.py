@@ -124,14 +124,15 @@ def adapt_with_labels(
     too, does without them."""
     import torch
 
-    from cdtrans.paper.known_pairs import METHODS
+    from cdtrans.paper.known_pairs import known_pairs_class
 
     chosen, _ = compose_run(None, None, None, config, {} if source_model is None else {"source_model": source_model})
-    if chosen.method not in METHODS:
+    kind = known_pairs_class(chosen.method)
+    if kind is None:
         raise MethodError(
             "needs-no-labels", f"The method '{chosen.method}' needs no target labels; use 'cdtrans adapt'."
         )
     out = Path(out)
     classes = read_target_classes(chosen, Path(labels), screen)
-    method = METHODS[chosen.method].with_labels(lambda: torch.from_numpy(classes.in_order(RunRecord(out))))
+    method = kind.with_labels(lambda: torch.from_numpy(classes.in_order(RunRecord(out))))
     return run_pipeline(chosen, out, screen, force=force, method=method)

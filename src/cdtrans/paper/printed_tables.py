@@ -149,7 +149,6 @@ def _losses(source: str, source_target: str, target: str) -> Variant:
     return Variant(" ".join("-" if word == "none" else word for word in words), "-".join(words), settings)
 
 
-MOST_PAIRS = 10**7  # largest sample; it fits into memory several times
 LEFT_OUT = (
     "A loss that is left out is left out of the sum, and of nothing else: all three branches run and pass through the "
     "head's BatchNorm, so that also a model without any loss on the target takes in the target's statistics."

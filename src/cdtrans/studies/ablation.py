@@ -184,9 +184,9 @@ def row_config(ablation: Ablation, variant: Variant, config: Config) -> Config:
 
 
 def _class_of(method: str) -> "type[Method]":
-    from cdtrans.paper.known_pairs import METHODS
+    from cdtrans.paper.known_pairs import known_pairs_class
 
-    return METHODS[method] if method in METHODS else method_class(method)
+    return known_pairs_class(method) or method_class(method)
 
 
 def read_input(config: Config, labels: Path, screen: Screen) -> TargetClasses:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ from PIL import Image
 
 from ablation_task import make_labels, true_classes
 from cdtrans.errors import CdtransError
-from cdtrans.paper.attention_figure import draw_attention, false_pairs
 from cdtrans.paper.pair_labels import UNKNOWN
 from cdtrans.record.record import RunRecord
 from commands import warm
+from research.figures.attention import draw_attention, false_pairs
 from support import raises
 from tiny_task import CLASSES, Task, make_task
 
@@ -69,21 +71,21 @@ def test_rejected_pairs_and_images_that_the_key_does_not_name_are_not_false(run:
     assert list(false_pairs(RunRecord(run), np.full(21, UNKNOWN))) == []
 
 
-def test_the_picture_has_a_row_for_each_and_json_says_which(run: Path, labels: Path, tmp_path: Path) -> None:
+def test_the_figure_has_a_row_for_each_pair(run: Path, labels: Path, tmp_path: Path) -> None:
     heights = []
     for pairs in (1, 3):
         out = tmp_path / "figures" / f"{pairs}.png"
-        arguments = ["ablate", "attention", str(run), "--labels", str(labels), "--out", str(out), "--pairs", str(pairs)]
-        ended = warm().run([*arguments, "--device", "cpu", "--json"], tmp_path / "logs")
-        assert ended.code == 0, ended.err
-        told = json.loads(ended.out)
-        assert told["out"] == str(out)
-        assert len(told["pairs"]) == pairs
-        assert all(pair["source_class"] != pair["true_class"] for pair in told["pairs"])
-        with Image.open(out) as picture:
-            assert picture.format == "PNG"
-            heights.append(picture.height)
-            assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 100, "it is not empty"
+        flags = ["--labels", str(labels), "--out", str(out), "--pairs", str(pairs), "--device", "cpu", "--json"]
+        command = [sys.executable, "-m", "research.figures.attention", str(run), *flags]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        summary = json.loads(ended.stdout)
+        assert (summary["out"], len(summary["pairs"])) == (str(out), pairs)
+        assert all(pair["source_class"] != pair["true_class"] for pair in summary["pairs"])
+        with Image.open(out) as image:
+            assert image.format == "PNG"
+            heights.append(image.height)
+            assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 100, "it is not empty"
     assert heights[1] == 3 * heights[0]
 
 
@@ -106,14 +108,10 @@ def test_chosen_pairs_need_no_labels(run: Path, tmp_path: Path) -> None:
     paths = RunRecord(run).images.paths
     source, target = paths["source"], paths["target"]
     words = [f"{source[5]},{target[2]}", f"{source[0]}, {target[20]}"]
-    arguments = ["ablate", "attention", str(run), "--out", str(tmp_path / "a.png"), "--device", "cpu", "--json"]
-    ended = warm().run([*arguments, "--pair", words[0], "--pair", words[1]], tmp_path / "logs")
-    assert ended.code == 0, ended.err
-    pairs = json.loads(ended.out)["pairs"]
-    assert [(pair["source"], pair["target"]) for pair in pairs] == [(5, 2), (0, 20)]
-    assert [pair["source_class"] for pair in pairs] == [Path(source[i]).parent.name for i in (5, 0)]
-    with Image.open(tmp_path / "a.png") as image:
-        assert image.format == "PNG"
+    shown = draw_attention(run, out=tmp_path / "a.png", pair=words, device="cpu")
+    assert [(pair.source, pair.target) for pair in shown.pairs] == [(5, 2), (0, 20)]
+    assert [pair.source_class for pair in shown.pairs] == [Path(source[i]).parent.name for i in (5, 0)]
+    assert (tmp_path / "a.png").is_file()
     with raises("pair-unknown"):
         draw_attention(run, out=tmp_path / "b.png", pair=[source[0]], device="cpu")
 

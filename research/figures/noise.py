@@ -1,21 +1,25 @@
-"""`cdtrans ablate noise`: the paper's Fig. 2b on anybody's data.
+"""The paper's Fig. 2b on anybody's data:
 
-Pairs of one true class are sampled with target labels (paper/known_pairs.py), and some are replaced by false ones.
+    python -m research.figures.noise SOURCE TARGET --labels LABELLED --out DIR [flags of `cdtrans ablate losses`]
+
+Pairs of one true class are sampled with target labels (sampled_pairs.py), and some are replaced by false ones.
 Three curves over the share of false pairs: trained with cross-attention, trained without it, and with cross-attention
 on the true pairs that are left. Each point is a run folder like a row of the other ablations, trained with
 the labels."""
 
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typing_extensions import Unpack
 
-from cdtrans.config import Force, Jobs, Preset, Settings, SettingsFile, Source, Target
+from cdtrans.cli import app
+from cdtrans.config import SETTINGS, Force, Jobs, Preset, Settings, SettingsFile, Source, Target
 from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import scan_unlabelled
-from cdtrans.paper.printed_tables import LEFT_OUT, MOST_PAIRS, Ablation, Variant
+from cdtrans.paper.printed_tables import LEFT_OUT, Ablation, Variant
 from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
@@ -25,12 +29,18 @@ from cdtrans.studies.benchmark import parse_seeds
 from cdtrans.studies.results import KINDS, Results, RunResult, Spread, is_scored, shared_stage_1, spread
 from cdtrans.studies.study import BenchResult
 from cdtrans.studies.tables import NOTHING, grid
+from research.figures.sampled_pairs import MOST_PAIRS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = ("last_epoch", "label_free", "best_by_labels")  # one table each; the figure shows the first
 NAME = "noise"
+METHOD = Path(__file__).with_name("sampled_pairs.py").resolve()
+DECIDED_HERE = {  # settings that each run has of its own
+    *("method", "rebuild_every", "seed", "loss_source", "loss_source_target", "loss_target"),
+    *("pairing", "center_aware", "target_class", "mutual_pairs"),
+}
 DECIMALS = 6  # digits of a level
 STYLES = (("#c0182b", "o-"), ("#2a9d5c", "s-"), ("#1f6fb4", "^--"))  # the paper's red, green and blue
 GREY = "#777777"
@@ -69,7 +79,7 @@ class Levels:
     pairs: int
 
     def left(self, level: float) -> int:
-        """The number of true pairs at a level, as paper/known_pairs.py counts them."""
+        """The number of true pairs at a level, as sampled_pairs.py counts them."""
         return self.pairs - round(level / 100 * self.pairs)
 
     def run(self, curve: Curve, level: float, seed: int) -> str | None:
@@ -143,7 +153,7 @@ def ablate_noise(
     root = composed.root
     images = len(scan_unlabelled(Path(target), Path(root) if root else None))
     study = Levels(shares, numbers, pairs or images)
-    fixed = {"method": "sampled_pairs", "pairs": study.pairs, "loss_source": "cls", "loss_target": "cls"}
+    fixed = {"method": f"{METHOD}:SampledPairs", "pairs": study.pairs, "loss_source": "cls", "loss_target": "cls"}
     fixed["rebuild_every"] = composed.epochs  # the sample stays the same
     title = "Robustness to noise (the paper's Fig. 2b)"
     ablation = Ablation(NAME, title, (), study.variants(), NOTES, fixed=fixed)
@@ -276,3 +286,19 @@ def figure(curves: Curves, source_only: Spread | None) -> "Figure":
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
     return whole
+
+
+def main() -> None:
+    """The command, with the flags of the verbs of `cdtrans`."""
+    app.VERBS[NAME] = replace(
+        app.VERBS["ablate losses"],
+        function="research.figures.noise:ablate_noise",
+        help="Replace true pairs, made with target labels, by false ones; with and without cross-attention.",
+        settings=SETTINGS.keys() - DECIDED_HERE - app.NOT_IN_ROWS,
+    )
+    sys.argv.insert(1, NAME)
+    app.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,12 @@
-"""`cdtrans ablate attention`: the paper's Fig. 2a for a finished run. Pairs of images and the cross-attention of the
+"""The paper's Fig. 2a for a finished run:
+
+    python -m research.figures.attention RUN --labels LABELLED --out FILE.png
+
+Pairs of images and the cross-attention of the
 source image over the target image. The pairs are named by the user, or are false-positive pairs of the run: pairs of
 two classes that were trained on, found with target labels."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -10,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from cdtrans.cli import app
+from cdtrans.cli.options import Verb
 from cdtrans.config import DeviceName, Root, RunFolder
 from cdtrans.errors import DataError, RunError, SettingsError, counted
 from cdtrans.inputs.scan import UnlabelledDomain
@@ -52,7 +59,7 @@ class Shown:
     images: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # source, target: uint8; attention [rows, columns]
 
     def summary(self) -> dict[str, Any]:
-        """The promised keys of `ablate attention --json`."""
+        """The object that --json prints."""
         return {"out": str(self.out), "pairs": [asdict(pair) for pair in self.pairs]}
 
 
@@ -115,10 +122,10 @@ def named_pair(record: RunRecord, text: str) -> Pair:
 def true_classes(record: RunRecord, labels: Path | None, root: Path | None) -> np.ndarray:
     """[Nt] classes of the target images by their labels, which are needed to find false pairs."""
     from cdtrans.methods import method_class
-    from cdtrans.paper.known_pairs import METHODS
+    from cdtrans.paper.known_pairs import known_pairs_class
 
     config = record.config
-    method = METHODS.get(config.method) or method_class(config.method)
+    method = known_pairs_class(config.method) or method_class(config.method)
     if not (method.trains and method.pairs_mean):
         raise RunError(
             "no-pairs",
@@ -215,3 +222,20 @@ def figure(shown: Shown) -> "Figure":
 
 def _titled(side: str, name: str) -> str:
     return f"{side}: {name}" if name else side
+
+
+def show(result: Shown, screen: Screen, given: dict[str, Any]) -> None:
+    kind = "chosen" if given["pair"] else "false-positive"
+    screen.result(f"{counted(len(result.pairs), f'{kind} pair')}: {result.out}")
+
+
+def main() -> None:
+    """The command, with the common flags of the verbs of `cdtrans`."""
+    about = "Draw the attention of false-positive pairs of RUN, found with target labels, or of chosen pairs."
+    app.VERBS["attention"] = Verb("research.figures.attention:draw_attention", about, show)
+    sys.argv.insert(1, "attention")
+    app.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,9 @@
-"""`cdtrans ablate noise` on the tiny task."""
+"""The figure of noise on the tiny task."""
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,15 @@ import pytest
 import yaml
 from PIL import Image
 
-from ablation_task import make_labels, run, start, true_classes
+from ablation_task import make_labels, true_classes
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Levels, Point, ablate_noise, figure, parse_levels
 from cdtrans.studies.results import RunResult, Spread
+from cdtrans.studies.study import BenchResult
+from research.figures.noise import CURVES, ONLY_TRUE, WITH, WITHOUT, Levels, Point, ablate_noise, figure, parse_levels
 from support import raises, says
 from tiny_task import QUICK, Task, log_lines, make_source, make_target, make_task
 
-FLAGS = ("--levels", "0,50,100", "--pairs", "20")
 RUNS = [
     "seed-1234/cross-attention-0",
     "seed-1234/no-cross-attention-0",
@@ -36,12 +38,17 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return task
 
 
+def made(task: Task, out: Path, **how: Any) -> BenchResult:
+    labels = how.pop("labels", task.folder / "labels.txt")
+    settings = {"levels": "0,50,100", "pairs": 20, "config": task.config, "screen": Screen(quiet=True)} | how
+    return ablate_noise(task.source, task.target, labels=labels, out=out, **settings)
+
+
 @pytest.fixture(scope="module")
 def noise(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("noise") / "out"
-    ended = run(task, "noise", out, *FLAGS)
-    assert ended.code == 0, ended.err
-    assert f"7 of 7 runs are finished: {out / 'noise.png'}" in ended.out
+    result = made(task, out, jobs=2)
+    assert (result.asked, result.finished, result.failed, result.table) == (7, 7, (), "noise.png")
     return out
 
 
@@ -93,22 +100,22 @@ class TestRuns:
             assert len(list((noise / name / "pairs").iterdir())) == 1, "the pairs stay for the whole run"
             config = yaml.safe_load((noise / name / "config.yaml").read_text())
             options = config["method_args"]
-            assert config["method"] == "sampled_pairs"
+            assert config["method"].endswith("sampled_pairs.py:SampledPairs")
             assert options["drop_false"] == ("only" in name)
             assert (options["pairs"], options["false_share"]) == (20, int(name.split("-")[-1]) / 100)
             assert options["sample_seed"] == config["seed"] == 1234
             assert not any(config[name] for name in ("guard", "report"))
 
     def test_levels_and_seeds_of_earlier_calls_stay(self, tmp_path: Path) -> None:
-        task, out, flags = make_task(tmp_path / "task", **QUICK), tmp_path / "out", ("--pairs", "20", "--jobs", "2")
+        task, out = make_task(tmp_path / "task", **QUICK), tmp_path / "out"
         make_labels(task)
         for levels in ("100", "0"):
-            assert run(task, "noise", out, "--levels", levels, "--seeds", "2", *flags).code == 0
+            assert not made(task, out, levels=levels, seeds="2", jobs=2).failed
         for seed in (1234, 1):
             logs = out.glob(f"seed-{seed}/*/log.jsonl")
             (trained,) = (log.parent for log in logs if '"source_model"' not in log.read_text())
             assert trained.name == "cross-attention-100"
-        assert run(task, "noise", out, "--levels", "100", "--seeds", "7,", *flags).code == 0
+        assert not made(task, out, levels="100", seeds="7,", jobs=2).failed
         record = read(out)
         assert record["seeds"] == [1, 7, 1234]
         with_, without, only = record["curves"]
@@ -159,38 +166,22 @@ class TestFiles:
             assert image.format == "PNG"
             assert min(image.size) > 500
 
-    def test_killed_it_goes_on_and_comes_to_the_same(self, noise: Path, task: Task, tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        killed = start(task, "noise", out, *FLAGS)
-        assert killed.wait_until(lambda: (out / RUNS[1] / "state").exists())
-        killed.send(9)
-        assert killed.wait().code == -9
-        assert "UNFINISHED: 6 of 7 runs are missing: " in (out / "noise.md").read_text(encoding="utf-8")
-        ended = run(task, "noise", out, *FLAGS, "--jobs", "2", "--json")
-        assert ended.code == 0, ended.err
-        assert json.loads(ended.out) == read(noise) | {"out": str(out), "failed": [], "runs": 7, "finished": 7}
-        assert (out / "noise.png").read_bytes() == (noise / "noise.png").read_bytes()
-
     def test_other_levels_go_into_the_same_folder_and_another_number_of_pairs_does_not(
         self, noise: Path, task: Task
     ) -> None:
         before = read(noise), (noise / "noise.png").read_bytes(), (noise / "noise.md").read_text()
-        ended = run(task, "noise", noise, "--levels", "50,0", "--pairs", "20")
-        assert "5 runs, 5 of them finished already" in ended.out
+        assert made(task, noise, levels="50,0").asked == 5
         assert (read(noise), (noise / "noise.png").read_bytes(), (noise / "noise.md").read_text()) == before
-        ended = run(task, "noise", noise, "--levels", "0,50,100")
-        assert ended.code == 2, "one pair for each of the 21 target images"
-        assert says(ended.err, "another ablation", "pairs: 20 there, 21 now")
+        with raises("other-study"):
+            made(task, noise, pairs=None)
 
     def test_force_runs_a_task_that_check_would_stop(self, tmp_path: Path) -> None:
         task = make_task(tmp_path / "task", source_epochs=1, epochs=1)
         shutil.rmtree(task.target)
         shutil.copytree(task.source, task.target)
-        flags = ("--levels", "0", "--pairs", "20", "--labels", str(task.target))
-        ended = run(task, "noise", tmp_path / "out", *flags)
-        assert ended.code == 3
-        assert says(ended.err, "--force")
-        assert run(task, "noise", tmp_path / "out", *flags, "--force").code == 0
+        for force in (False, True):
+            result = made(task, tmp_path / "out", levels="0", labels=task.target, force=force)
+            assert bool(result.failed) != force
 
 
 class TestLevels:
@@ -235,3 +226,12 @@ def test_the_figure_has_a_line_for_each_curve_and_bars_for_several_seeds() -> No
     assert list(axes.lines[0].get_xdata()) == [0, 100]
     assert list(axes.lines[0].get_ydata()) == pytest.approx([80, 20])
     assert len(axes.containers) == 2
+
+
+def test_the_command_has_the_flags_of_a_verb() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "research.figures.noise", "--help-all"], capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert all(flag in shown.stdout for flag in ("--labels", "--levels", "--source-epochs", "--jobs"))
+    assert "--loss-target" not in shown.stdout

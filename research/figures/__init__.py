@@ -1,0 +1,1 @@
+"""Figures 2a and 2b of the paper, rerun."""
