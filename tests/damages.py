@@ -6,21 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cdtrans.runtime.screen import Screen
 from cdtrans.studies.results import Results
+from support import Notes
 
 Rows = dict[str, dict[str, Any]]  # run -> its row
-
-
-class Heard(Screen):
-    """A screen that keeps its warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def damages(file: Path) -> Iterator[bytes]:
@@ -37,14 +26,14 @@ def damages(file: Path) -> Iterator[bytes]:
 
 def check_damages(out: Path, run: str, table: Callable[[Results], Rows]) -> None:
     """Damage every file of a run in every way and make the table."""
-    sound, left_out, folder = table(Results(out, Heard())), set(), out / run
+    sound, left_out, folder = table(Results(out, Notes())), set(), out / run
     others = {name: row for name, row in sound.items() if name != run}
     files = [file for file in sorted(folder.rglob("*")) if file.suffix in (".csv", ".json", ".jsonl", ".npz", ".yaml")]
     for file in [*files, folder.with_name(f"{folder.name}.sessions.json")]:
         before = file.read_bytes()
         for damage in damages(file):
             file.write_bytes(damage)
-            screen = Heard()
+            screen = Notes()
             try:
                 rows = table(Results(out, screen))
             finally:
@@ -63,4 +52,4 @@ def check_damages(out: Path, run: str, table: Callable[[Results], Rows]) -> None
         "environment.json",
         "timings.jsonl",
     } <= left_out
-    assert table(Results(out, Heard())) == sound
+    assert table(Results(out, Notes())) == sound

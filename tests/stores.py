@@ -9,22 +9,9 @@ from PIL import Image
 from torchvision.transforms import Resize
 
 from cdtrans.inputs.pixels import Pixels, open_pixels
-from cdtrans.runtime.screen import Screen
+from support import Notes
 
 SIZE = 12
-
-
-class Notes(Screen):
-    """A screen that remembers its lines."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    warn = say
 
 
 def make_images(root: Path, count: int) -> list[Path]:

@@ -17,6 +17,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.network import blocks
 from cdtrans.network.network import Head, Network
+from cdtrans.runtime.screen import Screen
 
 
 def from_authors_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -60,6 +61,26 @@ def devices() -> list:
     """The CPU, and a GPU where there is one; the GPU's case is skipped elsewhere, saying why."""
     no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
     return ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])]
+
+
+class Notes(Screen):
+    """A screen that keeps its lines, the warnings among them, and its results."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+        self.warnings: list[str] = []  # type: ignore[assignment]
+        self.results: list[object] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def warn(self, text: str) -> None:
+        self.lines.append(text)
+        self.warnings.append(text)
+
+    def result(self, text: object) -> None:
+        self.results.append(text)
 
 
 def says(text: str, *words: str) -> bool:

@@ -21,8 +21,8 @@ from cdtrans.inputs.images import pixel_digest, thumbnails
 from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
 from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.record.files import Lock
-from stores import SIZE, Notes, assert_right, draw, edit_index, expected, make_images, open_store, store_file
-from support import raises
+from stores import SIZE, assert_right, draw, edit_index, expected, make_images, open_store, store_file
+from support import Notes, raises
 
 INDEX, PIXELS, LOCK = "index.sqlite", "pixels.u8", "lock"
 
@@ -230,7 +230,7 @@ def test_pixels_that_have_changed_on_the_disk_are_decoded_again(files, cache, de
     screen = Notes()
     assert_right(open_store(files, cache, screen=screen), files)
     assert set(decoded) == {"003.png", "004.png", "009.png"}
-    assert screen.said == [f"3 source images are damaged in the cache {cache} and will be decoded again."]
+    assert screen.lines == [f"3 source images are damaged in the cache {cache} and will be decoded again."]
     decoded.clear()
     assert_right(open_store(files, cache), files)
     assert decoded == []

@@ -19,18 +19,8 @@ from cdtrans.record.outcome import Measured
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import load
-from stores import Notes
-from support import raises, says
+from support import Notes, raises, says
 from tiny_task import CLASSES, draw
-
-
-class Heard(Screen):
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def scored(run: Path, where: Path, **options: Any) -> Measured:
@@ -82,10 +72,10 @@ def test_the_scores_are_those_of_the_classifier_s_own_labels(finished) -> None:
 
 def test_source_images_are_noticed(finished, tmp_path: Path) -> None:
     """Their accuracy says nothing about the target."""
-    heard = Heard()
+    heard = Notes()
     assert scored(finished.run, finished.task.source, screen=heard).target is None
     assert says(heard.warnings[0], "24 of 24 labelled images", "source images")
-    heard = Heard()
+    heard = Notes()
     scored(finished.run, write_labelled(tmp_path / "labelled", kinds=(0, 1, 2)), screen=heard)
     scored(finished.run, finished.answers, screen=heard)
     assert heard.warnings == []
@@ -173,7 +163,7 @@ def test_a_larger_evaluation_is_never_lost(finished, tmp_path: Path) -> None:
     for where in (few, finished.answers, finished.answers, few):
         screen = Notes()
         assert scored(run, where, root=finished.task.folder, screen=screen).images in (5, 21)
-        notes.append(len(screen.said))
+        notes.append(len(screen.lines))
         kept.append(json.loads((run / "evaluation.json").read_text())["images"])
     assert notes == [0, 0, 0, 1]
     assert kept == [5, 21, 21, 21]
@@ -219,7 +209,7 @@ def test_classes_are_matched_by_name_and_may_be_some_of_the_model_s(finished, tm
 
 
 def test_unreadable_images_are_skipped_and_counted(finished, tmp_path: Path) -> None:
-    labelled, screen = write_labelled(tmp_path / "labelled", (0, 1, 2), each=8), Heard()
+    labelled, screen = write_labelled(tmp_path / "labelled", (0, 1, 2), each=8), Notes()
     without = scored(finished.run, labelled)
     (labelled / "blue" / "000.png").write_bytes(b"")  # the first of its class
     measured = scored(finished.run, labelled, screen=screen)

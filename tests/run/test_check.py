@@ -18,8 +18,7 @@ from cdtrans.network.backbone import create_backbone
 from cdtrans.run.check import PROBED, Check, check, draw_sample
 from cdtrans.run.pipeline import adapt
 from cdtrans.runtime.screen import Screen
-from stores import Notes
-from support import raises, says
+from support import Notes, raises, says
 from tiny_task import CLASSES, TINY, Task, draw, log_lines, make_task, tree
 
 MODEL_FREE = [
@@ -249,7 +248,7 @@ class TestWithBackbone:
         result = checked(task, screen, weights=weights)
         assert details(result, "separability")["images"] == 20
         for share in ("20 of the 24 source images", "20 of the 21 target images"):
-            (line,) = [line for line in screen.said if share in line]
+            (line,) = [line for line in screen.lines if share in line]
             assert says(line, "backbone", "random")
 
     def test_a_sample_is_drawn_without_replacement(self) -> None:

@@ -10,8 +10,7 @@ from cdtrans.config import Config
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.run.inputs import AUTO_HOLDOUT_FROM, hold_out, split
-from stores import Notes
-from support import raises
+from support import Notes, raises
 
 
 @given(st.lists(st.integers(0, 4), max_size=200), st.floats(0, 0.5), st.integers(0, 99))
@@ -50,7 +49,7 @@ def test_auto_is_a_tenth_where_there_are_images_enough(
     screen = Notes()
     train, held = hold_out(source, Config(holdout=setting), screen)
     assert (len(train), len(held)) == (images - held_out, held_out)
-    assert len(screen.said) == notes
+    assert len(screen.lines) == notes
     assert {*train.domain.paths, *held.digests} == {*paths}
     assert held.domain.paths == held.digests
     if not held_out:

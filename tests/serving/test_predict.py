@@ -14,30 +14,17 @@ import pytest
 import cdtrans
 from cdtrans.errors import CdtransError
 from cdtrans.record.layout import OWN
-from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import Predicted
-from support import error_says, raises, says
+from support import Notes, error_says, raises, says
 from tiny_task import draw
 
 Write = Callable[..., Predicted]
 
 
-class Heard(Screen):
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.heard: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.heard.append(text)
-
-    def result(self, text) -> None:
-        self.heard.append(text)
-
-
 @pytest.fixture
-def screen() -> Heard:
-    return Heard()
+def screen() -> Notes:
+    return Notes()
 
 
 @pytest.fixture
@@ -46,7 +33,7 @@ def classifier(finished) -> Classifier:
 
 
 @pytest.fixture
-def write(finished, screen: Heard) -> Write:
+def write(finished, screen: Notes) -> Write:
     """Predict with the finished run, to a file or to standard output."""
 
     def write(images: Path, file: Any, **options: Any) -> Predicted:
@@ -79,7 +66,7 @@ def test_neither_the_input_nor_a_run_is_replaced(finished, write: Write, tmp_pat
         assert write(tmp_path, tmp_path / "predictions.csv").images == 1
 
 
-def test_the_columns_of_a_table(finished, classifier: Classifier, write: Write, screen: Heard, tmp_path: Path) -> None:
+def test_the_columns_of_a_table(finished, classifier: Classifier, write: Write, screen: Notes, tmp_path: Path) -> None:
     counts = write(finished.task.target, tmp_path / "new" / "p.csv")
     predictions = classifier.predict(finished.task.target)
     assert counts.summary() == {
@@ -97,7 +84,7 @@ def test_the_columns_of_a_table(finished, classifier: Classifier, write: Write, 
     for row, prediction in zip(table, predictions, strict=True):
         assert (row["path"], row["label"]) == (str(prediction.path), prediction.label)
         assert float(row["probability"]) == pytest.approx(prediction.probability, abs=1e-6)
-    assert screen.heard == [f"Wrote {tmp_path / 'new' / 'p.csv'}: 21 images."]
+    assert screen.results == [f"Wrote {tmp_path / 'new' / 'p.csv'}: 21 images."]
 
 
 def test_the_score_for_no_class(finished, write: Write, tmp_path: Path) -> None:
@@ -130,7 +117,7 @@ def test_the_best_classes(
 
 
 def test_below_the_threshold_there_is_no_label(
-    finished, classifier: Classifier, write: Write, screen: Heard, tmp_path: Path
+    finished, classifier: Classifier, write: Write, screen: Notes, tmp_path: Path
 ) -> None:
     predictions = classifier.predict(finished.task.target)
     threshold = sorted(p.probability for p in predictions)[10]  # ten are less sure
@@ -141,7 +128,7 @@ def test_below_the_threshold_there_is_no_label(
     for row, prediction in zip(rows(tmp_path / "p.csv"), predictions, strict=True):
         assert row["label"] == ("" if prediction.probability < threshold else prediction.label)
         assert float(row["probability"]) > 0, "how unsure it was stays visible"
-    assert says(screen.heard[-1], "21 images", "10 of them", "without a label")
+    assert says(screen.results[-1], "21 images", "10 of them", "without a label")
 
 
 def test_a_single_image_and_a_list(finished, write: Write, tmp_path: Path) -> None:
@@ -154,7 +141,7 @@ def test_a_single_image_and_a_list(finished, write: Write, tmp_path: Path) -> No
 
 
 def test_odd_names_survive_in_a_file_and_on_standard_output(
-    write: Write, screen: Heard, tmp_path: Path, capfdbinary
+    write: Write, screen: Notes, tmp_path: Path, capfdbinary
 ) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
@@ -164,10 +151,9 @@ def test_odd_names_survive_in_a_file_and_on_standard_output(
         Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(plain)
     write(folder, tmp_path / "p.csv")
     assert sorted(os.path.basename(os.fsencode(row["path"])) for row in rows(tmp_path / "p.csv")) == names
-    screen.heard.clear()
     write(folder, sys.stdout.buffer)
     assert capfdbinary.readouterr().out == (tmp_path / "p.csv").read_bytes()
-    assert screen.heard == []
+    assert screen.warnings == []
 
 
 class TestBadFiles:
@@ -180,20 +166,20 @@ class TestBadFiles:
         return tmp_path / "images"
 
     def test_a_few_are_skipped_named_and_counted(
-        self, write: Write, screen: Heard, folder: Path, tmp_path: Path
+        self, write: Write, screen: Notes, folder: Path, tmp_path: Path
     ) -> None:
         counts = write(folder, tmp_path / "p.csv")
         assert (counts.images, counts.abstained, counts.skipped) == (20, 0, 1)
         assert "07b.png" not in (tmp_path / "p.csv").read_text()
-        assert says(screen.heard[0], "skipped", f"'{folder / '07b.png'}'", "empty")
-        assert says(screen.heard[1], "1 of 21 files", "cannot be read", "listed in", "p.csv.skipped.csv'")
+        assert says(screen.warnings[0], "skipped", f"'{folder / '07b.png'}'", "empty")
+        assert says(screen.warnings[1], "1 of 21 files", "cannot be read", "listed in", "p.csv.skipped.csv'")
         assert rows(tmp_path / "p.csv.skipped.csv") == [{"path": str(folder / "07b.png"), "cause": "empty file"}]
         (folder / "07b.png").unlink()
         write(folder, tmp_path / "p.csv")
         assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv"}, "the old list must not remain"
 
     def test_many_are_an_error_and_only_their_list_is_left(
-        self, write: Write, screen: Heard, folder: Path, tmp_path: Path
+        self, write: Write, screen: Notes, folder: Path, tmp_path: Path
     ) -> None:
         for n in range(8):
             (folder / f"{n}c.png").write_bytes(b"")
@@ -202,7 +188,7 @@ class TestBadFiles:
             write(folder, tmp_path / "p.csv")
         assert (tmp_path / "p.csv").read_text() == "older"
         assert {p.name for p in tmp_path.iterdir()} == {"images", "p.csv", "p.csv.skipped.csv"}
-        assert len({text for text in screen.heard if text.startswith("skipped")}) == 9
+        assert len({text for text in screen.lines if text.startswith("skipped")}) == 9
         assert write(folder, tmp_path / "p.csv", max_bad=0.5).skipped == 9
 
     def test_missing_files_of_a_list_count(self, write: Write, folder: Path, tmp_path: Path) -> None:
@@ -215,16 +201,16 @@ class TestBadFiles:
             write(folder / "list.txt", tmp_path / "p.csv", max_bad=0.01)
 
 
-def test_files_of_other_kinds_are_named(write: Write, screen: Heard, tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_named(write: Write, screen: Notes, tmp_path: Path) -> None:
     draw(tmp_path / "images" / "a.png", 0, seed=1)
     (tmp_path / "images" / "b.heic").write_bytes(b"ftypheic")
     (tmp_path / "images" / "notes.txt").write_text("nothing to see")
     assert write(tmp_path / "images", tmp_path / "p.csv").images == 1
-    (warning,) = [text for text in screen.heard if "Ignored" in text]
+    (warning,) = [text for text in screen.lines if "Ignored" in text]
     assert says(warning, "1 file", "1 '.heic'", "'b.heic'")
-    screen.heard.clear()
+    screen.lines.clear()
     assert write(tmp_path / "images" / "a.png", tmp_path / "p.csv").images == 1
-    assert not [text for text in screen.heard if "Ignored" in text]
+    assert not [text for text in screen.lines if "Ignored" in text]
 
 
 def test_bad_places_are_refused_before_anything_is_written(finished, write: Write, tmp_path: Path) -> None:
