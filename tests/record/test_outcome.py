@@ -79,3 +79,20 @@ def test_an_estimate_is_a_range_or_a_number_of_labels() -> None:
     assert says(wording.estimate(better, "source"), "unknown", "47 labels")
     assert says(wording.estimate(better, "last"), "not estimated")
     assert "50% to 75%" in wording.done(better, RUN, with_estimate=True)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "source", "crowd"),
+    [
+        ([2, 3, 80, 5, 4, 3, 3], [9] * 7, Crowd("c", 0.8)),
+        ([50, 25, 25, 0, 0, 0, 0], [9] * 7, None),  # half, not more
+        ([59, 41], [1, 1], None),  # more than half of two classes is nothing special
+        ([60, 20, 10, 5, 3, 1, 1], [30, 10, 5, 5, 5, 5, 5], None),  # the source is nearly as uneven
+        ([60, 10, 10, 10, 10], [1, 100, 100, 100, 100], None),  # a rare class may take three times a fifth
+        ([61, 9, 10, 10, 10], [1, 100, 100, 100, 100], Crowd("a", 0.61)),
+        ([61, 9, 10, 10, 10], [0] * 5, Crowd("a", 0.61)),  # a source without counts
+        ([0] * 7, [9] * 7, None),
+    ],
+)
+def test_a_class_that_most_images_are_put_into(predicted: list[int], source: list[int], crowd: Crowd | None) -> None:
+    assert Crowd.of(predicted, source, "abcdefg") == crowd

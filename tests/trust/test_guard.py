@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from cdtrans.errors import Hopeless
-from cdtrans.record.outcome import Crowd, Measure, Setback
+from cdtrans.record.outcome import Measure, Setback
 from cdtrans.trust import guard
 from cdtrans.trust.guard import (
-    crowded_start,
     decide,
     fell_later,
     gave_up,
@@ -148,14 +147,6 @@ def test_every_measure_is_kept_harm_or_not() -> None:
     forgotten, supported = measures["source-forgotten"], measures["not-supported"]
     assert (forgotten.value, forgotten.limit) == (pytest.approx(0.75, abs=0.01), guard.FORGOTTEN)
     assert (supported.value, supported.limit) == (pytest.approx(1 / 0.9, abs=0.05), guard.SUPPORTED)
-
-
-def test_a_source_only_model_of_one_class_is_noticed() -> None:
-    classes = ("cat", "dog", "elk", "fox", "gnu", "hen")
-    crowded = impression_of(torch.where(torch.arange(600) < 480, 3, TARGET), classes=6)
-    assert crowded_start(crowded, classes) == Crowd("fox", pytest.approx(0.83, abs=0.01))
-    assert crowded_start(healthy(), classes) is None
-    assert decide(judge_adapted(crowded, healthy(), evidence())).kind == "better", "it is no sign of harm"
 
 
 def test_without_source_images_nothing_is_judged() -> None:

@@ -7,6 +7,7 @@
 What target labels show of the models is `Measured`; it is known later, in other files, and replaces the estimate
 wherever both are shown. A statement about the classes that occur in the target would be one more field."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -40,12 +41,23 @@ class Setback:
     lowest: float  # in a later one
 
 
+MOST = 0.5  # share of the images in one class, above which most of a target of several classes must be wrong
+TIMES_FAIR = 3.0  # ... and so many times the class's fair share: two or three classes may well be this uneven
+
+
 @dataclass(frozen=True)
 class Crowd:
-    """A class into which a model puts most target images."""
+    """A class into which a model puts most target images, so that most of them must be wrong."""
 
     label: str
     share: float
+
+    @classmethod
+    def of(cls, predicted: Sequence[int], source: Sequence[int], classes: Sequence[str]) -> "Crowd | None":
+        """[K] images predicted as each class, and [K] source images of each class."""
+        k = max(range(len(predicted)), key=lambda k: predicted[k])
+        share, fair = predicted[k] / max(sum(predicted), 1), max(1 / len(predicted), source[k] / max(sum(source), 1))
+        return cls(classes[k], share) if share > MOST and share > TIMES_FAIR * fair else None
 
 
 @dataclass(frozen=True)

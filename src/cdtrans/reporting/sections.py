@@ -219,8 +219,6 @@ class Histogram:
 
 def histogram(record: RunRecord) -> Histogram | Missing:
 
-    from cdtrans.trust.support import crowded_class  # with torch
-
     classes, counts = record.classes, record.data.source.classes
     source = np.array([counts.get(name, 0) for name in classes])
     if not source.any():
@@ -232,10 +230,8 @@ def histogram(record: RunRecord) -> Histogram | Missing:
     distance = np.abs(shares[1:] - shares[0]).max(axis=0)
     order = np.argsort(-distance, kind="stable")[:SHOWN_CLASSES].tolist()
     rows = tuple(ClassShare(classes[k], *(float(s[k]) for s in shares)) for k in order)
-
-    crowded = {model: crowded_class(count.tolist(), source.tolist()) for model, count in predicted.items()}
-    crowds = {model: Crowd(classes[most.label], most.share) for model, most in crowded.items() if most}
-    return Histogram(rows, len(classes), crowds)
+    crowded = {model: Crowd.of(count.tolist(), source.tolist(), classes) for model, count in predicted.items()}
+    return Histogram(rows, len(classes), {model: crowd for model, crowd in crowded.items() if crowd})
 
 
 # Pairs

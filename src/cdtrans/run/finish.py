@@ -9,7 +9,7 @@ from cdtrans.methods.base import Method
 from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, REPORT, RESULT, SOURCE, VIEWS
 from cdtrans.record.model import Card, save_model
-from cdtrans.record.outcome import Basis, Choice, Estimate, Outcome, Verdict
+from cdtrans.record.outcome import Basis, Choice, Crowd, Estimate, Outcome, Verdict
 from cdtrans.record.probabilities import calibrated, temperature, trade_off
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, check_folder, confidence_views, predictions_csv, remove_state
@@ -19,7 +19,7 @@ from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import estimate, expected_accuracy, measurable
-from cdtrans.trust.guard import crowded_start, decide, labels_to_settle, supported
+from cdtrans.trust.guard import decide, labels_to_settle, supported
 from cdtrans.trust.support import Impression, views
 
 
@@ -72,6 +72,7 @@ def judge(adaptation: Adaptation, config: Config, kind: type[Method], classes: t
     """Verdict, estimates and choice. `given`: images that --target-labels trained."""
     before, after = adaptation.before, adaptation.after
     verdict, basis = decide(adaptation.measures, adapted=after is not None), basis_of(adaptation)
+    predicted, source = (x.bincount(minlength=len(classes)).tolist() for x in (before.predicted, before.source_labels))
     kept = verdict.kind != "harm" or not config.guard
     outcome = Outcome(
         verdict=verdict,
@@ -82,7 +83,7 @@ def judge(adaptation: Adaptation, config: Config, kind: type[Method], classes: t
         labels=labels_to_settle(before, after or before),
         selection=config.select,
         setback=adaptation.setback if kept else None,
-        crowd=crowded_start(before, classes),
+        crowd=Crowd.of(predicted, source, classes),
         basis=basis,
         target_labels=given,
         trained_with_labels=kind.uses_target_labels,

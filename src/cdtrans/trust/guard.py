@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import torch
 
 from cdtrans.errors import Hopeless
-from cdtrans.record.outcome import Crowd, Measure, Setback, Support, Verdict
-from cdtrans.trust.support import Evidence, Impression, crowded_class
+from cdtrans.record.outcome import Measure, Setback, Support, Verdict
+from cdtrans.trust.support import Evidence, Impression
 
 LEARNT = 0.5  # accuracy on the source-only model's own training images
 LEARNABLE = 0.2  # cross-validated accuracy, from chance (0) to always right (1); shuffled labels are at chance
@@ -106,13 +106,6 @@ def decide(measures: Sequence[Measure], *, adapted: bool = True) -> Verdict:
         return Verdict("better", tuple(measures))
     unknown = adapted and not any(measure.decisive for measure in against)
     return Verdict("unknown" if unknown else "harm", tuple(measures))
-
-
-def crowded_start(before: Impression, classes: Sequence[str]) -> Crowd | None:
-    """Whether most predictions of the source-only model are one class, so that most of them are wrong."""
-    counts = (torch.bincount(x, minlength=len(classes)).tolist() for x in (before.predicted, before.source_labels))
-    crowded = crowded_class(*counts)
-    return None if crowded is None else Crowd(classes[crowded.label], crowded.share)
 
 
 def labels_to_settle(before: Impression, after: Impression) -> int:

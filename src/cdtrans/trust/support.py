@@ -16,7 +16,6 @@ Where a target has other classes than the source, or noise instead of images, su
 the classes, shares are shifted. A wide gap between the domains looks the same, so low support proves no harm; only
 predictions without any support do."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,8 +34,6 @@ NEIGHBOURS = 10
 IMAGES = 20_000  # most images of a domain that are compared or probed, evenly spread
 FOLDS = 5  # cross-validation
 DRAWN = 1000  # images of each domain whose features are kept for the report's maps
-MOST = 0.5  # share of the images in one class, above which most of a target of several classes must be wrong
-TIMES_FAIR = 3.0  # ... and so many times the class's fair share: two or three classes may well be this uneven
 
 
 @dataclass(frozen=True)
@@ -102,26 +99,6 @@ def views(before: Impression, after: Impression) -> dict[str, np.ndarray]:
     }
     arrays = {name: x.numpy().astype(np.float16) for name, x in half.items()}
     return arrays | {name: x.numpy().astype(np.int32) for name, x in whole.items()}
-
-
-class Crowded(NamedTuple):
-    """A class into which a model puts far too many images."""
-
-    label: int
-    share: float  # its share of the images
-    fair: float  # the class's share of the source, or 1 / classes if that is more
-
-
-def crowded_class(predicted: Sequence[int], source: Sequence[int]) -> Crowded | None:
-    """[K] images predicted as each class, [K] source images of each class -> the class that holds more than half of the
-    images and more than three times its fair share, or None."""
-    images, labelled = sum(predicted), sum(source)
-    if not images:
-        return None
-    label = max(range(len(predicted)), key=lambda k: predicted[k])
-    share = predicted[label] / images
-    fair = max(1 / len(predicted), source[label] / max(labelled, 1))
-    return Crowded(label, share, fair) if share > MOST and share > TIMES_FAIR * fair else None
 
 
 class Evidence(NamedTuple):
