@@ -95,13 +95,6 @@ def test_instant_sees_every_image_once(settings: dict[str, Any], tmp_path: Path,
     assert sum(seen) == 24 + 21
 
 
-def test_without_pretrained_weights_stage_1_trains(settings: dict[str, Any], tmp_path: Path) -> None:
-    scratch = settings | {"weights": None, "pretrained": False, "source_epochs": 1}
-    run = adapted(scratch, tmp_path / "run", **SHORT)
-    assert config_of(run)["source_fit"] == "train"
-    assert next(line["stage"] for line in log_lines(run) if line["event"] == "epoch") == "source"
-
-
 @pytest.mark.parametrize("effort", ["instant", "full"])
 @pytest.mark.parametrize(
     ("source", "target"),

@@ -13,7 +13,7 @@ import yaml
 
 from commands import Ended, warm
 from support import says
-from tiny_task import Task, draw, make_task
+from tiny_task import Task, make_task
 
 pytestmark = pytest.mark.slow
 
@@ -162,13 +162,6 @@ def test_ctrl_c_before_the_first_part_is_predicted_leaves_nothing_behind(finishe
     assert says(ended.err, "error: interrupted")
     assert ended.err.count("\n") == 1
     assert list(file.parent.iterdir()) == []
-
-
-def test_a_traceback_is_printed_only_on_request(tmp_path: Path) -> None:
-    draw(tmp_path / "flat" / "0.png", 0, 0)
-    command = ["adapt", str(tmp_path / "flat"), str(tmp_path / "flat"), "--out", str(tmp_path / "out")]
-    assert_sentence(warm().run(command, tmp_path / "logs").err)
-    assert "Traceback" in warm().run([*command, "--debug"], tmp_path / "logs").err
 
 
 def test_quiet_prints_the_result_alone(tmp_path: Path) -> None:

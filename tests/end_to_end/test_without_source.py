@@ -162,12 +162,6 @@ def test_what_is_refused(places: Path, tmp_path: Path, flags: tuple[str, ...], w
     assert not (tmp_path / "out").exists()
 
 
-def test_the_target_is_given_once(places: Path, tmp_path: Path) -> None:
-    ended = cold().run(["adapt", "target", "target", "--target", "target"], tmp_path / "logs", folder=places)
-    assert ended.code == 2
-    assert says(ended.err, "target", "given twice")
-
-
 def test_a_file_needs_a_run_without_source(places: Path, tmp_path: Path, task: Task) -> None:
     command = task.adapt(tmp_path / "out", *SHOT, "--source-model", "weights.pth")
     ended = cold().run(command, tmp_path / "logs", folder=places)
