@@ -11,8 +11,6 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 AVERAGE = "Avg."  # the last column, and the last row of a grid
-
-
 # Rows by the names of this project's methods. CDAN's row on DomainNet is without entropy.
 METHODS = {
     **{"ResNet-50": "source_only", "Baseline": "source_only", "Base": "source_only", "Ours": "cdtrans"},
@@ -41,9 +39,6 @@ class PaperGrid(NamedTuple):
 
     method: str
     cells: dict[str, dict[str, str]]
-
-    def cell(self, source: str, target: str) -> str:
-        return self.cells[source][target]
 
 
 class Disagreement(NamedTuple):
@@ -77,7 +72,7 @@ def paper_grids() -> tuple[PaperGrid, ...]:
 def printed_means(name: str) -> dict[str, tuple[PrintedMean, ...]]:
     """A benchmark's averages, by the names of this project's methods and 'source_only'."""
     if name == "domainnet":
-        rows = [(grid.method, grid.cell(AVERAGE, AVERAGE), "ResNet-50") for grid in paper_grids()]
+        rows = [(grid.method, grid.cells[AVERAGE][AVERAGE], "ResNet-50") for grid in paper_grids()]
     else:
         resnet = "ResNet-101" if name == "visda2017" else "ResNet-50"
         rows = [(row.method, row.cells[AVERAGE], resnet) for row in paper_table(name)]

@@ -28,7 +28,7 @@ from cdtrans.config import (
     make_config,
     read_yaml,
 )
-from cdtrans.errors import CdtransError, SettingsError, counted
+from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import check_distinct
 from cdtrans.methods import method_class, require_method
 from cdtrans.paper.pair_labels import (
@@ -47,7 +47,7 @@ from cdtrans.schema import Help
 from cdtrans.studies.recipes import recipe_of, with_table_defaults
 from cdtrans.studies.results import KINDS, Results, RunResult, shared_stage_1
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
-from cdtrans.studies.tables import NOTHING, grid
+from cdtrans.studies.tables import NOTHING, cost, grid
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method
@@ -277,7 +277,7 @@ def page(plan: Plan, rows: Sequence[Row], unfinished: Sequence[str]) -> list[str
         *missing_runs(unfinished, len(rows)),
         grid(head, (_cells(row, ablation) for row in rows)),
         *ablation.notes,
-        *_cost(finished),
+        *([cost(finished), shared_stage_1(finished)] if finished else []),
     ]
 
 
@@ -306,12 +306,3 @@ def _score(result: RunResult | None, kind: str) -> str:
     if result is None or kind not in result.scores:  # the guard may have ended the run before stage 2
         return NOTHING
     return f"{100 * result.scores[kind]:.1f} ({100 * result.class_means[kind]:.1f})"
-
-
-def _cost(finished: Sequence[RunResult]) -> list[str]:
-    if not finished:
-        return []
-    devices = " and ".join(sorted({result.device for result in finished}))
-    minutes = sum(result.seconds for result in finished) / 60
-    cost = f"Cost: {counted(len(finished), 'run')}, {minutes:.1f} minutes in all, on {devices}."
-    return [cost, shared_stage_1(finished)]

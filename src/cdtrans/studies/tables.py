@@ -1,6 +1,6 @@
 """Tables as Markdown and LaTeX, and a benchmark in the paper's layout, beside the paper's rows: table.md, table.tex."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -129,28 +129,27 @@ def _shown(by_seed: Values, names: Sequence[str]) -> str:
 def _grids(table: BenchTable) -> list[Block]:
     """A grid per method, source by target, with the averages of both."""
     names = [domain.short for domain in table.benchmark.domains]
-    ours = [
-        _grid(row_title(kind, table.method), names, _averaged(values(table.benchmark, table.results, kind), names))
-        for kind in KINDS
-    ]
-    return ours + [_grid(f"paper: {grid.method}", names, grid.cell) for grid in paper_grids()]
+    both = (*names, AVERAGE)
+    scores = {row_title(kind, table.method): values(table.benchmark, table.results, kind) for kind in KINDS}
+    grids = {
+        title: {s: {t: _averaged(by_seed, names, s, t) for t in both} for s in both}
+        for title, by_seed in scores.items()
+    }
+    grids |= {f"paper: {printed.method}": printed.cells for printed in paper_grids()}
+    return [_grid(title, both, cells) for title, cells in grids.items()]
 
 
-def _grid(title: str, names: list[str], cell: Callable[[str, str], str]) -> Block:
-    rows = [(source, *(cell(source, target) for target in (*names, AVERAGE))) for source in (*names, AVERAGE)]
-    return Block((title, *names, AVERAGE), (tuple(rows[:-1]), (rows[-1],)))
+def _grid(title: str, names: Sequence[str], cells: Mapping[str, Mapping[str, str]]) -> Block:
+    rows = [(source, *(cells[source][target] for target in names)) for source in names]
+    return Block((title, *names), (tuple(rows[:-1]), (rows[-1],)))
 
 
-def _averaged(by_seed: Values, names: list[str]) -> Callable[[str, str], str]:
+def _averaged(by_seed: Values, names: list[str], source: str, target: str) -> str:
     """The text of a cell by source and target, either of which may be the average."""
-
-    def cell(source: str, target: str) -> str:
-        sources = names if source == AVERAGE else [source]
-        targets = names if target == AVERAGE else [target]
-        pairs = [f"{s}>{t}" for s in sources for t in targets if s != t]
-        return _shown(by_seed, pairs) if pairs else "-"
-
-    return cell
+    sources = names if source == AVERAGE else [source]
+    targets = names if target == AVERAGE else [target]
+    pairs = [f"{s}>{t}" for s in sources for t in targets if s != t]
+    return _shown(by_seed, pairs) if pairs else "-"
 
 
 def over_seeds(seeds: Sequence[int]) -> str:
