@@ -6,11 +6,9 @@ f, N_i are the 5 entries with the largest f F_j, itself left out, and
     q_i = mean of Q_j over N_i,   y_i = argmax q_i,   w_i = max q_i
     min over the network of  CE(source) + c (t/T) sum_i w_i CE(z_i, y_i) / sum_i w_i
 
-with label smoothing 0.1 on the source and c = 0.2. After a step the batch is encoded again in eval mode and replaces
-its entries: F_i = f / |f|, Q_ik = p_ik^2 / sum over the batch of p_jk^2, which sharpens a prediction and gives each
-class the same total. The bank starts with random F and Q = 1/K; the ramp t/T keeps the first votes small.
-
-All of this is as in the authors' code, without their bottleneck: f is the feature after the bottleneck norm."""
+After a step the batch is encoded again in eval mode and replaces its entries: F_i = f / |f|, Q_ik = p_ik^2 / sum over
+the batch of p_jk^2. The bank starts with random F and Q = 1/K. All is as in the authors' code but for their bottleneck:
+f is the feature after the bottleneck norm."""
 
 from dataclasses import dataclass
 

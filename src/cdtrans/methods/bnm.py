@@ -2,11 +2,10 @@
 
     min  CE(source) - w / min(B, K) ||P||_*        ||P||_* = sum of the singular values of P, [B, K]
 
-P has a row for each target image of the batch. Its Frobenius norm is large for certain predictions, its rank for
-predictions of many classes: the nuclear norm asks for both. The paper divides by B; this is the mean of the singular
-values, as in the authors' code. Its gradient is -w / min(B, K) U V^T, which is finite for any singular values. `fast`
-is FBNM (Cui et al. 2021): the min(B, K) largest column norms of P take the place of the singular values, so that a
-step needs no SVD and can be captured. A batch spreads its images over B classes at most, whatever K is."""
+P has a row for each target image of the batch: its Frobenius norm is large for certain predictions, its rank for
+predictions of many classes. The paper divides by B; this is the mean of the singular values, as in the authors' code.
+`fast` is FBNM (Cui et al. 2021): the min(B, K) largest column norms of P take the place of the singular values, so that
+a step needs no SVD and can be captured."""
 
 from dataclasses import dataclass
 

@@ -8,13 +8,11 @@ With d(i, j) = |f_i - f_j|^2 / D, labels y, and the mean features c_k of a class
     min  CE(source) + lambda_2 L_cat + 0.2 L_domain
 
 L_domain is DANN's loss over target images with a confidence above 0.9. The target's labels and confidences come from a
-second pass of the network, in eval mode. lambda_2 is 0 during the first eighth of the run, then rises as exp(-10 (1 -
-u)) with u from 0 to 1 over the next quarter: the authors' 5,000, 15,000 and 40,000 steps as parts of a run.
+second pass of the network, in eval mode. lambda_2 is 0 in the first eighth of the run, then rises as exp(-10 (1 - u))
+with u from 0 to 1 over the next quarter: the authors' 5,000, 15,000 and 40,000 steps as parts of a run.
 
-Changed: the margin m is 3 instead of 30. Their f is the logit of a small network for digits; here it is the feature
-after the bottleneck norm, whose d(i, j) is 2 on average. The critic computes all target images and its loss counts the
-confident ones, so that no shape depends on the data. Not taken: the paper's averaged teacher, which their code has not
-either."""
+Changed: the margin m is 3 instead of 30, because f is not the logit of their network for digits but the feature after
+the bottleneck norm, whose d(i, j) is 2 on average. Not taken: the paper's averaged teacher, as in their code."""
 
 from dataclasses import dataclass
 

@@ -2,11 +2,10 @@
 
     min over network and critic of  CDAN+E's losses + beta [sigma_1(F_s)^2 + sigma_1(F_t)^2]
 
-F is [B, d], the features of a batch. Adversarial training makes features alike by letting the directions of the largest
-singular value dominate; the penalty keeps the others, which tell the classes apart. sigma_1^2 = |u^T F|^2 with the
-first singular vector u as a constant has the exact gradient, 2 u u^T F. u comes from powers of F F^T in float32, so
-that a step needs no SVD and can be captured. beta B d is as in the authors' code: beta = 1e-4 for B = 36 and d = 256.
-Not taken: their bottleneck of 256 features; here F are the features after the bottleneck norm."""
+F is [B, d], the features of a batch after the bottleneck norm (the authors': after a bottleneck of 256). The penalty
+keeps the directions that tell the classes apart. sigma_1^2 = |u^T F|^2 with the first singular vector u as a constant
+has the exact gradient, 2 u u^T F. u comes from powers of F F^T in float32, so that a step needs no SVD and can be
+captured. beta B d is as in the authors' code: beta = 1e-4 for B = 36 and d = 256."""
 
 from dataclasses import dataclass
 

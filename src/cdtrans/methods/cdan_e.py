@@ -6,9 +6,7 @@
 
 R and lambda are DANN's. As in the authors' code p gets no gradient through h, while the entropies H keep theirs, which
 is reversed too; the sums of e are constants. A long h (d K > `largest_map`) is replaced by its randomised form
-(R_f f) * (R_g p) / sqrt(m) with fixed Gaussian matrices, as in the paper, which has the same inner products on average.
-The authors' code has it as an option that is off, since a bottleneck leaves d = 256 features; here d is the length of
-the backbone's feature. BatchNorm in the critic, and both domains in one batch: see DANN."""
+(R_f f) * (R_g p) / sqrt(m) with fixed Gaussian matrices, as in the paper. d is the length of the backbone's feature."""
 
 import math
 from dataclasses import dataclass

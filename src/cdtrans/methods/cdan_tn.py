@@ -7,10 +7,9 @@ channels count more that are alike in both:
     alpha_j = C / (1 + d_j) / sum_i 1 / (1 + d_i)
     y       = (1 + alpha) (gamma x' + beta)                                       x' is x normalised
 
-alpha gets no gradient. In training all statistics are the batch's; for predictions they are the running ones, and x' is
-by the target's: a BatchNorm layer with the scale (1 + alpha) gamma and the shift (1 + alpha) beta, which is served. The
-mean of alpha is 1, so all values are about twice those of the source-only network; the bottleneck norm, which the
-authors do not have, makes up for it. Losses: cdan_e.py."""
+alpha gets no gradient. In training all statistics are the batch's. Served is a BatchNorm layer with the running ones of
+the target, the scale (1 + alpha) gamma and the shift (1 + alpha) beta. The mean of alpha is 1, so all values are about
+twice those of the source-only network; the bottleneck norm, which the authors do not have, makes up for it."""
 
 import torch
 from torch import Tensor, nn

@@ -12,10 +12,9 @@ the target's labels y by clustering, every step makes these updates:
     L_g  = mean of 1 - cos(grad of CE on the source, grad of W on the target), over the tensors of both classifiers,
            a matrix row by row
 
-Terms and weights are those of the authors' code, e = 0.1 as on ImageCLEF and DomainNet (VisDA: 0.01), each part of E
-with a weight of its own. As there, w is divided by its sum and averaged once more, L_g is of the whole batch, and
-predictions and labels are of the mean of both classifiers' logits. Not taken: biases before a BatchNorm in L_g, whose
-gradient is 0 but for rounding; the first epoch without y; their frozen random projection to 256 features."""
+Terms and weights are those of the authors' code: w is divided by its sum and averaged once more, and L_g is of the
+whole batch. Not taken: biases before a BatchNorm in L_g, whose gradient is 0 but for rounding; the first epoch without
+y; their frozen random projection to 256 features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

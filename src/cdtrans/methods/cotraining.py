@@ -1,9 +1,9 @@
 """Co-training: the labels of neighbour graphs and a moving average of the network teach the network.
 
-The start is that of `instant`: the backbone as it comes, the target's labels g by graphs on its features, and a
-classifier by ridge regression on the source and g. Then, for source images x_s and target images x_t,
+The start is that of `instant`: labels g of the target by graphs on the frozen features, and a classifier by ridge
+regression on the source and g. Then, for source images x_s and target images x_t,
 
-    q       the teacher's probabilities of the weakly augmented x_t; the teacher is a moving average of the network
+    q       the probabilities by a teacher, a moving average of the network, of the weakly augmented x_t
     t       (q + g) / 2, the label of x_t, with the weight w = max_k t_k; of an image that a person labelled, its label
     L_s     cross-entropy of the strongly augmented x_s with smoothed labels
     L_t     w times the cross-entropy of t and the prediction p for the strongly augmented, partly masked x_t
@@ -11,10 +11,10 @@ classifier by ridge regression on the source and g. Then, for source images x_s 
 
 Every round makes new labels g by graphs on the teacher's features. Each domain standardises features by its own
 statistics before the shared classifier; the teacher is served. The option `cross` adds a source-target branch as in
-CDTrans between images of one class, which is taught t and teaches the target branch; it gains nothing on Office-31.
+CDTrans between images of one class, which is taught t and teaches the target branch. Results: docs/results/recipe.md.
 
 Pieces: masked consistency (Hoyer et al. 2023), information maximisation (Liang et al. 2020), label propagation (Zhou et
-al. 2004), probe first, then fine-tune gently (Kumar et al. 2022). Results: docs/results/recipe.md."""
+al. 2004), probe first, then fine-tune gently (Kumar et al. 2022)."""
 
 import copy
 import math

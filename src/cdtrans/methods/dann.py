@@ -3,10 +3,10 @@
     min over network and critic of  CE(source) + w / 2 [BCE(D(R(f_s)), 1) + BCE(D(R(f_t)), 0)]
 
 R is the identity that multiplies the gradient by -lambda, so one backward trains both sides. lambda rises with the
-progress p of training: 2 / (1 + exp(-a p)) - 1, a = 10 (the authors' ramp over the whole run). f is the feature after
-the bottleneck norm. The critic has the sizes of the CDAN authors' discriminator with BatchNorm instead of Dropout, as
-in the Transfer Learning Library: so the result does not depend on the number of ranks. Source and target pass head and
-critic as one batch, as there: a BatchNorm that sees each domain by itself would hide the difference of their means."""
+progress p of training: 2 / (1 + exp(-a p)) - 1, a = 10. f is the feature after the bottleneck norm. The critic is the
+CDAN authors' with BatchNorm instead of Dropout, as in the Transfer Learning Library: so the result does not depend on
+the number of ranks. Source and target pass head and critic as one batch: a BatchNorm that sees each domain by itself
+would hide the difference of their means."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -12,10 +12,9 @@ mean squared distance m of features, and h = 1.68 for probabilities, estimated i
 batch. R_k compares source images of the class k with corrected ones of a random subset of the source, each image with
 the chance 0.8 / K, by features and by logits: a correction must not matter for the source.
 
-Served are the target's gates and both corrections. Weights, start and learning rate (0.01) of D and D' are those of the
-authors' code, and BatchNorm layers are frozen. Changed: R_k is the plain discrepancy of two sets; they offset the
-second one by a wrong number when its size differs. The backbone must have gates: timm's seresnet50 and the like, or any
-of its ResNets with `backbone_args: {block_args: {attn_layer: se}}`."""
+Served are the target's gates and both corrections. BatchNorm layers are frozen. Changed: R_k is the plain discrepancy
+of two sets; the authors' code offsets the second one by a wrong number when its size differs. The backbone has gates in
+timm's seresnet50 and the like, or any of its ResNets with `backbone_args: {block_args: {attn_layer: se}}`."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -2,10 +2,8 @@
 
     min  CE(source) + w / K sum_j sum_{k != j} C_jk / sum_k C_jk        C = P^T W P, [K, K]
 
-P = softmax(logits / T), [B, K], of a batch of target images, and W is diagonal with W_ii = 1 + exp(-H(p_i)): images
-with certain predictions count more. C_jk tells how much classes j and k are mixed up. As in the authors' code W is a
-constant; its scale cancels. The rows of P sum to 1, so sum_k C_jk = sum_i W_ii P_ij, and only the diagonal of C is
-needed. T = 2.5 is the authors' value for Office-31."""
+P = softmax(logits / T), [B, K], of a batch of target images, and W is diagonal with W_ii = 1 + exp(-H(p_i)), without
+gradient as in the authors' code. sum_k C_jk = sum_i W_ii P_ij, so that only the diagonal of C is needed."""
 
 from dataclasses import dataclass
 

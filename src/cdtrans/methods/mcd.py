@@ -7,10 +7,9 @@ classes, and the authors' balance term b(p) = -1/K sum_k log(mean_i p_ik), every
     B  min over F      CE1 + CE2 - eta d + 0.01 (b(p1) + b(p2))
     C  min over G      eta d, four times
 
-Served is the mean of both classifiers' logits. As in the authors' code for VisDA the classifiers are MLPs of two hidden
-layers. d is a mean over the classes, so its weight must grow with their number: 'auto' is K / 3, about as in the
-Transfer Learning Library (10 for 31 classes, 120 for 345). Not taken: the authors' optimisers. B needs no gradient of
-G, and C no source images: in C the BatchNorm layers of a backbone, if it has any, see the target alone."""
+Served is the mean of both classifiers' logits; they are MLPs of two hidden layers, as in the authors' code for VisDA.
+d is a mean over the classes, so its weight must grow with their number: 'auto' is K / 3, about as in the Transfer
+Learning Library. Not taken: the authors' optimisers. In C a backbone's BatchNorm layers see the target alone."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -2,15 +2,12 @@
 
 The teacher is a moving average of the network, with the decay min(1 - 1/(t + 1), 0.9) after t steps. With its
 prediction y of a target image, its confidence q, and the logits z of the image with 70 percent of its squares masked
-(64 of 224 pixels wide, so 4 x 4 of them),
+(64 of 224 pixels wide, so 4 x 4 of them), L_masked = mean_i q_i CE(z_i, y_i) is added to SDAT's task loss.
 
-    L_masked = mean_i q_i CE(z_i, y_i)
-
-is added to SDAT's task loss. As in the authors' code mask and teacher are the same in both passes of SAM, the masked
-images pass the network by themselves, the teacher's bottleneck norm takes the batch's own statistics, and the network
-is served. As in the paper q counts in both passes; their code forgets it in the second one, which makes the update
-(`weighted=false`), and loses several points after training on little source data. Not taken: colour jitter and blur of
-masked images, which their code switches on or off once for a whole run."""
+As in the authors' code mask and teacher are the same in both passes of SAM, the masked images pass the network by
+themselves, the teacher's bottleneck norm takes the batch's own statistics, and the network is served. As in the paper q
+counts in both passes; their code forgets it in the second one (`weighted=false`), and loses several points after
+training on little source data. Not taken: colour jitter and blur of masked images."""
 
 import copy
 from dataclasses import dataclass

@@ -2,9 +2,8 @@
 
     min  CE(source) + w p mean_i H(p_i) / ln K        H(p_i) = -sum_k p_ik log p_ik
 
-p_i is the prediction for target image i, of K classes, and p the progress of training: the weight rises from 0 to w.
-This is the form in the code of ATDOC, where w = 1 is the default. Nothing keeps the classes in balance: small ones may
-vanish."""
+p_i is the prediction for target image i, of K classes, and p the progress of training, as in the code of ATDOC. Nothing
+keeps the classes in balance: small ones may vanish."""
 
 import math
 from dataclasses import dataclass

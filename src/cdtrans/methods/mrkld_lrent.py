@@ -1,17 +1,15 @@
 """MRKLD+LRENT (Zou et al. 2019): class-balanced self-training with soft labels and a regularised network.
 
-As in rpll.py, everything else is that of CDTrans, because the paper's Table 5 compares pseudo-labels and nothing else.
-LRENT makes soft labels (alpha 0.25), MRKLD regularises the images that have one (weight 0.1), both weights as in the
-scripts of the authors' code. With the thresholds lambda_k of the classes, the best label of an image and its cost are
+LRENT makes soft labels (alpha 0.25), MRKLD regularises the images that have one (weight 0.1). With the thresholds
+lambda_k of the classes, the best label of an image and its cost are
 
     y_k = (p_k / lambda_k)^(1 / alpha) / Z,   -sum_k y_k log(p_k / lambda_k) + alpha sum_k y_k log y_k = -alpha log Z
 
 and the cost of no label is 0, so an image is used if Z = sum_k (p_k / lambda_k)^(1 / alpha) is more than 1: where some
 p_k reaches its threshold, or several come close. The portion of images used grows from 20 to 50% over the rounds.
 
-Changed: at least one image of each predicted class counts. They round down, and a class without an image has the
-threshold 1, which among millions of pixels is rare; but a class of four images would never be trained on. Not taken:
-their optimiser and augmentation, and the growing portion of the source."""
+As in rpll.py, everything else is that of CDTrans. Changed: at least one image of each predicted class counts; they
+round down, which would leave out a class of four images. Not taken: the growing portion of the source."""
 
 import math
 from dataclasses import dataclass

@@ -5,13 +5,11 @@ apart.
 
 C_s and C_t [K, D] are moving averages of the class means of the features f of both domains,
 
-    C_k <- 0.3 (mean of the batch's features of class k) + 0.7 C_k
+    C_k <- 0.3 (mean of the batch's features of class k) + 0.7 C_k        if the batch has the class
 
-and stay as they are for a class that the batch does not have. Gradient flows through the batch's means. L_critic is
-that of DANN (dann.py) with reversed gradients, and lambda rises with the progress of training like DANN's.
-
-As in the code of DSBN's authors (Chang et al. 2019), who use MSTN, f are the logits, and the classes of target images
-are the network's predictions in a pass of their own in eval mode. Not taken: two optimisers for network and critic."""
+Gradient flows through the batch's means. L_critic is DANN's, and lambda rises as in DANN. As in the code of DSBN's
+authors (Chang et al. 2019), who use MSTN, f are the logits, and the classes of target images are the network's
+predictions in a pass of their own in eval mode. Not taken: two optimisers for network and critic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

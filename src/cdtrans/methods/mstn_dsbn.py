@@ -1,11 +1,9 @@
 """MSTN+DSBN (Chang et al. 2019): MSTN with BatchNorm layers of their own for each domain.
 
 Every BatchNorm layer of the backbone, and the bottleneck norm, has statistics, scale and shift for the source and for
-the target; all other weights are shared. Losses and centres are those of MSTN (mstn.py). Served are the target's
-layers, which makes an ordinary network; both sets start from the source-only model's.
-
-Not taken: the authors' second stage, which trains a new network on the pseudo-labels of this one, and their weights
-(MSTN's file says which are)."""
+the target; all other weights are shared. Served are the target's layers, which makes an ordinary network; both sets
+start from the source-only model's. Not taken: the authors' second stage, which trains a new network on the
+pseudo-labels of this one, and their weights."""
 
 import copy
 

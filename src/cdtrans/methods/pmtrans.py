@@ -9,10 +9,9 @@ w by ATDOC-NA's memory bank,
     L_label   = 1/B [ sum_i l_i CE(z_i, y_i) + L sum_i w_i (1 - l_i) CE(z_i, y_t,i) / sum_i w_i (1 - l_i) ]
     min over network, a, b, u, v of  CE(source) + softplus(u) L_feature + softplus(v) L_label
 
-with L = sum_i (1 - l_i), z the logits of the mixed images, and label smoothing 0.1 on the source. a and b are softplus
-of 1 at first, u and v are -2. The paper has a game in which the mixture works against the network; in the authors'
-code, and here, everything is minimised. Not taken: weights of the patches in l by the attention of the class token,
-which change l by 0.0001 in their code, and their head: f is the feature after the bottleneck norm."""
+with L = sum_i (1 - l_i) and z the logits of the mixed images. The paper has a game in which the mixture works against
+the network; in the authors' code, and here, everything is minimised. Not taken: weights of the patches in l by the
+attention of the class token, which change l by 0.0001, and their head: f is the feature after the bottleneck norm."""
 
 from dataclasses import dataclass
 

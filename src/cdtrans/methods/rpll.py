@@ -1,14 +1,13 @@
 """RPLL (Zheng & Yang 2021): pseudo-labels whose loss counts less where two predictions of an image differ.
 
-The paper's Table 5 "reproduces their pseudo-label generations" on its own baseline, so here everything else is that of
-CDTrans: source and target images meet at random, and no attention crosses between them. Every target image has the
-network's own prediction as its label, and the rectified loss is
-
     exp(-D) CE(p, y) + D,   D = KL(q || p)
 
-for the trained prediction p and another one q (as in the authors' code; the paper writes KL(p || q)). Not taken: their
-adversarial stage 1, and the auxiliary classifier that makes q. A ViT has none, so both predictions are of the one
-classifier, in two draws of stochastic depth; with --drop-path 0 they agree, and plain pseudo-labels are left."""
+for the trained prediction p and another one q (as in the authors' code; the paper writes KL(p || q)), and the network's
+own prediction as the label y. The paper's Table 5 "reproduces their pseudo-label generations" on its own baseline, so
+everything else is that of CDTrans: source and target images meet at random, and no attention crosses between them.
+
+Not taken: their adversarial stage 1, and the auxiliary classifier that makes q. A ViT has none, so both predictions are
+of the one classifier, in two draws of stochastic depth; with --drop-path 0 plain pseudo-labels are left."""
 
 import torch
 from torch import Tensor

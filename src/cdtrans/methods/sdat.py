@@ -6,8 +6,7 @@ every step is
     e = rho grad L(theta) / |grad L(theta)|                            the direction in which L rises most (SAM)
     theta <- theta - lr grad [L + w d](theta + e)
 
-The domain loss takes no part in e: smoothing it makes the critic weaker, say the authors. As in their code d is
-computed at theta + e, all weights of the network are perturbed and the critic's are not, and both passes update the
+As in the authors' code all weights of the network are perturbed and the critic's are not, and both passes update the
 statistics of the bottleneck norm. CDAN is without E, T = 2 and rho = 0.02, as their scripts for ViTs have it. Weight
 decay acts on theta + e here, a difference of lr times decay times e."""
 

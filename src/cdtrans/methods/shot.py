@@ -6,13 +6,11 @@ extractor alone is trained. No source image is used, and none need be given (`--
     min over G   mean H(p) - H(p') + 0.3 CE(x, y)
 
 The first two terms are information maximisation: each prediction is certain, and all together are varied (SHOT-IM has
-these alone). The labels y are found at the start of a round: the centre of a class is the mean of all features weighted
-by the class's probabilities, each image gets the class of the nearest centre by cosine, and both are done once more
-with these labels (`cdtrans.pairing.pairs`, as CDTrans does it too).
+these alone). The labels y are those of the nearest class centres at the start of a round, as in CDTrans (Eq. 5 to 7).
 
 As in the authors' code the bottleneck norm is in training mode while the classifier is frozen, and an epoch is every
-target image once; on VisDA they train without labels in the first round (`labels_from=2`). Not taken: their classifier
-(weight-normed, 256 features), optimiser, and new labels in every epoch, unless with --rebuild-every 1."""
+target image once. Not taken: their classifier (weight-normed, 256 features), optimiser, and new labels in every epoch,
+unless with --rebuild-every 1."""
 
 from dataclasses import dataclass, replace
 

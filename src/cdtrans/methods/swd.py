@@ -4,11 +4,10 @@ For the target predictions P, Q [B, K] of the two classifiers and M random direc
 
     d(P, Q) = mean over rows and columns of (sort(P R) - sort(Q R))^2
 
-where sort orders each column by itself, so each direction compares the two sets of predictions and not the two
-predictions of an image. R is Gaussian with columns of length 1, drawn anew for each d. d, M = 128 and no balance term
-are those of the authors' toy in two dimensions; they released nothing for images, so the steps A, B and C are MCD's
-(mcd.py). A random direction shrinks a difference: the mean of (r . (p - q))^2 is |p - q|^2 / K, and the weight 'auto',
-K, makes up for it."""
+where sort orders each column by itself. R is Gaussian with columns of length 1, drawn anew for each d. d, M = 128 and
+no balance term are those of the authors' toy in two dimensions; they released nothing for images, so the steps are
+MCD's (mcd.py). A random direction shrinks a difference: the mean of (r . (p - q))^2 is |p - q|^2 / K, and the weight
+'auto', K, makes up for it."""
 
 from dataclasses import dataclass
 from typing import Literal

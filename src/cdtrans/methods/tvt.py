@@ -5,15 +5,14 @@ a_n that the class token gives to the patch is multiplied by its transferability
 
     tau_n = -d log2 d - (1 - d) log2 (1 - d),   d = D_p(R(k_n)),       the class token's output is sum_n a_n tau_n v_n
 
-and not normalised again. This is part of the model: predictions and exports have it too. A second critic D sees the
-class token's feature f. With DANN's reversal R and p the predictions on the target,
+and not normalised again, also in predictions and exports. A second critic D sees the class token's feature f. With
+DANN's reversal R, whose lambda rises as there, and p the predictions on the target,
 
     min  CE(source) + beta L_domain(D) + gamma L_domain(D_p) + theta [mean H(p) - H(mean p)], H in bits
 
-As in the authors' code gradient flows through tau, to D_p and, reversed, to the keys; beta, gamma and theta are those
-of Office-Home and most of Office-31. lambda rises as DANN's for both critics. Changed: D_p has no Dropout, so that the
-result does not depend on the number of ranks, and D is DANN's critic. Not taken: the decoder of target patches, whose
-loss their code leaves out of the total; images of 256 pixels."""
+As in the authors' code gradient flows through tau, to D_p and, reversed, to the keys. Changed: D_p has no Dropout, so
+that the result does not depend on the number of ranks, and D is DANN's critic. Not taken: the decoder of target patches,
+whose loss their code leaves out of the total; images of 256 pixels."""
 
 import math
 from dataclasses import dataclass
