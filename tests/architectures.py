@@ -23,7 +23,6 @@ TEST_VIT = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}
 VISION_TRANSFORMERS = {
     "deit": Small("deit_tiny_patch16_224", VIT),
     "deit3, layer scale": Small("deit3_small_patch16_224", VIT),
-    "dinov2": Small("vit_small_patch14_dinov2", VIT),
     "dinov2, registers": Small("vit_small_patch14_reg4_dinov2", VIT),
     "dinov2 giant, SwiGLU": Small("vit_giant_patch14_reg4_dinov2", VIT),
     "clip, norm before the blocks": Small("vit_xsmall_patch16_clip_224", VIT),
@@ -37,7 +36,6 @@ VISION_TRANSFORMERS = {
     ),
     "norm of queries and keys": Small("vit_tiny_patch16_224", {**VIT, "qk_norm": True}),
     "no biases": Small("vit_tiny_patch16_224", {**VIT, "qkv_bias": False, "proj_bias": False}),
-    "timm's test model": Small("test_vit", TEST_VIT),
 }
 EVAS = {
     "eva, clip": Small("eva_giant_patch14_clip_224", EVA),
@@ -48,10 +46,8 @@ EVAS = {
     "dinov3, SwiGLU": Small("vit_small_plus_patch16_dinov3", WIDE, 48),
     "rotary positions": Small("vit_small_patch16_rope_224", WIDE, 48),
     "rotary positions of each block": Small("vit_small_patch16_rope_mixed_224", WIDE, 48),
-    "both kinds of positions": Small("vit_small_patch16_rope_mixed_ape_224", WIDE, 48),
     "registers, average pooling": Small("vit_medium_patch16_rope_reg1_gap_256", WIDE, 48),
     "perception encoder, attention pooling": Small("vit_pe_core_tiny_patch16_384", WIDE, 48),
-    "perception encoder, spatial": Small("vit_pe_spatial_tiny_patch16_512", WIDE, 48),
     "sapiens2, shared keys and values": Small("vit_base_patch16_sapiens2", {**WIDE, "num_kv_heads": 1}, 48),
     "queries and keys normed": Small("vit_small_patch16_dinov3", {**WIDE, "qk_norm": True}, 48),
     "class token alone": Small("eva02_tiny_patch14_224", {**WIDE, "global_pool": "token"}, 48),
@@ -70,17 +66,10 @@ OTHERS = {
     "efficientnet, group norm": Small("test_efficientnet_gn", {}),
     "mobilenetv3, long feature": Small("mobilenetv3_small_050", {}),
     "ghostnet, long feature": Small("ghostnet_050", {}),
-    "nfnet": Small("test_nfnet", {}),
-    "mambaout": Small("test_mambaout", {}),
     "densenet, no stochastic depth": Small("densenet121", {"block_config": (1, 1, 1, 1)}),
     "swin": Small("swin_tiny_patch4_window7_224", {**SWIN, "img_size": 64}, 64),
-    "swinv2": Small("swinv2_tiny_window8_256", {**SWIN, "img_size": 64}, 64),
-    "maxvit": Small(
-        "maxvit_rmlp_pico_rw_256", {"img_size": 64, "embed_dim": (32, 32, 32, 32), "depths": (1, 1, 1, 1)}, 64
-    ),
     "mixer": Small("mixer_s32_224", {"img_size": 64}, 64),
     "edgenext": Small("edgenext_xx_small", {}),
-    "xcit": Small("xcit_nano_12_p16_224", {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}),
     "cait": Small("cait_xxs24_224", {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}),
     "beit": Small("beit_base_patch16_224", {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}),
     "ViT, parallel blocks": Small("vit_small_patch16_18x2_224", VIT),

@@ -31,11 +31,6 @@ class TestBatchNorm:
         first = network.backbone.conv1(batch).mean(dim=(0, 2, 3))
         return network.backbone.bn1.momentum * first.detach()
 
-    def test_stage_1_has_the_statistics_of_the_source(self) -> None:
-        network = network_of("test_resnet").train()
-        network.encode(images(4, 0))
-        torch.testing.assert_close(network.backbone.bn1.running_mean, self.statistics(images(4, 0)))
-
     def test_stage_2_has_those_of_source_and_target_together(self) -> None:
         network, source, target = network_of("test_resnet").train(), images(4, 0), images(4, 3)
         outputs = network.encode_each(source, target)
@@ -109,13 +104,15 @@ class TestStochasticDepthOnRanks:
         assert told == [(5, [2, 3]), (2, None)]
 
 
+def make_vit(depth: int, pool: str = "token") -> VisionTransformer:
+    torch.manual_seed(0)
+    size = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "num_heads": 2, "num_classes": 0}
+    return VisionTransformer(**size, depth=depth, global_pool=pool)
+
+
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_taps_are_the_pooled_tokens_of_the_last_blocks_the_later_ones_first(pool: str) -> None:
-    torch.manual_seed(0)
-    vit = VisionTransformer(
-        img_size=16, patch_size=8, embed_dim=16, depth=4, num_heads=2, num_classes=0, global_pool=pool
-    ).eval()
-    images = torch.randn(3, 3, 16, 16)
+    vit, images = make_vit(4, pool).eval(), torch.randn(3, 3, 16, 16)
     model = Network(vit, Head(48, 5, "none"), taps=3).eval()
     assert model.dim == 48
     _, tokens = vit.forward_intermediates(images, indices=[1, 2], output_fmt="NLC", return_prefix_tokens=True)
@@ -124,12 +121,6 @@ def test_taps_are_the_pooled_tokens_of_the_last_blocks_the_later_ones_first(pool
     torch.testing.assert_close(model.features(images), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_what_has_no_blocks_has_one_tap() -> None:
-    resnet = timm.create_model("resnet18", num_classes=0)
-    assert Network(resnet, Head(512, 3, "none"), taps=4).taps == 1
-    vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0)
-    assert Network(vit, Head(32, 3, "none"), taps=9).taps == 2, "not more than it has"
-    mapped = VisionTransformer(
-        img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=0, global_pool="map"
-    )
-    assert Network(mapped, Head(16, 3, "none"), taps=2).taps == 1
+def test_there_are_no_more_taps_than_blocks_that_can_be_tapped() -> None:
+    backbones = timm.create_model("resnet18", num_classes=0), make_vit(2), make_vit(2, "map")
+    assert [Network(backbone, Head(16, 3, "none"), taps=9).taps for backbone in backbones] == [1, 2, 1]

@@ -253,16 +253,6 @@ class TestDistilled:
 
 
 class TestPositions:
-    def test_they_are_resized_bilinearly_for_a_larger_image(self) -> None:
-        model, state = vit(crop=48), plain_file_state()
-        load_state(model, state, "it")
-        assert model.pos_embed.shape == (1, 1 + 6 * 6, 32)
-        grid = state["pos_embed"][:, 1:].reshape(1, GRID, GRID, 32).permute(0, 3, 1, 2)
-        resized = torch.nn.functional.interpolate(grid, (6, 6), mode="bilinear", align_corners=False)
-        torch.testing.assert_close(model.pos_embed[:, 1:].detach(), resized.flatten(2).mT, rtol=0, atol=1e-6)
-        assert torch.equal(model.pos_embed[:, 0], state["pos_embed"][:, 0])
-        assert_holds(model, state, but=("pos_embed",))
-
     @pytest.mark.parametrize(("name", "prefix"), [("vit_small_patch14_reg4_dinov2", 0), ("eva02_tiny_patch14_224", 1)])
     def test_of_registers_and_of_another_class_of_timm(self, name: str, prefix: int) -> None:
         state, large = filled(create(name, 32, **SMALL)), create(name, 48, **SMALL)

@@ -47,17 +47,6 @@ def test_equals_the_dense_matrix_with_ties_and_any_tile(data, shape: tuple[int, 
     assert found.source_of_target.tolist() == columns.tolist()
 
 
-@pytest.mark.parametrize("device", devices())
-def test_ties_go_to_the_lowest_index_on_every_device(device: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    source = torch.randint(-1, 2, (3000, 3), generator=generator).float().to(device)
-    target = torch.randint(-1, 2, (2000, 3), generator=generator).float().to(device)
-    rows, columns = dense(source, target)
-    found = two_way(source, target, tile=300)
-    assert found.target_of_source.tolist() == rows.tolist()
-    assert found.source_of_target.tolist() == columns.tolist()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("device", devices())
 @given(seed=st.integers(0, 10**6), tile=st.integers(1, 80))

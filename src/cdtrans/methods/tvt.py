@@ -11,8 +11,8 @@ DANN's reversal R, whose lambda rises as there, and p the predictions on the tar
     min  CE(source) + beta L_domain(D) + gamma L_domain(D_p) + theta [mean H(p) - H(mean p)], H in bits
 
 As in the authors' code gradient flows through tau, to D_p and, reversed, to the keys. Changed: D_p has no Dropout, so
-that the result does not depend on the number of ranks, and D is DANN's critic. Not taken: the decoder of target patches,
-whose loss their code leaves out of the total; images of 256 pixels."""
+that the result does not depend on the number of ranks, and D is DANN's critic. Not taken: the decoder of target
+patches, whose loss their code leaves out of the total; images of 256 pixels."""
 
 import math
 from dataclasses import dataclass

@@ -265,13 +265,10 @@ def _build(architecture: str, kwargs: dict[str, Any]) -> "nn.Module":
     import timm
 
     try:
-        model: nn.Module = timm.create_model(architecture, pretrained=False, **kwargs)
+        return timm.create_model(architecture, pretrained=False, **kwargs)  # type: ignore[no-any-return]
     except TypeError:  # an argument that this model does not have: stochastic depth is the one we add ourselves
-        without = {name: value for name, value in kwargs.items() if name != "drop_path_rate"}
-        with suppress(Exception):
-            return timm.create_model(architecture, pretrained=False, **without)  # type: ignore[no-any-return]
-        raise
-    return model
+        others = {name: value for name, value in kwargs.items() if name != "drop_path_rate"}
+        return timm.create_model(architecture, pretrained=False, **others)  # type: ignore[no-any-return]
 
 
 def _check_size(backbone: Any, name: str, crop: int) -> None:

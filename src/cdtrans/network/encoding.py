@@ -26,14 +26,11 @@ class Encoded(NamedTuple):
 
 
 class Frozen:
-    """The features of a backbone that nothing has been trained of yet, so that it sees each image once, however often
-    the head changes. `thaw` when training begins."""
+    """The features of a backbone of which nothing has been trained yet, so that it sees each image once, however often
+    the head changes."""
 
     def __init__(self) -> None:
         self.features: dict[str, Tensor] | None = {}  # by the name of a domain: [N, D], this rank's share
-
-    def thaw(self) -> None:
-        self.features = None
 
 
 class Encoder:
@@ -63,7 +60,7 @@ class Encoder:
     def thaw(self) -> None:
         """Encode images anew from now on: training has begun."""
         if self.frozen is not None:
-            self.frozen.thaw()
+            self.frozen.features = None
 
     def _frozen(self, images: Images, name: str, known: dict[str, Tensor]) -> Encoded:
         if name not in known:
