@@ -66,36 +66,38 @@ CALIBRATED = {
 }
 
 
+Tone = Literal["good", "warned", "bad"]
+
+
 class Headline(NamedTuple):
     """The verdict in a few words and in one sentence."""
 
-    tone: Literal["good", "warned", "bad"]
+    tone: Tone
     badge: str
     sentence: str
 
 
+VERDICTS: dict[str, tuple[Tone, str]] = {
+    "better": ("good", "better"),
+    "unknown": ("warned", "cannot tell"),
+    "harm": ("bad", "harm found"),
+}
+
+
 def headline(outcome: Outcome) -> Headline:
-    model, kind = chosen_model(outcome.choice), outcome.verdict.kind
+    """The verdict, and the model that the run uses; `opening` says why."""
+    uses = f"This run uses {chosen_model(outcome.choice)}"
     if outcome.trained_with_labels:
         sentence = "This run was trained on pairs made with target labels: it is a measurement, not an adaptation."
         return Headline("warned", "trained with target labels", sentence)
     if outcome.choice.by == "person":
-        sentence = f"This run uses {model}, which was chosen by hand ('cdtrans choose') against the run's own choice."
+        sentence = f"{uses}, which was chosen by hand ('cdtrans choose') against the run's own choice."
         return Headline("warned", "chosen by hand", sentence)
     if not outcome.adapted_epoch:
-        return Headline("bad", "stopped", f"There is no adapted model: the run was stopped and selected {model}.")
-    if kind == "unknown":
-        sentence = f"This run selected {model}; without labels it could not tell if that is better than the source-only"
-        return Headline("warned", "cannot tell", f"{sentence} model.")
-    if kind == "harm":
-        sentence = f"Adaptation was judged to do harm, so this run selected {model}."
-        if not outcome.guard:
-            sentence = f"This run selected {model} against the evidence, because the guard was off."
-        return Headline("bad", "harm found", sentence)
-    if outcome.setback:
-        sentence = f"Training went wrong later on, so this run selected {model}, an earlier one."
-        return Headline("warned", "later epochs went wrong", sentence)
-    return Headline("good", "better", f"This run selected {model}, which the evidence supports.")
+        return Headline("bad", "stopped", f"{uses}: there is no adapted model.")
+    if outcome.setback and outcome.verdict.kind == "better":
+        return Headline("warned", "later epochs went wrong", f"{uses}, an earlier one.")
+    return Headline(*VERDICTS[outcome.verdict.kind], f"{uses}.")
 
 
 def trained_with_labels(outcome: Outcome, model: str) -> str:
