@@ -80,18 +80,16 @@ def adapt_to_target(
         encoded = train(run, method, data, watch, config, screen)
         last = {name: x.clone() for name, x in network.state_dict().items()}
     except Hopeless as error:
-        before, measures = watch.before, [gave_up(error)]
-        if before is None or not (config.guard or watch.best):
+        measures = [gave_up(error)]
+        if watch.before is None or not (config.guard or watch.best):
             raise
-        if not watch.best:
-            assert watch.evidence is not None, "it comes with the impression"
-            at_start = judge_source(before, watch.evidence)
-            against = at_start if objections(at_start) else measures
-            return Adaptation(network, before, None, 0, last, watch.evidence, against)
     before, best = watch.before, watch.best
     assert before is not None, "the first round makes it"
     assert watch.evidence is not None, "the first round makes it"
-    assert best is not None, "there is at least one epoch"
+    if best is None:  # training broke off in its first epoch
+        at_start = judge_source(before, watch.evidence)
+        against = at_start if objections(at_start) else measures
+        return Adaptation(network, before, None, 0, last, watch.evidence, against)
     with run.timed("verdict"):
         if best.epoch != config.epochs or not last:
             network.load_state_dict(best.weights)
