@@ -116,7 +116,7 @@ def test_labels_say_whether_the_right_model_was_chosen(
     better: str, choice: Choice, verdict: str, words: list[str]
 ) -> None:
     scores = Scores(0.5, Interval(0.3, 0.7), 0.5, Interval(0.3, 0.7), (5,), (10,), ((5,),))
-    comparison = Comparison(9, 1, 9, 1, 0.02, better, disagree=20, more_labels=17 if better == "open" else None)
+    comparison = Comparison(9, 1, 0.02, better, disagree=20, more_labels=17 if better == "open" else None)
     models = {"source": scores, "adapted": scores}
     measured = Measured("adapted", ("a",), 25, 60, False, models, comparison=comparison, random=True)
     of_run = outcome(choice=choice, verdict=Verdict(verdict, ()))

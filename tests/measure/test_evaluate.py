@@ -107,7 +107,8 @@ def test_every_epoch_and_both_models_are_scored_and_kept(finished, tmp_path: Pat
     assert [summary[name] for name in named] == pytest.approx(wanted)
     compared = measured.comparison
     assert compared is not None
-    assert compared.adapted_right - compared.source_right == compared.adapted_alone - compared.source_alone
+    gained = 21 * (by_hand[outcome.adapted_epoch] - by_hand[0])
+    assert compared.adapted_alone - compared.source_alone == pytest.approx(gained)
     assert compared.better == "adapted", "by the whole target, whatever chance may explain"
 
 

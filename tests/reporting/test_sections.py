@@ -204,7 +204,7 @@ MEASURED = Measured(
     models={"source": SOURCE, "adapted": SCORES},
     epochs=tuple(replace(SCORES, accuracy=accuracy) for accuracy in (0.5, 0.6, 0.7)),
     adapted_epoch=2,
-    comparison=Comparison(7, 5, 2, 0, 0.5, "adapted", disagree=9),
+    comparison=Comparison(2, 0, 0.5, "adapted", disagree=9),
     calibration=(CalibrationBin(0.5, 0.4, 10),),
 )
 

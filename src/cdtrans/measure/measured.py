@@ -313,7 +313,7 @@ def compare(target: RunTarget, places: np.ndarray, true: np.ndarray, *, whole: b
     elif not whole and p >= SIGNIFICANT:
         better = "open"
     more = labels_to_decide(wins, losses, len(places), len(target)) if random and better == "open" else None
-    return Comparison(int(adapted.sum()), int(source.sum()), wins, losses, p, better, disagree, more)
+    return Comparison(wins, losses, p, better, disagree, more)
 
 
 def calibration(confidence: np.ndarray, right: np.ndarray) -> tuple[CalibrationBin, ...]:

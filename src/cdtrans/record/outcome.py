@@ -193,8 +193,6 @@ class Scores:
 class Comparison:
     """The adapted model against the source-only one, on the same labelled images."""
 
-    adapted_right: int
-    source_right: int
     adapted_alone: int  # images on which only the adapted model is right
     source_alone: int
     p: float  # McNemar's test, exact and two-sided
