@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 
 from cdtrans.config import Config
@@ -20,7 +21,6 @@ from cdtrans.inputs.decode import decode_domain
 from cdtrans.inputs.images import pixel_digest, thumbnails
 from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
 from cdtrans.inputs.scan import UnlabelledDomain
-from cdtrans.record.files import Lock
 from stores import SIZE, assert_right, draw, edit_index, expected, make_images, open_store, store_file
 from support import Notes, raises
 
@@ -43,9 +43,10 @@ def test_equal_images_have_equal_digests_whatever_their_names(files, cache, deco
     assert opened.digests == [pixel_digest(expected(file)) for file in files]
     assert opened.digests[10] == opened.digests[3]
     assert len(set(opened.digests)) == 10
-    decoded.clear()
-    assert open_store(files[::-1], cache).digests == opened.digests[::-1]  # remembered in the store
-    assert decoded == []
+    assert sorted(decoded) == [file.name for file in files]
+    again = open_store(files[::-1], cache)
+    assert (again.digests, again.rows.tolist()) == (opened.digests[::-1], opened.rows.tolist()[::-1])
+    assert len(decoded) == len(files), "remembered in the store"
 
 
 def test_streamed_images_have_the_traces_of_stored_ones(files, cache):
@@ -59,14 +60,6 @@ def test_streamed_images_have_the_traces_of_stored_ones(files, cache):
     np.testing.assert_array_equal(stored.traces().thumbnails, streamed.traces().thumbnails)
     third = expected(stored.domain.files()[3])
     np.testing.assert_array_equal(stored.traces().thumbnails[3], thumbnails(third[None])[0])
-
-
-def test_second_open_decodes_nothing(files, cache, decoded):
-    first = open_store(files, cache)
-    assert sorted(decoded) == [file.name for file in files]
-    again = open_store(files[::-1], cache)
-    assert len(decoded) == len(files)
-    assert again.rows.tolist() == first.rows.tolist()[::-1]
 
 
 def test_a_store_is_shared_by_all_spellings_of_its_root(files, cache, decoded, monkeypatch, tmp_path):
@@ -120,20 +113,6 @@ def test_only_bad_files_and_no_files(files, cache):
     assert len(open_store([], cache, root=files[0].parent).rows) == 0
 
 
-def test_rows_follow_the_files_whichever_thread_is_first(files, cache, monkeypatch):
-    real = stream.decode
-
-    def last_first(path: Path) -> Image.Image:
-        time.sleep(0.002 * (10 - int(path.stem)))
-        return real(path)
-
-    monkeypatch.setattr(stream, "decode", last_first)
-    monkeypatch.setattr(stream, "processor_count", lambda: 10)
-    opened = open_store(files, cache)
-    assert opened.rows.tolist() == list(range(10))
-    assert_right(opened, files)
-
-
 def test_files_that_are_listed_twice_lie_elsewhere_or_have_odd_names(files, cache, tmp_path, decoded):
     odd = [draw(tmp_path / name, seed=50 + n) for n, name in enumerate(["ü \n.png", os.fsdecode(b"\xff.png")])]
     listed = [*odd, files[0], odd[0]]
@@ -142,24 +121,6 @@ def test_files_that_are_listed_twice_lie_elsewhere_or_have_odd_names(files, cach
         assert_right(opened, listed)
         assert opened.rows.tolist() == [0, 1, 2, 0]
     assert len(decoded) == 3
-
-
-def test_a_bounded_number_of_images_is_decoded_ahead(tmp_path, cache, decoded, monkeypatch):
-    files = make_images(tmp_path / "images", 40)
-    ahead: list[int] = []
-    real = pixels.Store.append
-
-    def append(store, images) -> None:
-        ahead.append(len(decoded) - store.rows)
-        real(store, images)
-
-    monkeypatch.setattr(pixels, "CHUNK_IMAGES", 8)
-    monkeypatch.setattr(stream, "IN_FLIGHT_PER_WORKER", 4)
-    monkeypatch.setattr(stream, "processor_count", lambda: 2)
-    monkeypatch.setattr(pixels.Store, "append", append)
-    assert_right(open_store(files, cache), files)
-    assert len(ahead) == 5
-    assert max(ahead) <= 16
 
 
 # Damage
@@ -208,7 +169,7 @@ def test_no_flipped_bit_in_the_index_gives_wrong_pixels(files, cache):
         index.write_bytes(sound)
 
 
-def test_lost_rows_are_decoded_again(files, cache, decoded):
+def test_pixels_that_are_lost_or_changed_on_the_disk_are_decoded_again(files, cache, decoded):
     open_store(files, cache)
     for lost in (7, 0):
         os.truncate(store_file(cache, PIXELS), lost * SIZE * SIZE * 3 + 5)
@@ -217,10 +178,6 @@ def test_lost_rows_are_decoded_again(files, cache, decoded):
         assert sorted(decoded) == [file.name for file in files[lost:]]
     store_file(cache, PIXELS).unlink()
     assert_right(open_store(files, cache), files)
-
-
-def test_pixels_that_have_changed_on_the_disk_are_decoded_again(files, cache, decoded):
-    open_store(files, cache)
     rows, length = store_file(cache, PIXELS), SIZE * SIZE * 3
     content = bytearray(rows.read_bytes())
     content[3 * length : 5 * length] = bytes(2 * length)  # zeros
@@ -454,13 +411,13 @@ def test_a_store_cleared_while_waiting_is_begun_anew(cache, files, monkeypatch):
 def test_clear_spares_the_lock_of_a_store_that_is_begun_right_after(cache, files, monkeypatch):
     """Without it, two processes could write to that store."""
     open_store(files, cache)
-    file, close = store_file(cache, LOCK), Lock.close
+    file, release = store_file(cache, LOCK), FileLock.release
 
-    def begun_right_after(lock: Lock) -> None:
-        close(lock)
+    def begun_right_after(lock: FileLock, force: bool) -> None:
+        release(lock, force)
         file.write_text("of the next store")
 
-    monkeypatch.setattr(Lock, "close", begun_right_after)
+    monkeypatch.setattr(FileLock, "release", begun_right_after)
     assert clear_stores(cache) > 0
     assert file.exists()
 

@@ -41,18 +41,6 @@ def test_the_order_is_kept_when_the_first_is_the_slowest(monkeypatch: pytest.Mon
     assert levels(decode_in_order([plain(n) for n in range(24)], SIZE)) == list(range(24))
 
 
-def test_a_few_are_decoded_ahead_and_no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even from a source without end."""
-    monkeypatch.setattr(stream, "processor_count", lambda: 2)
-    before, taken = threading.active_count(), itertools.count()
-    results = decode_in_order((plain(next(taken) % 256) for _ in itertools.repeat(None)), SIZE)
-    assert levels(itertools.islice(results, 50)) == list(range(50))
-    assert threading.active_count() > before
-    results.close()
-    assert next(taken) <= 50 + 2 * IN_FLIGHT_PER_WORKER
-    assert threading.active_count() == before
-
-
 def test_special_files_are_unreadable_and_never_opened(tmp_path: Path) -> None:
     """A reader would wait forever: nobody writes to the pipe, and the device never ends."""
     os.mkfifo(tmp_path / "pipe.png")
