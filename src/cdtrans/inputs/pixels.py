@@ -283,13 +283,9 @@ def list_stores(cache: Path) -> list[StoreInfo]:
 
 def clear_stores(cache: Path, root: Path | None = None) -> int:
     """Delete all stores, or those of `root`; one that is being built stays. Returns the bytes freed."""
-    freed = 0
     with explained(cache):
-        for folder in _folders(cache):
-            info = _info(folder)
-            if root is None or (info and info.root == _real(root)):
-                freed += _clear(folder)
-    return freed
+        stores = {folder: _info(folder) for folder in _folders(cache)}
+        return sum(_clear(f) for f, info in stores.items() if root is None or (info and info.root == _real(root)))
 
 
 def _info(folder: Path) -> StoreInfo | None:

@@ -13,7 +13,7 @@ from cdtrans.record.outcome import Basis, Choice, Crowd, Estimate, Outcome, Verd
 from cdtrans.record.probabilities import calibrated, temperature, trade_off
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, check_folder, confidence_views, predictions_csv, remove_state
-from cdtrans.run.inputs import Inputs, Plan, fingerprints
+from cdtrans.run.inputs import Inputs, Plan
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.runtime.screen import Screen
@@ -52,7 +52,7 @@ def show_finished(plan: Plan, config: Resolved) -> Outcome:
     record = RunRecord(out)
     screen.say(f"The run in '{out}' is already finished.")
     Given.warn_of_changes(record, config, plan.source.classes, plan.target, screen)
-    before, now = vars(record.data.scanned), vars(fingerprints(plan.source, plan.target))
+    before, now = vars(record.data.scanned), vars(plan.scanned)
     if changed := [name for name in now if before[name] != now[name]]:
         screen.warn(
             f"The {' and '.join(changed)} images have changed since the run in '{out}' began, but its result is "

@@ -43,6 +43,11 @@ class Plan:
     method: "type[Method] | None"  # replaces the class that the settings name
     started: float  # time of the monotonic clock
 
+    @property
+    def scanned(self) -> Scanned:
+        """The images as they are on disk, so that they can be compared at any time."""
+        return Scanned(self.source.fingerprint(), self.target.fingerprint())
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -150,42 +155,28 @@ def scan_domains(
     return source, target
 
 
-def fingerprints(source: LabelledDomain, target: UnlabelledDomain) -> Scanned:
-    """The images as they are on disk, so that they can be compared at any time."""
-    return Scanned(source.fingerprint(), target.fingerprint())
-
-
-def decode_inputs(
-    config: Resolved,
-    method: "type[Method]",
-    source: LabelledDomain,
-    target: UnlabelledDomain,
-    screen: Screen,
-    *,
-    force: bool,
-) -> Inputs:
+def decode_inputs(plan: Plan, config: Resolved, method: "type[Method]") -> Inputs:
     """Decode, check and split what was scanned, or refuse it."""
-    scanned = fingerprints(source, target)
-    decoded_source = decode_source(source, config, screen)
-    decoded_target = decode_domain(target, config, screen, "target")
-    decoded_target.require_readable("target", config.max_bad, screen)
+    screen, scanned = plan.screen, plan.scanned
+    source = decode_source(plan.source, config, screen)
+    target = decode_domain(plan.target, config, screen, "target")
+    target.require_readable("target", config.max_bad, screen)
     started = time.monotonic()
-    findings = check_data(decoded_source, decoded_target, force=force, screen=screen)
+    findings = check_data(source, target, force=plan.force, screen=screen)
     seconds = round(time.monotonic() - started, 3)
-    given = Given.read(config, source.classes, decoded_target, screen)
-    train, held_out = hold_out(decoded_source, config, screen)
-    if max(len(train), len(decoded_target)) < method.least_batch:
+    given = Given.read(config, source.domain.classes, target, screen)
+    train, held_out = hold_out(source, config, screen)
+    if max(len(train), len(target)) < method.least_batch:
         raise DataError(
             "too-few-images",
             f"The method '{config.method}' needs a batch of {method.least_batch} images, but source and target both "
             "have fewer; add images, or choose another --method.",
         )
-    if min(len(train) or len(decoded_target), len(decoded_target), config.batch_size) < world():
+    if min(len(train) or len(target), len(target), config.batch_size) < world():
         raise SettingsError(
-            "too-many-ranks",
-            f"There are more processes ({world()}) than images or than --batch-size; start fewer.",
+            "too-many-ranks", f"There are more processes ({world()}) than images or than --batch-size; start fewer."
         )
-    return Inputs(train, held_out, decoded_target, given, findings, scanned, seconds)
+    return Inputs(train, held_out, target, given, findings, scanned, seconds)
 
 
 def decode_source(source: LabelledDomain, config: Resolved, screen: Screen) -> Decoded[LabelledDomain]:

@@ -182,7 +182,7 @@ def run_session(plan: Plan) -> Outcome:
     origin = Origin(plan.out, config)
     network, card = origin.network(config, kind, plan.source.classes)
     open_screen(plan.out, config, screen, trains=kind.trains)
-    inputs = decode_inputs(config, kind, plan.source, plan.target, screen, force=plan.force)
+    inputs = decode_inputs(plan, config, kind)
     data = inputs.describe(config)
     origin.require_same_images(data.source)
     with RunWriter.open(plan.out, config, data) as run:
