@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,8 @@ class TestPseudoLabels:
     def test_a_damaged_file_costs_only_its_own_row(
         self, pseudo_labels: Path, task: Task, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        plan = planned(task, pseudo_labels)
+        two = replace(PSEUDO_LABELS, variants=PSEUDO_LABELS.variants[1:3])
+        plan = planned(task, pseudo_labels, two)
         monkeypatch.setattr(Plan, "write_files", lambda *content: None)
 
         def table(results: Results) -> dict[str, Any]:

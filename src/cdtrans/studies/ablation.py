@@ -238,7 +238,8 @@ def run_record(result: RunResult) -> dict[str, Any]:
 def write_table(plan: Plan, results: Results) -> dict[str, Any]:
     """Write the table from what the run folders hold now. Returns the content of NAME.json."""
     by_paper = {variant.paper: variant for variant in plan.ablation.variants}
-    rows = [read_row(plan, results, by_paper[paper.method], paper) for paper in plan.ablation.paper()]
+    papers = (paper for paper in plan.ablation.paper() if paper.method in by_paper)
+    rows = [read_row(plan, results, by_paper[paper.method], paper) for paper in papers]
     unfinished = [row.variant.folder for row in rows if row.result is None]
     record = plan.described() | {"seed": plan.config.seed, "unfinished": unfinished}
     record["rows"] = [row.record() for row in rows]
