@@ -132,12 +132,12 @@ class PartFolder:
 
     def __exit__(self, *_: object) -> None:
         """Rank 0 removes the folder if no part is in it."""
-        if self.lock is None:
-            return
-        self.lock.close()
-        if not self.names():
-            with suppress(OSError):  # another process is at work there
-                (self.folder / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # another process is at work there, or an interruption came before the lock
+            if self.lock is not None:
+                self.lock.close()
+                if not self.names():
+                    (self.folder / LOCK).unlink(missing_ok=True)
+            if launched_rank() == 0:
                 self.folder.rmdir()
 
     def remove(self) -> None:
