@@ -94,15 +94,8 @@ def test_the_first_block_s_residual_is_an_option(tiny: Tiny, residual: bool) -> 
     assert same == residual, "the authors' code has it"
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"center_aware": False, "mutual_pairs": "once", "pairing": "one_way_source", "target_class": "pair"},
-        {"detach_teacher": True, "first_block_residual": False, "loss_source": "none"},
-    ],
-)
-def test_the_settings_of_a_run_reach_the_method(tiny: Tiny, values: dict[str, Any]) -> None:
+def test_the_settings_of_a_run_reach_the_method(tiny: Tiny) -> None:
+    values: dict[str, Any] = {"center_aware": False, "target_class": "pair", "detach_teacher": True}
     for settings in (values, {"method_args": values}):
         method = make_method(CDTrans, tiny[0], make_config(settings), Sizes(5, 10, 10))
         assert method.options == CDTransOptions(**values)

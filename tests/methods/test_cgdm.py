@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cdtrans.methods.base import Batch
-from cdtrans.methods.cgdm import CGDM, gradient_discrepancy, supervised_loss, weighted_loss
+from cdtrans.methods.cgdm import CGDM, gradient_discrepancy, weighted_loss
+from cdtrans.methods.mcd import supervised_loss
 from support import Updates, tiny_batch, tiny_method
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Update
-from cdtrans.methods.mcd import MCD
+from cdtrans.methods.mcd import MCD, predictions, supervised_loss
 from cdtrans.methods.minent import entropy
 from cdtrans.methods.shot import entropy_of_mean
 from cdtrans.schema import option
@@ -89,15 +89,6 @@ class CGDM(MCD):
                 without_bias = isinstance(following, nn.BatchNorm1d)
                 tensors += [p for name, p in layer.named_parameters() if not (without_bias and name == "bias")]
         return tensors
-
-
-def predictions(logits: Sequence[Tensor]) -> list[Tensor]:
-    return [z.softmax(dim=1) for z in logits]
-
-
-def supervised_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """The cross-entropy of both classifiers."""
-    return torch.stack([F.cross_entropy(z, labels) for z in logits]).sum()
 
 
 def weighted_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:

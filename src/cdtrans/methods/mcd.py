@@ -11,6 +11,7 @@ Served is the mean of both classifiers' logits; they are MLPs of two hidden laye
 d is a mean over the classes, so its weight must grow with their number: 'auto' is K / 3, about as in the Transfer
 Learning Library. Not taken: the authors' optimisers. In C a backbone's BatchNorm layers see the target alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -59,34 +60,40 @@ class MCD(Method):
         update(supervised, [*generator, *classifiers])  # A
 
         with torch.no_grad():
-            features = self.features(batch.x_s, batch.x_t)
-        again, discrepancy = self.both_domains(batch, features)
+            both = self.features(batch.x_s, batch.x_t)
+        again, discrepancy = self.both_domains(batch, both)
         update(again - self.trade_off * discrepancy, classifiers)  # B
 
         for _ in range(self.options.generator_updates):  # C
-            discrepancy = self.discrepancy(*self.predictions(self.features(batch.x_t)[0]))
+            (features,) = self.features(batch.x_t)
+            discrepancy = self.discrepancy(*predictions(self.classifiers.each(features)))
             update(self.trade_off * discrepancy, generator)
         return {"loss_source": supervised, "loss_discrepancy": discrepancy}
 
     def both_domains(self, batch: Batch, features: tuple[Tensor, ...] | None = None) -> tuple[Tensor, Tensor]:
         """Cross-entropy on the source with the balance term, and the discrepancy on the target."""
-        source, target = features or self.features(batch.x_s, batch.x_t)
-        first, second = self.classifiers.each(source)
-        p, q = self.predictions(target)
-        supervised = F.cross_entropy(first, batch.y_s) + F.cross_entropy(second, batch.y_s)
-        return supervised + self.options.balance * (balance(p) + balance(q)), self.discrepancy(p, q)
+        source, target = map(self.classifiers.each, features or self.features(batch.x_s, batch.x_t))
+        p, q = predictions(target)
+        supervised = supervised_loss(source, batch.y_s) + self.options.balance * (balance(p) + balance(q))
+        return supervised, self.discrepancy(p, q)
 
     def features(self, *batches: Tensor) -> tuple[Tensor, ...]:
         """[B, D] of each batch, in one pass of the backbone; of all ranks."""
         return tuple(gather(feature) for feature in self.network.features_each(*batches))
 
-    def predictions(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = self.classifiers.each(features)
-        return first.softmax(dim=1), second.softmax(dim=1)
-
     @staticmethod
     def discrepancy(p: Tensor, q: Tensor) -> Tensor:
         return (p - q).abs().mean()
+
+
+def supervised_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """The cross-entropy of both classifiers."""
+    first, second = (F.cross_entropy(z, labels) for z in logits)
+    return first + second
+
+
+def predictions(logits: Sequence[Tensor]) -> list[Tensor]:
+    return [z.softmax(dim=1) for z in logits]
 
 
 def balance(p: Tensor) -> Tensor:
