@@ -18,7 +18,7 @@ from cdtrans.methods.base import Batch, Method, NoOptions, Round, Sizes, Update
 from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.network.encoding import Encoded, Encoder
 from cdtrans.network.network import Output
-from cdtrans.pairing.pairs import Domains, Pairs, Proposals, union
+from cdtrans.pairing.pairs import Domains, Pairs, Proposals, proposed
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import adaptation
@@ -88,7 +88,7 @@ class Probe(Method):
         self.rounds.append(round)
         if self.fixed is not None:
             return self.fixed
-        source, target = union(domains.neighbours, "twice")
+        source, target = proposed(domains.neighbours, "two_way", "twice")
         labels, centers = domains.source_labels[source], domains.centers[target]
         return Proposals(source, target, labels, centers, labels == centers)
 

@@ -24,10 +24,9 @@ from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.network.blocks import attend, embed, position, project_heads, why_no_shared_attention
 from cdtrans.network.network import Network, Output
 from cdtrans.network.operations import Stream, Update, add_norm, queries_keys_values
-from cdtrans.pairing.pairs import Domains, Proposals, one_way, union
+from cdtrans.pairing.pairs import Domains, Proposals, proposed
 
 EXAMPLES = "deit_small, dinov2_small or dinov3_small"
-ONE_WAY = ("one_way_source", "one_way_target")
 
 
 class Branches(NamedTuple):
@@ -76,10 +75,7 @@ class CDTrans(ThreeBranches):
         """Pair every image with its nearest neighbour in the other domain (Eq. 3 and 4). A pair is kept if the class of
         the target image's nearest centre (Eq. 5 to 7) is the source image's label."""
         options = self.options
-        if options.pairing in ONE_WAY:
-            source, target = one_way(domains.neighbours, options.pairing)
-        else:
-            source, target = union(domains.neighbours, options.mutual_pairs)
+        source, target = proposed(domains.neighbours, options.pairing, options.mutual_pairs)
         labels, centers = domains.source_labels[source], domains.centers[target]  # [P]
         if options.center_aware:
             kept = labels == centers

@@ -206,10 +206,7 @@ class Transferability(nn.Module):
         self.critic = nn.Sequential(
             nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 1), nn.Flatten(-2)
         )
-        for layer in self.critic:
-            if isinstance(layer, nn.Linear):
-                nn.init.xavier_normal_(layer.weight)
-                nn.init.zeros_(layer.bias)
+        start(self.critic, nn.init.xavier_normal_)
 
     def forward(self, keys: Tensor) -> Tensor:
         """[B, N, heads, d] -> [B, N, heads, 1]: the factors of all tokens."""
@@ -223,6 +220,14 @@ class Transferability(nn.Module):
     def factors(self, logits: Tensor) -> Tensor:
         """[B, patches, heads] -> [B, N, heads, 1]. Class and register tokens have 1."""
         return F.pad(bits(logits), (0, 0, self.prefix, 0), value=1.0)[..., None]
+
+
+def start(module: nn.Module, fill: Callable[[Tensor], Tensor], bias: float = 0.0) -> None:
+    """Initialise the linear layers of a module."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            fill(layer.weight)
+            nn.init.constant_(layer.bias, bias)
 
 
 def bits(logits: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from cdtrans.network.blocks import (
     possible_taps,
     run_blocks,
     self_attention,
+    start,
     why_no_shared_attention,
 )
 from cdtrans.network.operations import Stream, Update
@@ -101,7 +103,7 @@ class MeanHead(AnyHead):
         self.heads = nn.ModuleList(
             nn.Sequential(*layer(dim), *layer(hidden), nn.Linear(hidden, classes)) for _ in range(heads)
         )
-        _start(self)
+        start(self, partial(nn.init.normal_, std=MLP_STD))
 
     def each(self, feature: Tensor) -> list[Tensor]:
         """The logits of every classifier, [B, K] each."""
@@ -121,7 +123,7 @@ class BottleneckHead(AnyHead):
         self.block = nn.Sequential(nn.Linear(dim, bottleneck), nn.BatchNorm1d(bottleneck), nn.ReLU())
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(bottleneck, classes)
-        _start(self)
+        start(self, partial(nn.init.normal_, std=MLP_STD))
 
     def classify(self, feature: Tensor) -> Output:
         feature = self.block(feature)
@@ -154,18 +156,8 @@ class Correction(nn.Sequential):
     """[B, D] -> [B, D], small at first."""
 
     def __init__(self, dim: int, hidden: int) -> None:
-        layers = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        super().__init__(layers[0], nn.ReLU(), layers[1])
-        for layer in layers:
-            nn.init.normal_(layer.weight, std=CORRECTION_STD)
-            nn.init.constant_(layer.bias, CORRECTION_BIAS)
-
-
-def _start(head: nn.Module) -> None:
-    for module in head.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=MLP_STD)
-            nn.init.zeros_(module.bias)
+        super().__init__(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim))
+        start(self, partial(nn.init.normal_, std=CORRECTION_STD), CORRECTION_BIAS)
 
 
 def build_head(spec: dict[str, Any], dim: int, classes: int, neck: str) -> AnyHead:

@@ -137,15 +137,9 @@ class Proposals:
     def pairs(self) -> Pairs:
         kept = self.mask()
         weight = torch.ones(len(kept), device=kept.device) if self.weight is None else self.weight
-        return Pairs(
-            source=self.source[kept],
-            target=self.target[kept],
-            source_labels=self.source_labels[kept],
-            target_labels=self.target_labels[kept],
-            weight=weight[kept],
-            proposed=len(kept),
-            coupled=self.coupled,
-        )
+        columns = (self.source, self.target, self.source_labels, self.target_labels, weight)
+        source, target, source_labels, target_labels, weight = (x[kept] for x in columns)
+        return Pairs(source, target, source_labels, target_labels, weight, len(kept), self.coupled)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every proposal with its labels, so that people can see why a pair was kept or not."""
@@ -164,24 +158,20 @@ def shuffled(indices: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return indices[torch.cat(rounds)[:count]]
 
 
-def union(neighbours: Neighbours, mutual: str) -> tuple[Tensor, Tensor]:
-    """P_T then P_S, in the authors' order. A pair that both images propose is in their list twice (`mutual="twice"`);
-    the paper's union holds it once (`mutual="once"`)."""
+def proposed(neighbours: Neighbours, pairing: str, mutual: str) -> tuple[Tensor, Tensor]:
+    """Source and target of every pair. `one_way_source` is P_S (Eq. 3), every source image with its nearest target
+    image, `one_way_target` is P_T (Eq. 4), and `two_way` has P_T, then P_S, in the authors' order. A pair that both
+    images propose is in their list twice (`mutual="twice"`); the paper's union holds it once (`mutual="once"`)."""
     target_of_source, source_of_target = neighbours
-    targets = torch.arange(len(source_of_target), device=source_of_target.device)
-    sources = torch.arange(len(target_of_source), device=target_of_source.device)
+    sources, targets = (torch.arange(len(x), device=x.device) for x in neighbours)
+    if pairing == "one_way_source":
+        return sources, target_of_source
+    if pairing == "one_way_target":
+        return source_of_target, targets
     if mutual == "once":
         new = source_of_target[target_of_source] != sources
         sources, target_of_source = sources[new], target_of_source[new]
     return torch.cat([source_of_target, sources]), torch.cat([targets, target_of_source])
-
-
-def one_way(neighbours: Neighbours, pairing: str) -> tuple[Tensor, Tensor]:
-    """P_S (Eq. 3) for `one_way_source`, every source image with its nearest target image, or P_T (Eq. 4)."""
-    target_of_source, source_of_target = neighbours
-    if pairing == "one_way_source":
-        return torch.arange(len(target_of_source), device=target_of_source.device), target_of_source
-    return source_of_target, torch.arange(len(source_of_target), device=source_of_target.device)
 
 
 def require_pairs(pairs: Pairs, epoch: int) -> None:

@@ -17,7 +17,7 @@ from cdtrans.methods import class_in_file
 from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
 from cdtrans.pairing.neighbours import normalised, two_way
-from cdtrans.pairing.pairs import Domains, Proposals, union
+from cdtrans.pairing.pairs import Domains, Proposals, proposed
 from cdtrans.schema import option
 
 Labelled = TypeVar("Labelled", bound="KnownPairs")
@@ -72,7 +72,7 @@ class GroundTruth(KnownPairs):
         for label in labels.unique():
             s, t = (labels == label).nonzero().squeeze(1), (true == label).nonzero().squeeze(1)
             if len(t):
-                i, j = union(two_way(f_s[s], f_t[t]), self.options.mutual_pairs)
+                i, j = proposed(two_way(f_s[s], f_t[t]), "two_way", self.options.mutual_pairs)
                 pairs.append(torch.stack([s[i], t[j]]))
         source, target = torch.cat(pairs, dim=1)
         return Proposals(source, target, labels[source], labels[source])
