@@ -18,27 +18,17 @@ def make_batch() -> Batch:
     return tiny_batch(4)._replace(i_t=torch.tensor([7, 0, 3, 5]))
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, 0.25])
-def test_a_mixed_image_is_its_patches_mixed(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shares", [[0.0] * 4, [1.0] * 4, [0.25] * 4, [1.0, 0.0, 0.5, 0.0]], ids=str)
+def test_a_mixed_image_is_its_patches_mixed(shares: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixing tokens is mixing patches, and so pixels: the embedding of a patch is linear."""
-    method, batch = make_method().eval(), make_batch()
-    monkeypatch.setattr(method, "draw", lambda images, patches: torch.full((images, patches), share))
-    (_, mixed, _), shares = method.features(batch.x_s, batch.x_t)
-    by_hand = method.network.features(share * batch.x_s + (1 - share) * batch.x_t)
-    torch.testing.assert_close(mixed, by_hand)
-    assert shares.tolist() == [share] * 4
-
-
-def test_every_patch_has_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, batch = make_method().eval(), make_batch()
-    monkeypatch.setattr(method, "draw", lambda images, patches: torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(images, -1))
-    (source, mixed, target), shares = method.features(batch.x_s, batch.x_t)
-    by_hand = batch.x_t.clone()
-    by_hand[:, :, :8, :8] = batch.x_s[:, :, :8, :8]
-    torch.testing.assert_close(mixed, method.network.features(by_hand))
-    torch.testing.assert_close(source, method.network.features(batch.x_s))
-    torch.testing.assert_close(target, method.network.features(batch.x_t))
-    assert shares.tolist() == [0.25] * 4
+    method, batch, drawn = make_method().eval(), make_batch(), torch.tensor(shares)
+    monkeypatch.setattr(method, "draw", lambda images, patches: drawn.expand(images, -1))
+    features, share = method.features(batch.x_s, batch.x_t)
+    pixels = drawn.view(2, 2).repeat_interleave(8, dim=0).repeat_interleave(8, dim=1)
+    by_hand = (batch.x_s, pixels * batch.x_s + (1 - pixels) * batch.x_t, batch.x_t)
+    for ours, images in zip(features, by_hand, strict=True):
+        torch.testing.assert_close(ours, method.network.features(images))
+    assert share.tolist() == [sum(shares) / 4] * 4
 
 
 def test_the_target_s_share_is_beta_distributed() -> None:

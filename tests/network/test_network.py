@@ -63,32 +63,31 @@ def test_in_eval_mode_a_training_step_leaves_no_trace() -> None:
 
 
 class TestStochasticDepthOnRanks:
-    DEPTH = 3
-
-    def network(self) -> Network:
-        size = {"img_size": 32, "embed_dim": 16, "depth": self.DEPTH, "num_heads": 2}
+    @staticmethod
+    def network() -> Network:
+        size = {"img_size": 32, "embed_dim": 16, "depth": 3, "num_heads": 2}
         return network_of("vit_tiny_patch16_224", **size, drop_path_rate=0.5).train()
-
-    def scales(self, images: int, sizes: list[int] | None = None) -> torch.Tensor:
-        torch.manual_seed(1)
-        scales = self.network_.drop_path_scales(torch.zeros(images, 1, 1), sizes)
-        assert scales is not None
-        return scales
 
     @pytest.mark.parametrize("batches", [[6], [4, 8], [2, 2, 4]], ids=str)
     @pytest.mark.parametrize("world", [2, 1])
     def test_ranks_with_equal_shares_drop_what_one_rank_drops(
         self, batches: list[int], world: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.network_ = self.network()
-        whole = self.scales(sum(batches), batches).split(batches, dim=2)
+        network = self.network()
+
+        def scales(sizes: list[int]) -> tuple[torch.Tensor, ...]:
+            torch.manual_seed(1)
+            drawn = network.drop_path_scales(torch.zeros(sum(sizes), 1, 1), sizes)
+            assert drawn is not None
+            return drawn.split(sizes, dim=2)
+
+        whole = scales(batches)
         assert whole[0].unique().numel() > 2
         parts = []
         for rank in range(world):
             monkeypatch.setattr(network_module, "world", lambda: world)
             monkeypatch.setattr(network_module, "rank", lambda rank=rank: rank)
-            shares = [size // world for size in batches]
-            parts.append(self.scales(sum(shares), shares).split(shares, dim=2))
+            parts.append(scales([size // world for size in batches]))
         for n, batch in enumerate(whole):
             assert torch.equal(torch.cat([part[n] for part in parts], dim=2), batch)
 

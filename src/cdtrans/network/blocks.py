@@ -34,7 +34,7 @@ AttentionStep = Callable[[Any, Stream, Tensor | None, int | None], tuple[Tensor,
 def why_no_shared_attention(backbone: Any) -> str:
     """Why a backbone's queries cannot be matched with the keys of another image, as the end of a sentence about it;
     empty if they can."""
-    if not has_attention(backbone):
+    if not any("attention" in type(module).__name__.lower() for module in backbone.modules()):
         return "has no self-attention that source and target could share"
     if type(backbone) not in (VisionTransformer, Eva):
         return "computes its self-attention in another way than a ViT, so that source and target cannot share it"
@@ -43,10 +43,6 @@ def why_no_shared_attention(backbone: Any) -> str:
     if isinstance(backbone, Eva) and backbone.patch_drop is not None:
         return "drops patches (patch_drop_rate), so that rotary positions of source and target differ"
     return ""
-
-
-def has_attention(backbone: nn.Module) -> bool:
-    return any("attention" in type(module).__name__.lower() for module in backbone.modules())
 
 
 def is_plain_block(block: Any) -> bool:

@@ -38,7 +38,8 @@ def two_way(source: Tensor, target: Tensor, tile: int | None = None) -> Neighbou
     whatever comes within the sweep's error of a maximum is computed again in float64: the answer is the same on every
     device, and a tie, as of duplicate images, goes to the lowest index. That also lets a GPU sweep in bfloat16."""
     mine = share(len(source))
-    tile = tile or tile_for(source, target)
+    large = source.device.type == "cuda" and len(source) * len(target) >= LARGE
+    tile = tile or TILE[source.device.type] << large
     slack = 2 * sweep_error(source, target)  # the largest may be swept too low and another too high
     rows, columns = Best(mine.stop - mine.start, source.device), Best(len(target), source.device)
     for i in range(mine.start, mine.stop, tile):
@@ -48,11 +49,6 @@ def two_way(source: Tensor, target: Tensor, tile: int | None = None) -> Neighbou
             search_tile(rows, columns, i - mine.start, i, j, queries, keys, slack)
     winner = gather(columns.exact[None]).argmax(dim=0, keepdim=True)  # [1, Nt] the first rank with the best one
     return Neighbours(gather(rows.index), gather(columns.index[None]).gather(0, winner).squeeze(0))
-
-
-def tile_for(source: Tensor, target: Tensor) -> int:
-    large = source.device.type == "cuda" and len(source) * len(target) >= LARGE
-    return TILE[source.device.type] << large
 
 
 def search_tile(
