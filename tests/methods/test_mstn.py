@@ -31,13 +31,6 @@ def test_centres_move_by_three_tenths_and_absent_classes_stay() -> None:
     torch.testing.assert_close(features.grad, torch.full((2, 2), 0.15))  # 0.3 of a mean of two
 
 
-def test_the_remembered_part_has_no_gradient() -> None:
-    method = make_method()
-    method.losses(tiny_batch(), torch.tensor(1.0))
-    assert not method.source_centers.requires_grad
-    torch.stack(list(method.losses(tiny_batch(), torch.tensor(1.0)).values())).sum().backward()  # a second step
-
-
 def test_the_loss_is_the_mean_squared_distance_of_the_centres() -> None:
     method = make_method(renewal=1.0)
     losses = method.losses(tiny_batch(), torch.tensor(1.0))
