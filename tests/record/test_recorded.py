@@ -2,12 +2,13 @@
 
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cdtrans.record.model import read_card, set_temperature
+from cdtrans.record.model import read_card, write_card
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import recalibrate, refresh
 from cdtrans.run import finish
@@ -22,7 +23,7 @@ from tiny_task import make_task
 def run(finished, tmp_path: Path) -> Path:
     """As a run without calibration would have left it."""
     run = shutil.copytree(finished.run, tmp_path / "run")
-    set_temperature(run / "adapted", 1.0)
+    write_card(run / "adapted", replace(read_card(run / "adapted"), temperature=1.0))
     refresh(run)
     return run
 

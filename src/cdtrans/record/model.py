@@ -3,15 +3,15 @@ no torch."""
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cdtrans.config import LARGEST_SIDE
-from cdtrans.errors import RunError, SettingsError
+from cdtrans.errors import RunError
 from cdtrans.record.files import atomic, intact, replace_folder
 from cdtrans.record.layout import CARD, RESTORE, WEIGHTS
-from cdtrans.schema import Misfit, Range, build, check
+from cdtrans.schema import Misfit, Range, build
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,16 +71,6 @@ def read_card(folder: Path) -> Card:
 def write_card(folder: Path, card: Card) -> None:
     with atomic(folder / CARD) as file:
         file.write((json.dumps(asdict(card), indent=2) + "\n").encode())
-
-
-def set_temperature(folder: Path, value: float) -> None:
-    """Change the temperature of a saved model. What a run recorded with the old one stays: `recalibrate` changes that
-    too."""
-    try:
-        check(value, Temperature, "temperature")
-    except Misfit as misfit:
-        raise SettingsError("temperature", f"The model in '{folder}' cannot be calibrated: {misfit}.") from None
-    write_card(folder, replace(read_card(folder), temperature=float(value)))
 
 
 def save_model(folder: Path, network: "nn.Module", card: Card) -> None:

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from cdtrans.errors import Interrupted, RunError, SettingsError, first_of
 from cdtrans.record import layout
 from cdtrans.record.files import Lock, atomic, csv_lines, disk_full, is_disk_full, require_writable, try_lock
 from cdtrans.record.layout import ADAPTED, SOURCE, Data, Environment, File, Images
-from cdtrans.record.model import set_temperature
+from cdtrans.record.model import write_card
 from cdtrans.record.probabilities import no_class, probabilities
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime import package_version
@@ -238,7 +238,8 @@ def recalibrate(record: RunRecord, temperature: float) -> RunRecord:
     """Change the temperature of a finished run's chosen model, and all that was recorded with the old one. Returns the
     record of the changed run."""
     record.calibrated_logits()  # an error before anything is changed
-    set_temperature(record.model_folder(record.model_name()), temperature)
+    name = record.model_name()
+    write_card(record.model_folder(name), replace(record.card(name), temperature=temperature))
     return refresh(record.folder)
 
 

@@ -24,7 +24,7 @@ from cdtrans.schema import Misfit, build
 from cdtrans.training.loop import PASSES, Loop, Stateful, step_seed
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import Memory, Step, Train
-from cdtrans.trust.guard import fell_later, gave_up, judge_adapted, judge_source, objections
+from cdtrans.trust.guard import fell_later, gave_up, judge_adapted, judge_source
 from cdtrans.trust.selection import Watch
 from cdtrans.trust.support import Evidence, Impression, impression
 
@@ -88,7 +88,7 @@ def adapt_to_target(
     assert watch.evidence is not None, "the first round makes it"
     if best is None:  # training broke off in its first epoch
         at_start = judge_source(before, watch.evidence)
-        against = at_start if objections(at_start) else measures
+        against = at_start if any(measure.harm for measure in at_start) else measures
         return Adaptation(network, before, None, 0, last, watch.evidence, against)
     with run.timed("verdict"):
         if best.epoch != config.epochs or not last:
@@ -218,7 +218,7 @@ def start_from(watch: Watch, domains: Domains, method: Method, config: Config, *
     if watch.evidence is None:
         with watch.run.timed("evidence"):
             watch.evidence = Evidence.of(domains, method.sizes.classes, method.network.leading, pretrained=pretrained)
-    against = [measure for measure in objections(judge_source(watch.before, watch.evidence)) if measure.decisive]
+    against = [x for x in judge_source(watch.before, watch.evidence) if x.harm and x.decisive]
     if against and config.guard:
         raise Hopeless(finding_sentence(against[0]), "See the guard's findings.")
 

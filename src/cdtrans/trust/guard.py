@@ -34,10 +34,6 @@ FELL_LATER = 0.9  # share of the chosen epoch's consensus that all later epochs 
 SETTLING = 20  # images on which two models differ: if 15 of them are right for one, chance is unlikely (4%)
 
 
-def objections(measures: Sequence[Measure]) -> list[Measure]:
-    return [measure for measure in measures if measure.harm]
-
-
 def judge_source(before: Impression, evidence: Evidence) -> list[Measure]:
     """The measures that are known before stage 2 starts: a decisive objection among them ends the run."""
     if not before.has_source:
@@ -101,11 +97,9 @@ def fell_later(consensus: Sequence[float]) -> Setback | None:
 
 def decide(measures: Sequence[Measure], *, adapted: bool = True) -> Verdict:
     """The verdict of these measures; `adapted`: whether there is an adapted model."""
-    against = objections(measures)
-    if not against:
-        return Verdict("better", tuple(measures))
-    unknown = adapted and not any(measure.decisive for measure in against)
-    return Verdict("unknown" if unknown else "harm", tuple(measures))
+    against = [measure for measure in measures if measure.harm]
+    decisive = not adapted or any(measure.decisive for measure in against)
+    return Verdict("better" if not against else "harm" if decisive else "unknown", tuple(measures))
 
 
 def labels_to_settle(before: Impression, after: Impression) -> int:
