@@ -223,8 +223,9 @@ def test_harm_is_shown_first(run: Path) -> None:
     change(run, estimates={"source": None, "adapted": None})
     outcome = RunRecord(run).outcome
     text = page.write_report(RunRecord(run), QUIET).read_text(encoding="utf-8")
-    assert "harm found" in text
-    assert says(text[: text.index("<section")], "judged to do harm", "source-only model")
+    first = text[: text.index("<section")]
+    assert wording.headline(outcome).badge in first
+    assert wording.headline(outcome).sentence in first
     evidence = text[text.index('id="evidence"') : text.index('id="classes"')]
     assert f"<li>{wording.findings(outcome)[0]}</li>".replace("'", "&#39;") in evidence
     assert f"cdtrans choose {run} adapted" in evidence

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -94,25 +95,17 @@ def gallery(record: RunRecord, source: DomainImages, target: DomainImages, scree
 def sample_pairs(rounds: dict[int, Round]) -> list[tuple[int, int]]:
     """Pairs of a few rounds, kept and rejected ones in equal numbers as far as possible, the classes in turn: the
     number of the round, and the place in it. Sorted by round, the last first, then by class."""
-    numbers = np.array(sorted(rounds))
-    some = numbers[np.unique(np.linspace(0, len(numbers) - 1, min(ROUNDS, len(numbers))).round().astype(int))].tolist()
-    number = np.concatenate([np.full(len(rounds[n].kept), n) for n in some])  # [P]
-    place = np.concatenate([np.arange(len(rounds[n].kept)) for n in some])
-    kept = np.concatenate([rounds[n].kept for n in some])
-    label = np.concatenate([rounds[n].source_labels for n in some]).astype(np.int64)
-    state = 2 * number + kept
-    order = np.random.default_rng(SEED).permutation(len(number))
-    order = order[np.argsort(turn(state[order] * (label.max() + 1) + label[order]), kind="stable")]  # classes in turn
-    order = order[np.argsort(turn(state[order]), kind="stable")]  # states and rounds in turn
-    distinct: dict[tuple[int, int, int], int] = {}  # a mutual pair is in the list twice
-    for i in order.tolist():
-        r = rounds[number[i]]
-        distinct.setdefault((number[i], r.source[place[i]], r.target[place[i]]), i)
-        if len(distinct) == PAIRS:
-            break
-    chosen = np.array(list(distinct.values()))
-    chosen = chosen[np.lexsort((~kept[chosen], label[chosen], -number[chosen]))]
-    return [(int(number[i]), int(place[i])) for i in chosen]
+    numbers, rng = sorted(rounds), np.random.default_rng(SEED)
+    cells = []
+    for n in dict.fromkeys(np.linspace(0, len(numbers) - 1, ROUNDS).round().astype(int).tolist()):
+        r = rounds[numbers[n]]
+        _, once = np.unique(np.stack([r.source, r.target]), axis=1, return_index=True)  # a mutual pair is there twice
+        for state in (True, False):
+            cell = rng.permutation(once[r.kept[once] == state])
+            cell = cell[np.argsort(turn(r.source_labels[cell]), kind="stable")]
+            cells.append([(numbers[n], i) for i in cell[:PAIRS].tolist()])
+    mixed = [pair for pairs in zip_longest(*cells) for pair in pairs if pair][:PAIRS]
+    return sorted(mixed, key=lambda p: (-p[0], rounds[p[0]].source_labels[p[1]], not rounds[p[0]].kept[p[1]]))
 
 
 def turn(kinds: np.ndarray) -> np.ndarray:
