@@ -38,10 +38,7 @@ class Branches(NamedTuple):
 
 
 class ThreeBranches(Method):
-    """The branches of CDTrans and their losses, on whatever pairs a subclass plans.
-
-    A pair (s, t) passes three branches: source, target, and source-target, whose queries are the source's and whose
-    keys and values are the target's (Eq. 2). All three share the classifier."""
+    """The branches of CDTrans and their losses, on whatever pairs a subclass plans."""
 
     Options = BranchOptions
     backbones = "ViT"

@@ -86,8 +86,7 @@ def run_blocks(
 ) -> Tensor:
     """Tokens -> features: all blocks, the final norm and the backbone's own pooling, [B, N, D] -> [B, D]. `scales` are
     the stochastic depth, [depth, 2, B]. With several `taps` the pooled tokens of the blocks before the last follow, the
-    later ones first: [B, taps * D]. With `recompute` the backward pass computes each block again and keeps only its
-    input."""
+    later ones first: [B, taps * D]. With `recompute` the backward pass computes each block again."""
     run = partial(checkpoint, run_block, use_reentrant=False) if recompute else run_block
     stream, last = Stream(tokens.x), len(backbone.blocks) - 1
     tapped = []
@@ -193,8 +192,7 @@ def layer_scale(block: Any, half: int) -> LayerScale | None:
 
 class Transferability(nn.Module):
     """Factors for the attention of the class token to each patch in the last block (TVT). A critic tells source from
-    target by the key of a patch, in each head; the factor is its entropy in bits: 1 where it cannot tell, 0 where it is
-    sure."""
+    target by the key of a patch, in each head; the factor is its entropy in bits: 1 where it cannot tell."""
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()

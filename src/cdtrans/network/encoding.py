@@ -35,10 +35,8 @@ class Frozen:
 
 class Encoder:
     """Encodes domains again and again with the model as it is then: in eval mode and in the precision of training; what
-    comes out is float32. Several ranks share the work, and each has the whole of it in the end.
-
-    If the GPU has too little memory for a batch, a pass begins again with batches of half the size, and so do all that
-    follow."""
+    comes out is float32. Several ranks share the work, and each has the whole of it in the end. If the GPU has too
+    little memory for a batch, this pass and all that follow have batches of half the size."""
 
     def __init__(self, model: Network, config: Config, screen: Screen, frozen: Frozen | None = None) -> None:
         self.model, self.config, self.screen, self.frozen = model, config, screen, frozen

@@ -13,9 +13,8 @@ class Graph(Generic[Out]):
     """A function of tensors, recorded once and replayed for every input of the same shapes. A small model is launched
     kernel by kernel more slowly than a GPU computes it; a graph launches all kernels at once.
 
-    The function reads `inputs`, fixed buffers, and leaves its result in `output`, which the next replay overwrites. It
-    reads weights where they are, so that a graph follows training. The recording itself computes nothing. The function
-    has run before, so that libraries are loaded, kernels built and algorithms chosen."""
+    The function must have run before. It reads `inputs`, fixed buffers, and the weights where they are, so that a graph
+    follows training; the next replay overwrites its result. The recording itself computes nothing."""
 
     def __init__(self, function: Callable[..., Out], *inputs: Tensor) -> None:
         self.inputs = [x.clone() for x in inputs]

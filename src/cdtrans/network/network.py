@@ -180,8 +180,7 @@ class Network(nn.Module):
     `transferability` the class token weighs the patches in the last block (TVT).
 
     BatchNorm layers of the backbone normalise a training batch as it comes: in stage 1 source images, in stage 2 source
-    and target together (`encode_each`), as tllib does. Their running statistics, which predictions use, are those of
-    the same batches.
+    and target together (`encode_each`), as tllib does.
 
     Where memory is short (`compute_in_parts`), the backbone computes a batch in parts, and the backward pass computes
     each part again instead of keeping its intermediate results. The head and the losses still get the whole batch."""
