@@ -104,11 +104,6 @@ def test_labelled_folder(tmp_path):
     assert all(decode(file).size == (1, 1) for file in domain.files())
 
 
-def test_unlabelled_folder_of_any_nesting(tmp_path):
-    top = folder(tmp_path / "t", "b.png", "a/x.png", "a/y/z.png", "c/1.png")
-    assert scan_unlabelled(top) == UnlabelledDomain(top, ("a/x.png", "a/y/z.png", "b.png", "c/1.png"))
-
-
 def test_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
     """Classes that are prefixes of each other too: 'a b' sorts before 'a/' as text, but after 'a' as a class."""
     top = folder(tmp_path / "s", "a/1.png", "a b/1.png", "a-b/1.png", "B/2.png", "B/10.png")
@@ -514,9 +509,3 @@ def test_warning_about_splits_that_are_taken_for_classes(tmp_path, names, splits
     for problem, advice in warnings_for(domain):
         assert f"'{splits[0]}', '{splits[1]}'" in problem
         assert says(advice, f"give '{top}/{splits[0]}'", "source")
-
-
-def test_a_list_names_its_classes_whatever_folders_its_images_lie_in(tmp_path):
-    folder(tmp_path, "train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/dog/1.png")
-    lines = ("train/cat/1.png cat", "train/dog/1.png dog", "val/cat/1.png cat", "val/dog/1.png dog")
-    assert warnings_for(scan_labelled(text(tmp_path / "list.txt", *lines))) == []

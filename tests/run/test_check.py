@@ -260,12 +260,6 @@ class TestWithBackbone:
             checked(task, backbone="resnet1", pretrained=True)
 
 
-def test_images_that_are_decoded_every_time_are_looked_at_too(task: Task) -> None:
-    assert [(f.subject, f.statement) for f in checked(task, pixels="stream").findings] == [
-        (f.subject, f.statement) for f in checked(task).findings
-    ]
-
-
 def test_a_file_that_goes_away_meanwhile(task: Task, monkeypatch) -> None:
     real = verb._read_headers
 
