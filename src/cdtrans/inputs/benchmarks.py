@@ -206,10 +206,8 @@ def _difference(benchmark: Benchmark, domain: Domain, on_disk: FoundDomain) -> s
     images = on_disk.images
     counts = published_class_counts(benchmark).get(domain.name, {})
     published = set(benchmark.class_names) | set(counts)
-    if published and set(images.classes) != published:
-        extra, missing = sorted(set(images.classes) - published), sorted(published - set(images.classes))
-        lacks, has = f"lacks the class {named(missing)}", f"has the unknown class {named(extra)}"
-        return f"{domain.name} {' and '.join(([lacks] if missing else []) + ([has] if extra else []))}"
+    if published and (unlike := _unlike(set(images.classes), published)):
+        return f"{domain.name} {unlike}"
     if len(images.classes) != benchmark.classes:
         return f"{domain.name} has {len(images.classes)} classes where {benchmark.classes} were published"
     per_class = images.counts()
@@ -223,15 +221,18 @@ def _difference(benchmark: Benchmark, domain: Domain, on_disk: FoundDomain) -> s
 def _check_same_classes(domains: list[FoundDomain]) -> None:
     first, *others = domains
     for domain in others:
-        classes, reference = set(domain.images.classes), set(first.images.classes)
-        if classes != reference:
-            only = [(domain.name, sorted(classes - reference)), (first.name, sorted(reference - classes))]
-            parts = [f"only {name} has the class {named(names)}" for name, names in only if names]
+        if unlike := _unlike(set(domain.images.classes), set(first.images.classes)):
             raise DataError(
                 "classes-differ",
-                f"The domains {first.name} and {domain.name} in '{domain.images.root}' differ in their classes:"
-                f" {' and '.join(parts)}; rename or complete them.",
+                f"Compared with {first.name}, the domain {domain.name} in '{domain.images.root}' {unlike}; rename or"
+                " complete classes.",
             )
+
+
+def _unlike(classes: set[str], expected: set[str]) -> str:
+    """'lacks the class ... and has the unknown class ...'; empty for equal classes."""
+    sides = (("lacks the class", expected - classes), ("has the unknown class", classes - expected))
+    return " and ".join(f"{what} {named(sorted(names))}" for what, names in sides if names)
 
 
 # Layouts on disk

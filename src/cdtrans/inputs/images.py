@@ -36,8 +36,7 @@ _UPRIGHT = {
 }
 
 # Possible values of white in a deep greyscale image: 16 bits for integers; for floats also 1 or 8 bits.
-_INTEGER_WHITES = (65535.0,)
-_FLOAT_WHITES = (1.0, 255.0, 65535.0)
+_WHITES = {"I": (65535.0,), "F": (1.0, 255.0, 65535.0)}
 
 # PIL warns about big images and odd metadata; real problems are raised as UnreadableImage. The filter is for the whole
 # process, because warnings.catch_warnings is not thread-safe and images are decoded in threads.
@@ -144,10 +143,8 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        return _eight_bits(image, _INTEGER_WHITES).convert("RGB")
-    if image.mode == "F":
-        return _eight_bits(image, _FLOAT_WHITES).convert("RGB")
+    if whites := _WHITES.get(image.mode[0]):
+        return _eight_bits(image, whites).convert("RGB")
     if image.mode == "La":  # PIL can convert premultiplied grey only to LA
         image = image.convert("LA")
     if image.has_transparency_data:

@@ -151,7 +151,8 @@ def _fill(
     with ExitStack() as stack:
         stack.enter_context(_locked(folder, disk, screen, name))
         with disk():
-            store = stack.enter_context(closing(Store.open(folder, root, size)))
+            store = Store.open(folder, root, size)
+            stack.callback(store.index.close)  # its rows can still be read
             held = {image.key for image in images if store.holds(image, damaged)}
             todo = [image for image in images if image.key not in held]
             if len(todo) * image_bytes(size) > shutil.disk_usage(cache).free:  # known now, not after an hour of work
@@ -197,14 +198,22 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, root: Path, size: int) -> "Store":
-        """The sound part of an existing store, or a new store if there is no index of this root and size."""
+        """The part of an existing store whose rows are on disk, or a new store if there is no index of this root and
+        size."""
         (folder / PIXELS).touch()  # a deleted file counts as empty
         header = (os.fsencode(_real(root)), size)
         index = sqlite3.connect(folder / INDEX)
         with suppress(sqlite3.Error):
             sound = index.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)]
             if sound and index.execute("SELECT root, size FROM store").fetchall() == [header]:
-                return cls._sound(folder, size, index)
+                stored = "typeof(path) = 'blob' AND typeof(row) = 'integer' AND row >= 0 AND row < ?"
+                with index:
+                    index.execute(
+                        f"DELETE FROM images WHERE NOT ({stored})", (_bytes(folder / PIXELS) // image_bytes(size),)
+                    )
+                lines = index.execute("SELECT path, state, row, digest FROM images")
+                entries = {os.fsdecode(path): Entry(*values) for path, *values in lines}
+                return cls(folder, size, index, entries, max((entry.row + 1 for entry in entries.values()), default=0))
         index.close()
         for name in CONTENT:  # unlinked, not truncated: another process may have the old file mapped
             (folder / name).unlink(missing_ok=True)
@@ -214,21 +223,6 @@ class Store:
         with index:
             index.execute("INSERT INTO store VALUES (?, ?)", header)
         return cls(folder, size, index, {}, 0)
-
-    @classmethod
-    def _sound(cls, folder: Path, size: int, index: sqlite3.Connection) -> "Store":
-        """The entries whose rows are on disk; the others are dropped."""
-        stored = "typeof(path) = 'blob' AND typeof(row) = 'integer' AND row >= 0 AND row < ?"
-        on_disk = _bytes(folder / PIXELS) // image_bytes(size)
-        with index:
-            index.execute(f"DELETE FROM images WHERE NOT ({stored})", (on_disk,))
-        lines = index.execute("SELECT path, state, row, digest FROM images")
-        entries = {os.fsdecode(path): Entry(*values) for path, *values in lines}
-        return cls(folder, size, index, entries, rows=max((entry.row + 1 for entry in entries.values()), default=0))
-
-    def close(self) -> None:
-        """Close the index; the rows can still be read."""
-        self.index.close()
 
     def holds(self, image: ImageFile, damaged: Collection[int]) -> bool:
         """Whether the image has a row that is not damaged and was made from the file as it is now."""

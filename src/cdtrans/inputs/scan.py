@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from cdtrans.inputs.stream import TarMember, is_tar_name, members
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
 _INTEGER = re.compile(r"-?[0-9]{1,18}")  # more digits are a name, such as a barcode
 _Label = TypeVar("_Label", int, str)
-_Kind = Literal["folder", "image", "ignored"]
 
 # Files that often lie beside images and are clearly not images.
 _TEXT_SUFFIXES = {
@@ -315,11 +314,11 @@ def walk(top: Path) -> Iterator[tuple[str, bool]]:
     """
     real_top = os.path.realpath(top) + os.sep
     entered: set[tuple[int, int]] = set()
-    pending: list[tuple[str, _Kind]] = [("", "folder")]
+    pending: list[tuple[str, bool | None]] = [("", None)]  # None for a folder
     while pending:
-        path, kind = pending.pop()
-        if kind != "folder":
-            yield path, kind == "image"
+        path, is_image = pending.pop()
+        if is_image is not None:
+            yield path, is_image
             continue
         identity, entries = listing(top / path)
         if identity in entered:
@@ -329,11 +328,9 @@ def walk(top: Path) -> Iterator[tuple[str, bool]]:
             below = f"{path}/{entry.name}" if path else entry.name
             if is_subfolder(entry):
                 if not (entry.is_symlink() and (os.path.realpath(entry.path) + os.sep).startswith(real_top)):
-                    pending.append((below, "folder"))
-            elif is_image_name(entry.name):
-                pending.append((below, "image"))
-            elif _may_be_image(entry):
-                pending.append((below, "ignored"))
+                    pending.append((below, None))
+            elif (by_name := is_image_name(entry.name)) or _may_be_image(entry):
+                pending.append((below, by_name))
 
 
 def listing(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry]]:
