@@ -66,7 +66,7 @@ def test_a_run_whose_encoded_images_are_on_the_cpu(
 ) -> None:
     """As on a Mac; here a CUDA GPU stands in for its own."""
     task = make_task(tmp_path, device="cuda", precision="fp32", compile="off", source_epochs=1, epochs=2)
-    for place in ("network.encoding", "runtime.device", "training.adaptation", "training.state"):
+    for place in ("network.encoding", "runtime.device", "training.adaptation", "training.loop"):
         module = importlib.import_module(f"cdtrans.{place}")
         monkeypatch.setattr(module, "between_passes", lambda device: CPU)
     places = {"source": task.source, "target": task.target, "config": task.config, "quiet": True}

@@ -6,7 +6,6 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from cdtrans.record.record import RunRecord
-from cdtrans.reporting.images import in_parallel
 from cdtrans.reporting.sections import Missing
 
 SAMPLE = 500  # images of each domain: t-SNE takes seconds at most, and more dots would overlap
@@ -56,7 +55,7 @@ def embedding(record: RunRecord) -> Embedding | Missing:
     if outcome.adapted_epoch:
         name = f"After, epoch {outcome.adapted_epoch}{refused}"
         shown.append((name, views.after_source, views.after_target, views.target_after))
-    points = in_parallel(on_plane, [np.concatenate([source[rows_s], target[rows_t]]) for _, source, target, _ in shown])
+    points = [on_plane(np.concatenate([source[rows_s], target[rows_t]])) for _, source, target, _ in shown]
     planes = []
     for (name, _, _, predicted), plane in zip(shown, points, strict=True):
         every = marks(mirrored_like(plane, points[0]), np.concatenate([labels, predicted[sampled]]))
@@ -72,11 +71,13 @@ def spread(count: int) -> np.ndarray:
 def on_plane(features: np.ndarray) -> np.ndarray:
     """[N, D] -> [N, 2] by cosine, like the search for pairs."""
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     x = np.nan_to_num(features.astype(np.float32))
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     tsne = TSNE(perplexity=min(PERPLEXITY, (len(x) - 1) / 3), max_iter=STEPS, init="pca", random_state=0, n_jobs=1)
-    return np.asarray(tsne.fit_transform(x))
+    with threadpool_limits(1, "blas"):  # with more threads on many cores the products take longer, and OpenBLAS warns
+        return np.asarray(tsne.fit_transform(x))
 
 
 def mirrored_like(points: np.ndarray, others: np.ndarray) -> np.ndarray:
