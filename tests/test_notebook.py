@@ -56,8 +56,8 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(names["predictions"]) == len(names["files"]) == len(names["features"]) == 1797
     np.testing.assert_allclose(names["probabilities"].sum(axis=1), 1, atol=1e-5)
     answered, scored = names["answered"], names["scored"]
-    assert (answered.labelled, answered.random) == (50, 30)
-    assert answered.accuracy.low < scored.accuracy < answered.accuracy.high
+    assert (answered.labelled, answered.measured.images) == (50, 30)
+    assert answered.measured.scores.interval.low < scored.accuracy < answered.measured.scores.interval.high
     assert scored.accuracy > names["source_only"] + 0.03
     assert "<html" in names["page"].read_text(encoding="utf-8")
     again = names["cdtrans"].load("digits.safetensors").predict(names["files"][:20])

@@ -53,7 +53,7 @@ __all__ = sorted(_HOMES)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> "Any":
