@@ -206,11 +206,10 @@ class Store:
         with suppress(sqlite3.Error):
             sound = index.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)]
             if sound and index.execute("SELECT root, size FROM store").fetchall() == [header]:
+                on_disk = _bytes(folder / PIXELS) // image_bytes(size)
                 stored = "typeof(path) = 'blob' AND typeof(row) = 'integer' AND row >= 0 AND row < ?"
                 with index:
-                    index.execute(
-                        f"DELETE FROM images WHERE NOT ({stored})", (_bytes(folder / PIXELS) // image_bytes(size),)
-                    )
+                    index.execute(f"DELETE FROM images WHERE NOT ({stored})", (on_disk,))
                 lines = index.execute("SELECT path, state, row, digest FROM images")
                 entries = {os.fsdecode(path): Entry(*values) for path, *values in lines}
                 return cls(folder, size, index, entries, max((entry.row + 1 for entry in entries.values()), default=0))
