@@ -62,6 +62,18 @@ OTHERS = {
     "resnet": Small("test_resnet", {}),
     "convnext": Small("test_convnext", {}),
     "convnext, mlp head": Small("test_convnext3", {}),
+    "convnextv2": Small("convnextv2_atto", {**STAGES, "dims": (8, 16, 24, 32)}),
+    "resnetv2": Small("resnetv2_18", {}),
+    "regnet": Small("regnetx_002", {}),
+    "nfnet": Small("test_nfnet", {}),
+    "mambaout": Small("test_mambaout", {}),
+    "poolformer": Small("poolformer_s12", {}),
+    "pvt": Small("pvt_v2_b0", STAGES),
+    "xcit": Small("xcit_nano_12_p16_224", {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}),
+    "swinv2": Small("swinv2_tiny_window8_256", {**SWIN, "img_size": 64}, 64),
+    "maxvit": Small(
+        "maxvit_rmlp_pico_rw_256", {"img_size": 64, "embed_dim": (32, 32, 32, 32), "depths": (1, 1, 1, 1)}, 64
+    ),
     "efficientnet": Small("test_efficientnet", {}),
     "efficientnet, group norm": Small("test_efficientnet_gn", {}),
     "mobilenetv3, long feature": Small("mobilenetv3_small_050", {}),

@@ -8,7 +8,7 @@ What target labels show of the models is `Measured`; it is known later, in other
 wherever both are shown. A statement about the classes that occur in the target would be one more field."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, Literal
 
 from cdtrans.errors import counted
@@ -278,11 +278,11 @@ class Measured:
 
     def summary(self) -> dict[str, Any]:
         """The object that --json prints: what a run stores, and numbers that follow from it."""
-        named = {f"{name}_accuracy": self.epochs[epoch].accuracy for name, epoch in self.named_epochs().items()}
+        named = {f"{name}_": self.epochs[epoch] for name, epoch in self.named_epochs().items()} | {"": self.scores}
         return {
-            "accuracy": self.accuracy,
+            **{f"{name}accuracy": scores.accuracy for name, scores in named.items()},
+            **{f"{name}accuracy_interval": [*astuple(scores.interval)] for name, scores in named.items()},
             "class_mean_accuracy": self.scores.class_mean_accuracy,
-            **named,
             "best_by_labels_epoch": self.best_epoch,
             "accuracy_by_epoch": [scores.accuracy for scores in self.epochs],
             "per_class": dict(zip(self.classes, self.scores.per_class, strict=True)),
