@@ -187,5 +187,5 @@ def test_a_whole_run_with_its_report_needs_neither_scikit_learn_nor_matplotlib(h
 
 
 def test_completion_finds_the_public_names_and_they_are_there() -> None:
-    assert {*dir(cdtrans)} == {*cdtrans.__all__, "__version__"}
+    assert {*dir(cdtrans)} - {"__version__"} == {*cdtrans.__all__}
     assert all(getattr(cdtrans, name).__name__ == name for name in cdtrans.__all__)
