@@ -4,7 +4,6 @@ usage: python benchmarks/pipeline.py [--source DIR --target DIR] [--json FILE] [
 Without folders: two epochs of the built-in task."""
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import measure
 from cdtrans.inputs.digits import write_digits
+from cdtrans.record.record import RunRecord
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def run(source: Path, target: Path, flags: list[str], arguments: Any, place: Pat
 
 
 def read_timings(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "timings.jsonl").read_text().splitlines()]
+    return list(RunRecord(run).timings)
 
 
 def trust_seconds(timings: list[dict[str, Any]]) -> dict[str, float]:
