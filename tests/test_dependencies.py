@@ -14,7 +14,7 @@ PARTS = {"triton", "markupsafe"}  # of torch (on Linux) and of jinja2
 ELSEWHERE = {"transformers"}  # imported by a file that is copied into hub folders, and by nothing here
 WHERE_NEEDED = {  # by hub folders, `check`, `demo`, the report, the paper's figures and scikit-learn users
     "transformers": {"serving/modeling_cdtrans.py"},
-    "sklearn": {"sklearn.py", "inputs/digits.py", "reporting/embedding.py", "trust/probes.py"},
+    "sklearn": {"sklearn.py", "inputs/digits.py", "trust/probes.py"},
     "matplotlib": {"inputs/digits.py"},
 }
 

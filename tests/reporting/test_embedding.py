@@ -7,21 +7,20 @@ import pytest
 
 from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
-from cdtrans.reporting.embedding import embedding, marks, mirrored_like, on_plane
+from cdtrans.reporting.embedding import embedding, marks, mirrored_like, on_planes
 from run_folders import change
 from support import says
 
 
-def test_groups_stay_groups_whatever_their_length() -> None:
+def test_groups_stay_groups_whatever_their_length(full: Path) -> None:
     rng = np.random.default_rng(0)
     directions = rng.normal(size=(3, 64))
     group = np.arange(60) % 3
     x = directions[group] * rng.uniform(0.1, 9, (60, 1)) + 0.01 * rng.normal(size=(60, 64))
-    points = on_plane(x.astype(np.float16))
+    (points,) = on_planes(x.astype(np.float16)[None], RunRecord(full))
     assert points.shape == (60, 2)
     centers = np.stack([points[group == k].mean(0) for k in range(3)])
     assert np.array_equal(np.linalg.norm(points[:, None] - centers, axis=2).argmin(1), group)
-    assert np.array_equal(on_plane(x.astype(np.float16)), points), "equal features have equal planes"
 
 
 @pytest.mark.parametrize("mirror", [[1, 1], [-1, 1], [1, -1], [-1, -1]])

@@ -183,7 +183,7 @@ def test_a_whole_run_with_its_report_needs_neither_scikit_learn_nor_matplotlib(h
     ended = forked(here, command)
     assert ended.code == 0, ended.err
     assert (here / "new" / "report.html").exists()
-    assert not {"sklearn", "matplotlib"} & set(re.findall(r"\w+", ended.out.splitlines()[-1]))
+    assert not {"sklearn", "scipy", "matplotlib"} & set(re.findall(r"\w+", ended.out.splitlines()[-1]))
 
 
 def test_completion_finds_the_public_names_and_they_are_there() -> None:

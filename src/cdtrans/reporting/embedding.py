@@ -10,7 +10,6 @@ from cdtrans.reporting.sections import Missing
 
 SAMPLE = 500  # images of each domain: t-SNE takes seconds at most, and more dots would overlap
 PERPLEXITY = 30.0  # the usual value; smaller with few images
-STEPS = 500  # half of scikit-learn's: the groups have formed
 SIDE, MARGIN = 360, 8  # of a plot, in SVG units
 COLOURS = 20  # distinguishable ones, .k0 to .k19 in style.css
 LISTED = 40  # classes up to which the legend is open; a longer one is collapsed
@@ -55,7 +54,8 @@ def embedding(record: RunRecord) -> Embedding | Missing:
     if outcome.adapted_epoch:
         name = f"After, epoch {outcome.adapted_epoch}{refused}"
         shown.append((name, views.after_source, views.after_target, views.target_after))
-    points = [on_plane(np.concatenate([source[rows_s], target[rows_t]])) for _, source, target, _ in shown]
+    features = [np.concatenate([source[rows_s], target[rows_t]]) for _, source, target, _ in shown]
+    points = on_planes(np.stack(features), record)
     planes = []
     for (name, _, _, predicted), plane in zip(shown, points, strict=True):
         every = marks(mirrored_like(plane, points[0]), np.concatenate([labels, predicted[sampled]]))
@@ -68,16 +68,16 @@ def spread(count: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
 
 
-def on_plane(features: np.ndarray) -> np.ndarray:
-    """[N, D] -> [N, 2] by cosine, like the search for pairs."""
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
+def on_planes(features: np.ndarray, record: RunRecord) -> np.ndarray:
+    """[V, N, D] -> [V, N, 2] by cosine, like the search for pairs."""
+    import torch
+    from torch.nn import functional as F
 
-    x = np.nan_to_num(features.astype(np.float32))
-    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    tsne = TSNE(perplexity=min(PERPLEXITY, (len(x) - 1) / 3), max_iter=STEPS, init="pca", random_state=0, n_jobs=1)
-    with threadpool_limits(1, "blas"):  # with more threads on many cores the products take longer, and OpenBLAS warns
-        return np.asarray(tsne.fit_transform(x))
+    from cdtrans.reporting.attention import device_for
+    from cdtrans.reporting.tsne import tsne
+
+    x = F.normalize(torch.from_numpy(np.nan_to_num(features.astype(np.float32))).to(device_for(record)), dim=2)
+    return tsne(x, min(PERPLEXITY, (x.shape[1] - 1) / 3)).cpu().numpy()
 
 
 def mirrored_like(points: np.ndarray, others: np.ndarray) -> np.ndarray:

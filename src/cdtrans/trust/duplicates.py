@@ -33,15 +33,20 @@ def exact_groups(digests: Sequence[str] | np.ndarray) -> np.ndarray:
 
 def near_groups(digests: Sequence[str], thumbnails: np.ndarray) -> np.ndarray:
     """[N] -> [N]: equal numbers for images that are exact or near copies, directly or through others."""
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
     group = exact_groups(digests)
     distinct = np.unique(group)
-    one, other = distinct[near_pairs(thumbnails[distinct])].T
-    edges = np.append(group, one), np.append(np.arange(len(group)), other)
-    graph = coo_matrix((np.ones(len(edges[0])), edges), shape=(len(group), len(group)))
-    return exact_groups(connected_components(graph, directed=False)[1])
+    leader = np.arange(len(group))
+
+    def find(n: int) -> int:
+        while leader[n] != n:
+            leader[n] = leader[leader[n]]
+            n = int(leader[n])
+        return n
+
+    for a, b in distinct[near_pairs(thumbnails[distinct])].tolist():
+        low, high = sorted((find(a), find(b)))
+        leader[high] = low
+    return np.array([find(n) for n in group.tolist()], dtype=np.int64)
 
 
 class Looks:
