@@ -120,9 +120,9 @@ def spoil(task: Task, flags: list[str], out: Path) -> tuple[Images, Images, list
 
 
 def usual_rate(task: Task, flags: list[str]) -> float:
-    preset = flags[flags.index("--preset") + 1] if "--preset" in flags else None
+    named = flags[flags.index("--recipe") + 1] if "--recipe" in flags else None
     layers = [read_recipe("best")] if task.recipe in ("best", "quick") else []
-    return float(make_config(*layers, read_recipe(preset) if preset else {}).lr)
+    return float(make_config(*layers, read_recipe(named) if named else {}).lr)
 
 
 def noise(out: Path) -> Images:

@@ -91,7 +91,7 @@ def task(arguments: Any, place: Path) -> tuple[Path, Path, list[str]]:
     if arguments.source is not None:
         return arguments.source, arguments.target, arguments.flags
     digits = write_digits(place / "digits", seed=0, images=500)
-    few = ["--preset", "digits", "--source-epochs", "2", "--epochs", "2", "--no-guard"]
+    few = ["--recipe", "digits", "--source-epochs", "2", "--epochs", "2", "--no-guard"]
     return digits.source, digits.target, [*few, *arguments.flags]
 
 

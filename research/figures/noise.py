@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typing_extensions import Unpack
 
 from cdtrans.cli import app
-from cdtrans.config import SETTINGS, Force, Jobs, Preset, Settings, SettingsFile, Source, Target
+from cdtrans.config import SETTINGS, Force, Jobs, Settings, SettingsFile, Source, Target, compose_run
 from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import scan_unlabelled
 from cdtrans.paper.printed_tables import LEFT_OUT, Ablation, Variant
@@ -24,7 +24,7 @@ from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, Range
-from cdtrans.studies.ablation import Plan, StudyFolder, compose_ablation, make_plan, missing_runs, scored_images
+from cdtrans.studies.ablation import DEFAULTS, Plan, StudyFolder, make_plan, missing_runs, scored_images
 from cdtrans.studies.benchmark import parse_seeds
 from cdtrans.studies.results import KINDS, Results, RunResult, Spread, is_scored, shared_stage_1, spread
 from cdtrans.studies.study import BenchResult
@@ -139,7 +139,6 @@ def ablate_noise(
     levels: Annotated[str, Help("Shares of false pairs, in percent.")] = "0,20,40,60,80,100",
     pairs: Annotated[int | None, Help("Pairs to sample (default: one per target image)."), Range(minimum=2)] = None,
     seeds: Annotated[str, Help("How many seeds (3: 1234, 1 and 2), or a list: 1234,1.")] = "1",
-    preset: Preset = None,
     config: SettingsFile = None,
     force: Force = False,
     jobs: Jobs = 1,
@@ -147,7 +146,7 @@ def ablate_noise(
 ) -> BenchResult:
     """Run the points that are not yet done, `jobs` at a time, and leave noise.json, noise.md and noise.png in `out`."""
     shares, numbers = parse_levels(levels), parse_seeds(seeds)
-    composed = compose_ablation(source, target, preset, config, {**settings})
+    composed, _ = compose_run(source, target, config, {**settings}, DEFAULTS)
     if pairs is not None and pairs > MOST_PAIRS:
         raise SettingsError("too-many-pairs", f"--pairs must be at most {MOST_PAIRS}, not {pairs}.")
     root = composed.root

@@ -56,7 +56,8 @@ class Config:
 
     recipe: Literal["best", "authors"] = _recipe(
         "authors",
-        "Defaults of other settings: the best recipe, or the CDTrans authors' (also for presets and other methods).",
+        "Defaults of other settings: the best recipe, the CDTrans authors' (also for other methods), or a named change "
+        "of one of them, such as office31-deit-base.",
     )
     effort: Literal["instant", "quick", "full"] = _recipe(
         "full", "For the best recipe: instant does not train the backbone, quick trains a quarter as much as full."
@@ -205,7 +206,7 @@ class Settings(TypedDict, total=False):
     resize: int | Literal["auto"]
     flip: float
     max_bad: float
-    recipe: Literal["best", "authors"]
+    recipe: str
     effort: Literal["instant", "quick", "full"]
     backbone: str
     backbone_args: dict[str, Any]
@@ -271,7 +272,6 @@ WhichModel = Annotated[str, Help("chosen, adapted (the selected epoch), last (ep
 DeviceName = Annotated[str, Help("cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")]
 Root = Annotated[str | Path | None, Help("Folder that paths in a list are relative to (default: the list's folder).")]
 LargestBad = Annotated[float, Help("Largest accepted share of unreadable files."), Range(0, 1)]
-Preset = Annotated[str | None, Help("A named set of settings, as for 'adapt'.")]
 SettingsFile = Annotated[str | Path | None, Help("A YAML file of settings; flags override it.")]
 Force = Annotated[bool, Help("Continue even if 'cdtrans check' says stop.")]
 Jobs = Annotated[int, Help("How many runs to start in parallel, on one device."), Range(minimum=1)]
@@ -318,28 +318,31 @@ def make_config(*layers: dict[str, Any]) -> Config:
     return replace(config, method_args=options, **places)
 
 
-def compose(preset: dict[str, Any], *layers: dict[str, Any]) -> Config:
-    """The settings of a run: its recipe < the preset < the effort < what the user gave, the later ones winning."""
-    recipe, effort = starting_layers(merged(preset, *layers))
-    return make_config(recipe, preset, effort, *layers)
+def compose(*layers: dict[str, Any]) -> Config:
+    """The settings of a run: its recipe < its effort < what the user gave, the later ones winning. A recipe other than
+    best and authors says which of the two it changes."""
+    name = merged(*layers).get("recipe", "best")
+    changed = {} if name in choices("recipe") else read_recipe(name)
+    origin = {"recipe": changed["recipe"]} if changed else {}
+    recipe, effort = starting_layers(merged(changed, *layers, origin))
+    return make_config(recipe, changed, effort, *layers, origin)
 
 
 def compose_run(
     source: str | Path | None,
     target: str | Path | None,
-    preset: str | None,
     config: str | Path | None,
     settings: dict[str, Any],
+    defaults: Mapping[str, Any] | None = None,
 ) -> tuple[Config, str | None]:
-    """The settings of a run: preset < YAML file < settings < paths; and the run folder that the YAML file names."""
+    """The settings of a run: recipe < defaults < YAML file < settings < paths; and the run folder that the YAML file
+    names."""
     places = {k: str(v) for k, v in (("source", source), ("target", target)) if v is not None}
     from_file = read_yaml(Path(config)) if config is not None else {}
-    out, preset_there = _pop_text(from_file, "out"), _pop_text(from_file, "preset")
-    name = next((name for name in (preset, preset_there) if name is not None), "auto")
-    recipe = read_recipe(name)
-    if recipe.get("recipe") == "authors" and (from_file | settings).get("recipe") == "best":
-        raise SettingsError("recipes-differ", f"The preset '{name}' is not the best recipe; leave one of the two out.")
-    return compose(recipe, from_file, settings, places), out
+    out = from_file.pop("out", None)
+    if out is not None and (not isinstance(out, str) or not out):
+        raise SettingsError("setting-kind", f"'out' must be text, not {quoted(out)}.")
+    return compose({**(defaults or {})}, from_file, settings, places), out
 
 
 def starting_layers(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -463,16 +466,14 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """The settings in a file of recipes/. 'auto' has none."""
-    if name != "auto" and name not in recipe_names():
-        raise SettingsError("preset-unknown", f"Unknown preset '{name}': {nearest(name, ['auto', *recipe_names()])}")
+    """The settings in a file of recipes/."""
+    if name not in recipe_names():
+        raise SettingsError("recipe-unknown", f"Unknown recipe {quoted(name)}: {nearest(str(name), recipe_names())}")
     return copy.deepcopy(_parsed_recipe(name))
 
 
 @functools.cache
 def _parsed_recipe(name: str) -> dict[str, Any]:
-    if name == "auto":
-        return {}
     text = (resources.files("cdtrans") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     values: dict[str, Any] = yaml.safe_load(text)
     return values
@@ -483,11 +484,3 @@ def _built(kind: type[Any], values: dict[str, Any], unknown: str = "") -> Any:
         return build(kind, values, written=True, unknown=unknown)
     except Misfit as misfit:
         raise SettingsError(f"setting-{misfit.code}", ended(str(misfit))) from None
-
-
-def _pop_text(values: dict[str, Any], key: str) -> str | None:
-    """A key of the YAML file that is not a setting."""
-    text = values.pop(key, None)
-    if text is not None and (not isinstance(text, str) or not text):
-        raise SettingsError("setting-kind", f"'{key}' must be text, not {quoted(text)}.")
-    return text

@@ -43,10 +43,10 @@ from tiny_task import CLASSES, draw
 COMMON = {"--json", "--quiet", "-q", "--debug", "-h", "--help"}
 ALL = {"--help-all"}  # only verbs with settings have it
 SCORING = {"--root", "--model", "--device", "--max-bad"}
-PAIRS = {"--labels", "--out", "--preset", "--config", "--force", "--jobs"}
+PAIRS = {"--labels", "--out", "--config", "--force", "--jobs"}
 FLAGS = {  # flags of each verb, beside those of every verb and the settings
-    **{"adapt": {"--out", "--preset", "--config", "--force", "--target"}, "demo": {"--out"}, "eval": SCORING},
-    **{"check": {"--preset", "--config", "--model", "--no-model"}, "export": {"--out", "--to", "--model"}},
+    **{"adapt": {"--out", "--config", "--force", "--target"}, "demo": {"--out"}, "eval": SCORING},
+    **{"check": {"--config", "--model", "--no-model"}, "export": {"--out", "--to", "--model"}},
     **{"push": {"--private", "--model"}, "report": set(), "choose": set(), "methods": set(), "answer": set()},
     "predict": SCORING | {"--csv", "--parquet", "--top", "--abstain", "--keep", "--accuracy", "--unknown"},
     **{"ask": {"--budget", "--out", "--seed", "--force"}, "cache": {"--cache", "--clear", "--root"}},
@@ -203,7 +203,7 @@ class TestHelp:
         assert TABLE_DEFAULTS == {"guard": False, "report": False}
         assert all("(default: false)" in helps[name] for helps in (bench, losses, pairs) for name in TABLE_DEFAULTS)
         assert "default: authors)" in pairs["recipe"]
-        assert not {"recipe", "effort", "method"} & losses.keys()  # its rows are of CDTrans
+        assert not {"effort", "method"} & losses.keys()  # its rows are of CDTrans
 
     def test_the_first_page_of_adapt_has_what_people_use(self, run: Run) -> None:
         shown = {p.opts[0] for p in command_of("adapt").params if p.opts[0][0] == "-" and not p.hidden}
@@ -326,7 +326,7 @@ class TestAdapt:
         """A flag that was not given must not hide the value of the YAML file."""
         assert run("adapt", "a", "b").code == 0
         assert called.pop("screen").quiet is False
-        own = {"out": None, "preset": None, "config": None, "force": False}
+        own = {"out": None, "config": None, "force": False}
         assert called == {"source": Path("a"), "target": Path("b")} | own
         assert run("adapt", "--target", "b", "--force").code == 0
         assert (called["source"], called["target"], called["force"]) == (None, Path("b"), True)
@@ -365,7 +365,7 @@ class TestCheck:
     def test_only_what_was_given_is_passed_on(self, run: Run, answering) -> None:
         asked = answering("check", Check((), None, "it is Sunday"))
         assert run("check", "a", "b").code == 0
-        assert asked.keys() == {"source", "target", "preset", "config", "model", "screen"}
+        assert asked.keys() == {"source", "target", "config", "model", "screen"}
         assert run("check", "a", "b", "--no-model", "--weights", "w", "--max-bad", "0.2").code == 0
         assert (asked["model"], asked["weights"], asked["max_bad"]) == (False, "w", 0.2)
 

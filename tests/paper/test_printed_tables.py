@@ -140,7 +140,7 @@ IN_PAPER = [benchmark.name for benchmark in BENCHMARKS.values() if benchmark.in_
 
 
 @pytest.mark.parametrize("name", [f"{name}-deit-{size}" for name in IN_PAPER for size in ("small", "base")])
-def test_what_a_preset_tells_to_expect_is_what_is_printed(name: str) -> None:
+def test_what_a_recipe_tells_to_expect_is_what_is_printed(name: str) -> None:
     benchmark, size = name.split("-deit-")
     text = (resources.files("cdtrans") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))

@@ -66,7 +66,7 @@ WRONG = [
     ("adapt nowhere target", ["nowhere'", "not exist"]),
     ("adapt source empty", ["no image", "empty'"]),
     ("adapt source source", ["the same", "source'"]),
-    ("adapt source target --preset digit", ["preset 'digit'", "'digits'?"]),
+    ("adapt source target --recipe digit", ["recipe 'digit'", "'digits'?"]),
     ("adapt source target --epochs 0", ["'epochs'", "at least 1"]),
     ("adapt source target --neck xyz", ["'xyz'", "'neck'", "batchnorm, none"]),
     ("adapt source target --config no.yaml", ["'no.yaml'", "cannot be read"]),

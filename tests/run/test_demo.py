@@ -53,7 +53,7 @@ def test_before_and_after_by_the_answers(written: dict[str, Any], finished, tmp_
         by_itself = evaluate(result.run, finished.answers, model=model, device="cpu", screen=quiet)
         assert by_itself.accuracy == pytest.approx(accuracy)
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert (config["seed"], config["epochs"], config["flip"]) == (5, 1, 0)  # the seed, a setting, the preset
+    assert (config["seed"], config["epochs"], config["flip"]) == (5, 1, 0)  # the seed, a setting, the recipe
     assert config["crop"] == 28
 
 
@@ -66,7 +66,7 @@ def test_the_current_folder_has_a_name_too(written, tmp_path: Path, monkeypatch:
 
 
 def test_as_a_new_user_starts_it(tmp_path: Path) -> None:
-    """The real preset on the real task, for an epoch."""
+    """The real recipe on the real task, for an epoch."""
     command = [sys.executable, "-m", "cdtrans", "demo", "--json", "--no-report", "--no-guard"]
     command += ["--source-epochs", "1", "--epochs", "1", "--set", "length=0.01"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -82,13 +82,13 @@ def test_as_a_new_user_starts_it(tmp_path: Path) -> None:
 
 
 def test_adaptation_is_worth_its_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The preset's recipe, shortened: half of the digits, half as deep a network, fewer steps. It gained 17 to 23
+    """The demo's recipe, shortened: half of the digits, half as deep a network, fewer steps. It gained 17 to 23
     points with the seeds 0 to 2; what the whole demo gains is measured in docs/results/digits.md."""
     monkeypatch.setattr(cdtrans.inputs.digits, "write_digits", write_half_of_the_digits)
-    preset = read_recipe("demo")
+    recipe = read_recipe("demo")
     short = {
-        "backbone_args": preset["backbone_args"] | {"depth": 2},
-        "method_args": preset["method_args"] | {"length": 0.5},
+        "backbone_args": recipe["backbone_args"] | {"depth": 2},
+        "method_args": recipe["method_args"] | {"length": 0.5},
         **{"source_epochs": 15, "epochs": 5, "batch_size": 32},
     }
     result = demo(tmp_path / "run", seed=0, screen=Screen(quiet=True), device="cpu", report=False, **short)

@@ -24,7 +24,7 @@ from cdtrans.paper.printed_tables import LOSSES, PSEUDO_LABELS, Ablation, paper_
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.ablation import Plan, compose_ablation, losses as ablate_losses, make_plan, write_table
+from cdtrans.studies.ablation import DEFAULTS, Plan, losses as ablate_losses, make_plan, write_table
 from cdtrans.studies.results import KINDS, Results
 from cdtrans.studies.study import owned
 from commands import warm
@@ -51,12 +51,12 @@ def read(out: Path, name: str) -> dict[str, Any]:
 def planned(
     task: Task, out: Path, ablation: Ablation = PSEUDO_LABELS, config: Path | None = None, **settings: Any
 ) -> Plan:
-    composed = compose_ablation(task.source, task.target, None, config or task.config, settings)
+    composed, _ = compose_run(task.source, task.target, config or task.config, settings, DEFAULTS)
     return make_plan(ablation, composed, task.folder / "labels.txt", out, QUIET, force=True)
 
 
 def classes_of(task: Task, labels: Path, **settings: Any) -> TargetClasses:
-    config, _ = compose_run(task.source, task.target, None, task.config, settings)
+    config, _ = compose_run(task.source, task.target, task.config, settings)
     return read_target_classes(config, labels, QUIET)
 
 
@@ -399,7 +399,7 @@ class TestPlan:
     def test_a_shared_option_goes_to_the_rows_whose_method_has_it(self, task: Task, tmp_path: Path) -> None:
         for row in planned(task, tmp_path, mutual_pairs="once", detach_teacher=True).runs():
             branches = row.name not in ("rpll", "mrkld-lrent")
-            assert compose({}, row.settings).to_dict() == row.settings, "the run arrives at the planned settings"
+            assert compose(row.settings).to_dict() == row.settings, "the run arrives at the planned settings"
             options = row.settings["method_args"]
             given = {name: options[name] for name in ("mutual_pairs", "detach_teacher") if name in options}
             assert given == ({"mutual_pairs": "once", "detach_teacher": True} if branches else {})
@@ -423,7 +423,7 @@ class TestLabels:
 
     def test_nothing_is_decoded_of_labels_that_are_the_target(self, task: Task, tmp_path: Path) -> None:
         labels = task.folder / "labels.txt"
-        config, _ = compose_run(task.source, labels, None, task.config, {"cache": str(tmp_path / "cache")})
+        config, _ = compose_run(task.source, labels, task.config, {"cache": str(tmp_path / "cache")})
         require_target_images(read_target_classes(config, labels, QUIET), labels)
         assert not (tmp_path / "cache").exists()
 

@@ -24,7 +24,6 @@ from cdtrans.inputs.benchmarks import OFFICE31, find_benchmark
 from cdtrans.inputs.scan import scan_labelled, scan_unlabelled
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.benchmark import Plan, bench, parse_seeds, read_results
-from cdtrans.studies.recipes import with_table_defaults
 from cdtrans.studies.results import KINDS, Results
 from cdtrans.studies.study import PlannedRun, Study, owned
 from cdtrans.studies.tables import BenchTable, markdown
@@ -421,14 +420,14 @@ def test_one_process_starts_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "out").exists()
 
 
-def test_runs_of_a_table_have_neither_guard_nor_report_unless_given() -> None:
-    assert with_table_defaults({"lr": 0.2}, {}) == {"guard": False, "report": False, "lr": 0.2}
-    assert with_table_defaults({"guard": True}, {}) == {"guard": True, "report": False}
-    from_file = {"report": True, "lr": 0.1}
-    assert with_table_defaults({"lr": 0.2}, from_file) == {"guard": False, "lr": 0.2}, "a flag would win over the file"
-
-
 class TestSettings:
+    def test_runs_of_a_table_have_neither_guard_nor_report_unless_given(self, planned: Planned, tmp_path: Path) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text("report: true\nlr: 0.1\n")
+        (config,) = planned(config=file, lr=0.2).configs
+        assert (config.guard, config.report, config.lr) == (False, True, 0.2)
+        assert planned(guard=True).shared.guard
+
     def test_all_tasks_with_the_first_seed_come_first(self, planned: Planned, tmp_path: Path) -> None:
         runs = planned().runs()
         assert [run.name for run in runs[:7]] == [*(f"{task.name} seed 1234" for task in OFFICE31.tasks), "A>D seed 1"]
@@ -482,7 +481,7 @@ class TestSettings:
         assert [dann.source_fit, dann.epochs, dann.optimizer] == ["probe", 7, "adamw"]
 
     @pytest.mark.parametrize("start", ["authors", "best"])
-    def test_a_file_s_backbone_wins_over_the_preset_s(self, planned: Planned, tmp_path: Path, start: str) -> None:
+    def test_a_file_s_backbone_wins_over_the_recipe_s(self, planned: Planned, tmp_path: Path, start: str) -> None:
         file = tmp_path / "a.yaml"
         file.write_text("backbone: vit_tiny_patch16_224\n")
         given = {"method": "mcc,dann", "start": start, "config": file}
@@ -490,18 +489,18 @@ class TestSettings:
         assert {config.backbone for config in plan.configs} == {plan.shared.backbone} == {"vit_tiny_patch16_224"}
 
     @pytest.mark.parametrize(
-        ("backbone", "preset", "name"),
+        ("backbone", "recipe", "name"),
         [
             ("deit_small", "office31-deit-small", "deit_small_distilled_patch16_224.fb_in1k"),
             ("deit_base", "office31-deit-base", "deit_base_distilled_patch16_224.fb_in1k"),
             ("vit_small_patch14_dinov2.lvd142m", "office31-deit-small", "vit_small_patch14_dinov2.lvd142m"),
         ],
     )
-    def test_a_backbone_is_a_preset_or_a_name(
-        self, planned: Planned, tmp_path: Path, backbone: str, preset: str, name: str
+    def test_a_backbone_is_a_recipe_or_a_name(
+        self, planned: Planned, tmp_path: Path, backbone: str, recipe: str, name: str
     ) -> None:
         (config,) = planned(backbone=backbone).configs
-        assert config == make_config(read_recipe(preset), {"backbone": name, "guard": False, "report": False})
+        assert config == make_config(read_recipe(recipe), {"backbone": name, "guard": False, "report": False})
 
     def test_settings_reach_adapt_and_the_device_also_eval(self, planned: Planned, mini: Path, tmp_path: Path) -> None:
         weights = tmp_path / "w.safetensors"
@@ -513,7 +512,7 @@ class TestSettings:
             assert run.settings[name] == settings[name]
         assert run.settings["method_args"] == {"detach_teacher": True}
         assert run.adapt == ("adapt", "--force")
-        assert compose({}, run.settings).to_dict() == run.settings, "the run arrives at the planned settings"
+        assert compose(run.settings).to_dict() == run.settings, "the run arrives at the planned settings"
         assert run.score[-4:] == ("--device", "cpu", "--max-bad", "0.05")
         places = [run.settings[name] for name in ("source", "target", "root", "seed")]
         assert places == [str(mini / "amazon" / "images"), str(mini / "dslr" / "images"), None, 1234]

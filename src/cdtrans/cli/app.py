@@ -37,8 +37,8 @@ TABLE_TEXTS = {  # settings that have another default in the runs of a table
     "report": "Write report.html at the end of each run. (default: false)",
 }
 BENCH_TEXTS = TABLE_TEXTS | {
-    "backbone": "deit_small or deit_base (with their presets), or any timm model. (default: deit_small)",
-    "recipe": "With one method: authors, the benchmark's preset, or best. With several methods, use --start. "
+    "backbone": "deit_small or deit_base (with their recipes), or any timm model. (default: deit_small)",
+    "recipe": "With one method: authors, as for this benchmark, or best. With several methods, use --start. "
     "(default: authors; best for cotraining and instant)",
     "effort": "With --recipe best or --start best: quick trains a quarter as much as full. Without --method also "
     "instant, which does not train the backbone. (default: full)",
@@ -46,8 +46,8 @@ BENCH_TEXTS = TABLE_TEXTS | {
     "to compare them. (default: cdtrans; cotraining with --recipe best)",
 }
 ABLATE_TEXTS = TABLE_TEXTS | {
-    "recipe": "Defaults for the other settings: the CDTrans authors' recipe, or this project's best one. (authors, "
-    "best; default: authors)",
+    "recipe": "Defaults of other settings: the CDTrans authors', the best recipe, or a named change of one of them. "
+    "(default: authors)",
 }
 COMPLETION = "_CDTRANS_COMPLETE"
 
@@ -115,7 +115,8 @@ VERBS = {
         "cdtrans.run.demo:demo",
         "Try it on a built-in task, from rendered digits to real handwriting: a few minutes on a CPU.",
         tables.show_demo,
-        preset="demo",
+        settings=SETTINGS.keys() - {"recipe"},
+        recipe="demo",
         texts={"seed": "Seed of the task and of the run. (default: 0)"},
         against=lambda result: result.harm,
     ),
@@ -150,7 +151,7 @@ VERBS = {
         "cdtrans.studies.ablation:losses",
         "Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards.",
         tables.show_study,
-        settings=SETTINGS.keys() - LOSSES - {"method", "recipe"} - NOT_IN_ROWS,
+        settings=SETTINGS.keys() - LOSSES - {"method"} - NOT_IN_ROWS,
         texts=ABLATE_TEXTS,
         against=lambda result: bool(result.failed),
     ),

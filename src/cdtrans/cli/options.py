@@ -40,7 +40,7 @@ class Verb:
     show: Callable[[Any, Screen, dict[str, Any]], None]  # takes the result, and the arguments
     settings: Collection[str] = tuple(SETTINGS)  # flags in place of its **settings
     texts: Mapping[str, str] = field(default_factory=dict)  # help of settings that have another meaning or default here
-    preset: str = "auto"  # recipe whose defaults the verb has
+    recipe: str | None = None  # recipe whose defaults the verb has
     against: Callable[[Any], bool] = lambda result: False  # whether the result is a verdict against the user
     as_json: Callable[[Any], dict[str, Any]] = lambda result: result.summary()
     prepare: Callable[[dict[str, Any], bool], bool] = lambda given, json: json  # says whether stdout is for a program
@@ -62,7 +62,7 @@ def command(verb: Verb) -> Callable[..., None]:
     parameters += [_flag(name, bool, option, False) for name, option in EVERY_VERB.items()]
     if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         taken = {each.name for each in own}
-        parameters += _setting_flags([name for name in verb.settings if name not in taken], verb.texts, verb.preset)
+        parameters += _setting_flags([name for name in verb.settings if name not in taken], verb.texts, verb.recipe)
 
     def run(*, json: bool, quiet: bool, debug: bool, help_all: bool = False, **values: Any) -> None:
         given = {each.name: values.pop(each.name) for each in own}
@@ -131,10 +131,10 @@ def _flag(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def _setting_flags(names: Collection[str], texts: Mapping[str, str], preset: str) -> list[inspect.Parameter]:
+def _setting_flags(names: Collection[str], texts: Mapping[str, str], recipe: str | None) -> list[inspect.Parameter]:
     """A flag for every setting and every option of CDTrans among these names; with `method`, --set gives the options of
     any method."""
-    changed, parameters = read_recipe(preset), []
+    changed, parameters = read_recipe(recipe) if recipe else {}, []
     for name, spec in SETTINGS.items():
         if name not in names or name in NOT_FLAGS:
             continue
@@ -191,12 +191,12 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def help_line(name: str, preset: Mapping[str, Any] | None = None) -> str:
-    """A setting's help text with its choices and its default; where the recipes differ, both defaults. A preset's value
-    is the default of both."""
+def help_line(name: str, changed: Mapping[str, Any]) -> str:
+    """A setting's help text with its choices and its default; where the recipes differ, both defaults. A `changed`
+    value is the default of both."""
     from cdtrans.network.backbone import SHORT_NAMES
 
-    spec, changed = SETTINGS[name], dict(preset or {})
+    spec = SETTINGS[name]
     value, best = changed.get(name, spec.default), starting_layers(merged(changed))[0]
     in_text = value in (None, "auto")
     default = str(value).lower() if isinstance(value, bool) else str(value)

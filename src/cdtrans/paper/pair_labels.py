@@ -126,7 +126,7 @@ def adapt_with_labels(
 
     from cdtrans.paper.known_pairs import known_pairs_class
 
-    chosen, _ = compose_run(None, None, None, config, {} if source_model is None else {"source_model": source_model})
+    chosen, _ = compose_run(None, None, config, {} if source_model is None else {"source_model": source_model})
     kind = known_pairs_class(chosen.method)
     if kind is None:
         raise MethodError(

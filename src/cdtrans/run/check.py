@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from typing_extensions import Unpack
 
-from cdtrans.config import Preset, Resolved, Settings, SettingsFile, Source, Target, compose_run, require_weights
+from cdtrans.config import Resolved, Settings, SettingsFile, Source, Target, compose_run, require_weights
 from cdtrans.errors import DataError, WeightsUnavailable
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.images import Header, UnreadableImage, read_header
@@ -68,16 +68,15 @@ def check(
     target: Target,
     *,
     model: Annotated[bool, Help("Also check with the backbone, if its weights are available.")] = True,
-    preset: Preset = None,
     config: SettingsFile = None,
     quiet: bool = False,
     screen: Screen | None = None,
     **settings: Unpack[Settings],
 ) -> Check:
     """Check the images before a run, as `adapt` would read them with the same settings. `model=False` leaves out the
-    checks that need a backbone. `settings`, `preset` and `config` are as for `adapt`."""
+    checks that need a backbone. `settings` and `config` are as for `adapt`."""
     screen = screen or Screen(quiet=quiet)
-    layered, _ = compose_run(source, target, preset, config, dict(settings))
+    layered, _ = compose_run(source, target, config, dict(settings))
     scanned_source, scanned_target = scan_domains(layered, screen)
     if model:
         require_weights(layered.weights)

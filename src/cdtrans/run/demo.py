@@ -47,8 +47,8 @@ def demo(
     seed = make_config({"seed": settings.get("seed", 0)}).seed
     digits = write_digits(place.with_name(f"{place.name}-data-{seed}"), seed=seed)
     report = settings.get("report", True)  # written after the evaluation, which it shows
-    own: Settings = {**settings, "seed": seed, "report": False}
-    result = adapt(source=digits.source, target=digits.target, out=out, preset="demo", screen=screen, **own)
+    own: Settings = {**settings, "recipe": "demo", "seed": seed, "report": False}
+    result = adapt(source=digits.source, target=digits.target, out=out, screen=screen, **own)
     measured = evaluate(result.run, digits.answers, screen=screen)
     if report:
         from cdtrans.reporting.page import write_report

@@ -19,7 +19,6 @@ from cdtrans.config import (
     check_options,
     compose_run,
     make_config,
-    recipe_names,
 )
 from cdtrans.errors import MethodError, SettingsError, counted
 from cdtrans.inputs.decode import decoding_ahead
@@ -113,9 +112,6 @@ def adapt(
     out: Annotated[
         str | Path | None, Help("The run folder (default: runs/adapt); an unfinished run there is resumed.")
     ] = None,
-    preset: Annotated[
-        str | None, Help(f"A named set of settings (default: auto): {', '.join(recipe_names())}.", hidden=True)
-    ] = None,
     config: SettingsFile = None,
     force: Force = False,
     quiet: bool = False,
@@ -124,10 +120,10 @@ def adapt(
 ) -> Result:
     """Adapt a classifier from labelled source images to unlabelled target images, into the run folder `out`.
 
-    `settings` are the fields of `Config`; they override the YAML file `config`, which overrides the preset and may also
-    name `out` and `preset`. A run folder with an unfinished run of the same settings is resumed. Data that makes a run
-    pointless is refused, unless `force` is given."""
-    chosen, named_out = compose_run(source, target, preset, config, dict(settings))
+    `settings` are the fields of `Config`; they override the YAML file `config`, which overrides the recipe and may also
+    name `out`. A run folder with an unfinished run of the same settings is resumed. Data that makes a run pointless is
+    refused, unless `force` is given."""
+    chosen, named_out = compose_run(source, target, config, dict(settings))
     place = Path(out or named_out or DEFAULT_OUT)
     return run_pipeline(chosen, place, screen or Screen(quiet=quiet), force=force)
 

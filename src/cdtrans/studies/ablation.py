@@ -19,14 +19,12 @@ from cdtrans.config import (
     Config,
     Force,
     Jobs,
-    Preset,
     Settings,
     SettingsFile,
     Source,
     Target,
     compose_run,
     make_config,
-    read_yaml,
 )
 from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import check_distinct
@@ -44,7 +42,7 @@ from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help
-from cdtrans.studies.recipes import recipe_of, with_table_defaults
+from cdtrans.studies.recipes import TABLE_DEFAULTS, recipe_of
 from cdtrans.studies.results import KINDS, Results, RunResult, shared_stage_1
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
 from cdtrans.studies.tables import NOTHING, cost, grid
@@ -56,6 +54,7 @@ ScoringLabels = Annotated[
     str | Path, Help("Target labels, for scores after training: TARGET with its labels.", "LABELLED")
 ]
 StudyFolder = Annotated[str | Path, Help("Folder for the runs and the table; resumed if it exists.", "DIR")]
+DEFAULTS = {"recipe": "authors"} | TABLE_DEFAULTS  # of every ablation
 PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs
 
 
@@ -126,29 +125,19 @@ def ablate(
     labels: ScoringLabels,
     out: StudyFolder,
     screen: Screen,
-    preset: Preset = None,
     config: SettingsFile = None,
     force: Force = False,
     jobs: Jobs = 1,
     **settings: Unpack[Settings],
 ) -> BenchResult:
     """Run the rows that are not yet done, `jobs` at a time, score them with the target labels and write the table into
-    `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset."""
-    composed = compose_ablation(source, target, preset, config, {**settings})
+    `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the recipe."""
+    composed, _ = compose_run(source, target, config, {**settings}, DEFAULTS)
     plan = make_plan(ablation, composed, Path(labels), Path(out), screen, force=force)
     return plan.study(write_table, f"{ablation.name}.md").carry_out(jobs, screen)
 
 
 losses, pseudo_labels = partial(ablate, LOSSES), partial(ablate, PSEUDO_LABELS)
-
-
-def compose_ablation(
-    source: str | Path, target: str | Path, preset: str | None, file: str | Path | None, settings: dict[str, Any]
-) -> Config:
-    """The configuration of an ablation, with the authors' recipe if no other is named."""
-    from_file = read_yaml(Path(file)) if file is not None else {}
-    recipe = {} if "recipe" in from_file else {"recipe": "authors"}
-    return compose_run(source, target, preset, file, recipe | with_table_defaults(settings, from_file))[0]
 
 
 def make_plan(

@@ -155,7 +155,7 @@ def bench(
         str | None,
         Help(
             "With several methods (--method all, or cdtrans,dann): which stage 1, optimiser and schedule all of them "
-            "use, authors (the preset) or best (the best recipe)."
+            "use, authors (as for this benchmark) or best (the best recipe)."
         ),
     ] = None,
     config: SettingsFile = None,
@@ -171,7 +171,7 @@ def bench(
     are in the folder `data`, `jobs` at a time, score them with the target's labels, and write the tables into `out`.
 
     `seeds` is how many (3: 1234, 1 and 2), or which: [1234, 1]. `tasks` are those to run, such as ["A>W", "A>D"].
-    `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the preset. Their
+    `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the recipe. Their
     `method` may name several, as in "cdtrans,dann", which all start from `start`. `allow_incomplete` accepts data
     that differ from the published data. A run that fails is listed in the result, and the others continue."""
     screen, config = screen or Screen(quiet=quiet), None if config is None else Path(config)

@@ -1,6 +1,6 @@
 """The configurations of a benchmark's runs: of one method, or of several from one start.
 
-Several methods have stage 1, optimiser and schedule in common. `start` says which: those of the benchmark's preset
+Several methods have stage 1, optimiser and schedule in common. `start` says which: those of the benchmark's recipe
 ('authors') or of the best recipe ('best'). The methods of the best recipe always have that, since it is theirs. Stage 2
 of the authors' recipe is shortened: else a comparison of all methods would take hours for Office-31."""
 
@@ -24,7 +24,7 @@ from cdtrans.errors import CdtransError, MethodError, SettingsError, nearest
 from cdtrans.inputs.benchmarks import Benchmark
 from cdtrans.methods import METHODS, method_class, require_method
 
-PRESET_BACKBONES = {"deit_small": "deit-small", "deit_base": "deit-base"}  # those with presets
+AUTHORS_BACKBONES = ("deit_small", "deit_base")  # with a recipe of the authors for every benchmark
 ALL = "all"  # every method, as --method
 SHORTER = 4  # divisor of the epochs of the authors' stage 2 in a comparison: 10 epochs, like the best recipe
 SHORTENED = ("epochs", "rebuild_every")
@@ -37,7 +37,7 @@ TABLE_DEFAULTS = {"guard": False, "report": False}
 
 @dataclass(frozen=True)
 class Request:
-    """The settings of a benchmark: flags win over the YAML file, which wins over the benchmark's preset."""
+    """The settings of a benchmark: flags win over the YAML file, which wins over the benchmark's recipe."""
 
     benchmark: Benchmark
     backbone: str
@@ -45,14 +45,15 @@ class Request:
     settings: dict[str, Any]
 
     @property
-    def preset(self) -> str:
-        """The benchmark's preset; backbones without one take that of DeiT-small."""
-        return f"{self.benchmark.name}-{PRESET_BACKBONES.get(self.backbone, PRESET_BACKBONES['deit_small'])}"
+    def authors(self) -> str:
+        """The authors' recipe for the benchmark; backbones without one take that of DeiT-small."""
+        backbone = self.backbone if self.backbone in AUTHORS_BACKBONES else AUTHORS_BACKBONES[0]
+        return f"{self.benchmark.name}-{backbone.replace('_', '-')}"
 
     @property
     def from_file(self) -> dict[str, Any]:
         values = read_yaml(self.file) if self.file is not None else {}
-        return {key: value for key, value in values.items() if key not in ("out", "preset")}
+        return {key: value for key, value in values.items() if key != "out"}
 
     def configs(self, start: str | None) -> tuple[tuple[Config, ...], str | None]:
         """The configuration of every requested method, checked before any run starts, and the start of several."""
@@ -83,15 +84,15 @@ class Request:
     def config(self, settings: dict[str, Any]) -> Config:
         """The configuration of one method, except for the settings that each task decides."""
         from_file = self.from_file
-        if self.backbone not in PRESET_BACKBONES:
+        if self.backbone not in AUTHORS_BACKBONES:
             settings = {"backbone": self.backbone, **settings}
-        settings = with_table_defaults(settings, from_file)
-        given, preset = from_file | settings, read_recipe(self.preset)
-        if given.get("recipe", start_of(str(given.get("method")), "authors")) == "best":
-            # the preset is the authors' recipe: only its backbone is taken
-            settings = ({} if "backbone" in from_file else {"backbone": preset["backbone"]}) | settings
-            preset = {}
-        chosen = compose(preset, from_file, settings)
+        given = from_file | settings
+        recipe = given.get("recipe", start_of(str(given.get("method")), "authors"))
+        if recipe == "best" and "backbone" not in given:
+            settings = settings | {"backbone": read_recipe(self.authors)["backbone"]}
+        chosen = compose(
+            TABLE_DEFAULTS, from_file, settings, {"recipe": self.authors if recipe == "authors" else recipe}
+        )
         if chosen.source_model:
             raise SettingsError(
                 "decided-by-bench",
@@ -131,7 +132,7 @@ class Request:
             return self.settings | INSTANT
         if own["recipe"] == "best":
             return self.settings | own
-        authors = make_config(read_recipe(self.preset))
+        authors = make_config(read_recipe(self.authors))
         shorter = {name: math.ceil(getattr(authors, name) / SHORTER) for name in SHORTENED}
         return {name: n for name, n in shorter.items() if name not in self.from_file} | self.settings | own
 
@@ -188,8 +189,3 @@ def recipe_of(config: Config, decided: tuple[str, ...]) -> dict[str, Any]:
     free = {*decided, *(f"method.{name}" for name in decided), *RESUME_MAY_CHANGE} - {"guard"}
     options = asdict(method_class(config.method).Options()) | config.method_args
     return {key: value for key, value in flat(config.to_dict() | {"method_args": options}).items() if key not in free}
-
-
-def with_table_defaults(settings: dict[str, Any], from_file: dict[str, Any]) -> dict[str, Any]:
-    """These settings, and TABLE_DEFAULTS for what neither they nor a YAML file set."""
-    return {name: value for name, value in TABLE_DEFAULTS.items() if name not in from_file} | settings
