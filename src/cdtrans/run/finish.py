@@ -40,7 +40,8 @@ def complete(run: RunWriter, outcome: Outcome, config: Resolved, screen: Screen)
 
         with run.timed("report"):
             screen.say(f"report: {write_report(run.record, screen)}")
-    show(run.record, outcome, screen)
+    if run.writes:  # another rank may be here before the main rank has written what is shown
+        show(run.record, outcome, screen)
     run.remove_state()
     barrier()  # the others read the outcome that the main rank has written
 
