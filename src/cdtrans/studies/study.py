@@ -216,6 +216,8 @@ def stopped_at_end(active: list[Job]) -> Iterator[None]:
 
 
 def _last_line(log: Path) -> str:
+    if not log.exists():  # the process ended before it could open it
+        return "no output"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
