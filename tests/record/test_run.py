@@ -99,6 +99,22 @@ def test_a_folder_that_is_not_a_run_is_refused_and_left_alone(tmp_path: Path, na
     assert names(folder) == {name}
 
 
+def test_a_folder_that_becomes_a_run_while_it_is_looked_at_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another rank may see it."""
+    folder, look = tmp_path / "a", Path.iterdir
+    folder.mkdir()
+
+    def begun_meanwhile(place: Path) -> Any:
+        monkeypatch.undo()
+        RunWriter.open(folder, config(), DATA).close()
+        return look(place)
+
+    monkeypatch.setattr(Path, "iterdir", begun_meanwhile)
+    check_folder(folder, config())
+
+
 def test_a_file_is_not_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with raises("not-a-run"):

@@ -284,6 +284,8 @@ def check_folder(folder: Path, config: Config) -> None:
             what = first_of([f"{name}: {before.get(name)} there, {now[name]} now" for name in changed])
             raise RunError("run-differs", f"'{folder}' holds another run ({what}); {OTHER} to start a new one.")
     elif folder.exists() and (not folder.is_dir() or any(file.name not in layout.FIRST for file in folder.iterdir())):
+        if record.begun:  # meanwhile, by the main rank or another process
+            return check_folder(folder, config)
         raise RunError("not-a-run", f"'{folder}' exists and is not a run folder; {OTHER}.")
 
 
