@@ -194,6 +194,10 @@ class CDTransOptions(BranchOptions):
     )
 
 
+# Defaults of every run of a table: without the guard a row shows what its method did (its verdict is in the run folder
+# anyway), and nobody reads so many reports.
+TABLE_DEFAULTS = {"guard": False, "report": False}
+
 EFFORTS = ("instant", "quick", "full")  # efforts of the best recipe; the first two are files in recipes/
 
 

@@ -57,7 +57,6 @@ class Help:
     metavar: str = ""
     flag: str = ""  # the flag, if it is not the parameter's name
     also: str = ""  # a hidden flag beside the argument
-    hidden: bool = False
 
 
 def option(

@@ -24,7 +24,7 @@ import cdtrans.runtime.screen
 from cdtrans.cli import app
 from cdtrans.cli.options import COMMON as COMMON_SETTINGS, NOT_FLAGS
 from cdtrans.cli.tables import class_table, confusion_table
-from cdtrans.config import SETTINGS
+from cdtrans.config import SETTINGS, TABLE_DEFAULTS
 from cdtrans.errors import DataError, Interrupted, printable
 from cdtrans.inputs.pixels import open_pixels
 from cdtrans.measure.measured import score
@@ -34,7 +34,6 @@ from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.recipes import TABLE_DEFAULTS
 from cdtrans.studies.study import BenchResult
 from cdtrans.trust.preflight import Finding
 from support import says

@@ -110,7 +110,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def run_of(out: Path, name: str) -> PlannedRun:
-    return PlannedRun(name, out / name / "seed-1234", (), (), {})
+    return PlannedRun(name, out / name / "seed-1234", (), out, {})
 
 
 def occupy(folder: Path) -> None:

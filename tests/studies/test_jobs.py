@@ -32,7 +32,7 @@ class Stage:
     def plan(self, *names: str, peers: Sequence[str] | None = None) -> list[PlannedRun]:
         """One source: all runs share."""
         folders = tuple(self.out / name for name in (names if peers is None else peers))
-        return [PlannedRun(name, self.out / name, ("adapt", name), ("eval", name), {}, folders) for name in names]
+        return [PlannedRun(name, self.out / name, ("adapt",), self.out, RESOLVED, folders) for name in names]
 
     def begin(self, name: str, source_model: str | None = None, *, stage_1: bool = False) -> None:
         (self.out / name).mkdir(parents=True, exist_ok=True)
@@ -56,8 +56,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
     class Pretended:
         def __init__(self, arguments: tuple[str, ...], out: Path, err: Path, side_by_side: int) -> None:
-            verb, self.name, *flags = arguments
-            self.scoring, self.asked = verb == "eval", 0
+            verb, *flags = arguments
+            self.name, self.scoring, self.asked = err.stem, verb == "eval", 0
             if stage.logs:
                 err.touch()
             if self.scoring:

@@ -19,7 +19,7 @@ import typer
 
 from cdtrans.cli import tables
 from cdtrans.cli.options import Verb, command, print_json, show_all_flags
-from cdtrans.config import SETTINGS
+from cdtrans.config import SETTINGS, TABLE_DEFAULTS, read_recipe
 from cdtrans.errors import CdtransError, Interrupted, SettingsError, printable, shortened
 from cdtrans.runtime import package_version
 
@@ -32,11 +32,7 @@ OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "target_labels"
 LOSSES = {"loss_source", "loss_source_target", "loss_target"}
 PAIRING = {"method", "pairing", "center_aware", "target_class"}
 NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
-TABLE_TEXTS = {  # settings that have another default in the runs of a table
-    "guard": "Keep the source-only model if adaptation seems to have done harm. (default: false)",
-    "report": "Write report.html at the end of each run. (default: false)",
-}
-BENCH_TEXTS = TABLE_TEXTS | {
+BENCH_TEXTS = {
     "backbone": "deit_small or deit_base (with their recipes), or any timm model. (default: deit_small)",
     "recipe": "With one method: authors, as for this benchmark, or best. With several methods, use --start. "
     "(default: authors; best for cotraining and instant)",
@@ -44,10 +40,6 @@ BENCH_TEXTS = TABLE_TEXTS | {
     "instant, which does not train the backbone. (default: full)",
     "method": "A name from 'cdtrans methods', or FILE.py:CLASS for your own method; all, or several names with commas, "
     "to compare them. (default: cdtrans; cotraining with --recipe best)",
-}
-ABLATE_TEXTS = TABLE_TEXTS | {
-    "recipe": "Defaults of other settings: the CDTrans authors', the best recipe, or a named change of one of them. "
-    "(default: authors)",
 }
 COMPLETION = "_CDTRANS_COMPLETE"
 
@@ -116,8 +108,7 @@ VERBS = {
         "Try it on a built-in task, from rendered digits to real handwriting: a few minutes on a CPU.",
         tables.show_demo,
         settings=SETTINGS.keys() - {"recipe"},
-        recipe="demo",
-        texts={"seed": "Seed of the task and of the run. (default: 0)"},
+        defaults={**read_recipe("demo"), "seed": 0},
         against=lambda result: result.harm,
     ),
     "cache": Verb(
@@ -145,6 +136,7 @@ VERBS = {
         tables.show_study,
         settings=SETTINGS.keys() - OF_EACH_RUN,
         texts=BENCH_TEXTS,
+        defaults=TABLE_DEFAULTS,
         against=lambda result: bool(result.failed),
     ),
     "ablate losses": Verb(
@@ -152,7 +144,7 @@ VERBS = {
         "Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards.",
         tables.show_study,
         settings=SETTINGS.keys() - LOSSES - {"method"} - NOT_IN_ROWS,
-        texts=ABLATE_TEXTS,
+        defaults={"recipe": "authors", **TABLE_DEFAULTS},
         against=lambda result: bool(result.failed),
     ),
     "ablate pseudo-labels": Verb(
@@ -160,7 +152,7 @@ VERBS = {
         "Rerun Table 5, the ways to find pairs: one run each, scored with target labels; one run trains on them.",
         tables.show_study,
         settings=SETTINGS.keys() - PAIRING - NOT_IN_ROWS,
-        texts=ABLATE_TEXTS,
+        defaults={"recipe": "authors", **TABLE_DEFAULTS},
         against=lambda result: bool(result.failed),
     ),
     "ablate with-labels": Verb(  # a run of an ablation as a process of its own

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from cdtrans.config import HINTS, SETTINGS, choices, merged, parse_yaml, read_recipe, starting_layers
+from cdtrans.config import HINTS, SETTINGS, choices, merged, parse_yaml, starting_layers
 from cdtrans.errors import VERDICT_AGAINST, SettingsError
 from cdtrans.runtime.ranks import launched_rank
 from cdtrans.runtime.screen import Screen
@@ -39,8 +39,8 @@ class Verb:
     help: str
     show: Callable[[Any, Screen, dict[str, Any]], None]  # takes the result, and the arguments
     settings: Collection[str] = tuple(SETTINGS)  # flags in place of its **settings
-    texts: Mapping[str, str] = field(default_factory=dict)  # help of settings that have another meaning or default here
-    recipe: str | None = None  # recipe whose defaults the verb has
+    texts: Mapping[str, str] = field(default_factory=dict)  # help of settings that have another meaning here
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of settings, where the verb has others
     against: Callable[[Any], bool] = lambda result: False  # whether the result is a verdict against the user
     as_json: Callable[[Any], dict[str, Any]] = lambda result: result.summary()
     prepare: Callable[[dict[str, Any], bool], bool] = lambda given, json: json  # says whether stdout is for a program
@@ -62,7 +62,7 @@ def command(verb: Verb) -> Callable[..., None]:
     parameters += [_flag(name, bool, option, False) for name, option in EVERY_VERB.items()]
     if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         taken = {each.name for each in own}
-        parameters += _setting_flags([name for name in verb.settings if name not in taken], verb.texts, verb.recipe)
+        parameters += _setting_flags([name for name in verb.settings if name not in taken], verb)
 
     def run(*, json: bool, quiet: bool, debug: bool, help_all: bool = False, **values: Any) -> None:
         given = {each.name: values.pop(each.name) for each in own}
@@ -103,7 +103,7 @@ def _parameters(parameter: inspect.Parameter, hint: Any) -> list[inspect.Paramet
     else:
         dashed = f"--{parameter.name.replace('_', '-')}"
         name = help_of.flag or (f"{dashed}/--no-{dashed[2:]}" if default is True else dashed)
-        option = typer.Option(name, metavar=help_of.metavar or None, help=help_of.text, hidden=help_of.hidden)
+        option = typer.Option(name, metavar=help_of.metavar or None, help=help_of.text)
     made = [_flag(parameter.name, kind if required or kind is bool else kind | None, option, default)]
     if help_of.also:
         option = typer.Option(help_of.also, metavar=help_of.metavar or None, help=help_of.text, hidden=True)
@@ -131,10 +131,10 @@ def _flag(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def _setting_flags(names: Collection[str], texts: Mapping[str, str], recipe: str | None) -> list[inspect.Parameter]:
+def _setting_flags(names: Collection[str], verb: Verb) -> list[inspect.Parameter]:
     """A flag for every setting and every option of CDTrans among these names; with `method`, --set gives the options of
     any method."""
-    changed, parameters = read_recipe(recipe) if recipe else {}, []
+    parameters = []
     for name, spec in SETTINGS.items():
         if name not in names or name in NOT_FLAGS:
             continue
@@ -142,7 +142,7 @@ def _setting_flags(names: Collection[str], texts: Mapping[str, str], recipe: str
         dashed = name.replace("_", "-")
         option = typer.Option(
             f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}",
-            help=texts.get(name) or help_line(name, changed),
+            help=verb.texts.get(name) or help_line(name, verb.defaults),
             rich_help_panel=COMMON_PANEL if name in COMMON else spec.metadata["group"],
             hidden=name not in COMMON,
         )

@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from cdtrans.config import (
     FIELDS,
+    TABLE_DEFAULTS,
     Config,
     Force,
     Jobs,
@@ -42,7 +43,7 @@ from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help
-from cdtrans.studies.recipes import TABLE_DEFAULTS, recipe_of
+from cdtrans.studies.recipes import recipe_of
 from cdtrans.studies.results import KINDS, Results, RunResult, shared_stage_1
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
 from cdtrans.studies.tables import NOTHING, cost, grid
@@ -77,17 +78,15 @@ class Plan:
         return tuple(self._run(variant) for variant in self.ablation.variants)
 
     def _run(self, variant: Variant) -> PlannedRun:
-        folder, config = self.out / variant.folder, self.config
-        root = ("--root", config.root) if config.root else ()
+        folder = self.out / variant.folder
         verb = ("ablate", "with-labels", "--labels", str(self.labels)) if variant.with_labels else ("adapt",)
-        device = ("--device", config.device, "--max-bad", str(config.max_bad))
         return PlannedRun(
             name=variant.folder,
             folder=folder,
             adapt=(*verb, *(("--force",) if self.force else ())),
-            score=("eval", str(folder), str(self.labels), "--json", *root, *device),
-            settings=row_config(self.ablation, variant, config).to_dict(),
-            peers=() if config.source_model else self._beside(folder),
+            labels=self.labels,
+            settings=row_config(self.ablation, variant, self.config).to_dict(),
+            peers=() if self.config.source_model else self._beside(folder),
         )
 
     def _beside(self, folder: Path) -> tuple[Path, ...]:

@@ -17,7 +17,7 @@ from cdtrans.record.files import atomic
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, checked
 from cdtrans.studies.comparison import Comparison, comparison_files
-from cdtrans.studies.recipes import Request, label, misfits, recipe_of, start_of
+from cdtrans.studies.recipes import DECIDED_HERE, Request, label, misfits, recipe_of, start_of
 from cdtrans.studies.results import KINDS, Results, RunResult, columns, is_scored, result_lines, spread, values
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
 from cdtrans.studies.tables import BenchTable, latex, markdown
@@ -26,7 +26,6 @@ FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...
 LONGEST_SEED = len(str(LARGEST_SEED))  # digits
 MOST_SEEDS = 100  # a larger number is probably a seed and not a count
 LISTS = "data"  # subfolder: lists, rewritten to start from --data
-DECIDED_HERE = ("source", "target", "root", "seed")  # settings that each run gets from its task
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,12 @@ class Plan:
         source, target = (self.data.domains[domain.name] for domain in task)
         root = str(self.data.root) if None in (source.folder, target.folder) else None
         places = (self._labelled(source), target.folder or self._list(target, "unlabelled"))
-        rooted = ("--root", root) if root else ()
         images = dict(zip(("source", "target"), map(os.path.abspath, places), strict=True))
-        device = ("--device", self.shared.device, "--max-bad", str(self.shared.max_bad))
         return PlannedRun(
             name=f"{method} {task.name} seed {seed}".lstrip(),
             folder=folder,
             adapt=("adapt", "--force") if self.force else ("adapt",),
-            score=("eval", str(folder), str(self._labelled(target)), "--json", *device, *rooted),
+            labels=self._labelled(target),
             settings=config.to_dict() | images | {"root": root, "seed": seed},
             peers=tuple(
                 self.folder(other_method, other, seed)
@@ -177,8 +174,6 @@ def bench(
     screen, config = screen or Screen(quiet=quiet), None if config is None else Path(config)
     given: dict[str, Any] = {**settings}
     backbone = str(given.pop("backbone", "deit_small"))
-    if own := [key for key in given if key in DECIDED_HERE]:
-        raise SettingsError("decided-by-bench", f"Every run of a benchmark has its own '{own[0]}'; leave it out.")
     benchmark = benchmark_named(name)
     words = tasks.split(",") if isinstance(tasks, str) else tasks
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else benchmark.tasks

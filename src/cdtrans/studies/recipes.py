@@ -12,6 +12,7 @@ from typing import Any
 from cdtrans.config import (
     METHOD_FIELDS,
     RESUME_MAY_CHANGE,
+    TABLE_DEFAULTS,
     Config,
     choices,
     compose,
@@ -25,14 +26,12 @@ from cdtrans.inputs.benchmarks import Benchmark
 from cdtrans.methods import METHODS, method_class, require_method
 
 AUTHORS_BACKBONES = ("deit_small", "deit_base")  # with a recipe of the authors for every benchmark
+DECIDED_HERE = ("source", "target", "root", "seed")  # settings that each run gets from its task
 ALL = "all"  # every method, as --method
 SHORTER = 4  # divisor of the epochs of the authors' stage 2 in a comparison: 10 epochs, like the best recipe
 SHORTENED = ("epochs", "rebuild_every")
 BEST, INSTANT = read_recipe("best"), read_recipe("instant")
 OWN_START = (BEST["method"], INSTANT["method"])  # methods of the best recipe
-# Defaults of every run: without the guard a row shows what its method did (its verdict is in the run folder anyway),
-# and nobody reads so many reports.
-TABLE_DEFAULTS = {"guard": False, "report": False}
 
 
 @dataclass(frozen=True)
@@ -93,15 +92,10 @@ class Request:
         chosen = compose(
             TABLE_DEFAULTS, from_file, settings, {"recipe": self.authors if recipe == "authors" else recipe}
         )
-        if chosen.source_model:
+        own = [key for key in DECIDED_HERE if key in settings]
+        if own := [*own, *(key for key in ("source_model", "target_labels") if getattr(chosen, key))]:
             raise SettingsError(
-                "decided-by-bench",
-                "A benchmark has several sources and shares stage 1 among its runs by itself; leave 'source_model' "
-                "out.",
-            )
-        if chosen.target_labels:
-            raise SettingsError(
-                "decided-by-bench", "A benchmark trains without target labels; leave 'target_labels' out."
+                "decided-by-bench", f"A benchmark decides '{own[0]}' for each of its runs; leave it out."
             )
         require_method(chosen.method)
         return chosen

@@ -34,12 +34,12 @@ POLL_SECONDS = 0.05  # between checks of the processes
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run, the arguments of the commands that make it and score it, and its settings."""
+    """A run: the first arguments of the command that makes it, the labels that score it, and its settings."""
 
     name: str
     folder: Path
     adapt: tuple[str, ...]
-    score: tuple[str, ...]
+    labels: Path
     settings: dict[str, Any]  # the complete configuration
     peers: tuple[Path, ...] = ()  # the folders of all runs that share its stage 1
 
@@ -61,6 +61,14 @@ class PlannedRun:
     @property
     def scored(self) -> bool:
         return is_scored(self.folder)
+
+    @property
+    def score(self) -> tuple[str, ...]:
+        """The arguments of the command that scores it."""
+        device, max_bad, root = (self.settings[name] for name in ("device", "max_bad", "root"))
+        rooted = ("--root", root) if root else ()
+        where = ("--device", device, "--max-bad", str(max_bad), *rooted)
+        return ("eval", str(self.folder), str(self.labels), "--json", *where)
 
     def source_model(self) -> str | None:
         """The run that stage 1 is taken from; None if this run trains it."""
