@@ -269,6 +269,15 @@ def test_two_commands_at_once(watched: Watched, images: Path, tmp_path: Path) ->
     assert watched(images, tmp_path / "p.csv").images == 29
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot delete an open file")
+def test_the_lock_s_file_is_deleted_before_another_command_can_take_it(tmp_path: Path) -> None:
+    with PartFolder(tmp_path / "p.csv", {}, []) as folder:
+        file, left = folder.folder / ".lock", []
+        folder.lock.callback(lambda: left.append(file.exists()))  # before it is released
+    assert left == [False]
+    assert not folder.folder.exists()
+
+
 def test_what_fits_into_one_part_needs_no_folder(watched: Watched, images: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(parts, "PART", IMAGES)
     monkeypatch.setattr(parts, "try_lock", None)

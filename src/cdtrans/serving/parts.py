@@ -134,9 +134,12 @@ class PartFolder:
         """Rank 0 removes the folder if no part is in it."""
         with suppress(OSError):  # another process is at work there, or an interruption came before the lock
             if self.lock is not None:
-                self.lock.close()
-                if not self.names():
-                    (self.folder / LOCK).unlink(missing_ok=True)
+                with self.lock:
+                    empty, file = not self.names(), self.folder / LOCK
+                    if empty and os.name != "nt":  # Windows cannot delete an open file
+                        file.unlink(missing_ok=True)  # before another process can take it
+                if empty and os.name == "nt":
+                    file.unlink(missing_ok=True)
             if launched_rank() == 0:
                 self.folder.rmdir()
 

@@ -99,7 +99,7 @@ def predict(
     quiet: bool = False,
     screen: Screen | None = None,
 ) -> Predicted:
-    """Label images with the classifier of a output run, or with a file that `export` wrote. For images in memory, use
+    """Label images with the classifier of a finished run, or with a file that `export` wrote. For images in memory, use
     `load(run).predict(images)`.
 
     With `csv` (a path or an open binary file) or `parquet` (a path), the predictions are written there, in bounded
