@@ -1,7 +1,6 @@
 """`cdtrans` without what trust adds: no check of the data, no scores, no choice. For trust_cost.py alone, which gives
 `--no-report --no-guard --select last` besides."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +17,8 @@ def importing() -> Iterator[None]:
     """As in a run with trust, so that both start alike; then some parts are taken out."""
     with importing_all():
         yield
-    inputs, stage1, selection = (
-        sys.modules[f"cdtrans.{name}"] for name in ("run.inputs", "run.stage1", "trust.selection")
-    )
+    from cdtrans.run import inputs, stage1
+    from cdtrans.trust import selection
 
     def only_predictions(self: Any, epoch: int, target: Any, encode: Any = None) -> None:
         selection.save_predictions(self.run, epoch, target)

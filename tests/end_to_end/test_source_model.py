@@ -133,8 +133,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("change", "settings", "code"),
         [
-            (fewer_classes, {}, "other-classes"),
-            (another_name, {}, "other-classes"),
+            (fewer_classes, {}, "other-network"),
+            (another_name, {}, "other-network"),
             (another_image, {}, "other-source"),
             (nothing, {"neck": "none"}, "other-network"),
             (nothing, {"crop": 8}, "other-network"),

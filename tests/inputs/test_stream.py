@@ -84,7 +84,7 @@ class TestBatches:
         decoded.close()
         ahead = next(taken) - 4 * 30
         assert 2 * IN_FLIGHT_PER_WORKER <= ahead <= 2 * IN_FLIGHT_PER_WORKER + 4
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # threads of earlier tests may have ended meanwhile
 
 
 # Tars

@@ -33,7 +33,7 @@ import cdtrans
 from cdtrans.errors import CdtransError
 from cdtrans.network.weights import build_model, load_model
 from cdtrans.record import wording
-from cdtrans.record.layout import ANSWERS
+from cdtrans.record.layout import ANSWERS, MEASURED
 from cdtrans.record.model import read_card, save_model, write_card
 from cdtrans.record.outcome import Answers
 from cdtrans.record.record import RunRecord
@@ -347,6 +347,7 @@ def test_timm_resizes_to_the_size_of_the_run() -> None:
 def test_the_model_card_says_what_matters_and_no_path(finished, tmp_path: Path, no_graph: None) -> None:
     run, folder = tmp_path / "run", tmp_path / "hub"
     shutil.copytree(finished.run, run)
+    (run / MEASURED.name).unlink(missing_ok=True)  # of an earlier test: it would replace the estimate
     backbone = read_card(run / "adapted").backbone
     write_card(run / "adapted", dataclasses.replace(read_card(run / "adapted"), weights=backbone, temperature=1.25))
     outcome = RunRecord(run).outcome
