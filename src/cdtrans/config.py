@@ -198,8 +198,6 @@ class CDTransOptions(BranchOptions):
 # anyway), and nobody reads so many reports.
 TABLE_DEFAULTS = {"guard": False, "report": False}
 
-EFFORTS = ("instant", "quick", "full")  # efforts of the best recipe; the first two are files in recipes/
-
 
 class Settings(TypedDict, total=False):
     """The settings that functions of Python take by name: those of Config and of CDTransOptions, with their types."""
@@ -367,15 +365,15 @@ def starting_layers(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         return read_recipe("authors"), {}
     if effort is None:
         effort = "instant" if method == instant["method"] else "full"
-    if effort not in EFFORTS:
-        known = nearest(str(effort), [*EFFORTS])
+    if effort not in choices("effort"):
+        known = nearest(str(effort), choices("effort"))
         raise SettingsError("setting-choice", f"'effort' cannot be {quoted(effort)}: {known}")
     if method is not None and (method == instant["method"]) != (effort == "instant"):
         raise SettingsError(
             "effort-contradicts-method",
             f"'--effort {effort}' does not go with '--method {method}'; leave one of the two out.",
         )
-    layer = {} if effort == "full" else read_recipe(effort)
+    layer = {} if effort == "full" else read_recipe(effort)  # the other efforts are files in recipes/
     if method not in (None, layer.get("method", best["method"])):
         layer.pop("method_args", None)  # options of the best recipe's method
     if not given.get("pretrained", True) and not given.get("weights"):

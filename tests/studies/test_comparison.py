@@ -22,27 +22,18 @@ SEEDS = (1234, 1)
 def result(benchmark: Benchmark, task: str, seed: int, method: str, score: float, **changed: object) -> RunResult:
     """Source only has 50%, the last epoch a percent less and the best one a percent more than the choice."""
     by_kind = {"source_only": 0.5, "last_epoch": score - 0.01, "label_free": score, "best_by_labels": score + 0.01}
-    values: dict = {
-        **{
-            "task": task,
-            "seed": seed,
-            "run": f"{method}/{task}/{seed}",
-            "target_images": 100,
-            "stage_1": f"cdtrans/{task}/{seed}",
-        },
-        **{
-            "backbone": "vit",
-            "device": "cuda: GPU",
-            "images": 100,
-            "epochs": {},
-            "scores": by_kind,
-            "class_means": by_kind,
-        },
-        "per_class": {kind: dict.fromkeys(benchmark.class_names, by_kind[kind]) for kind in KINDS},
-        **{"seconds": 120.0, "device_seconds": 60.0, "peak_memory": 3 * 2**30},
+    names = {"task": task, "seed": seed, "run": f"{method}/{task}/{seed}", "stage_1": f"cdtrans/{task}/{seed}"}
+    facts = {"backbone": "vit", "device": "cuda: GPU", "images": 100, "target_images": 100, "epochs": {}}
+    per_class = {kind: dict.fromkeys(benchmark.class_names, by_kind[kind]) for kind in KINDS}
+    scores = {
+        "scores": by_kind,
+        "class_means": by_kind,
+        "per_class": per_class,
         "curve": [0.5, score + 0.01, score - 0.01],
     }
-    return RunResult(**values | changed)
+    cost = {"seconds": 120.0, "device_seconds": 60.0, "peak_memory": 3 * 2**30}
+    values: dict = {**names, **facts, **scores, **cost, **changed}
+    return RunResult(**values)
 
 
 def compared(methods: dict[str, float], benchmark: Benchmark = OFFICE31, **changed: object) -> Comparison:

@@ -19,15 +19,7 @@ from torch import Tensor, nn
 
 from cdtrans.config import Resolved, require_weights
 from cdtrans.errors import CdtransError, DataError, RunError, SettingsError
-from cdtrans.network.backbone import (
-    FOLDER,
-    HUB_FILES,
-    ask_hub,
-    config_of,
-    create_backbone,
-    normalisation,
-    unavailable,
-)
+from cdtrans.network.backbone import FOLDER, HUB_FILES, ask_hub, config_of, create_backbone, normalisation, unavailable
 from cdtrans.network.blocks import Transferability
 from cdtrans.network.network import Head, Network, build_head, feature_dim
 from cdtrans.record.model import FROM_SCRATCH, Card, read_card, read_weights

@@ -9,13 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from cdtrans.config import (
-    Config,
-    Force,
-    Resolved,
-    SettingsFile,
-    compose_run,
-)
+from cdtrans.config import Config, Force, Resolved, SettingsFile, compose_run
 from cdtrans.errors import DataError, MethodError
 from cdtrans.inputs.decode import decode_files
 from cdtrans.inputs.scan import UnlabelledDomain, scan_labelled, scan_unlabelled

@@ -308,10 +308,7 @@ class RunRecord:
         return lines
 
     def _table(self, file: File[Any], columns: tuple[str, ...]) -> list[dict[str, str]]:
-        with (
-            self._intact(file) as path,
-            open(path, encoding="utf-8", errors="surrogateescape", newline="") as lines,
-        ):
+        with self._intact(file) as path, open(path, encoding="utf-8", errors="surrogateescape", newline="") as lines:
             reader = csv.DictReader(lines)
             rows = list(reader)
             require(set(columns) <= set(reader.fieldnames or ()), "it lacks a column")
