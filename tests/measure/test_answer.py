@@ -73,6 +73,20 @@ def test_accuracy_is_measured_on_the_random_part_only(asked: Path) -> None:
     assert (none.accuracy, none.no_class) == (0, 18)
 
 
+def test_an_epoch_is_measured_as_its_model_is(asked: Path) -> None:
+    (asked / "predictions").mkdir()
+    for epoch, predicted in enumerate(read_target(asked).predicted.values()):  # of the source-only and adapted model
+        confidence = np.ones(IMAGES, np.float16)
+        file = asked / "predictions" / f"epoch-{epoch:03}.npz"
+        np.savez(file, predicted=predicted.astype(np.int32), confidence=confidence)
+    measured = answer(asked, fill(questions(asked), asked / "l.csv")).measured
+    assert measured is not None
+    for scores, name in zip(measured.epochs, ("source", "adapted"), strict=True):
+        assert replace(measured.models[name], confusion=()) == scores
+    summary = measured.summary()
+    assert summary["adapted_accuracy_interval"] == summary["accuracy_interval"]
+
+
 def test_labels_for_all_images_give_the_exact_accuracy(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = read_target(asked)
     result, text = heard(capsys, asked, all_labels(asked))

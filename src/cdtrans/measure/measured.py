@@ -263,12 +263,15 @@ def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: 
     record, outcome = target.record, target.record.outcome
     whole = len(np.unique(places)) == len(target)
     classes = len(target.classes)
-    models = {}
-    for name, predicted in target.predicted.items():
-        models[str(name)] = score(true, predicted[places], classes)
-        if random and not whole:
-            accuracy, interval = accuracy_interval(target.confidence, places, predicted[places] == true)
-            models[name] = replace(models[name], accuracy=accuracy, interval=interval)
+
+    def scores(predicted: np.ndarray) -> Scores:
+        counts = score(true, predicted, classes)
+        if whole or not random:
+            return counts
+        accuracy, interval = accuracy_interval(target.confidence, places, predicted == true)
+        return replace(counts, accuracy=accuracy, interval=interval)
+
+    models = {str(name): scores(predicted[places]) for name, predicted in target.predicted.items()}
     complete = record.epochs == tuple(range(len(record.epochs))) and outcome.adapted_epoch < len(record.epochs)
     every = [record.predictions(epoch).predicted[target.rows][places] for epoch in record.epochs] if complete else []
     return Measured(
@@ -278,7 +281,7 @@ def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: 
         target=len(target),
         whole_target=whole,
         models=models,
-        epochs=tuple(replace(score(true, predicted.astype(np.int64), classes), confusion=()) for predicted in every),
+        epochs=tuple(replace(scores(predicted.astype(np.int64)), confusion=()) for predicted in every),
         adapted_epoch=outcome.adapted_epoch,
         comparison=compare(target, places, true, whole=whole, random=random) if "adapted" in models else None,
         random=random,
