@@ -42,6 +42,7 @@ def test_every_entry_is_a_method_that_says_what_it_is(name: str) -> None:
         ("dannn", "method-unknown"),
         ("ground_truth", "method-needs-labels"),
         ("nothing.py:MyMethod", "no-method-file"),
+        ("nothing.py", "method-unknown"),
     ],
 )
 def test_a_wrong_name(name: str, code: str) -> None:

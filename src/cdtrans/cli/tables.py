@@ -37,7 +37,7 @@ def show_check(result: Any, screen: Screen, given: Given) -> None:
     screen.result(table)
     if result.skipped:
         screen.say(f"Not checked with a backbone: {result.skipped}.")
-    screen.say(f"{result.verdict} Use --json for every name and number.")
+    screen.result(f"{result.verdict} Use --json for every name and number.")
 
 
 def show_evaluation(result: Any, screen: Screen, given: Given) -> None:
@@ -147,7 +147,8 @@ def show_answers(result: Any, screen: Screen, given: Given) -> None:
     run = given["run"]
     for sentence in wording.labels_show(result.labelled, result.measured, RunRecord(run).outcome, run):
         screen.result(sentence)
-    screen.say(f"Stored in {run / ANSWERS.name}; 'cdtrans report {run}' adds the accuracy to report.html.")
+    shown = f"; 'cdtrans report {run}' adds the accuracy to report.html" if result.measured else ""
+    screen.say(f"Stored in {run / ANSWERS.name}{shown}.")
 
 
 def show_methods(result: Any, screen: Screen, given: Given) -> None:

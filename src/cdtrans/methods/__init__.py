@@ -58,6 +58,8 @@ def require_method(name: str) -> None:
         file = name.rpartition(":")[0]
         if not Path(file).is_file():
             raise MissingFileError("no-method-file", f"There is no file '{file}' with the method; check its path.")
+    elif name.endswith(".py"):
+        raise SettingsError("method-unknown", f"'{name}' names no class: give a method of your own as FILE.py:CLASS.")
     elif name not in METHODS:
         raise SettingsError("method-unknown", f"Unknown method '{name}': {nearest(name, list(METHODS))}")
 

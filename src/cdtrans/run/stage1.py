@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdtrans.config import Config, Resolved, make_config, read_recipe, require_weights
-from cdtrans.errors import CdtransError, DataError, MissingFileError, RunError, SettingsError, first_of
+from cdtrans.errors import CdtransError, DataError, MissingFileError, RunError, SettingsError, counted, first_of
 from cdtrans.record.files import intact
 from cdtrans.record.layout import AGAIN, EVIDENCE, SOURCE, SourceData
 from cdtrans.record.model import FROM_SCRATCH, Card, save_model
@@ -159,7 +159,8 @@ def source_model(
             network.load_state_dict(load_model(folder)[0].state_dict())
         return model
     if config.source_model:
-        trained = f" ({card.epoch} epochs from {card.weights})" if card.epoch else ""
+        weights = f"from {card.weights}" if pretrained else "from scratch"
+        trained = f" ({counted(card.epoch, 'epoch')} {weights})" if card.epoch else ""
         screen.say(f"stage 1 is taken from '{config.source_model}'{trained}")
         run.log("source_model", run=config.source_model, epochs=card.epoch, weights=card.weights)
     elif config.source_fit == "probe":

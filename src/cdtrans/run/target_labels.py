@@ -47,8 +47,8 @@ class Given:
         if config.target_labels and not method.takes_target_labels:
             raise SettingsError(
                 "target-labels-unused",
-                f"The method '{config.method}' cannot train with --target-labels; leave --method out, or add the "
-                "labelled images to the source's class folders.",
+                f"The method '{config.method}' cannot train with --target-labels; use --recipe best without --method, "
+                "or add the labelled images to the source's class folders.",
             )
 
     @classmethod

@@ -17,7 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cdtrans.errors import VERDICT_AGAINST, CdtransError, DeviceError, Interrupted, RunError, SettingsError, first_of
+from cdtrans.errors import (
+    VERDICT_AGAINST,
+    CdtransError,
+    DeviceError,
+    Interrupted,
+    RunError,
+    SettingsError,
+    counted,
+    first_of,
+)
 from cdtrans.record import layout
 from cdtrans.record.files import atomic, intact, try_lock
 from cdtrans.record.record import RunRecord
@@ -167,7 +176,7 @@ def run_jobs(title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, 
     pending = [run for run in runs if not run.scored]
     active: list[Job] = []
     finished, side_by_side = len(runs) - len(pending), min(jobs, max(1, len(pending)))
-    screen.say(f"{len(runs)} runs, {finished} of them finished already")
+    screen.say(f"{counted(len(runs), 'run')}, {finished} of them finished already")
     checked_at = time.monotonic()
     with StopSignals.caught(), screen.track(title, len(runs), finished) as bar, stopped_at_end(active):
         while pending or active:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+from cdtrans.errors import counted
 from cdtrans.inputs.benchmarks import DOMAINNET, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import AVERAGE, disagreements, paper_grids, paper_table
 from cdtrans.studies.results import KINDS, RunResult, Values, columns, row_title, shared_stage_1, spread, values
@@ -212,6 +213,6 @@ def cost(results: Sequence[RunResult]) -> str:
     devices = " and ".join(sorted({result.device for result in results}))
     busy = sum(result.device_seconds for result in results) / 3600
     return (
-        f"Cost: {len(results)} runs of {sum(minutes) / len(minutes):.1f} minutes on average ({min(minutes):.1f} to"
-        f" {max(minutes):.1f}), which took {busy:.2f} hours of {devices}."
+        f"Cost: {counted(len(results), 'run')} of {sum(minutes) / len(minutes):.1f} minutes on average"
+        f" ({min(minutes):.1f} to {max(minutes):.1f}), which took {busy:.2f} hours of {devices}."
     )

@@ -106,7 +106,8 @@ def unreadable(name: str, bad: Mapping[str, str], total: int, max_bad: float) ->
     causes = first_of([f"{path!r} ({cause})" for path, cause in bad.items()])
     statement = f"{len(bad)} of {total} {name} files cannot be read: {causes}"
     state = "stop" if len(bad) == total else graded(len(bad) / total, warning=0.0, stop=max_bad)
-    return Finding(state, subject, statement, "Repair or remove them; a run skips them.", details)
+    advice = "Repair or remove them; a run skips " + ("no more than --max-bad." if state == "stop" else "them.")
+    return Finding(state, subject, statement, advice, details)
 
 
 def ignored(name: str, paths: Sequence[str]) -> Finding:
