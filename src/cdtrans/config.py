@@ -123,7 +123,7 @@ class Config:
     select: Literal[
         "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
     ] = _trust("consensus", "The epoch to keep: the last, or the best by a label-free score.")
-    guard: bool = _trust(True, "Keep the source-only model (and exit 3) if adaptation seems to have done harm.")
+    guard: bool = _trust(True, "Keep the source-only model if adaptation seems to have done harm.")
 
     seed: int = _run(1234, "Random seed.", 0, LARGEST_SEED)
     device: str = _run("auto", "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
