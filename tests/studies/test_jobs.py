@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from cdtrans.config import Config
+from cdtrans.config import Config, read_yaml
 from cdtrans.runtime import processes
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies import study
@@ -190,6 +190,13 @@ def test_where_stage_1_was_trained_also_through_several_hands(stage: Stage) -> N
 def test_a_run_whose_scores_are_not_saved_has_failed(stage: Stage) -> None:
     stage.fail["a"] = 3
     assert stage.run(stage.plan("a", "b")) == ["a"]
+
+
+def test_a_run_reads_the_settings_that_were_planned(stage: Stage) -> None:
+    settings = RESOLVED | {"backbone_args": {"init_values": 1e-5}, "root": "/data/\N{GRINNING FACE} \udcff"}
+    run = replace(stage.plan("a")[0], settings=settings)
+    assert stage.run([run]) == []
+    assert read_yaml(run.settings_file) == settings
 
 
 def test_a_run_that_was_killed_before_it_opened_its_log_has_failed(stage: Stage) -> None:

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from cdtrans.errors import (
     VERDICT_AGAINST,
     CdtransError,
@@ -117,7 +119,7 @@ class Job:
         try:
             read_sessions(run.folder)  # a damaged file is reported before the work
             with atomic(run.settings_file) as file:
-                file.write(json.dumps(run.settings, indent=1).encode())  # JSON is YAML
+                file.write(yaml.safe_dump(run.settings, sort_keys=False).encode())
             self._begin(scoring=run.record.finished)
         except CdtransError as error:
             self.failure = str(error)
