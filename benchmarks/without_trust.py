@@ -28,7 +28,7 @@ def importing() -> Iterator[None]:
 
     vars(inputs)["check_data"] = lambda *_, **__: ()
     vars(stage1)["pretrained_evidence"] = lambda *_, **__: None
-    selection.Watch.epoch = only_predictions  # type: ignore[attr-defined]
+    selection.Watch.epoch = only_predictions  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
