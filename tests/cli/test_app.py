@@ -58,6 +58,7 @@ FLAGS = {  # flags of each verb, beside those of every verb and the settings
         "--config",
         "--allow-incomplete",
         "--force",
+        "--start",
     },
     **{"ablate losses": PAIRS, "ablate pseudo-labels": PAIRS},
 }
@@ -543,7 +544,7 @@ def test_bench(run: Run, answering) -> None:
     ended = run("bench", "office31", "--data", "d", "--tasks", "A>W", "--jobs", "2", "--lr", "0.1", "--no-pretrained")
     assert says(ended.out, "3 of 4 runs", "out/table.md")
     asked.pop("screen")
-    defaults = {"seeds": "3", "out": None, "config": None, "force": False, "allow_incomplete": False}
+    defaults = {"seeds": "3", "out": None, "config": None, "start": None, "force": False, "allow_incomplete": False}
     given = {"name": "office31", "data": Path("d"), "tasks": "A>W", "jobs": 2, "lr": 0.1, "pretrained": False}
     assert asked == defaults | given
     assert json.loads(run("bench", "office31", "--data", "d", "--json").out)["failed"] == ["A>W seed 1"]

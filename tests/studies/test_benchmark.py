@@ -219,12 +219,12 @@ class TestWhole:
         assert tree(whole) == before
 
 
-SEVERAL = ("--method", "minent,cdan_tn,cdtrans", "--recipe", "authors", "--tasks", "A>D,A>W", "--seeds", "1")
+SEVERAL = ("--method", "minent,cdan_tn,cdtrans", "--start", "authors", "--tasks", "A>D,A>W", "--seeds", "1")
 
 
 @pytest.mark.slow
 def test_several_methods_share_stage_1_and_a_failed_run_shows_in_its_row(mini: Path, mini_bench: Bench) -> None:
-    out, first = mini_bench.out, ("--method", "cdtrans,minent", "--recipe", "authors", "--tasks", "A>D", "--seeds", "1")
+    out, first = mini_bench.out, ("--method", "cdtrans,minent", "--start", "authors", "--tasks", "A>D", "--seeds", "1")
     assert mini_bench.run(*first, settings=QUICK).code == 0
     occupy(out / "minent" / "A-W" / "seed-1234")
     ended = mini_bench.run(*SEVERAL, "--json", settings=QUICK)
@@ -250,7 +250,7 @@ def test_several_methods_share_stage_1_and_a_failed_run_shows_in_its_row(mini: P
     text = (out / "bench.html").read_text(encoding="utf-8")
     assert says(text, "minent", "1 of 2 failed", "needs BatchNorm", "--target: #e0762f")
     assert not re.search(r"https?://|<script|src=", text)
-    for how in ({"method": "dann,mcd", "recipe": "best"}, {"method": "cdtrans"}):
+    for how in ({"method": "dann,mcd", "start": "best"}, {"method": "cdtrans"}):
         refuse("other-study", mini, out, config=mini_bench.folder / "tiny.yaml", **how)
 
 
@@ -392,7 +392,9 @@ def refuse(code: str | None, mini: Path, out: Path, **how: Any) -> None:
         ("method-twice", {"method": "all,mcd"}),
         ("option-of-one-method", {"method": "dann,mcd", "method_args": {"ramp": 1}}),
         ("option-of-one-method", {"method": "cdtrans,mcd", "pairing": "two_way"}),
-        ("recipe-of-several", {"method": "dann,mcd", "recipe": "bets"}),
+        ("recipe-of-several", {"method": "dann,mcd", "recipe": "best"}),
+        ("start-unknown", {"method": "dann,mcd", "start": "bets"}),
+        ("start-of-one", {"method": "dann", "start": "best"}),
         ("no-method-fits", {"method": "cdan_tn,dcan", "pretrained": False}),
     ],
 )
@@ -434,7 +436,7 @@ class TestSettings:
 
     def test_several_methods_have_a_stage_1_for_each_start(self, planned: Planned, tmp_path: Path) -> None:
         how = {"method": "dann,cotraining,cdtrans", "tasks": "A>W,D>W", "seeds": "2"}
-        plan = planned(recipe="authors", **how)
+        plan = planned(start="authors", **how)
         runs = plan.runs()
         assert [run.name for run in runs[:7]] == [
             *("cotraining A>W seed 1234", "cotraining D>W seed 1234", "cdtrans A>W seed 1234", "cdtrans D>W seed 1234"),
@@ -455,7 +457,7 @@ class TestSettings:
 
         file = tmp_path / "settings.yaml"
         file.write_text("rebuild_every: 5\n")
-        how = {"method": "cotraining,dann", "recipe": "authors"}
+        how = {"method": "cotraining,dann", "start": "authors"}
         plan = planned(**how)
         assert [schedule(config) for config in plan.configs] == [[10, 1, 1], [10, 10, 3]]
         assert plan.configs[1].source_epochs == 10
@@ -473,7 +475,7 @@ class TestSettings:
         assert [config.recipe, config.source_fit, config.epochs] == ["best", "probe", epochs]
 
     def test_the_best_start_is_the_best_recipe_with_another_method(self, planned: Planned, tmp_path: Path) -> None:
-        given = {"method": "instant,dann", "recipe": "best", "epochs": 7}
+        given = {"method": "instant,dann", "start": "best", "epochs": 7}
         instant, dann = planned(**given).configs
         assert [instant.source_fit, instant.epochs, instant.effort] == ["probe", 1, "instant"]
         assert [dann.source_fit, dann.epochs, dann.optimizer] == ["probe", 7, "adamw"]
@@ -482,7 +484,7 @@ class TestSettings:
     def test_a_file_s_backbone_wins_over_the_recipe_s(self, planned: Planned, tmp_path: Path, start: str) -> None:
         file = tmp_path / "a.yaml"
         file.write_text("backbone: vit_tiny_patch16_224\n")
-        given = {"method": "mcc,dann", "recipe": start, "config": file}
+        given = {"method": "mcc,dann", "start": start, "config": file}
         plan = planned(**given)
         assert {config.backbone for config in plan.configs} == {plan.shared.backbone} == {"vit_tiny_patch16_224"}
 

@@ -34,9 +34,9 @@ PAIRING = {"method", "pairing", "center_aware", "target_class"}
 NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
 BENCH_TEXTS = {
     "backbone": "deit_small or deit_base (with their recipes), or any timm model. (default: deit_small)",
-    "recipe": "Defaults of other settings: best, or authors, as for this benchmark. Several methods share its stage 1, "
-    "optimiser and schedule. (default: authors; best for cotraining and instant)",
-    "effort": "With --recipe best: quick trains a quarter as much as full. Without --method also "
+    "recipe": "With one method: authors, as for this benchmark, or best. With several methods, use --start. "
+    "(default: authors; best for cotraining and instant)",
+    "effort": "With --recipe best or --start best: quick trains a quarter as much as full. Without --method also "
     "instant, which does not train the backbone. (default: full)",
     "method": "A name from 'cdtrans methods', or FILE.py:CLASS for your own method; all, or several names with commas, "
     "to compare them. (default: cdtrans; cotraining with --recipe best)",

@@ -148,6 +148,13 @@ def bench(
     out: Annotated[
         str | Path | None, Help("Folder for runs and tables (default: one in runs/); resumed if it exists.")
     ] = None,
+    start: Annotated[
+        str | None,
+        Help(
+            "With several methods (--method all, or cdtrans,dann): which stage 1, optimiser and schedule all of them "
+            "use, authors (as for this benchmark) or best (the best recipe)."
+        ),
+    ] = None,
     config: SettingsFile = None,
     force: Force = False,
     allow_incomplete: Annotated[
@@ -162,7 +169,7 @@ def bench(
 
     `seeds` is how many (3: 1234, 1 and 2), or which: [1234, 1]. `tasks` are those to run, such as ["A>W", "A>D"].
     `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the recipe. Their
-    `method` may name several, as in "cdtrans,dann", which all start from `recipe`. `allow_incomplete` accepts data
+    `method` may name several, as in "cdtrans,dann", which all start from `start`. `allow_incomplete` accepts data
     that differ from the published data. A run that fails is listed in the result, and the others continue."""
     screen, config = screen or Screen(quiet=quiet), None if config is None else Path(config)
     given: dict[str, Any] = {**settings}
@@ -171,7 +178,7 @@ def bench(
     words = tasks.split(",") if isinstance(tasks, str) else tasks
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else benchmark.tasks
     request = Request(benchmark, backbone, config, given)
-    configs, start = request.configs()
+    configs, start = request.configs(start)
     complete = find_benchmark(benchmark, Path(data), chosen, allow_incomplete=allow_incomplete)
     unfit = misfits(configs, next(iter(complete.domains.values())).images.classes) if start else {}
     plan = Plan(

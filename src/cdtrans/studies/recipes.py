@@ -1,8 +1,8 @@
 """The configurations of a benchmark's runs: of one method, or of several from one start.
 
-Several methods have stage 1, optimiser and schedule in common, their `start`: those of the authors' recipe for the
-benchmark ('authors') or of the best recipe ('best'). The methods of the best recipe always have that, since it is
-theirs. Stage 2 of the authors' recipe is shortened: else a comparison of all methods would take hours for Office-31."""
+Several methods have stage 1, optimiser and schedule in common. `start` says which: those of the benchmark's recipe
+('authors') or of the best recipe ('best'). The methods of the best recipe always have that, since it is theirs. Stage 2
+of the authors' recipe is shortened: else a comparison of all methods would take hours for Office-31."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -24,7 +24,6 @@ from cdtrans.config import (
 from cdtrans.errors import CdtransError, MethodError, SettingsError, nearest
 from cdtrans.inputs.benchmarks import Benchmark
 from cdtrans.methods import METHODS, method_class, require_method
-from cdtrans.schema import quoted
 
 AUTHORS_BACKBONES = ("deit_small", "deit_base")  # with a recipe of the authors for every benchmark
 DECIDED_HERE = ("source", "target", "root", "seed")  # settings that each run gets from its task
@@ -55,16 +54,22 @@ class Request:
         values = read_yaml(self.file) if self.file is not None else {}
         return {key: value for key, value in values.items() if key != "out"}
 
-    def configs(self) -> tuple[tuple[Config, ...], str | None]:
+    def configs(self, start: str | None) -> tuple[tuple[Config, ...], str | None]:
         """The configuration of every requested method, checked before any run starts, and the start of several."""
         from cdtrans.network.weights import read_state
         from cdtrans.run.pipeline import resolve
 
         requested = (self.from_file | self.settings).get("method")
         methods = parse_methods(requested) if isinstance(requested, str) else ()
-        start = self._start() if len(methods) > 1 else None
-        each = [self._settings_of(name, start) for name in methods] if start else [self.settings]
-        configs = tuple(map(self.config, each))
+        if len(methods) < 2:
+            if start is not None:
+                raise SettingsError(
+                    "start-of-one", "--start is for several methods; with one method, use --recipe best or authors."
+                )
+            configs: tuple[Config, ...] = (self.config(self.settings),)
+        else:
+            start = self._checked_start(start)
+            configs = tuple(self.config(self._settings_of(name, start)) for name in methods)
         for config in configs:  # report a bad device, backbone or weights file once, and not with every run
             resolve(config)
         if configs[0].weights:
@@ -95,19 +100,23 @@ class Request:
         require_method(chosen.method)
         return chosen
 
-    def _start(self) -> str:
+    def _checked_start(self, start: str | None) -> str:
         """The start of several methods. Options of one method are refused."""
-        given = self.from_file | self.settings
-        if options := [key for key in given if key in METHOD_FIELDS or key == "method_args"]:
+        if options := [key for key in self.from_file | self.settings if key in METHOD_FIELDS or key == "method_args"]:
             option = "--set" if options[0] == "method_args" else f"'{options[0]}'"
             raise SettingsError(
                 "option-of-one-method",
                 f"{option} is an option of one method, and --method names several; leave it out.",
             )
-        start: str = given.get("recipe", "authors")
+        if "recipe" in self.settings:
+            raise SettingsError(
+                "recipe-of-several", "With several methods, use --start, not --recipe, to choose what they start from."
+            )
+        start = start or self.from_file.get("recipe") or "authors"
         if start not in choices("recipe"):
-            known = nearest(str(start), choices("recipe"))
-            raise SettingsError("recipe-of-several", f"Several methods cannot start from {quoted(start)}: {known}")
+            raise SettingsError(
+                "start-unknown", f"'{start}' is not a value of --start: {nearest(str(start), choices('recipe'))}"
+            )
         return start
 
     def _settings_of(self, method: str, start: str) -> dict[str, Any]:
