@@ -222,7 +222,8 @@ class TestHelp:
 
     def test_completion_knows_every_flag(self) -> None:
         words = {"_CDTRANS_COMPLETE": "complete_bash", "COMP_WORDS": "cdtrans adapt --layer", "COMP_CWORD": "2"}
-        ended = subprocess.run(["cdtrans"], env=os.environ | words, capture_output=True, text=True)
+        program = str(Path(sys.executable).with_name("cdtrans"))
+        ended = subprocess.run([program], env=os.environ | words, capture_output=True, text=True)
         assert ended.stdout.split() == ["--layer-decay"]
 
 
