@@ -1,40 +1,22 @@
 """Pairs made with target labels: the nearest of the true class (Table 5)."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from cdtrans.methods import METHODS, WITH_TARGET_LABELS, require_method
-from cdtrans.methods.base import Round, Sizes
 from cdtrans.network.encoding import Encoded
-from cdtrans.pairing.pairs import Domains, Proposals
+from cdtrans.pairing.pairs import Domains
 from cdtrans.paper import known_pairs
-from cdtrans.paper.known_pairs import GroundTruth, KnownPairs
+from cdtrans.paper.known_pairs import GroundTruth
 from cdtrans.paper.pair_labels import UNKNOWN, adapt_with_labels
 from cdtrans.runtime.screen import Screen
+from paired_labels import domains_of, planned
 from support import error_says, raises
 from tiny_task import make_source, make_task
-
-LABELS = torch.tensor([2, 0, 1, 1, 2, 0, 2, 2])  # the source's; class 3 has no image there
-TRUE = torch.tensor([0, 1, 2, 2, 1, 0, 3, UNKNOWN, 2, 1])
-KNOWN = [0, 1, 2, 3, 4, 5, 8, 9]
-
-
-def domains_of(labels: Tensor = LABELS, targets: int = len(TRUE), seed: int = 0) -> Domains:
-    g = torch.Generator().manual_seed(seed)
-    source, target = (Encoded(*torch.randn(2, n, 4, generator=g)) for n in (len(labels), targets))
-    return Domains(source, labels, target)
-
-
-def planned(kind: type[KnownPairs], domains: Domains, true: Tensor, **options: Any) -> Proposals:
-    """As in a run: the method reads the labels when it plans."""
-    sizes = Sizes(4, len(domains.source_labels), len(true))
-    method = kind.with_labels(lambda: true)(nn.Identity(), kind.Options(**options), sizes)  # type: ignore[arg-type]
-    return method.plan(domains, Round(1, 1, 1), torch.Generator())
 
 
 class TestGroundTruth:

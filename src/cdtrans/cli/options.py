@@ -40,7 +40,7 @@ class Verb:
     show: Callable[[Any, Screen, dict[str, Any]], None]  # takes the result, and the arguments
     settings: Collection[str] = tuple(SETTINGS)  # flags in place of its **settings
     texts: Mapping[str, str] = field(default_factory=dict)  # help of settings that have another meaning here
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of settings, where the verb has others
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # the verb's own defaults of settings
     against: Callable[[Any], bool] = lambda result: False  # whether the result is a verdict against the user
     as_json: Callable[[Any], dict[str, Any]] = lambda result: result.summary()
     prepare: Callable[[dict[str, Any], bool], bool] = lambda given, json: json  # says whether stdout is for a program

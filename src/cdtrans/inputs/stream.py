@@ -156,7 +156,7 @@ def decode_batches(
             for image, row in zip(*begun[-1], strict=True):
                 yield partial(_decode, image, size, partial(np.copyto, row))
 
-    errors: list[UnreadableImage | None] = []  # of the first batch so far
+    errors: list[UnreadableImage | None] = []  # errors of the first batch so far
     for error in _in_order(tasks(), processor_share()):
         errors.append(error)
         batch, pixels = begun[0]

@@ -110,7 +110,7 @@ def beta_binomial(images: int, a: float, b: float) -> np.ndarray:
         certain[0 if a == 0 else images] = 1
         return certain
     k = np.arange(images)
-    steps = np.log((images - k) * (a + k)) - np.log((k + 1) * (b + images - k - 1))  # of log p from k to k + 1
+    steps = np.log((images - k) * (a + k)) - np.log((k + 1) * (b + images - k - 1))  # steps of log p from k to k + 1
     logs = np.concatenate([[0.0], steps.cumsum()])
     p = np.exp(logs - logs.max())
     distribution: np.ndarray = p / p.sum()

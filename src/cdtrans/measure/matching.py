@@ -22,7 +22,7 @@ class TargetImages:
 
     root: Path  # start of the paths
     paths: tuple[str, ...]
-    digests: tuple[str, ...]  # of the pixels, at `resize`
+    digests: tuple[str, ...]  # digests of the pixels, at `resize`
     resize: int
     classes: tuple[str, ...]
     trained: dict[str, str]  # label by path and by digest of images that the run was trained with; not in paths

@@ -34,7 +34,7 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, Unreadable, load
 
-CALIBRATION_BINS = 10  # of equal width, a common choice
+CALIBRATION_BINS = 10  # equal widths, a common choice
 ENOUGH = 20  # labels of the random part that calibrate better than no label
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from cdtrans.config import Resolved
 from cdtrans.record.outcome import Answers, Measured, Outcome, Questions
 
-VERSION = 1  # of this layout and of the saved state; data.json records it
+VERSION = 1  # version of this layout and of the saved state; data.json records it
 
 AGAIN = "run the 'cdtrans adapt' command again with another --out"
 RESTORE = f"restore it, or {AGAIN}"
@@ -23,14 +23,14 @@ class SourceData:
     images: int  # to train on
     held_out: int
     classes: dict[str, int]  # images of each class, without those held out
-    fingerprint: str  # of names, sizes and labels
+    fingerprint: str  # digest of names, sizes and labels
     pixels: str  # digest of all pixels
 
 
 @dataclass(frozen=True)
 class TargetData:
     images: int
-    fingerprint: str  # of names and sizes
+    fingerprint: str  # digest of names and sizes
     pixels: str
 
 
@@ -78,7 +78,7 @@ class Images:
     """The images behind the indices of all other files, by domain: 'source', 'holdout', 'target'."""
 
     paths: dict[str, tuple[str, ...]]
-    digests: dict[str, tuple[str, ...]]  # of the pixels
+    digests: dict[str, tuple[str, ...]]  # digests of the pixels
 
     def positions(self, domain: str) -> dict[str, int]:
         """The index of each image by its digest."""
@@ -154,7 +154,7 @@ class TrainedLabel:
     digest: str
 
 
-Line = dict[str, Any]  # of a .jsonl file
+Line = dict[str, Any]  # a line of a .jsonl file
 T = TypeVar("T")
 
 
@@ -164,7 +164,7 @@ class File(Generic[T]):
 
     name: str
     holds: type[T]
-    advice: str = RESTORE  # what to do if it is damaged
+    advice: str = RESTORE  # advice if the file is damaged
 
     def numbered(self, number: int) -> "File[T]":
         """One of a series."""

@@ -33,13 +33,13 @@ class Card:
     neck: Literal["batchnorm", "none"]
     resize: Side
     crop: Side
-    precision: Literal["fp32", "bf16", "fp16"]  # of the run on its own device
+    precision: Literal["fp32", "bf16", "fp16"]  # the run's, on its own device
     mean: Channels
     std: Channels
     stage: Literal["source", "adaptation"]
-    epoch: int  # of that stage
+    epoch: int  # the last of that stage
     versions: dict[str, str]
-    head: dict[str, Any] = field(default_factory=dict)  # of a head that is not the authors': see build_head
+    head: dict[str, Any] = field(default_factory=dict)  # empty for the authors' head; see build_head
     method: str = "cdtrans"
     taps: Annotated[int, Range(1, 999)] = 1  # blocks that the feature is made of, from the last backwards
     target_labels: int = 0  # target images that it was trained with the labels of

@@ -26,7 +26,7 @@ class Measure:
     limit: float  # a healthy run is not below it
     decisive: bool = False  # whether it is harm by itself
     numbers: dict[str, float] = field(default_factory=dict)  # further numbers that its sentence names
-    cause: str = ""  # what broke training off, in words
+    cause: str = ""  # the reason why training broke off, in words
 
     @property
     def harm(self) -> bool:
@@ -37,7 +37,7 @@ class Measure:
 class Setback:
     """Training that went wrong after the chosen epoch."""
 
-    consensus: float  # of the label-free scores in the chosen epoch
+    consensus: float  # consensus of the label-free scores in the chosen epoch
     lowest: float  # in a later one
 
 
@@ -86,7 +86,7 @@ class Choice:
     """The model that the run uses."""
 
     model: ModelName
-    epoch: int  # of adaptation; 0 for the source-only model
+    epoch: int  # epoch of adaptation; 0 for the source-only model
     by: Literal["run", "person"] = "run"
 
 
@@ -104,7 +104,7 @@ class Basis:
     """The numbers behind verdict and estimates."""
 
     features: Literal["pretrained", "source-only"]  # origin of the fixed features
-    agreement: float  # of the reference labels with the probe that they began with
+    agreement: float  # agreement of the reference labels with their first probe
     steady: float  # share of an image's neighbours with the same reference label
     support: dict[str, Support]
     stayed: dict[str, float]  # predictions that are still the source-only model's against the reference
@@ -117,8 +117,8 @@ class Outcome:
     verdict: Verdict
     guard: bool  # whether the run keeps the source-only model if adaptation did harm (--guard)
     choice: Choice
-    adapted_epoch: int  # of the adapted model, chosen or not; 0 if there is none
-    estimates: dict[str, Estimate | None]  # of all models that could be chosen
+    adapted_epoch: int  # epoch of the adapted model, chosen or not; 0 if there is none
+    estimates: dict[str, Estimate | None]  # for every model that could be chosen
     labels: int  # target images to label until the question of the better model would be settled
     selection: str  # the rule that chose the epoch (--select)
     setback: Setback | None = None
@@ -171,7 +171,7 @@ class Interval:
 class Scores:
     """One model's predictions against labels."""
 
-    accuracy: float  # of all images: Office-31, Office-Home, DomainNet
+    accuracy: float  # mean over all images: Office-31, Office-Home, DomainNet
     interval: Interval
     class_mean_accuracy: float  # mean over the classes that have images: VisDA-2017
     class_mean_interval: Interval
@@ -231,7 +231,7 @@ class Measured:
     epochs: tuple[Scores, ...] = ()  # after every epoch of adaptation; the first is the source-only model's
     adapted_epoch: int = 0  # epoch of the adapted model; 0 without one
     comparison: Comparison | None = None
-    calibration: tuple[CalibrationBin, ...] = ()  # of `model`, the lowest confidence first
+    calibration: tuple[CalibrationBin, ...] = ()  # bins of `model`, the lowest confidence first
     random: bool = False  # whether the labelled images were drawn at random from the target
     no_class: int = 0  # images that belong to none of the classes and count as wrong
     unsure: int = 0  # images that were left out because their label is 'unsure'

@@ -11,7 +11,7 @@ import numpy as np
 from cdtrans.errors import SettingsError
 
 COLDEST, HOTTEST = 0.05, 50.0
-STEPS = 40  # of the search for a temperature
+STEPS = 40  # steps of the search for a temperature
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 
 
@@ -49,7 +49,7 @@ class Kept:
     """The labels whose probability is at least `threshold`."""
 
     threshold: float
-    share: float  # of the images that keep their label
+    share: float  # share of the images that keep their label
     accuracy: float  # expected of these
 
 

@@ -10,7 +10,7 @@ from cdtrans.reporting.sections import Missing
 
 SAMPLE = 500  # images of each domain: t-SNE takes seconds at most, and more dots would overlap
 PERPLEXITY = 30.0  # the usual value; smaller with few images
-SIDE, MARGIN = 360, 8  # of a plot, in SVG units
+SIDE, MARGIN = 360, 8  # side and margin of a plot, in SVG units
 COLOURS = 20  # distinguishable ones, .k0 to .k19 in style.css
 LISTED = 40  # classes up to which the legend is open; a longer one is collapsed
 FEWEST = 5  # images of a domain; fewer make no useful plot

@@ -16,7 +16,7 @@ from cdtrans.record.record import RunRecord
 from cdtrans.runtime.ranks import processor_count
 
 SIDE = 144  # pixels of a thumbnail: twice its size on the page, for screens of double density
-QUALITY = 80  # of a JPEG; a photo takes about 6 kB
+QUALITY = 80  # JPEG quality; a photo takes about 6 kB
 HEAT = np.array(  # matplotlib's "inferno": even in brightness, so it also works in grey and for colour-blind readers
     [
         *((0, 0, 4), (23, 11, 59), (66, 10, 104), (107, 23, 110), (147, 38, 103), (187, 55, 85)),

@@ -13,7 +13,7 @@ from cdtrans.record.outcome import Crowd, Measured, Scores
 from cdtrans.record.probabilities import Kept, trade_off as trade_off_of
 from cdtrans.record.record import RunRecord
 
-SHOWN_CLASSES = 40  # of more classes, only those that stand out are shown
+SHOWN_CLASSES = 40  # with more classes, only those that stand out are shown
 SHOWN_CONFUSIONS = 12  # the most frequent ones, by name
 MINUTE = 60  # seconds
 

@@ -21,7 +21,7 @@ from cdtrans.schema import Help
 class DemoResult:
     run: Path
     source_only_accuracy: float
-    adapted_accuracy: float  # of the chosen model
+    adapted_accuracy: float  # accuracy of the chosen model
     harm: bool  # whether the guard chose the source-only one
 
     def summary(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class SourceModel(NamedTuple):
     network: "Network"
     card: Card
     frozen: "Frozen | None"  # features of a backbone that nothing has trained yet
-    evidence: "Evidence | None"  # of pretrained features; None where those of the network serve as well
+    evidence: "Evidence | None"  # from pretrained features; None where the network's serve as well
     untouched: bool  # whether the network has the backbone's pretrained weights
 
 

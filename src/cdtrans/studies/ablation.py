@@ -55,7 +55,7 @@ ScoringLabels = Annotated[
     str | Path, Help("Target labels, for scores after training: TARGET with its labels.", "LABELLED")
 ]
 StudyFolder = Annotated[str | Path, Help("Folder for the runs and the table; resumed if it exists.", "DIR")]
-DEFAULTS = {"recipe": "authors"} | TABLE_DEFAULTS  # of every ablation
+DEFAULTS = {"recipe": "authors"} | TABLE_DEFAULTS  # settings of every ablation
 PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs
 
 

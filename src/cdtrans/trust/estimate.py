@@ -23,7 +23,7 @@ from cdtrans.trust.support import NEIGHBOURS, Evidence
 
 LEVEL, AGREEMENT, STEADY, SHIFT, STAYED = -0.56, 0.86, 0.30, -0.32, -1.37
 HALF_WIDTH = 0.132  # contains the true accuracy in nine of ten runs
-IMAGES, PER_CLASS = 200, NEIGHBOURS  # of the target, and of the source's middle class: with fewer there is no range
+IMAGES, PER_CLASS = 200, NEIGHBOURS  # fewest images of the target, and of the source's middle class, for a range
 
 
 def estimate(support: Support, stayed: float, evidence: Evidence) -> Estimate:

@@ -41,7 +41,7 @@ class Finding:
     state: State
     subject: str
     statement: str  # a sentence without its full stop
-    advice: str = ""  # what to do, a sentence; empty if nothing is wrong
+    advice: str = ""  # a sentence; empty if nothing is wrong
     details: dict[str, Any] = field(default_factory=dict)  # every name and number, for --json
 
     def summary(self) -> dict[str, Any]:
