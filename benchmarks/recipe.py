@@ -35,7 +35,6 @@ VARIANTS = {
     "without layer decay": ["--layer-decay", "1"],
     "without taps": ["--taps", "1"],
     "without new labels": ["--rebuild-every", "10"],
-    "with cross-attention": ["--set", "cross=1"],
 }
 COLUMNS = ("source_only_accuracy", "accuracy", "last_epoch_accuracy", "best_by_labels_accuracy")
 

@@ -104,7 +104,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A finished run of the tiny task and the true labels of its target; tests must leave it as it is."""
     task = make_task(tmp_path_factory.mktemp("finished"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimate, "IMAGES", 5)  # it has a range for the accuracy, although it is tiny
+        patch.setattr(estimate, "LEAST_IMAGES", 5)  # it has a range for the accuracy, although it is tiny
         patch.setattr(estimate, "PER_CLASS", 5)
         run = adapt(source=task.source, target=task.target, out=task.folder / "run", config=task.config, quiet=True).run
     answers = task.folder / "answers.txt"

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Round, Sizes
-from cdtrans.methods.cdtrans import branch_features
-from cdtrans.methods.cotraining import PAIRS, CoTraining, follow
+from cdtrans.methods.cotraining import FULL_PAIRS, CoTraining, follow
 from cdtrans.methods.instant import Instant
 from cdtrans.network.encoding import Encoded
 from cdtrans.network.network import Head, Network
@@ -76,7 +75,7 @@ def test_co_training_starts_from_that_probe_and_so_does_its_teacher(domains: Dom
 def test_a_round_has_its_part_of_the_runs_pairs_with_soft_labels(domains: Domains) -> None:
     started = method(length=0.01)
     pairs = plan(started, domains)
-    assert len(pairs.source) == math.ceil(0.01 * PAIRS / 4)
+    assert len(pairs.source) == math.ceil(0.01 * FULL_PAIRS / 4)
     assert pairs.target_labels.shape == (len(pairs.source), CLASSES)
     torch.testing.assert_close(started.shares.sum(), torch.tensor(1.0))
     counts = torch.bincount(pairs.target, minlength=30)
@@ -85,7 +84,7 @@ def test_a_round_has_its_part_of_the_runs_pairs_with_soft_labels(domains: Domain
 
 @pytest.mark.parametrize(("images", "times"), [(10, 1), (3976, 1), (15976, 2), (399_976, 10)])
 def test_steps_grow_with_the_root_of_the_images(images: int, times: int) -> None:
-    assert method(images=images).pairs == times * PAIRS
+    assert method(images=images).pairs == times * FULL_PAIRS
 
 
 def test_the_losses_are_those_of_the_docstring(domains: Domains) -> None:
@@ -138,27 +137,6 @@ def test_follow_moves_weights_and_statistics_and_leaves_counters() -> None:
 @pytest.mark.parametrize(("taps", "leading"), [(1, 16), (2, 32), (3, 32)])
 def test_the_first_view_is_the_last_two_blocks(taps: int, leading: int) -> None:
     assert network(taps).leading == leading
-
-
-def test_the_source_target_branch_is_taught_and_teaches(domains: Domains) -> None:
-    m = method(cross=1.0, mask=False, strong=False)
-    pairs = plan(m, domains)
-    assert pairs.coupled
-    assert (pairs.source_labels == pairs.target_labels.argmax(dim=1)).all()
-    m.train()
-    one = batch()
-    losses = m.losses(one, torch.tensor(0.0))
-    with torch.no_grad():
-        q = m.teacher.encode(one.x_t).logits.softmax(dim=1)
-        t = (q + one.y_t) / 2
-        z = [
-            m.head.classifier((f - f.mean(dim=0)) / (f.var(dim=0, correction=0) + 1e-5).sqrt())
-            for f in branch_features(m.network, one.x_s, one.x_t)[1:]
-        ]
-        taught = t.amax(dim=1) * (t * z[1].log_softmax(dim=1)).sum(dim=1)
-        teaches = (z[1].softmax(dim=1) * z[0].log_softmax(dim=1)).sum(dim=1)
-    torch.testing.assert_close(losses["loss_cross"], -(taught + teaches).mean(), atol=1e-5, rtol=1e-5)
-    assert "loss_cross" not in method().train().losses(one, torch.tensor(0.0))
 
 
 def test_a_given_label_is_taught_as_it_is_and_more_often() -> None:

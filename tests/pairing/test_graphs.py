@@ -35,7 +35,7 @@ class TestGraph:
     def test_neighbours_are_those_of_the_dense_matrix_in_any_tile(self, monkeypatch: pytest.MonkeyPatch) -> None:
         x = normalised(torch.randn(50, 5, generator=torch.Generator().manual_seed(1)))
         similarity = (x @ x.T).fill_diagonal_(-2)
-        value, index = similarity.topk(graphs.NEIGHBOURS, dim=1)
+        value, index = similarity.topk(graphs.GRAPH_NEIGHBOURS, dim=1)
         for tile in (3, 7, 1000):
             monkeypatch.setattr(graphs, "TILE", tile)
             found = Graph.search(x, x, itself=0)

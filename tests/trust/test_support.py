@@ -72,7 +72,7 @@ def test_right_predictions_are_supported_wrong_ones_and_other_classes_are_not() 
 
 def test_a_large_target_is_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = torch.arange(120) % 4, torch.arange(80) % 4
-    monkeypatch.setattr(module, "IMAGES", 27)
+    monkeypatch.setattr(module, "MOST_IMAGES", 27)
     evidence = evidence_of(source, target)
     assert evidence.nearest.shape == (27, 10)
     assert evidence.reference.shape == (27,)

@@ -10,8 +10,7 @@ regression on the source and g. Then, for source images x_s and target images x_
     L_i     mean entropy of p plus KL(mean of p || shares of g), weight 0.5: certain and varied, as g is
 
 Every round makes new labels g by graphs on the teacher's features. Each domain standardises features by its own
-statistics before the shared classifier; the teacher is served. The option `cross` adds a source-target branch as in
-CDTrans between images of one class, which is taught t and teaches the target branch. Results: docs/results/recipe.md.
+statistics before the shared classifier; the teacher is served. Results: docs/results/recipe.md.
 
 Pieces: masked consistency (Hoyer et al. 2023), information maximisation (Liang et al. 2020), label propagation (Zhou et
 al. 2004), probe first, then fine-tune gently (Kumar et al. 2022)."""
@@ -26,7 +25,6 @@ from torch.nn import functional as F
 
 from cdtrans.inputs.batches import masked, strong
 from cdtrans.methods.base import Batch, Method, Round, Sizes, follow
-from cdtrans.methods.cdtrans import branch_features, require_cross_attention
 from cdtrans.methods.instant import probe_on_both, set_probe, set_statistics
 from cdtrans.network.network import Head, Network
 from cdtrans.pairing.graphs import label_target, relabel_target
@@ -34,7 +32,10 @@ from cdtrans.pairing.pairs import Domains, Proposals, shuffled
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
-PAIRS, IMAGES = 19_200, 4_000  # pairs of a whole run with up to so many images; beyond, they grow with the root
+FULL_PAIRS, FULL_IMAGES = (
+    19_200,
+    4_000,
+)  # pairs of a whole run with up to so many images; beyond, they grow with the root
 WINDOW = 1 / 3  # part of the run that the teacher averages
 FASTEST, SLOWEST = 0.9, 0.999  # the teacher's decay
 
@@ -53,7 +54,6 @@ class CoTraining(Method):
         label_smoothing: float = option(0.1, "Label smoothing on the source.", minimum=0, maximum=0.99)
         head_rate: float = option(3.0, "Learning rate of the classifier, relative to --lr.", minimum=0)
         given: float = option(0.125, "Least share of --target-labels among target images.", minimum=0, maximum=1)
-        cross: float = option(0.0, "Weight of a source-target branch as in CDTrans, which needs a ViT.", minimum=0)
 
     options: Options
     title = "The best recipe of this project, described in docs/results/recipe.md"
@@ -66,8 +66,6 @@ class CoTraining(Method):
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)
-        if options.cross:
-            require_cross_attention(network.backbone, "of this run")
         self.source_norm = nn.BatchNorm1d(network.dim, affine=False)
         self.head = Head(network.dim, sizes.classes, "standardise")
         self.teacher = Network(copy.deepcopy(network.backbone), copy.deepcopy(self.head), network.taps)
@@ -108,10 +106,7 @@ class CoTraining(Method):
             self.given[domains.given.images] = True
             often = int(self.options.given * count)
             target[:often] = shuffled(domains.given.images.cpu(), often, generator).to(target.device)
-        if self.options.cross:  # cross-attention is between images of one class
-            source = same_class(labels[target].argmax(dim=1), domains.source_labels, generator)
-        coupled = self.options.cross > 0
-        return Proposals(source, target, domains.source_labels[source], labels[target], coupled=coupled)
+        return Proposals(source, target, domains.source_labels[source], labels[target], coupled=False)
 
     def start(self, domains: Domains, labels: Tensor) -> None:
         """The classifier and the statistics that the frozen features give."""
@@ -129,24 +124,14 @@ class CoTraining(Method):
             weight = t.amax(dim=1)
             x_s, x_t = (strong(x) if options.strong else x for x in (batch.x_s, batch.x_t))
             x_t = masked(x_t) if options.mask else x_t
-        features = branch_features(self.network, x_s, x_t) if options.cross else self.network.features_each(x_s, x_t)
-        f_s, f_t, *f_c = (gather(x).float() for x in features)
+        f_s, f_t = (gather(x).float() for x in self.network.features_each(x_s, x_t))
         source = self.head.classifier(self.source_norm(f_s)).float()
         log_p = self.head.classify(f_t).logits.float().log_softmax(dim=1)
-        losses = {
+        return {
             "loss_source": F.cross_entropy(source, batch.y_s, label_smoothing=options.label_smoothing),
             "loss_target": -options.target * (weight * (t * log_p).sum(dim=1)).mean(),
             "loss_information": options.information * self.information(log_p),
         }
-        if options.cross:
-            losses["loss_cross"] = options.cross * self.cross(f_c[0], t, log_p, weight)
-        return losses
-
-    def cross(self, feature: Tensor, t: Tensor, log_p: Tensor, weight: Tensor) -> Tensor:
-        """The source-target branch learns the target's label and teaches the target branch (Eq. 8)."""
-        log_c = self.head.classify(feature).logits.float().log_softmax(dim=1)
-        taught, teaches = weight * (t * log_c).sum(dim=1), (log_c.detach().exp() * log_p).sum(dim=1)
-        return -(taught + teaches).mean()
 
     def information(self, log_p: Tensor) -> Tensor:
         p = log_p.exp()
@@ -169,16 +154,5 @@ class CoTraining(Method):
 
 def pairs_of_run(options: CoTraining.Options, sizes: Sizes) -> int:
     images = sizes.source_images + sizes.target_images
-    growth: float = max(1.0, images / IMAGES) ** 0.5
-    return math.ceil(options.length * PAIRS * growth)
-
-
-def same_class(labels: Tensor, source_labels: Tensor, generator: torch.Generator) -> Tensor:
-    """For each label a random source image of that class: [P] indices."""
-    drawn = torch.rand(len(labels), generator=generator).to(labels.device)
-    source = torch.zeros_like(labels)
-    for k in labels.unique():
-        members = (source_labels == k).nonzero().squeeze(1)
-        here = labels == k
-        source[here] = members[(drawn[here] * len(members)).long()]
-    return source
+    growth: float = max(1.0, images / FULL_IMAGES) ** 0.5
+    return math.ceil(options.length * FULL_PAIRS * growth)

@@ -23,7 +23,7 @@ from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains, TargetLabels
 from cdtrans.runtime.ranks import gather, share
 
-NEIGHBOURS = 7
+GRAPH_NEIGHBOURS = 7
 HEAT = 10.0  # weight of a neighbour: exp(HEAT * cosine)
 STEPS = 30
 OWN, JOINT = 0.8, 0.9  # a of the target's graph and of the joint one
@@ -68,7 +68,7 @@ class Probe(NamedTuple):
         return (x @ self.weight + self.bias).softmax(dim=1)
 
 
-class Labels(NamedTuple):
+class GraphLabels(NamedTuple):
     """The labels of every target image."""
 
     probabilities: Tensor  # [Nt, K] by the graphs
@@ -109,10 +109,10 @@ class Graph(NamedTuple):
     def search(cls, queries: Tensor, keys: Tensor, itself: int) -> "Graph":
         """Nearest neighbours by cosine. The i-th query is key number `itself` + i, which is not its own neighbour.
         Several ranks share the queries."""
-        k = min(NEIGHBOURS, len(keys) - 1)
+        k = min(GRAPH_NEIGHBOURS, len(keys) - 1)
         mine = share(len(queries))
         tiles = [
-            nearest(queries[start : min(start + TILE, mine.stop)], keys, start + itself, k)
+            nearest_keys(queries[start : min(start + TILE, mine.stop)], keys, start + itself, k)
             for start in range(mine.start, mine.stop, TILE)
         ]
         similarity, index = (gather(torch.cat(parts)) for parts in zip(*tiles, strict=True))
@@ -141,7 +141,7 @@ def fixed(p: Tensor, given: TargetLabels | None) -> Tensor:
     return p if given is None else p.index_copy(0, given.images, F.one_hot(given.labels, p.shape[1]).to(p))
 
 
-def nearest(queries: Tensor, keys: Tensor, first: int, k: int) -> tuple[Tensor, Tensor]:
+def nearest_keys(queries: Tensor, keys: Tensor, first: int, k: int) -> tuple[Tensor, Tensor]:
     """Similarity and index of each query's k nearest keys, [Q, k] each; query i is not paired with key `first` + i."""
     best = queries.new_full((len(queries), k), -torch.inf)
     index = torch.zeros((len(queries), k), dtype=torch.long, device=queries.device)
@@ -187,7 +187,7 @@ def gram(x: Tensor, y: Tensor | None = None) -> Tensor:
     return torch.stack([(a.T @ b).double() for a, b in parts]).sum(dim=0)
 
 
-def label_target(domains: Domains, *, classes: int, leading: int) -> Labels:
+def label_target(domains: Domains, *, classes: int, leading: int) -> GraphLabels:
     """Labels from both domains' features, whose first `leading` numbers are the first view."""
     views, given = make_views(domains, leading), domains.given
     known = F.one_hot(domains.source_labels, classes).to(views[0].source)
@@ -202,7 +202,7 @@ def label_target(domains: Domains, *, classes: int, leading: int) -> Labels:
             decay = LOOSE * (CLOSE / LOOSE) ** ((round + 1) / ROUNDS)
             chosen = most_certain(p, FIRST_PORTION + (1 - FIRST_PORTION) * round / (ROUNDS - 1))
             q = [view.fit(known, p.argmax(dim=1), chosen, decay) for view in views]
-    return Labels(p, first, views[0].own.steady(p.argmax(dim=1)))
+    return GraphLabels(p, first, views[0].own.steady(p.argmax(dim=1)))
 
 
 def relabel_target(domains: Domains, first: Tensor, *, leading: int) -> Tensor:

@@ -18,7 +18,7 @@ from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import Adaptation
-from cdtrans.trust.estimate import estimate, expected_accuracy, measurable
+from cdtrans.trust.estimate import accuracy_range, expected_accuracy, measurable
 from cdtrans.trust.guard import decide, labels_to_settle, supported
 from cdtrans.trust.support import Impression, views
 
@@ -126,7 +126,7 @@ def estimates(
         ADAPTED: verdict.kind == "better" and (evidence.pretrained or trains),
     }
     return {
-        name: estimate(support, basis.stayed[name], evidence) if known[name] and supported(support) else None
+        name: accuracy_range(support, basis.stayed[name], evidence) if known[name] and supported(support) else None
         for name, support in basis.support.items()
     }
 

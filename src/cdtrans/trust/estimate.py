@@ -23,10 +23,10 @@ from cdtrans.trust.support import NEIGHBOURS, Evidence
 
 LEVEL, AGREEMENT, STEADY, SHIFT, STAYED = -0.56, 0.86, 0.30, -0.32, -1.37
 HALF_WIDTH = 0.132  # contains the true accuracy in nine of ten runs
-IMAGES, PER_CLASS = 200, NEIGHBOURS  # fewest images of the target, and of the source's middle class, for a range
+LEAST_IMAGES, PER_CLASS = 200, NEIGHBOURS  # fewest images of the target, and of the source's middle class, for a range
 
 
-def estimate(support: Support, stayed: float, evidence: Evidence) -> Estimate:
+def accuracy_range(support: Support, stayed: float, evidence: Evidence) -> Estimate:
     """The range for a model with this support."""
     accuracy = expected_accuracy(support, stayed, evidence)
     return Estimate(max(0.0, accuracy - HALF_WIDTH), min(1.0, accuracy + HALF_WIDTH))
@@ -42,7 +42,7 @@ def measurable(source_labels: Tensor, images: int) -> bool:
     """Whether there are enough images for a range, of the source and of the target: neighbours can be of one class, and
     chance moves an agreement by only a few points."""
     counts = source_labels.bincount()
-    return images >= IMAGES and int(counts[counts > 0].median()) >= PER_CLASS
+    return images >= LEAST_IMAGES and int(counts[counts > 0].median()) >= PER_CLASS
 
 
 def _logit(share: float) -> float:

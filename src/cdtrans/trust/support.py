@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.network.encoding import Encoded
-from cdtrans.pairing.graphs import LOOSE, TILE, Statistics, fit_probe, label_target, nearest
+from cdtrans.pairing.graphs import LOOSE, TILE, Statistics, fit_probe, label_target, nearest_keys
 from cdtrans.pairing.neighbours import normalised
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record.outcome import Support
 
 NEIGHBOURS = 10
-IMAGES = 20_000  # most images of a domain that are compared or probed, evenly spread
+MOST_IMAGES = 20_000  # most images of a domain that are compared or probed, evenly spread
 FOLDS = 5  # cross-validation
 DRAWN = 1000  # images of each domain whose features are kept for the report's maps
 
@@ -132,13 +132,13 @@ class Evidence(NamedTuple):
 
     def support(self, predicted: Tensor) -> Support:
         """The support of a model's predictions, [Nt]."""
-        some = predicted[evenly(predicted, IMAGES)]
+        some = predicted[evenly(predicted, MOST_IMAGES)]
         each = torch.tensor([kappa(some, labels) for labels in self.nearest.T]) / max(float(self.learnable), 0.1)
         return Support(float(each[0]), float(each.mean()), shifted(predicted, self.source_labels))
 
     def stayed(self, predicted: Tensor, source_only: Tensor) -> float:
         """Share of a model's predictions [Nt] that are still the source-only model's, and not the reference's."""
-        rows = evenly(predicted, IMAGES)
+        rows = evenly(predicted, MOST_IMAGES)
         still = (predicted == source_only)[rows] & (predicted[rows] != self.reference)
         return float(still.double().mean())
 
@@ -147,17 +147,17 @@ def nearest_labels(domains: Domains) -> Tensor:
     """[n, k] labels of the source images nearest to each of n target images."""
     source, target = domains.source.features, domains.target.features
     of_source = Statistics.of(source)
-    some = target[evenly(target, IMAGES)]
+    some = target[evenly(target, MOST_IMAGES)]
     queries = normalised(Statistics.of(target, prior=of_source).standardised(some))
     keys = normalised(of_source.standardised(source))
     k = min(NEIGHBOURS, len(keys))
-    indices = [nearest(part, keys, -len(part), k)[1] for part in queries.split(TILE)]  # no key is the query itself
+    indices = [nearest_keys(part, keys, -len(part), k)[1] for part in queries.split(TILE)]  # no key is the query itself
     return domains.source_labels[torch.cat(indices)]
 
 
 def some_of(domains: Domains) -> Domains:
     """Both domains, reduced to images that are evenly spread, and without labels of target images."""
-    x, y = (evenly(side.features, IMAGES) for side in (domains.source, domains.target))
+    x, y = (evenly(side.features, MOST_IMAGES) for side in (domains.source, domains.target))
     source, target = (Encoded(*(z[rows] for z in side)) for side, rows in ((domains.source, x), (domains.target, y)))
     return Domains(source, domains.source_labels[x], target)
 
@@ -183,7 +183,7 @@ def _shares(*labels: Tensor) -> list[Tensor]:
 def cross_validated(features: Tensor, labels: Tensor, classes: int) -> float:
     """Accuracy of a linear probe on images that it has not seen: near chance if labels were mixed up, or if training
     has ruined the features, whatever the model's own head says."""
-    some = evenly(labels, IMAGES)
+    some = evenly(labels, MOST_IMAGES)
     x, y = Statistics.of(features).standardised(features[some]), labels[some]
     fold = torch.arange(len(y), device=y.device) % FOLDS  # the source is in the order of its classes
     right = 0
