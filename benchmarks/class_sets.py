@@ -21,7 +21,7 @@ from cdtrans.run.pipeline import resolve
 from cdtrans.runtime.screen import Screen
 from cdtrans.trust.probes import _nearest_labels, _standardised, class_shares
 
-DRAWS = 3  # of classes, for each task
+DRAWS = 3  # random class sets for each task
 
 
 def signs(x: np.ndarray, labels: np.ndarray, y: np.ndarray) -> dict[str, float]:

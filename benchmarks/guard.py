@@ -69,7 +69,7 @@ class Task(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Of one domain: paths, and the names of their classes."""
+    """The images of one domain: paths, and the names of their classes."""
 
     paths: np.ndarray
     labels: np.ndarray

@@ -111,7 +111,7 @@ def features_of(folder: Path, config: Resolved, screen: Screen, store: Path | No
 
 
 def adapted(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> list[Tensor]:
-    """What the probe on the source, the graphs and the served classifier say of the target."""
+    """Labels of the target by the probe on the source, the graphs and the served classifier."""
     blank = torch.zeros(len(x), classes), torch.zeros(len(z), classes)
     domains = Domains(Encoded(x, blank[0]), y, Encoded(z, blank[1]))
     labels = graphs.label_target(domains, classes=classes, leading=leading)

@@ -1,4 +1,4 @@
-"""What every benchmark shares: warm up, repeat, median and spread; a table, and JSON with machine and versions."""
+"""Shared parts of the benchmarks: warm up, repeat, median and spread; a table, and JSON with machine and versions."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity
 
-CEILING_SIZE = {"cuda": 8192, "cpu": 1024}  # of the square matrices whose product sets the ceiling
+CEILING_SIZE = {"cuda": 8192, "cpu": 1024}  # rows of the square matrices whose product sets the ceiling
 
 
 def parser(about: str) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""What a few labels of the target bring: `adapt --target-labels` against the same images added to the source.
+"""The worth of a few labels of the target: `adapt --target-labels` against the same images added to the source.
 
     python benchmarks/target_labels.py DATA --weights FILE --out DIR --labels 1 3 10 --efforts instant full --jobs 8
 
@@ -29,7 +29,7 @@ WAYS = ("target", "source")  # --target-labels, or added to the source
 class Case(NamedTuple):
     source: str
     target: str
-    labels: int  # of each class
+    labels: int  # for each class
     draw: int
     effort: str
     way: str

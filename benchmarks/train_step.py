@@ -40,7 +40,7 @@ def pair_flops(model: Network) -> float:
     own, and the last block ends with the class tokens."""
     vit: Any = model.backbone
     n, d, depth = vit.pos_embed.shape[1], vit.embed_dim, len(vit.blocks)
-    product, attention = 2 * d * d, 4 * d  # of a token, and of a query with a key
+    product, attention = 2 * d * d, 4 * d  # FLOPs for a token, and for a query with a key
     block = 2 * n * 3 * product + 3 * n * n * attention + 3 * n * 9 * product
     last = 2 * n * 3 * product + 3 * n * attention + 3 * 9 * product
     return float(3 * ((depth - 1) * block + last))

@@ -1,6 +1,6 @@
-"""What trust adds to `cdtrans adapt`: whole processes with it and without it (without_trust.py), in turn, after one
-that fills the caches; or with `--cold`, each with caches of its own. Evidence and verdict cannot be left out, so their
-time is taken off afterwards.
+"""The time that trust adds to `cdtrans adapt`: whole processes with it and without it (without_trust.py), in turn,
+after one that fills the caches; or with `--cold`, each with caches of its own. Evidence and verdict cannot be left out,
+so their time is taken off afterwards.
 
 usage: python benchmarks/trust_cost.py [--source DIR --target DIR] [--repeats 3] [--cold] [--json FILE] [-- flags]
 Without folders: two epochs of the built-in task."""

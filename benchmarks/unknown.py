@@ -1,4 +1,4 @@
-"""Which score finds target images of classes that the source does not have? The area under the ROC curve, in percent.
+"""Scores that find target images of classes that the source does not have: the area under the ROC curve, in percent.
 
     python benchmarks/unknown.py DATA --weights FILE [--features FOLDER] [--splits 5] [--known 0.5]
 
@@ -27,7 +27,7 @@ from cdtrans.pairing.pairs import Domains
 from cdtrans.run.pipeline import resolve
 from cdtrans.runtime.screen import Screen
 
-TEMPERATURES = ((1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 2.0))  # of the adapted and of the source-only model
+TEMPERATURES = ((1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 2.0))  # adapted and source-only model
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def scores(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> dict[str, Tensor]:
-    """Of every target image, [Nt] each; high where no class fits."""
+    """Scores of every target image, [Nt] each; high where no class fits."""
     domains = Domains(Encoded(x, torch.zeros(len(x), classes)), y, Encoded(z, torch.zeros(len(z), classes)))
     method = Instant(Stand(x.shape[1], leading), None, Sizes(classes, len(x), len(z)))  # type: ignore[arg-type]
     method.plan(domains, Round(1, 1, 1), torch.Generator())

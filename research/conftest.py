@@ -1,4 +1,4 @@
-"""What tests/conftest.py does for every test of tests/, for those of research/."""
+"""The fixtures and hooks of tests/conftest.py that the tests of research/ need too."""
 
 from pathlib import Path
 

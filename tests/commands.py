@@ -154,7 +154,7 @@ def start_ranks(count: int, arguments: list[str], logs: Path, **how: Any) -> lis
 
 def _obey(order: Order) -> None:
     """The child."""
-    gc.freeze()  # what the server has imported is no garbage
+    gc.freeze()  # imports of the server are no garbage
     os.fsync = lambda file: None  # no test cuts the power, and a kill loses nothing that was written
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for standard, file in enumerate(order.files, start=1):

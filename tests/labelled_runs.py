@@ -51,7 +51,7 @@ def make_run(folder: Path) -> Path:
         **{"target_before": before.astype(np.int32), "target_after": after.astype(np.int32)},
         **{f"confidence_{when}": values for when, values in sure.items()},
     )
-    logits = {"source": (before, sure["before"]), "adapted": (after, sure["after"])}  # of models that are far too sure
+    logits = {"source": (before, sure["before"]), "adapted": (after, sure["after"])}  # both far too sure
     scaled = {name: (1 + 20 * s.astype(float))[:, None] * np.eye(3)[k] for name, (k, s) in logits.items()}
     np.savez(run / "logits.npz", **scaled)
     return run

@@ -17,7 +17,7 @@ from cdtrans.record.record import RunRecord
 from cdtrans.record.run import predictions_of, rewrite
 from cdtrans.runtime.screen import Screen
 
-DATA = Data(SourceData(3, 0, {"a": 3}, "f", "p"), TargetData(2, "g", "q"), Scanned("f", "g"))  # of a run's images
+DATA = Data(SourceData(3, 0, {"a": 3}, "f", "p"), TargetData(2, "g", "q"), Scanned("f", "g"))
 
 
 def complete(run: Path, answers: Path) -> Path:

@@ -138,7 +138,7 @@ def test_a_misspelt_name_is_told_the_nearest() -> None:
         ({"method": "rpll", "method_args": {"alpha": 1}}, "setting-unknown"),
         *(({"method": method, "center_aware": False}, "setting-unknown") for method in ("rpll", "dann")),
         ({"method": "instant", "epochs": 2}, "no-epochs"),
-        ({"resize": 100}, "crop-too-large"),  # of the backbone's crop
+        ({"resize": 100}, "crop-too-large"),  # smaller than the backbone's crop
     ],
 )
 def test_what_is_refused_once_the_method_and_the_backbone_are_known(values: dict[str, Any], code: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MODULES = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn", "typing-extensions": "typing_extensions"}
-PARTS = {"triton", "markupsafe"}  # of torch (on Linux) and of jinja2
+PARTS = {"triton", "markupsafe"}  # parts of torch (on Linux) and jinja2
 ELSEWHERE = {"transformers"}  # imported by a file that is copied into hub folders, and by nothing here
 WHERE_NEEDED = {  # by hub folders, `check`, `demo`, the report, the paper's figures and scikit-learn users
     "transformers": {"serving/modeling_cdtrans.py"},

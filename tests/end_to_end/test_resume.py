@@ -215,7 +215,7 @@ def test_ctrl_c_as_a_person_would_do_it(task: Task, whole: Path) -> None:
     assert tree(out) == tree(whole)
     assert "unfinished run" not in printed
     assert says(ended.out, "unfinished run", str(out))
-    assert "all settings: " in printed  # what was decided, once
+    assert "all settings: " in printed  # each decision once
     assert "all settings: " not in ended.out
 
 

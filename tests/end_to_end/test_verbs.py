@@ -142,7 +142,7 @@ def test_a_reader_that_leaves_early_is_no_error(finished, tmp_path: Path, empty:
 
 @pytest.mark.parametrize("words", [["cache"], ["cache", "--json"]], ids=["table", "json"])
 def test_a_reader_that_is_not_there_is_no_error(words: list[str], empty: Path) -> None:
-    """What is still buffered at the end must not become a complaint of Python's."""
+    """Python must not complain about output that is still buffered at the end."""
     reader, writer = os.pipe()
     os.close(reader)
     process = subprocess.run([*CDTRANS, *words], cwd=empty, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE)

@@ -79,7 +79,7 @@ def test_lossless_formats_keep_every_pixel(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
 @pytest.mark.parametrize("orientation", [*range(1, 9), 77])
 def test_exif_rotation_is_applied(tmp_path, suffix, orientation):
-    """What is upright, turned as a camera would store it, comes back upright. Quarters of one colour survive JPEG."""
+    """An upright image, turned as a camera would store it, comes back upright. Quarters of one colour survive JPEG."""
     upright = np.zeros((32, 48, 3), dtype=np.uint8)
     upright[:16, :24], upright[16:, 24:] = 255, 128
     turned = {

@@ -75,7 +75,7 @@ def test_accuracy_is_measured_on_the_random_part_only(asked: Path) -> None:
 
 def test_an_epoch_is_measured_as_its_model_is(asked: Path) -> None:
     (asked / "predictions").mkdir()
-    for epoch, predicted in enumerate(read_target(asked).predicted.values()):  # of the source-only and adapted model
+    for epoch, predicted in enumerate(read_target(asked).predicted.values()):  # source-only and adapted model
         confidence = np.ones(IMAGES, np.float16)
         file = asked / "predictions" / f"epoch-{epoch:03}.npz"
         np.savez(file, predicted=predicted.astype(np.int32), confidence=confidence)

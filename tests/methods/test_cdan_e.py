@@ -31,7 +31,7 @@ def test_a_long_map_is_randomised_and_keeps_inner_products_on_average() -> None:
     exact, randomised = MultilinearMap(10, 8, 80, 16), MultilinearMap(10, 8, 79, 40_000)
     assert (exact.length, randomised.length) == (80, 40_000)
     h = randomised(f, p)
-    expected = (f @ f.T) * (p @ p.T)  # of the exact map
+    expected = (f @ f.T) * (p @ p.T)  # inner products of the exact map
     torch.testing.assert_close(exact(f, p) @ exact(f, p).T, expected)
     torch.testing.assert_close(h @ h.T, expected, atol=0.05, rtol=0.05)
     assert {"r_f", "r_g"} == set(randomised.state_dict()), "its matrices are saved with a run"

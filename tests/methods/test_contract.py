@@ -1,5 +1,5 @@
-"""What every method in the table must keep, whatever it computes. A new method is tested here by being in the table; so
-is the example of docs/methods.md, which has a teacher that is served."""
+"""Promises that every method in the table must keep, whatever it computes. A new method is tested here by being in the
+table; so is the example of docs/methods.md, which has a teacher that is served."""
 
 import csv
 import dataclasses
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 NAMES_PATHS = ("images.csv", "predictions.csv", "data.json", "config.yaml")  # these name files
 GUIDE = Path(__file__).parents[2] / "docs" / "methods.md"
 FAST = {"constants": {"cdtrans.pairing.graphs.ROUNDS": 2, "cdtrans.pairing.graphs.STEPS": 3}}
-EXAMPLE = "my_file.py:MinimumEntropy"  # of the guide
+EXAMPLE = "my_file.py:MinimumEntropy"  # the guide's own
 ON_CONVOLUTIONS = [name for name in METHODS if method_class(name).backbones not in ("any", "ViT")]
 RESNET = {"backbone": "test_resnet", "backbone_args": {"block_args": {"attn_layer": "se"}}}
 

@@ -87,7 +87,7 @@ def test_a_wrong_option(settings: dict) -> None:
 
 
 class TestOwnFile:
-    """What all methods keep, the guide's example keeps in test_contract.py."""
+    """Promises for files of your own; test_contract.py has those of all methods, with the guide's example."""
 
     def test_predicting_needs_the_file_no_more(self, tmp_path: Path) -> None:
         task, own = make_task(tmp_path / "task", source_epochs=1, epochs=1), tmp_path / "gone.py"

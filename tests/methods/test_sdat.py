@@ -19,7 +19,7 @@ def weights_of(method: SDAT) -> dict[str, Tensor]:
 
 
 def task_gradients(method: SDAT) -> dict[str, Tensor]:
-    """Of CE(source) + v MCC(target), by the name of a weight of the network."""
+    """Gradients of CE(source) + v MCC(target), by the name of a weight of the network."""
     source, target = method.network.encode_together(tiny_batch().x_s, tiny_batch().x_t)
     loss = F.cross_entropy(source.logits, tiny_batch().y_s) + method.options.confusion * confusion(target.logits, 2.0)
     named = {f"network.{name}": p for name, p in method.network.named_parameters() if p.requires_grad}

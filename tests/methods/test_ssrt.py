@@ -104,7 +104,7 @@ def lived(*periods: list[int]) -> tuple[SafeTraining, list[bool]]:
         (([6], [6], [6]), [False, False, False]),
         (([6], [5], [4]), [False, False, False]),  # a drop of 1 is none
         (([6], [4], [6]), [False, True, False]),
-        (([6], [4], [4]), [False, True, True]),  # what was gone back from is not compared with
+        (([6], [4], [4]), [False, True, True]),  # no comparison with a period that was undone
         (([6, 4],), [True]),
         (([6] * 15 + [4],), [True]),  # the finest scale
         (([4], [6]), [False, False]),

@@ -18,7 +18,7 @@ from cdtrans.network.operations import AddNorm, BiasGELU, Stream, add_norm, is_e
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-STEP = 2.0**-7  # of a bfloat16, relative
+STEP = 2.0**-7  # relative precision of bfloat16
 ROUNDING = 0.5 * STEP if GPU else STEP  # the interpreter cuts off
 
 
@@ -39,7 +39,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def gradients(work: Callable[..., tuple[Tensor, ...]], *leaves: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-    """What comes out, and the gradients of all leaves for random ones of the outputs."""
+    """The outputs, and the gradients of all leaves for random gradients of the outputs."""
     leaves = tuple(None if x is None else x.detach().clone().requires_grad_() for x in leaves)
     outs = work(*leaves)
     sum((out.float() * random(*out.shape, seed=9 + i)).sum() for i, out in enumerate(outs)).backward()
@@ -194,7 +194,7 @@ def test_whole_backbones(kind: str, cross: bool, monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as m:
             if not fast:
                 m.setattr(operations, "usable", lambda x: False)
-            torch.manual_seed(1)  # of stochastic depth
+            torch.manual_seed(1)  # for stochastic depth
             model.zero_grad()
             with torch.autocast(DEVICE, torch.bfloat16, enabled=not precise):
                 out = torch.cat(branch_features(model, source, target)) if cross else model.features(source)
@@ -202,7 +202,7 @@ def test_whole_backbones(kind: str, cross: bool, monkeypatch: pytest.MonkeyPatch
         return [out.detach().float(), *(p.grad.clone() for p in vit.parameters() if p.grad is not None)]
 
     exact, plain, ours = train(True, False), train(False, False), train(False, True)
-    slack = 4e-3 if GPU else 3e-2  # what is cut off adds up
+    slack = 4e-3 if GPU else 3e-2  # rounding errors add up
     assert len(ours) == len(exact)
     for a, b, c in zip(ours, plain, exact, strict=True):
         assert a.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""What must hold for every family of backbone."""
+"""Promises for every family of backbone."""
 
 from functools import cache
 

@@ -22,7 +22,7 @@ def images(count: int, seed: int, size: int = 32) -> torch.Tensor:
 
 
 class TestBatchNorm:
-    """Of the backbone, not of the head's neck."""
+    """BatchNorm layers of the backbone, not the head's neck."""
 
     @staticmethod
     def statistics(batch: torch.Tensor) -> torch.Tensor:

@@ -85,7 +85,7 @@ def test_timms_own_recomputation_is_switched_on_and_off_where_there_is_any(monke
 def test_no_more_images_at_once_forward_and_backward(
     forward: Forward, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of five pairs in three parts no part has more than two; each image is computed twice, or its blocks thrice."""
+    """Five pairs in three parts: no part has more than two; each image is computed twice, or its blocks thrice."""
     calls, network = small_gpu(monkeypatch, 1000), small_network(TINY)
     all_rows = 4 * BATCH * (2 if forward is one_by_one else 3)  # four blocks
     for parts, recompute, times in ((1, False, 1), (3, False, 2), (3, True, 3)):

@@ -140,7 +140,7 @@ def test_only_what_is_kept_is_trained_on_with_its_weight() -> None:
 def test_at_random_the_larger_side_is_used_once_and_the_other_evenly(sources: int, targets: int) -> None:
     labels, of_target = torch.arange(sources) % 2, torch.arange(20) % 3
     domains = domains_of(torch.randn(sources, 4), labels, torch.randn(20, 4), torch.randn(20, 3))
-    chosen = torch.arange(targets) + 5  # of twenty
+    chosen = torch.arange(targets) + 5  # out of twenty
     generator = torch.Generator().manual_seed(0)
     proposals = Proposals.at_random(domains, chosen, of_target, generator)
     assert len(proposals.source) == len(proposals.target) == max(sources, targets)

@@ -144,7 +144,7 @@ def test_an_interruption_leaves_no_lock_behind(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(FileLock, "acquire", interrupted)
-        with pytest.raises(KeyboardInterrupt) as caught:  # whose traceback keeps the lock's object alive
+        with pytest.raises(KeyboardInterrupt) as caught:  # its traceback keeps the lock's object alive
             try_lock(tmp_path / "lock")
     assert try_lock(tmp_path / "lock") is not None
     assert caught.traceback

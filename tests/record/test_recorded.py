@@ -1,4 +1,4 @@
-"""What a run recorded of its target images, and what another temperature makes of it."""
+"""A run's record of its target images, and what another temperature makes of it."""
 
 import csv
 import shutil

@@ -47,7 +47,7 @@ class TestSample:
         assert cells == {(n, kept): 9 for n in (1, 6, 11, 16) for kept in (True, False)}
         for number, kept in cells:
             classes = {rounds[n].source_labels[i] for n, i in chosen if (n, rounds[n].kept[i]) == (number, kept)}
-            assert len(classes) >= 8  # of 10; chance alone would give 6
+            assert len(classes) >= 8  # out of 10; chance alone would give 6
         assert sample_pairs(rounds) == chosen, "equal runs show equal pairs"
 
     def test_the_last_round_comes_first_then_by_class_kept_before_rejected(self) -> None:

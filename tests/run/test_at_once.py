@@ -1,4 +1,4 @@
-"""What is wrong with a command is told before torch, timm and scikit-learn are imported, which takes seconds."""
+"""Mistakes in a command are told before torch, timm and scikit-learn are imported, which takes seconds."""
 
 import os
 import re

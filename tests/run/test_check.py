@@ -50,7 +50,7 @@ def task(tmp_path: Path) -> Task:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of no use, but weights."""
+    """Random weights."""
     vit = create_backbone(TINY["backbone"], crop=TINY["crop"], drop_path=0, args=TINY["backbone_args"])
     file = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
     save_file(vit.state_dict(), file)

@@ -1,4 +1,4 @@
-"""What other systems lack, taken away here: it does not show that they work, only that nothing here insists on it."""
+"""Features that other systems lack, taken away: it does not show that they work, only that nothing here insists."""
 
 import os
 import subprocess

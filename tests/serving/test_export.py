@@ -347,7 +347,7 @@ def test_timm_resizes_to_the_size_of_the_run() -> None:
 def test_the_model_card_says_what_matters_and_no_path(finished, tmp_path: Path, no_graph: None) -> None:
     run, folder = tmp_path / "run", tmp_path / "hub"
     shutil.copytree(finished.run, run)
-    (run / MEASURED.name).unlink(missing_ok=True)  # of an earlier test: it would replace the estimate
+    (run / MEASURED.name).unlink(missing_ok=True)  # an earlier test's would replace the estimate
     backbone = read_card(run / "adapted").backbone
     write_card(run / "adapted", dataclasses.replace(read_card(run / "adapted"), weights=backbone, temperature=1.25))
     outcome = RunRecord(run).outcome
@@ -455,7 +455,7 @@ def test_a_hub_folder_whose_replacement_was_killed_can_be_written_again(
 
 
 def answer(status: int) -> Any:
-    """Of the hub, by whatever library huggingface_hub talks to it."""
+    """A response of the hub, by whatever library huggingface_hub talks to it."""
     return SimpleNamespace(status_code=status, headers={}, request=None)
 
 

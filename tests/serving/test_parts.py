@@ -95,7 +95,7 @@ def predict(finished, images: Path, file: Path, *flags: str, **how) -> Ended:
 
 
 def uninterrupted(classifier: Classifier, images: Path, file: Path) -> bytes:
-    """What one process writes that is never stopped. Its parts are as large: with some processors the last digit of a
+    """The file of one process that is never stopped. Its parts are as large: with some processors the last digit of a
     probability depends on how many images are predicted at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "PART", PART)

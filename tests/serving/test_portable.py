@@ -1,4 +1,4 @@
-"""What leaves the house says what the model says, for every kind of backbone and head."""
+"""Exported files say what the model says, for every kind of backbone and head."""
 
 import dataclasses
 import json

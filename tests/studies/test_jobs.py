@@ -1,4 +1,4 @@
-"""Which run starts when: runs that share stage 1, on processes that only pretend to work."""
+"""The order in which runs start: runs that share stage 1, on processes that only pretend to work."""
 
 import time
 from collections.abc import Sequence

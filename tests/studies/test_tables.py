@@ -55,7 +55,7 @@ def results(benchmark: Benchmark, seeds: tuple[int, ...] = SEEDS) -> list[RunRes
 
 
 def tables() -> dict[str, str]:
-    """What the stored files are to hold."""
+    """The expected content of the stored files."""
     whole = BenchTable(found(OFFICE31, "folder {}/images"), SEEDS, tuple(results(OFFICE31)))
     few = [r for r in results(OFFICE31) if r.task != "A>W" and (r.task, r.seed) != ("D>A", 2)]
     half = BenchTable(found(OFFICE31, "list {}_list.txt", ("amazon lacks 'x_y'",)), SEEDS, tuple(few))
@@ -103,7 +103,7 @@ def test_the_averages_of_a_grid() -> None:
     text = tables()["domainnet.md"].split("| source only |")[1]
     assert row(text, "clp") == ["-", "50.0", "51.0", "52.0", "53.0", "54.0", "52.0"]
     assert row(text, "inf") == ["55.0", "-", "56.0", "57.0", "58.0", "59.0", "57.0"]
-    assert row(text, "Avg.")[:2] == ["65.0", "64.8"]  # of 55, 60, 65, 70, 75 and of 50, 61, 66, 71, 76
+    assert row(text, "Avg.")[:2] == ["65.0", "64.8"]  # means of 55, 60, 65, 70, 75 and 50, 61, 66, 71, 76
     assert row(text, "Avg.")[-1] == "64.5"
 
 

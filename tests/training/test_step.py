@@ -109,7 +109,7 @@ def test_every_method_learns_the_same_with_less_memory(
     assert capsys.readouterr().out == ""
     limited = Training(name)
     losses = limited.train(1)
-    small_gpu(monkeypatch, 9, in_backward=in_backward)  # of at most 18 images
+    small_gpu(monkeypatch, 9, in_backward=in_backward)  # a step has up to 18
     losses += limited.train(done=1)
     assert limited.memory.parts == 2
     close(losses, expected)

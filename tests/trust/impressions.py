@@ -5,11 +5,11 @@ from torch import Tensor
 
 from cdtrans.trust.support import Evidence, Impression
 
-IMAGES = 100  # of the source
+IMAGES = 100  # in the source
 
 
 def impression_of(predicted: Tensor, *, classes: int = 3, source_right: float = 1.0) -> Impression:
-    """Of the source images the first ones are right."""
+    """An impression with the first source images right."""
     labels, n = torch.arange(IMAGES) % classes, torch.arange(IMAGES)
     return Impression(
         target_logits=10.0 * torch.nn.functional.one_hot(predicted, classes),

@@ -32,7 +32,7 @@ def test_it_is_a_range_of_shares_that_rises_with_agreement_and_falls_with_shift_
 
 
 def test_a_case_worked_by_hand() -> None:
-    agreement = 1 / (1 + 2.718281828**-2)  # whose logit is 2; those of steady and shift are 0
+    agreement = 1 / (1 + 2.718281828**-2)  # its logit is 2; those of steady and shift are 0
     accuracy, band = of(agreement=agreement, shift=0.5, stayed=0.5)
     assert accuracy == pytest.approx(1 / (1 + 2.718281828 ** -(-0.56 + 0.86 * 2 - 1.37 / 2)), abs=1e-6)
     assert (band.low, band.high) == (pytest.approx(0.4846, abs=1e-4), pytest.approx(0.7486, abs=1e-4))

@@ -32,7 +32,7 @@ def chosen(rule: str, values: list[dict[str, float]]) -> tuple[int, float]:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
 def test_the_best_epoch_wins_and_its_own_weights_come_back(values: list[float]) -> None:
-    best = max(range(len(values)), key=lambda i: (values[i], i)) + 1  # of equals, the later
+    best = max(range(len(values)), key=lambda i: (values[i], i)) + 1  # the later one of equals
     assert chosen("information", [scores(v) for v in values]) == (best, best)
 
 

@@ -35,7 +35,7 @@ from research.theory.study import COLUMNS, SHOWN, TRIALS, cases, nearest_panels,
 
 DOCS = Path(__file__).parents[3] / "docs"
 FILES = ["nearest.svg", "proof-steps.svg", "softmax.svg", "theory.json"]
-EVERY = 9  # of the points, when the command is tried: every panel keeps some
+EVERY = 9  # stride between the points of a trial: every panel keeps some
 
 # Both theorems' conditions, met with room to spare.
 NEAREST, NEAREST_MEAN = Setting(200, 2, 256, 0.25), NearestMean(100)

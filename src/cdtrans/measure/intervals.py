@@ -1,4 +1,4 @@
-"""What labelled images can show: 95% intervals of an accuracy, and which of two models is better.
+"""Inference from labelled images: 95% intervals of an accuracy, and which of two models is better.
 
 The accuracy on a finite set of images comes from few labels. The images are divided into strata by a score that needs
 no labels, the model's confidence, and labels are drawn at random in each. Labels then need not show how accuracy

@@ -84,7 +84,7 @@ def threshold_for_accuracy(confidences: np.ndarray, accuracy: float) -> Kept:
 
 
 def trade_off(confidences: np.ndarray) -> tuple[Kept, ...]:
-    """What is expected of all images, of the surest 90%, and so on."""
+    """Expectations of all images, of the surest 90%, and so on."""
     return tuple(threshold_for_share(confidences, share) for share in SHARES)
 
 

@@ -189,7 +189,7 @@ class RunRecord:
 
     @cached_property
     def evaluation(self) -> Measured | None:
-        """What `eval` has measured."""
+        """The result of `eval`."""
         if not self.has(layout.MEASURED):
             return None
         measured = self._json(layout.MEASURED)
@@ -209,7 +209,7 @@ class RunRecord:
 
     @property
     def measured(self) -> Measured | None:
-        """What target labels show: by `eval`, or else by `answer`."""
+        """The evidence of target labels: from `eval`, or else from `answer`."""
         return self.evaluation or (self.answers.measured if self.answers else None)
 
     # Models

@@ -139,7 +139,7 @@ def finding_sentence(finding: Measure) -> str:
 
 
 def advice(outcome: Outcome) -> str:
-    """What to do about the verdict, or empty."""
+    """Advice after the verdict, or nothing."""
     labels = f"About {counted(outcome.labels, 'label')} of target images would"
     if outcome.verdict.kind == "unknown":
         return f"{labels} settle it ('cdtrans ask' chooses them). {setback(outcome)}".rstrip()
@@ -359,7 +359,7 @@ def comparison(measured: Measured, outcome: Outcome, run: Path) -> str:
 
 
 def more_labels(measured: Measured) -> str:
-    """What would decide an open comparison."""
+    """The number of labels that would decide an open comparison."""
     compared = measured.comparison
     if not measured.random or compared is None:
         return "More labels may."

@@ -276,7 +276,7 @@ def pairs_meaning(record: RunRecord) -> str:
 
 
 def about_pairs(record: RunRecord) -> str:
-    """What a pair of this run is."""
+    """The meaning of a pair in this run."""
     name = record.config.method
     if meaning := pairs_meaning(record):
         return meaning

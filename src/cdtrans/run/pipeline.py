@@ -56,7 +56,7 @@ STOPPING = "Stopping after the current step, to save the state; press Ctrl-C aga
 
 @dataclass(frozen=True)
 class Result:
-    """What `adapt` returns."""
+    """The result of `adapt`."""
 
     run: Path
     outcome: Outcome

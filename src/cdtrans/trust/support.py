@@ -108,7 +108,7 @@ class Evidence(NamedTuple):
     source_labels: Tensor  # [Ns]
     learnable: Tensor  # [] accuracy of a linear probe on the source, cross-validated
     reference: Tensor  # [n] labels of these target images by the graphs
-    agreement: Tensor  # [] of the reference with the probe that the graphs begin with
+    agreement: Tensor  # [] share of equal labels in the reference and the graphs' first probe
     steady: Tensor  # [] share of an image's neighbours in the target with the same reference label
     pretrained: bool = False  # whether nothing of the run has trained these features
 
