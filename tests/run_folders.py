@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from cdtrans.measure.measured import evaluate
-from cdtrans.record.layout import LOGITS, MEASURED, RESULT, Data, Scanned, SourceData, TargetData
+from cdtrans.record.layout import LOGITS, MEASURED, RESULT, DataRecord, DomainRecord
 from cdtrans.record.model import FROM_SCRATCH, card_from, write_card
 from cdtrans.record.outcome import Choice, Estimate, Measure, Outcome, Verdict
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import predictions_of, rewrite
 from cdtrans.runtime.screen import Screen
 
-DATA = Data(SourceData(3, 0, {"a": 3}, "f", "p"), TargetData(2, "g", "q"), Scanned("f", "g"))
+DATA = DataRecord(DomainRecord(3, "f", "f", "p", 0, {"a": 3}), DomainRecord(2, "g", "g", "q"))
 
 
 def complete(run: Path, answers: Path) -> Path:

@@ -23,7 +23,7 @@ from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.matching import match_classes, scan_labels
 from cdtrans.paper.pair_labels import UNKNOWN, TargetClasses
 from cdtrans.record.files import atomic
-from cdtrans.record.layout import Round
+from cdtrans.record.layout import PairsRecord
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output
 from cdtrans.reporting.images import DomainImages, enlarged, heated
@@ -167,7 +167,7 @@ def false_pairs(record: RunRecord, true: np.ndarray) -> Iterator[Pair]:
                 )
 
 
-def in_turn(pairs: Round, true: np.ndarray) -> np.ndarray:
+def in_turn(pairs: PairsRecord, true: np.ndarray) -> np.ndarray:
     """The positions of a round's false pairs; unlabelled target images are in none."""
     from cdtrans.reporting.gallery import turn
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cdtrans.network.weights import load_model
-from cdtrans.record.layout import Round
+from cdtrans.record.layout import PairsRecord
 from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting import gallery
@@ -30,12 +30,12 @@ def shown(run: Path) -> gallery.Gallery:
     return gallery.gallery(record, *both_domains(record), QUIET)
 
 
-def random_round(number: int, count: int, rejected: float, seed: int = 0) -> Round:
+def random_round(number: int, count: int, rejected: float, seed: int = 0) -> PairsRecord:
     rng = np.random.default_rng([seed, number])
     labels, other = rng.integers(0, 10, (2, count), dtype=np.int32)
     kept = rng.random(count) >= rejected
     index = rng.integers(0, 50_000, (2, count), dtype=np.int32)
-    return Round(index[0], index[1], labels, np.where(kept, labels, other), kept)
+    return PairsRecord(index[0], index[1], labels, np.where(kept, labels, other), kept)
 
 
 class TestSample:
@@ -61,7 +61,7 @@ class TestSample:
 
     def test_a_pair_found_from_both_sides_is_shown_once(self) -> None:
         twice = np.array([4, 4, 7], dtype=np.int32)
-        r = Round(twice, twice, twice % 3, twice % 3, np.ones(3, dtype=bool))
+        r = PairsRecord(twice, twice, twice % 3, twice % 3, np.ones(3, dtype=bool))
         assert len(sample_pairs({1: r})) == 2
 
     def test_turn(self) -> None:

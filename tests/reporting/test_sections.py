@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cdtrans.record import wording
-from cdtrans.record.layout import Data, Round, Scanned, SourceData, TargetData
+from cdtrans.record.layout import DataRecord, DomainRecord, PairsRecord
 from cdtrans.record.outcome import (
     Answers,
     CalibrationBin,
@@ -28,11 +28,11 @@ from run_folders import outcome, record
 from support import says
 
 
-def pairs(*rows: tuple[int, int, bool]) -> Round:
+def pairs(*rows: tuple[int, int, bool]) -> PairsRecord:
     """Rows of source label, target label, kept."""
     labels = np.array(rows, dtype=np.int32).reshape(-1, 3)
     index = np.arange(len(labels), dtype=np.int32)
-    return Round(index, index, labels[:, 0], labels[:, 1], labels[:, 2].astype(bool))
+    return PairsRecord(index, index, labels[:, 0], labels[:, 1], labels[:, 2].astype(bool))
 
 
 SCORED = [
@@ -131,8 +131,8 @@ class TestCurve:
 class TestClasses:
     @staticmethod
     def histogram(before: np.ndarray, after: np.ndarray, classes: tuple[str, ...]) -> sections.Histogram:
-        source = SourceData(70, 0, dict.fromkeys(classes, 10), "f", "p")
-        data = Data(source, TargetData(100, "g", "q"), Scanned("f", "g"))
+        source = DomainRecord(70, "f", "f", "p", 0, dict.fromkeys(classes, 10))
+        data = DataRecord(source, DomainRecord(100, "g", "g", "q"))
         views = SimpleNamespace(target_before=before, target_after=after)
         shown = sections.histogram(record(classes=classes, data=data, views=views))
         assert isinstance(shown, sections.Histogram)

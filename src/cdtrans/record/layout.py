@@ -2,7 +2,7 @@
 
 `RunWriter` writes them and `RunRecord` reads them; no other module names them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,45 +19,24 @@ MOVE = "move it away and run the command again"
 
 
 @dataclass(frozen=True)
-class SourceData:
-    images: int  # to train on
-    held_out: int
-    classes: dict[str, int]  # images of each class, without those held out
-    fingerprint: str  # digest of names, sizes and labels
+class DomainRecord:
+    """One domain of a run."""
+
+    images: int  # without those held out
+    scanned: str  # digest of names, sizes and labels on disk, before any image was read
+    fingerprint: str  # the same of the images that could be read
     pixels: str  # digest of all pixels
+    held_out: int = 0
+    classes: dict[str, int] = field(default_factory=dict)  # source images of each class, without those held out
 
 
 @dataclass(frozen=True)
-class TargetData:
-    images: int
-    fingerprint: str  # digest of names and sizes
-    pixels: str
-
-
-@dataclass(frozen=True)
-class Scanned:
-    """The images on disk before any was read, so that they can be compared at any time."""
-
-    source: str
-    target: str
-
-
-@dataclass(frozen=True)
-class GivenData:
-    """The labels of --target-labels."""
-
-    images: int
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Data:
+class DataRecord:
     """The data of a run. A resumed run must find the same."""
 
-    source: SourceData
-    target: TargetData
-    scanned: Scanned
-    target_labels: GivenData | None = None
+    source: DomainRecord
+    target: DomainRecord
+    target_labels: str | None = None  # digest of the labels of --target-labels
     method: str | None = None  # digest of the method's own file
     layout: int = VERSION
 
@@ -74,7 +53,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageTable:
     """The images behind the indices of all other files, by domain: 'source', 'holdout', 'target'."""
 
     paths: dict[str, tuple[str, ...]]
@@ -86,7 +65,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SavedEvidence:
     """The evidence of pretrained features, for a resumed run, see `trust.support.Evidence`."""
 
     nearest: np.ndarray  # [n, k]
@@ -127,7 +106,7 @@ class Views:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class EpochPredictions:
     """The target after one epoch."""
 
     predicted: np.ndarray  # [Nt]
@@ -135,7 +114,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Round:
+class PairsRecord:
     """One search for pairs: every proposal."""
 
     source: np.ndarray  # [P] indices of images; -1 without source images
@@ -173,17 +152,17 @@ class File(Generic[T]):
 
 # Written when a run begins
 CONFIG = File("config.yaml", Resolved, AGAIN)
-DATA = File("data.json", Data, AGAIN)
+DATA = File("data.json", DataRecord, AGAIN)
 ENVIRONMENT = File("environment.json", Environment)
-IMAGES = File("images.csv", Images)
+IMAGES = File("images.csv", ImageTable)
 TARGET_LABELS = File("target_labels.csv", TrainedLabel)
-EVIDENCE = File("evidence.npz", Evidence, AGAIN)
+EVIDENCE = File("evidence.npz", SavedEvidence, AGAIN)
 # While it trains
 LOG = File("log.jsonl", Line)  # events; without timestamps, so that equal runs have equal logs
 TIMINGS = File("timings.jsonl", Line)  # how long every stage took, and when it ended
 STATE = File("state/state.pt", dict, AGAIN)  # to resume from; a finished run has none
-ROUND = File("pairs/round-{:02}.npz", Round)
-PREDICTED = File("predictions/epoch-{:03}.npz", Predictions)  # epoch 0: the source-only model
+ROUND = File("pairs/round-{:02}.npz", PairsRecord)
+PREDICTED = File("predictions/epoch-{:03}.npz", EpochPredictions)  # epoch 0: the source-only model
 # When it ends; result.json is the last, except for the report
 LOGITS = File("logits.npz", Logits)
 VIEWS = File("views.npz", Views)
@@ -205,9 +184,6 @@ TENSORBOARD, WANDB = "tensorboard", "wandb"  # folders
 MLFLOW = File("mlflow-run.txt", bytes)  # MLflow's name of the run
 FIRST = (LOCK, f".{CONFIG.name}.draft")  # left by a run that was killed right at the start
 
-FILES = (
-    *(CONFIG, DATA, ENVIRONMENT, IMAGES, TARGET_LABELS, EVIDENCE, LOG, TIMINGS, STATE, ROUND, PREDICTED, LOGITS, VIEWS),
-    *(PREDICTIONS, RESULT, REPORT, MEASURED, QUESTIONS, ANSWERS, MLFLOW),
-)
+FILES = tuple(value for value in list(globals().values()) if isinstance(value, File))
 # What no verb may write to at a user's wish
 OWN = {LOCK, *MODELS, TENSORBOARD, WANDB, *(file.name.partition("/")[0] for file in FILES)} - {"ask"}

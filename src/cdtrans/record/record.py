@@ -6,12 +6,13 @@ to do. Files that a run may lack are None or empty."""
 import csv
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,25 +20,11 @@ from cdtrans.config import Resolved, read_yaml
 from cdtrans.errors import CdtransError, RunError, SettingsError, nearest
 from cdtrans.record import layout
 from cdtrans.record.files import intact
-from cdtrans.record.layout import (
-    Data,
-    Environment,
-    Evidence,
-    File,
-    Images,
-    Line,
-    Logits,
-    Predictions,
-    Round,
-    TrainedLabel,
-    Views,
-)
+from cdtrans.record.layout import File, Line, T
 from cdtrans.record.model import Card, read_card
 from cdtrans.record.outcome import Answers, Measured, Outcome, Questions
 from cdtrans.record.probabilities import calibrated, probabilities
 from cdtrans.schema import Misfit, build
-
-T = TypeVar("T")
 
 
 class RunRecord:
@@ -85,18 +72,18 @@ class RunRecord:
                 raise Misfit("kind", "", str(error).rstrip(".")) from error
 
     @cached_property
-    def data(self) -> Data:
+    def data(self) -> layout.DataRecord:
         data = self._json(layout.DATA)
         if data.layout != layout.VERSION:
             raise RunError("run-version", f"'{self.folder}' was written by another version of cdtrans; {layout.AGAIN}.")
         return data
 
     @cached_property
-    def environment(self) -> Environment:
+    def environment(self) -> layout.Environment:
         return self._json(layout.ENVIRONMENT)
 
     @cached_property
-    def images(self) -> Images:
+    def images(self) -> layout.ImageTable:
         paths: dict[str, list[str]] = {"source": [], "holdout": [], "target": []}
         digests: dict[str, list[str]] = {domain: [] for domain in paths}
         for row in self._table(layout.IMAGES, ("domain", "index", "path", "digest")):
@@ -104,10 +91,10 @@ class RunRecord:
                 require(int(row["index"]) == len(paths[row["domain"]]), "its indices are not in order")
             paths[row["domain"]].append(row["path"])
             digests[row["domain"]].append(row["digest"])
-        return Images(*({domain: tuple(of[domain]) for domain in of} for of in (paths, digests)))
+        return layout.ImageTable(*({domain: tuple(of[domain]) for domain in of} for of in (paths, digests)))
 
     @cached_property
-    def logits(self) -> Logits:
+    def logits(self) -> layout.Logits:
         """Before the temperature."""
         logits = self._arrays(layout.LOGITS)
         shape = len(self.images.paths["target"]), len(self.classes)
@@ -118,7 +105,7 @@ class RunRecord:
         return logits
 
     @cached_property
-    def views(self) -> Views:
+    def views(self) -> layout.Views:
         v = self._arrays(layout.VIEWS)
         source, target = (len(self.images.paths[domain]) for domain in ("source", "target"))
         lengths = (
@@ -149,11 +136,11 @@ class RunRecord:
     # What a run may lack
 
     @property
-    def evidence(self) -> Evidence | None:
+    def evidence(self) -> layout.SavedEvidence | None:
         return self._arrays(layout.EVIDENCE) if self.has(layout.EVIDENCE) else None
 
     @cached_property
-    def rounds(self) -> dict[int, Round]:
+    def rounds(self) -> dict[int, layout.PairsRecord]:
         """Every search for pairs."""
         images, rounds = self.images.paths, {}
         for number in self._numbers(layout.ROUND):
@@ -171,7 +158,7 @@ class RunRecord:
         """The epochs with predictions; none if the user has deleted them."""
         return self._numbers(layout.PREDICTED)
 
-    def predictions(self, epoch: int) -> Predictions:
+    def predictions(self, epoch: int) -> layout.EpochPredictions:
         """The target after an epoch; 0 is the source-only model."""
         predictions = self._arrays(file := layout.PREDICTED.numbered(epoch))
         with self._intact(file):
@@ -180,12 +167,13 @@ class RunRecord:
         return predictions
 
     @cached_property
-    def trained_labels(self) -> tuple[TrainedLabel, ...]:
+    def trained_labels(self) -> tuple[layout.TrainedLabel, ...]:
         """The target images that the run was trained with the labels of: they cannot measure its models."""
         if not self.has(layout.TARGET_LABELS):
             return ()
-        names = tuple(spec.name for spec in fields(TrainedLabel))
-        return tuple(TrainedLabel(*(row[name] for name in names)) for row in self._table(layout.TARGET_LABELS, names))
+        names = tuple(spec.name for spec in fields(layout.TrainedLabel))
+        rows = self._table(layout.TARGET_LABELS, names)
+        return tuple(layout.TrainedLabel(*(row[name] for name in names)) for row in rows)
 
     @cached_property
     def evaluation(self) -> Measured | None:
@@ -275,18 +263,17 @@ class RunRecord:
         place = self.folder
         if self.finished:
             return
-        if place.is_file():
-            raise RunError("no-run", f"'{place}' is a file; give the run folder that 'cdtrans adapt' has written.")
-        if not place.is_dir():
-            make = f"make one with 'cdtrans adapt SOURCE TARGET --out {place}'"
-            raise RunError("no-run", f"The run folder '{place}' does not exist; {make}.")
-        if not self.begun:
+        if self.begun:
             raise RunError(
-                "no-run", f"'{place}' holds no finished run; give the folder that 'cdtrans adapt' has written."
+                "run-unfinished",
+                f"'{place}' holds no finished run; run its 'cdtrans adapt' command again to finish it.",
             )
-        raise RunError(
-            "run-unfinished", f"'{place}' holds no finished run; run its 'cdtrans adapt' command again to finish it."
-        )
+        problem, remedy = "holds no finished run", "give the folder that 'cdtrans adapt' has written"
+        if place.is_file():
+            problem = "is a file"
+        elif not place.is_dir():
+            problem, remedy = "does not exist", f"make one with 'cdtrans adapt SOURCE TARGET --out {place}'"
+        raise RunError("no-run", f"The run folder '{place}' {problem}; {remedy}.")
 
     @contextmanager
     def _intact(self, file: File[Any]) -> Iterator[Path]:
@@ -324,10 +311,8 @@ class RunRecord:
 
     def _numbers(self, series: File[Any]) -> tuple[int, ...]:
         """The numbers of the files of a series."""
-        folder, _, name = series.name.partition("/")
-        first, last = name[: name.index("{")], name[name.index("}") + 1 :]
-        names = (file.name for file in (self.folder / folder).glob(f"{first}*{last}"))
-        numbers = (name.removeprefix(first).removesuffix(last) for name in names)
+        files = self.folder.glob(re.sub(r"{.*}", "*", series.name))
+        numbers = (file.stem.rpartition("-")[2] for file in files)
         return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
 
 

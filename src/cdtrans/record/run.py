@@ -19,7 +19,7 @@ from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, Resolved, fl
 from cdtrans.errors import Interrupted, RunError, SettingsError, first_of
 from cdtrans.record import layout
 from cdtrans.record.files import Lock, atomic, csv_lines, disk_full, is_disk_full, require_writable, try_lock
-from cdtrans.record.layout import ADAPTED, SOURCE, Data, Environment, File, Images
+from cdtrans.record.layout import ADAPTED, SOURCE, DataRecord, Environment, File, ImageTable
 from cdtrans.record.model import write_card
 from cdtrans.record.probabilities import no_class, probabilities
 from cdtrans.record.record import RunRecord
@@ -39,7 +39,7 @@ class RunWriter:
         self._closing = ExitStack()
 
     @classmethod
-    def open(cls, folder: Path, config: Config, data: Data) -> "RunWriter":
+    def open(cls, folder: Path, config: Config, data: DataRecord) -> "RunWriter":
         """Lock the folder for these settings and data, or raise an error that says why not. A finished run is left as
         it is."""
         check_folder(folder, config)
@@ -60,7 +60,7 @@ class RunWriter:
         barrier()
         return run
 
-    def _begin(self, config: Config, data: Data) -> None:
+    def _begin(self, config: Config, data: DataRecord) -> None:
         check_folder(self.folder, config)  # again: another process may have begun or finished a run here
         before = self.record
         if before.finished:
@@ -198,7 +198,7 @@ def rewrite(folder: Path, file: File[Any], content: Any) -> None:
             out.write((json.dumps(asdict(content), indent=2, sort_keys=True) + "\n").encode())
 
 
-def images_csv(images: Images) -> bytes:
+def images_csv(images: ImageTable) -> bytes:
     columns = {domain: zip(images.paths[domain], images.digests[domain], strict=True) for domain in images.paths}
     rows = [(domain, i, *image) for domain, both in columns.items() for i, image in enumerate(both)]
     return csv_lines([("domain", "index", "path", "digest"), *rows])

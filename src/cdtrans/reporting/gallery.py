@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from cdtrans.record.layout import Round
+from cdtrans.record.layout import PairsRecord
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.images import DomainImages
 from cdtrans.reporting.sections import Missing, pairs_meaning
@@ -92,7 +92,7 @@ def gallery(record: RunRecord, source: DomainImages, target: DomainImages, scree
     return Gallery(pairs, sum(len(r.kept) for r in record.rounds.values()), model, why)
 
 
-def sample_pairs(rounds: dict[int, Round]) -> list[tuple[int, int]]:
+def sample_pairs(rounds: dict[int, PairsRecord]) -> list[tuple[int, int]]:
     """Pairs of a few rounds, kept and rejected ones in equal numbers as far as possible, the classes in turn: the
     number of the round, and the place in it. Sorted by round, the last first, then by class."""
     numbers, rng = sorted(rounds), np.random.default_rng(SEED)

@@ -53,8 +53,8 @@ def show_finished(plan: Plan, config: Resolved) -> Outcome:
     record = RunRecord(out)
     screen.say(f"The run in '{out}' is already finished.")
     Given.warn_of_changes(record, config, plan.source.classes, plan.target, screen)
-    before, now = vars(record.data.scanned), vars(plan.scanned)
-    if changed := [name for name in now if before[name] != now[name]]:
+    before = {"source": record.data.source.scanned, "target": record.data.target.scanned}
+    if changed := [name for name, now in plan.scanned.items() if before[name] != now]:
         screen.warn(
             f"The {' and '.join(changed)} images have changed since the run in '{out}' began, but its result is "
             "for the earlier ones; choose another --out to adapt to them, or label new images with 'cdtrans predict'."

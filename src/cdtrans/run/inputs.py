@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from cdtrans.config import Config, Resolved, is_method_file
 from cdtrans.errors import DataError, SettingsError, counted
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
-from cdtrans.record.layout import IMAGES, Data, Images, Scanned, SourceData, TargetData
+from cdtrans.record.layout import IMAGES, DataRecord, DomainRecord, ImageTable
 from cdtrans.record.run import RunWriter, images_csv
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import world
@@ -44,9 +44,9 @@ class Plan:
     started: float  # time of the monotonic clock
 
     @property
-    def scanned(self) -> Scanned:
-        """The images as they are on disk, so that they can be compared at any time."""
-        return Scanned(self.source.fingerprint(), self.target.fingerprint())
+    def scanned(self) -> dict[str, str]:
+        """Digests of the images on disk, by domain, so that they can be compared at any time."""
+        return {"source": self.source.fingerprint(), "target": self.target.fingerprint()}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Inputs:
     target: Decoded[UnlabelledDomain]
     given: Given
     findings: tuple[Finding, ...]
-    scanned: Scanned
+    scanned: dict[str, str]  # see Plan
     check_seconds: float
 
     @property
@@ -71,30 +71,17 @@ class Inputs:
 
         return Sizes(len(self.classes), len(self.source), len(self.target))
 
-    @property
-    def skipped(self) -> dict[str, dict[str, str]]:
-        """Domain -> path -> why the file could not be read."""
-        return {"source": self.source.skipped, "target": self.target.skipped}
-
-    def describe(self, config: Config) -> Data:
+    def describe(self, config: Config) -> DataRecord:
         """The run's record of its data; a resumed run must find the same."""
-        source, target = self.source.domain, self.target.domain
         code = None
         if is_method_file(config.method):
             code = hashlib.sha256(Path(config.method.rpartition(":")[0]).read_bytes()).hexdigest()
-        return Data(
-            SourceData(
-                images=len(source),
-                held_out=len(self.held_out),
-                classes=source.counts(),
-                fingerprint=source.fingerprint(),
-                pixels=self.source.pixel_digest(),
-            ),
-            TargetData(images=len(target), fingerprint=target.fingerprint(), pixels=self.target.pixel_digest()),
-            self.scanned,
-            self.given.describe(),
-            code,
+        source, target = (
+            DomainRecord(len(part), self.scanned[name], part.domain.fingerprint(), part.pixel_digest())
+            for name, part in (("source", self.source), ("target", self.target))
         )
+        source = replace(source, held_out=len(self.held_out), classes=self.source.domain.counts())
+        return DataRecord(source, target, self.given.digest(), code)
 
     def record(self, run: "RunWriter", *, fresh: bool) -> None:
         """Record the images behind all indices and the labels to train with. A `fresh` run first logs the problems of
@@ -102,12 +89,12 @@ class Inputs:
         source, held_out, target = self.source, self.held_out, self.target
         paths = {"source": source.domain.paths, "holdout": held_out.domain.paths, "target": target.domain.paths}
         digests = {"source": source.digests, "holdout": held_out.digests, "target": target.digests}
-        run.write(IMAGES, images_csv(Images(paths, digests)))
+        run.write(IMAGES, images_csv(ImageTable(paths, digests)))
         self.given.write(run, self.classes, self.target)
         if fresh:
             run.cut_log(0)
-            for domain, files in self.skipped.items():
-                for path, cause in files.items():
+            for domain, decoded in (("source", source), ("target", target)):
+                for path, cause in decoded.skipped.items():
                     run.log("skipped", domain=domain, path=path, cause=cause)
             for finding in self.findings:
                 run.log("check", state=finding.state, subject=finding.subject, found=finding.statement)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cdtrans.config import Config, Resolved, make_config, read_recipe, require_weights
 from cdtrans.errors import CdtransError, DataError, MissingFileError, RunError, SettingsError, counted, first_of
 from cdtrans.record.files import intact
-from cdtrans.record.layout import AGAIN, EVIDENCE, SOURCE, SourceData
+from cdtrans.record.layout import AGAIN, EVIDENCE, SOURCE, DomainRecord
 from cdtrans.record.model import FROM_SCRATCH, Card, save_model
 from cdtrans.record.record import RunRecord
 
@@ -102,7 +102,7 @@ class Origin:
         card = RunRecord(place).card(SOURCE)
         return make_config(config.to_dict() | {name: getattr(card, name) for name in BUILT}), card.classes
 
-    def require_same_images(self, source: SourceData) -> None:
+    def require_same_images(self, source: DomainRecord) -> None:
         """Refuse another run's model of other source images than those that this run trains on."""
         if not self.config.source_model or not self.config.source or self.done:
             return

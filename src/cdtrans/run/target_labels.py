@@ -13,7 +13,7 @@ from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.labels import NO_CLASS, UNSURE
 from cdtrans.measure.matching import TargetImages, filled_rows, match
 from cdtrans.record.files import csv_lines
-from cdtrans.record.layout import TARGET_LABELS, GivenData
+from cdtrans.record.layout import TARGET_LABELS
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 
@@ -104,12 +104,9 @@ class Given:
                 "another --out to train with them as they are now."
             )
 
-    def describe(self) -> GivenData | None:
+    def digest(self) -> str | None:
         """Their entry in data.json: a resumed run must find the same labels."""
-        if not self.labels:
-            return None
-        digest = hashlib.sha256(repr(list(self.labels.items())).encode()).hexdigest()
-        return GivenData(len(self), digest)
+        return hashlib.sha256(repr(list(self.labels.items())).encode()).hexdigest() if self.labels else None
 
     def write(self, run: "RunWriter", classes: tuple[str, ...], target: Decoded[UnlabelledDomain]) -> None:
         """Record the images that later verbs must not use to measure the model."""
