@@ -47,7 +47,7 @@ def call(words: list[str]) -> int:
     """The verb of the program, in this process: starting one for each run would take longer than many runs."""
     sys.argv = ["cdtrans", *words]
     try:
-        entry.main()
+        entry.run_program()
     except SystemExit as end:
         return int(end.code or 0)
     raise AssertionError("the program ends with an exit code")

@@ -22,7 +22,7 @@ from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.instant import Instant
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
-from cdtrans.pairing.neighbours import normalised
+from cdtrans.pairing.neighbours import unit_rows
 from cdtrans.pairing.pairs import Domains
 from cdtrans.run.pipeline import resolve
 from cdtrans.runtime.screen import Screen
@@ -109,7 +109,7 @@ def distances(x: Tensor, y: Tensor, queries: Tensor, model: str) -> dict[str, Te
     means = torch.stack([x[y == k].mean(dim=0) for k in range(int(y.max()) + 1)])
     return {
         f"{model}: distance to the nearest class mean": torch.cdist(queries, means).amin(dim=1),
-        f"{model}: cosine distance to it": 1 - (normalised(queries) @ normalised(means).T).amax(dim=1),
+        f"{model}: cosine distance to it": 1 - (unit_rows(queries) @ unit_rows(means).T).amax(dim=1),
     }
 
 

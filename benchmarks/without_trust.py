@@ -24,7 +24,7 @@ def importing() -> Iterator[None]:
         selection.save_predictions(self.run, epoch, target)
         self.scores[epoch] = NEUTRAL
         if epoch > 0:
-            self.best = selection.Best(epoch, 0.0, self.encode.model.state_dict())
+            self.best = selection.BestEpoch(epoch, 0.0, self.encode.model.state_dict())
 
     vars(inputs)["check_data"] = lambda *_, **__: ()
     vars(stage1)["pretrained_evidence"] = lambda *_, **__: None
@@ -33,4 +33,4 @@ def importing() -> Iterator[None]:
 
 if __name__ == "__main__":
     vars(pipeline)["importing"] = importing
-    entry.main()
+    entry.run_program()

@@ -51,7 +51,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *argume
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["cdtrans", *map(str, arguments), "--json"])
     with pytest.raises(SystemExit):
-        cdtrans.cli.app.main()
+        cdtrans.cli.app.run_program()
     values: dict[str, Any] = json.loads(capsys.readouterr().out)
     return values
 

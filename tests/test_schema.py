@@ -9,7 +9,7 @@ from typing import IO, Annotated, Any, Literal
 import pytest
 
 from cdtrans.errors import ArgumentTypeError, SettingsError
-from cdtrans.schema import Misfit, Range, build, check, checked, option
+from cdtrans.schema import Misfit, Range, build, check_value, checked, option
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ def test_a_value_that_is_no_mapping() -> None:
     ],
 )
 def test_any_type_hint(hint: Any, fits: Any, fails: Any) -> None:
-    assert check(fits, hint) == fits
+    assert check_value(fits, hint) == fits
     if fails is not None:
-        misfit(check, fails, hint, "it")
+        misfit(check_value, fails, hint, "it")
 
 
 def test_people_write_numbers_as_text() -> None:

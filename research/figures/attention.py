@@ -234,7 +234,7 @@ def main() -> None:
     about = "Draw the attention of false-positive pairs of RUN, found with target labels, or of chosen pairs."
     app.VERBS["attention"] = Verb("research.figures.attention:draw_attention", about, show)
     sys.argv.insert(1, "attention")
-    app.main()
+    app.run_program()
 
 
 if __name__ == "__main__":

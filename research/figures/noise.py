@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typing_extensions import Unpack
 
 from cdtrans.cli import app
-from cdtrans.config import SETTINGS, Force, Jobs, Settings, SettingsFile, Source, Target, compose_run
+from cdtrans.config import SETTINGS, Force, Jobs, Settings, SettingsFile, SourceArgument, TargetArgument, compose_run
 from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import scan_unlabelled
 from cdtrans.paper.printed_tables import LEFT_OUT, Ablation, Variant
@@ -130,8 +130,8 @@ Curves = dict[str, tuple[Point, ...]]
 
 
 def ablate_noise(
-    source: Source,
-    target: Target,
+    source: SourceArgument,
+    target: TargetArgument,
     *,
     labels: Annotated[str | Path, Help("Target labels, for pairs and scores: TARGET with its labels.", "LABELLED")],
     out: StudyFolder,
@@ -296,7 +296,7 @@ def main() -> None:
         settings=SETTINGS.keys() - DECIDED_HERE - app.NOT_IN_ROWS,
     )
     sys.argv.insert(1, NAME)
-    app.main()
+    app.run_program()
 
 
 if __name__ == "__main__":

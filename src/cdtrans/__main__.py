@@ -9,12 +9,12 @@ def main() -> None:
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup has it ignored
     if ours:
         signal.signal(signal.SIGINT, _leave)
-    from cdtrans.cli.app import main as run
+    from cdtrans.cli.app import run_program
 
     try:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        run()
+        run_program()
     except KeyboardInterrupt:  # before or after the part that expects it
         _leave()
     finally:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
 import yaml
 
 from cdtrans.errors import MissingFileError, SettingsError, ended, nearest
-from cdtrans.schema import Help, Misfit, Range, build, option, quoted, record_fields
+from cdtrans.schema import Help, Misfit, Range, build, option, record_fields, short_repr
 
 LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
@@ -265,8 +265,8 @@ class Settings(TypedDict, total=False):
 
 
 # Parameters that several public functions have, with their help on the command line.
-Source = Annotated[str | Path, Help("Folder of class folders, or a list of 'path label' lines.", "SOURCE")]
-Target = Annotated[
+SourceArgument = Annotated[str | Path, Help("Folder of class folders, or a list of 'path label' lines.", "SOURCE")]
+TargetArgument = Annotated[
     str | Path, Help("Folder with images at any depth, or a list of paths. Labels are not read.", "TARGET")
 ]
 RunFolder = Annotated[str | Path, Help("A finished run folder.", "RUN")]
@@ -343,7 +343,7 @@ def compose_run(
     from_file = read_yaml(Path(config)) if config is not None else {}
     out = from_file.pop("out", None)
     if out is not None and (not isinstance(out, str) or not out):
-        raise SettingsError("setting-kind", f"'out' must be text, not {quoted(out)}.")
+        raise SettingsError("setting-kind", f"'out' must be text, not {short_repr(out)}.")
     return compose({**(defaults or {})}, from_file, settings, places), out
 
 
@@ -367,7 +367,7 @@ def starting_layers(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         effort = "instant" if method == instant["method"] else "full"
     if effort not in choices("effort"):
         known = nearest(str(effort), choices("effort"))
-        raise SettingsError("setting-choice", f"'effort' cannot be {quoted(effort)}: {known}")
+        raise SettingsError("setting-choice", f"'effort' cannot be {short_repr(effort)}: {known}")
     if method is not None and (method == instant["method"]) != (effort == "instant"):
         raise SettingsError(
             "effort-contradicts-method",
@@ -389,7 +389,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
         beside = {key: value for key, value in layer.items() if key in METHOD_FIELDS}
         options = layer.get("method_args", {})
         if not isinstance(options, dict):
-            raise SettingsError("setting-kind", f"'method_args' must be a mapping, not {quoted(options)}.")
+            raise SettingsError("setting-kind", f"'method_args' must be a mapping, not {short_repr(options)}.")
         if twice := [key for key in beside if key in options]:
             raise SettingsError("option-twice", f"'{twice[0]}' is given twice, also in 'method_args'; give it once.")
         layer = {key: value for key, value in layer.items() if key not in METHOD_FIELDS}
@@ -470,7 +470,9 @@ def recipe_names() -> list[str]:
 def read_recipe(name: str) -> dict[str, Any]:
     """The settings in a file of recipes/."""
     if name not in recipe_names():
-        raise SettingsError("recipe-unknown", f"Unknown recipe {quoted(name)}: {nearest(str(name), recipe_names())}")
+        raise SettingsError(
+            "recipe-unknown", f"Unknown recipe {short_repr(name)}: {nearest(str(name), recipe_names())}"
+        )
     return copy.deepcopy(_parsed_recipe(name))
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 VERDICT_AGAINST = 3  # exit code: adaptation did harm, `check` says stop, a run of `bench` or `ablate` failed
-NAMED = 5  # more names than this make a sentence unreadable
-LONGEST, LAST = 390, 150  # characters of a sentence, and how many of its last ones are kept: they say what to do
+MOST_NAMES = 5  # more names than this make a sentence unreadable
+LONGEST, ENDING = 390, 150  # characters of a sentence, and of its end, which says what to do and is kept
 # Characters that would move the cursor, set colours, start a false line, or turn the direction of writing: ASCII and C1
 # controls, line separators, marks and overrides of direction; and bytes that are no text.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -100,7 +100,7 @@ def printable(text: str, keep: str = "") -> str:
 
 def shortened(sentence: str) -> str:
     """A sentence that is too long, without its middle."""
-    return sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST - LAST - 5]} ... {sentence[-LAST:]}"
+    return sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST - ENDING - 5]} ... {sentence[-ENDING:]}"
 
 
 def closest(word: str, known: list[str]) -> str | None:
@@ -122,8 +122,8 @@ def named(names: Sequence[str]) -> str:
 
 def first_of(parts: Sequence[str]) -> str:
     """The first parts of an enumeration, and how many more there are."""
-    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
-    return ", ".join(parts[:NAMED]) + more
+    more = f" and {len(parts) - MOST_NAMES} more" if len(parts) > MOST_NAMES else ""
+    return ", ".join(parts[:MOST_NAMES]) + more
 
 
 def counted(number: int, one: str, several: str = "") -> str:

@@ -2,7 +2,7 @@
 
     build(Outcome, json.loads(text))                a dataclass from JSON
     build(Config, {"lr": "1e-3"}, written=True)     ... from what a person wrote: YAML and flags
-    check(value, dict[str, list[int]], "counts")    one value by any type hint
+    check_value(value, dict[str, list[int]], "counts")    one value by any type hint
     @checked()                                      the arguments of a public function
 
 Hints may be dataclasses, Literal, unions, list, tuple, dict, Sequence, Mapping, Path, str, int, float, bool, None, any
@@ -86,11 +86,11 @@ def build(kind: type[T], values: Any, place: str = "", *, written: bool = False,
     for key, value in values.items():
         hint, spec = known[key]
         limits = spec.metadata.get("range", Range())
-        made[key] = check(value, hint, _inside(place, key), written=written, limits=limits)
+        made[key] = check_value(value, hint, _inside(place, key), written=written, limits=limits)
     return kind(**made)
 
 
-def check(value: Any, hint: Any, place: str = "", *, written: bool = False, limits: Range = Range()) -> Any:
+def check_value(value: Any, hint: Any, place: str = "", *, written: bool = False, limits: Range = Range()) -> Any:
     """The value, converted where its type asks for it: lists to tuples, text to paths, mappings to dataclasses."""
     if written and value == "" and types.NoneType in alternatives(hint):
         raise Misfit("empty", place, f"'{place}' is empty; give a value, or leave it out")
@@ -117,7 +117,7 @@ def checked(*others: str) -> Callable[[Callable[Parameters, Returned]], Callable
                 given = {}  # Python's own error, of the call below, names the function
             try:
                 for name in [name for name in given if name in hints and name not in others]:
-                    check(given[name], hints[name], name)
+                    check_value(given[name], hints[name], name)
             except Misfit as misfit:
                 kind = ArgumentTypeError if misfit.code == "kind" else SettingsError
                 raise kind(f"argument-{misfit.code}", ended(str(misfit))) from None
@@ -144,7 +144,7 @@ def alternatives(hint: Any) -> list[Any]:
     return [hint]
 
 
-def quoted(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value in an error message: short, and printable whatever it is."""
     try:
         return _short.repr(value)
@@ -157,7 +157,7 @@ def _as_kind(value: Any, kind: Any, place: str, written: bool, limits: Range) ->
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         ranges = [each for each in arguments[1:] if isinstance(each, Range)]
-        return check(value, arguments[0], place, written=written, limits=ranges[0] if ranges else limits)
+        return check_value(value, arguments[0], place, written=written, limits=ranges[0] if ranges else limits)
     if origin is Literal and type(value) in map(type, arguments) and value in arguments:
         return value
     if kind in (int, float):
@@ -165,7 +165,7 @@ def _as_kind(value: Any, kind: Any, place: str, written: bool, limits: Range) ->
     if kind is str and isinstance(value, os.PathLike) and written:
         value = os.fspath(value)
     if kind in (str, Path) and isinstance(value, str) and written and not _can_be_a_name(value):
-        raise Misfit("character", place, f"'{place}' holds a character that no name can have: {quoted(value)}")
+        raise Misfit("character", place, f"'{place}' holds a character that no name can have: {short_repr(value)}")
     if kind is Path and isinstance(value, str | os.PathLike):
         return Path(value)
     if is_dataclass(kind) and isinstance(kind, type) and not isinstance(value, kind):
@@ -173,8 +173,8 @@ def _as_kind(value: Any, kind: Any, place: str, written: bool, limits: Range) ->
     if origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
         return _items(value, origin, arguments, place, written)
     if origin in (dict, Mapping) and isinstance(value, dict):
-        names = [check(key, arguments[0], _inside(place, key)) for key in value]
-        made = [check(each, arguments[1], _inside(place, key), written=written) for key, each in value.items()]
+        names = [check_value(key, arguments[0], _inside(place, key)) for key in value]
+        made = [check_value(each, arguments[1], _inside(place, key), written=written) for key, each in value.items()]
         return dict(zip(names, made, strict=True))
     wanted = types.NoneType if kind is None else origin or kind
     if origin is Literal or (wanted is Sequence and isinstance(value, str)):
@@ -191,7 +191,7 @@ def _items(value: Sequence[Any], origin: Any, hints: tuple[Any, ...], place: str
     if len(value) != len(hints):
         raise Misfit("kind", f"{place}[]", f"'{place}' must have {len(hints)} values, not {len(value)}")
     pairs = zip(value, hints, strict=True)
-    made = [check(each, hint, f"{place}[{i}]", written=written) for i, (each, hint) in enumerate(pairs)]
+    made = [check_value(each, hint, f"{place}[{i}]", written=written) for i, (each, hint) in enumerate(pairs)]
     return tuple(made) if origin is tuple else made
 
 
@@ -213,7 +213,7 @@ def _number(value: Any, kind: Any, place: str, written: bool, limits: Range) -> 
     least = -most if limits.minimum is None else limits.minimum
     if not least <= number <= most:
         limit = f"at least {least}" if number < least else f"at most {most}"
-        raise Misfit("range", place, f"'{place}' must be {limit}, not {quoted(value)}")
+        raise Misfit("range", place, f"'{place}' must be {limit}, not {short_repr(value)}")
     return float(number) if written and kind is float else number
 
 
@@ -223,12 +223,12 @@ def _unlike(hint: Any, value: Any, place: str) -> Misfit:
     words = [str(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     only_words = len(kinds) == 1  # otherwise 'known: auto' would hide that numbers are accepted too
     if words and isinstance(value, str) and (only_words or closest(value, words)):
-        return Misfit("choice", place, f"'{place}' cannot be {quoted(value)}: {nearest(value, words).rstrip('.')}")
+        return Misfit("choice", place, f"'{place}' cannot be {short_repr(value)}: {nearest(value, words).rstrip('.')}")
     kinds = [kind for kind in kinds if kind is not types.NoneType and (kind is not str or Path not in kinds)]
     names = [NAMES.get(get_origin(kind) or kind) or getattr(kind, "__name__", "") for kind in kinds]
     wanted = " or ".join(dict.fromkeys([name for name in names if name not in ("", "Literal")] + words))
     subject = f"'{place}'" if place else "it"
-    return Misfit("kind", place, f"{subject} must be {wanted or 'null'}, not {quoted(value)}")
+    return Misfit("kind", place, f"{subject} must be {wanted or 'null'}, not {short_repr(value)}")
 
 
 def _inside(place: str, key: object) -> str:

@@ -82,7 +82,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Run:
     def run(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["cdtrans", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            app.main()
+            app.run_program()
         assert isinstance(end.value.code, int)
         return Ended(end.value.code, *capsys.readouterr())
 
@@ -314,7 +314,7 @@ class TestExitCodes:
         monkeypatch.setattr(app, "_exit_code", lambda words, debug: 0)
         for expected in ([True], [True]):
             with pytest.raises(SystemExit):
-                app.main()
+                app.run_program()
             assert frozen == expected
             triton.get_something = function()
 

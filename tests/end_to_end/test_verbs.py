@@ -60,8 +60,8 @@ def test_help_is_there_at_once(empty: Path) -> None:
     assert ended.err == ""
     slow = ("torch", "timm", "sklearn", "scipy", "matplotlib")
     for words in (["--help"], ["adapt", "--help"], ["eval", "a", "b"]):
-        look = f"import sys; from cdtrans.cli.app import main; sys.argv = ['cdtrans', *{words}]\n"
-        look += f"try: main()\nfinally: print([m for m in {slow} if m in sys.modules])"
+        look = f"import sys; from cdtrans.cli.app import run_program; sys.argv = ['cdtrans', *{words}]\n"
+        look += f"try: run_program()\nfinally: print([m for m in {slow} if m in sys.modules])"
         assert run([sys.executable, "-c", look], cwd=empty).out.splitlines()[-1] == "[]"
     look = "import sys, typer; from cdtrans.cli.app import build_program; typer.main.get_command(build_program())\n"
     look += f"print([m for m in {slow} if m in sys.modules])"

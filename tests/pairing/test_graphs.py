@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing import graphs
 from cdtrans.pairing.graphs import Graph, Statistics, balanced, fit_probe, label_target, most_certain, relabel_target
-from cdtrans.pairing.neighbours import normalised
+from cdtrans.pairing.neighbours import unit_rows
 from cdtrans.pairing.pairs import Domains, Proposals, TargetLabels
 
 
@@ -33,7 +33,7 @@ def across_a_gap(
 
 class TestGraph:
     def test_neighbours_are_those_of_the_dense_matrix_in_any_tile(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        x = normalised(torch.randn(50, 5, generator=torch.Generator().manual_seed(1)))
+        x = unit_rows(torch.randn(50, 5, generator=torch.Generator().manual_seed(1)))
         similarity = (x @ x.T).fill_diagonal_(-2)
         value, index = similarity.topk(graphs.GRAPH_NEIGHBOURS, dim=1)
         for tile in (3, 7, 1000):
@@ -43,7 +43,7 @@ class TestGraph:
             torch.testing.assert_close(found.weight, (graphs.HEAT * value).softmax(dim=1))
 
     def test_an_image_is_not_its_own_neighbour_on_the_joint_graph(self) -> None:
-        source, target = (normalised(torch.randn(n, 3)) for n in (5, 6))
+        source, target = (unit_rows(torch.randn(n, 3)) for n in (5, 6))
         found = Graph.search(target, torch.cat([source, target]), itself=5)
         assert all(5 + i not in row for i, row in enumerate(found.neighbours.tolist()))
 
@@ -51,7 +51,7 @@ class TestGraph:
         generator = torch.Generator().manual_seed(2)
         x, known = torch.randn(20, 4, generator=generator), F.one_hot(torch.arange(8) % 3, 3).float()
         q = torch.rand(12, 3, generator=generator).softmax(dim=1)
-        found = Graph.search(normalised(x[8:]), normalised(x), itself=8)
+        found = Graph.search(unit_rows(x[8:]), unit_rows(x), itself=8)
         dense = torch.zeros(12, 20).scatter(1, found.neighbours, found.weight)
         p = q
         for _ in range(graphs.STEPS):
@@ -198,6 +198,6 @@ def test_pairs_within_a_class_are_the_most_similar_ones() -> None:
     pairs = Proposals.within_class(domains, answers)
     assert pairs.target.tolist() == list(range(15))
     assert pairs.source_labels.tolist() == answers.tolist()
-    similarity = normalised(domains.target.features) @ normalised(domains.source.features).T
+    similarity = unit_rows(domains.target.features) @ unit_rows(domains.source.features).T
     similarity[answers[:, None] != domains.source_labels[None]] = -2
     assert pairs.source.tolist() == similarity.argmax(dim=1).tolist()

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cdtrans.pairing.neighbours import SEGMENT, SPLIT_ERROR, normalised, split, sweep, sweep_error, two_way
+from cdtrans.pairing.neighbours import SEGMENT, SPLIT_ERROR, bfloat16_parts, sweep, sweep_error, two_way, unit_rows
 from support import devices
 
 CASES = ("noise", "clusters", "missing_classes", "empty_center")
@@ -22,7 +22,7 @@ def dense(source: torch.Tensor, target: torch.Tensor) -> tuple[np.ndarray, np.nd
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_authors(golden, case: str, device: str) -> None:
     g = golden("pseudo")
-    source, target = (normalised(g[f"{case}/feat_{x}"].to(device)) for x in "st")
+    source, target = (unit_rows(g[f"{case}/feat_{x}"].to(device)) for x in "st")
     torch.testing.assert_close(source.cpu(), g[f"{case}/norm_feat_s"], atol=1e-6, rtol=0)
     found = two_way(source, target)
     assert found.target_of_source.tolist() == g[f"{case}/nn_target_of_source"].flatten().tolist()
@@ -95,7 +95,7 @@ def test_two_bfloat16_parts_leave_out_no_more_than_is_allowed_for(data, shape: t
     ns, nt, d = shape
     numbers = st.floats(-100, 100, width=32).map(lambda x: x if abs(x) > 1e-30 else 0.0)  # no denormal part
     x, y = (torch.from_numpy(data.draw(arrays(np.float32, (n, d), elements=numbers))) for n in (ns, nt))
-    (x_high, x_low), (y_high, y_low) = ((part.double() for part in split(z)) for z in (x, y))
+    (x_high, x_low), (y_high, y_low) = ((part.double() for part in bfloat16_parts(z)) for z in (x, y))
     swept = x_high @ y_high.T + x_high @ y_low.T + x_low @ y_high.T
     lengths = torch.linalg.vector_norm(x.double(), dim=1)[:, None] * torch.linalg.vector_norm(y.double(), dim=1)
     error = (swept - x.double() @ y.double().T).abs()
@@ -107,7 +107,7 @@ def test_two_bfloat16_parts_leave_out_no_more_than_is_allowed_for(data, shape: t
 @pytest.mark.parametrize("dim", [3, 384, 768])
 def test_a_sweep_is_as_near_as_it_says(device: str, dim: int) -> None:
     generator = torch.Generator(device).manual_seed(dim)
-    source, target = (normalised(torch.randn(4096, dim, device=device, generator=generator)) for _ in "st")
-    target[:2048] = normalised(source[:2048] + 0.01 * target[:2048])  # large similarities too
+    source, target = (unit_rows(torch.randn(4096, dim, device=device, generator=generator)) for _ in "st")
+    target[:2048] = unit_rows(source[:2048] + 0.01 * target[:2048])  # large similarities too
     error = (sweep(source, target).double() - source.double() @ target.double().T).abs().max()
     assert error < 0.5 * sweep_error(source, target)

@@ -26,7 +26,7 @@ SLOW = ("torch", "timm", "torchvision", "sklearn", "matplotlib", "scipy")
 LOOK = f"""
 import sys, cdtrans.cli.app
 try:
-    cdtrans.cli.app.main()
+    cdtrans.cli.app.run_program()
 finally:
     print([name for name in {SLOW} if name in sys.modules])
 """

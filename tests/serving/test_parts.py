@@ -288,7 +288,7 @@ class TestRanks:
     def test_two_of_torchrun_write_what_one_process_writes(self, finished, images, classifier, tmp_path: Path) -> None:
         program = tmp_path / "small_parts.py"
         program.write_text(
-            f"import cdtrans.serving.parts as s\ns.PART = {PART}\nfrom cdtrans.cli.app import main\nmain()\n"
+            f"import cdtrans.serving.parts as s\ns.PART = {PART}\nfrom cdtrans.cli import app\napp.run_program()\n"
         )
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
         command += ["predict", finished.run, images, "--csv", tmp_path / "p.csv", "--json", "--device", "cpu"]

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from cdtrans.inputs.images import SIDE, pixel_digest, resized, thumbnails
 from cdtrans.trust import duplicates
-from cdtrans.trust.duplicates import LIKENESS, PLAIN, Looks, exact_groups, near_groups, near_pairs
+from cdtrans.trust.duplicates import LIKENESS, PLAIN, ThumbnailVectors, exact_groups, near_groups, near_pairs
 
 STORED = 128  # pixels of a stored image here
 
@@ -93,15 +93,15 @@ def test_white_pages_are_not_copies_of_each_other() -> None:
 
 def likeness(small: np.ndarray) -> np.ndarray:
     """[N, N] of each pair i < j, by comparing all with all; -1 where there is nothing to compare."""
-    vectors, spread = Looks(small).vectors(slice(None))
+    vectors, spread = ThumbnailVectors(small).vectors(slice(None))
     comparable = np.triu(np.ones((len(small), len(small)), bool), 1) & (spread >= PLAIN)[:, None] & (spread >= PLAIN)
     return np.where(comparable, vectors @ vectors.T, -1)
 
 
 def assert_exact(small: np.ndarray, tile: tuple[int, int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "ROWS", tile[0])
-        patch.setattr(duplicates, "COLUMNS", tile[1])
+        patch.setattr(duplicates, "TILE_ROWS", tile[0])
+        patch.setattr(duplicates, "TILE_COLUMNS", tile[1])
         pairs = {tuple(pair) for pair in near_pairs(small).tolist()}
     rounding = 1e-5  # two sums of 768 numbers may differ by that, and pairs so close to the limit may be either
     alike = likeness(small)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from cdtrans.cli import tables
-from cdtrans.cli.options import Verb, command, print_json, show_all_flags
+from cdtrans.cli.options import Verb, print_json, show_all_flags, verb_command
 from cdtrans.config import SETTINGS, TABLE_DEFAULTS, read_recipe
 from cdtrans.errors import CdtransError, Interrupted, SettingsError, printable, shortened
 from cdtrans.runtime import package_version
@@ -29,8 +29,8 @@ CHECK_SETTINGS = (  # settings that decide which images a run would see, and thr
 )
 OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "target_labels"}  # a benchmark sets them run by run
 # Settings that differ between the rows of Table 6 (all CDTrans) and of Table 5.
-LOSSES = {"loss_source", "loss_source_target", "loss_target"}
-PAIRING = {"method", "pairing", "center_aware", "target_class"}
+LOSS_SETTINGS = {"loss_source", "loss_source_target", "loss_target"}
+PAIRING_SETTINGS = {"method", "pairing", "center_aware", "target_class"}
 NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
 BENCH_TEXTS = {
     "backbone": "deit_small or deit_base (with their recipes), or any timm model. (default: deit_small)",
@@ -143,7 +143,7 @@ VERBS = {
         "cdtrans.studies.ablation:losses",
         "Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards.",
         tables.show_study,
-        settings=SETTINGS.keys() - LOSSES - {"method"} - NOT_IN_ROWS,
+        settings=SETTINGS.keys() - LOSS_SETTINGS - {"method"} - NOT_IN_ROWS,
         defaults={"recipe": "authors", **TABLE_DEFAULTS},
         against=lambda result: bool(result.failed),
     ),
@@ -151,7 +151,7 @@ VERBS = {
         "cdtrans.studies.ablation:pseudo_labels",
         "Rerun Table 5, the ways to find pairs: one run each, scored with target labels; one run trains on them.",
         tables.show_study,
-        settings=SETTINGS.keys() - PAIRING - NOT_IN_ROWS,
+        settings=SETTINGS.keys() - PAIRING_SETTINGS - NOT_IN_ROWS,
         defaults={"recipe": "authors", **TABLE_DEFAULTS},
         against=lambda result: bool(result.failed),
     ),
@@ -165,7 +165,7 @@ VERBS = {
 }
 
 
-def main() -> None:
+def run_program() -> None:
     """Exit with one of the codes above; an error is one sentence, the traceback only with --debug."""
     if COMPLETION in os.environ:  # the shell asks for completions
         program: Any = typer.main.get_command(build_program(os.environ.get("COMP_WORDS", "").split()))
@@ -196,7 +196,7 @@ def build_program(words: Collection[str] | None = None) -> typer.Typer:
     ablate = typer.Typer(no_args_is_help=True, help="Rerun the paper's ablations.")
     for name, verb in VERBS.items():
         group, _, word = name.rpartition(" ")
-        function = command(verb) if words is None or word in words else _listed
+        function = verb_command(verb) if words is None or word in words else _listed
         (ablate if group else app).command(word, help=verb.help, hidden=verb.hidden)(function)
     app.add_typer(ablate, name="ablate")
     return app

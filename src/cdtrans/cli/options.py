@@ -52,7 +52,7 @@ class Verb:
         return loaded
 
 
-def command(verb: Verb) -> Callable[..., None]:
+def verb_command(verb: Verb) -> Callable[..., None]:
     """The function that typer makes a command of. Its exit code is 3 if the result is a verdict against the user."""
     function = verb.load()
     signature = inspect.signature(function)

@@ -13,21 +13,21 @@ from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 
 STATE_COLOURS = {"ok": "green", "warning": "yellow", "stop": "red"}
-SHOWN_CLASSES = 12  # a wider confusion matrix does not fit in a terminal
+WIDEST_MATRIX = 12  # a wider confusion matrix does not fit in a terminal
 
-Given = dict[str, Any]
+Arguments = dict[str, Any]
 
 
-def show_nothing(result: Any, screen: Screen, given: Given) -> None:
+def show_nothing(result: Any, screen: Screen, given: Arguments) -> None:
     """Nothing is left to show: the verb has written its result."""
 
 
-def show_run(result: Any, screen: Screen, given: Given) -> None:
+def show_run(result: Any, screen: Screen, given: Arguments) -> None:
     screen.result(wording.done(result.outcome, result.run, with_estimate=screen.quiet))  # shown already if not quiet
     screen.say(wording.next_step(result.run))
 
 
-def show_check(result: Any, screen: Screen, given: Given) -> None:
+def show_check(result: Any, screen: Screen, given: Arguments) -> None:
     """A row for each finding, with its advice below."""
     table = Table("", "subject", "found")
     for finding in result.findings:
@@ -40,11 +40,11 @@ def show_check(result: Any, screen: Screen, given: Given) -> None:
     screen.result(f"{result.verdict} Use --json for every name and number.")
 
 
-def show_evaluation(result: Any, screen: Screen, given: Given) -> None:
+def show_evaluation(result: Any, screen: Screen, given: Arguments) -> None:
     run, model = given["run"], given["model"]
     screen.result(score_table(result, model))
     screen.result(class_table(result))
-    if len(result.classes) <= SHOWN_CLASSES:
+    if len(result.classes) <= WIDEST_MATRIX:
         screen.result(confusion_table(result))
     else:
         screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
@@ -91,25 +91,25 @@ def confusion_table(result: Any) -> Table:
     return table
 
 
-def show_export(result: Any, screen: Screen, given: Given) -> None:
+def show_export(result: Any, screen: Screen, given: Arguments) -> None:
     screen.result(f"Exported: {result.file} ({result.model}; {result.bytes / 1e6:.1f} MB)")
     screen.say(f"Checked on {result.checked} images: logits differ by {result.difference:.0e} of the largest one.")
 
 
-def show_push(result: Any, screen: Screen, given: Given) -> None:
+def show_push(result: Any, screen: Screen, given: Arguments) -> None:
     screen.result(f"Uploaded: {result.address} ({result.model}; {result.bytes / 1e6:.1f} MB)")
     screen.say(f'cdtrans.load("hf://{given["name"]}") loads it.')
 
 
-def show_choice(result: Any, screen: Screen, given: Given) -> None:
+def show_choice(result: Any, screen: Screen, given: Arguments) -> None:
     screen.result(str(result))
 
 
-def show_report(result: Any, screen: Screen, given: Given) -> None:
+def show_report(result: Any, screen: Screen, given: Arguments) -> None:
     screen.result(f"Report: {result}")
 
 
-def show_demo(result: Any, screen: Screen, given: Given) -> None:
+def show_demo(result: Any, screen: Screen, given: Arguments) -> None:
     table = Table("model", "accuracy on 1,797 handwritten digits", title="before and after adaptation")
     table.add_row("source only", f"{result.source_only_accuracy:.1%}")
     table.add_row("adapted, no target label used", f"{result.adapted_accuracy:.1%}")
@@ -118,7 +118,7 @@ def show_demo(result: Any, screen: Screen, given: Given) -> None:
     screen.result(f"Run folder: {result.run}{report}")
 
 
-def show_cache(result: Any, screen: Screen, given: Given) -> None:
+def show_cache(result: Any, screen: Screen, given: Arguments) -> None:
     table = Table(whole("images of"), "size", "images", "MB", "last used", title=str(result.folder))
     for s in result.stores:
         used = f"{s.last_used:%Y-%m-%d %H:%M}"
@@ -133,7 +133,7 @@ def show_cache(result: Any, screen: Screen, given: Given) -> None:
         screen.result(f"Freed {result.freed / 1e6:,.1f} MB.")
 
 
-def show_questions(result: Any, screen: Screen, given: Given) -> None:
+def show_questions(result: Any, screen: Screen, given: Arguments) -> None:
     run, summary = given["run"], result.summary()
     screen.result(
         f"{counted(summary['images'], 'image')} to label: {summary['random']} chosen at random, to measure accuracy,"
@@ -143,7 +143,7 @@ def show_questions(result: Any, screen: Screen, given: Given) -> None:
     screen.say(f"Then: cdtrans answer {run} {summary['labels']} (or the labels.csv that the page saved)")
 
 
-def show_answers(result: Any, screen: Screen, given: Given) -> None:
+def show_answers(result: Any, screen: Screen, given: Arguments) -> None:
     run = given["run"]
     for sentence in wording.labels_show(result.labelled, result.measured, RunRecord(run).outcome, run):
         screen.result(sentence)
@@ -151,7 +151,7 @@ def show_answers(result: Any, screen: Screen, given: Given) -> None:
     screen.say(f"Stored in {run / ANSWERS.name}{shown}.")
 
 
-def show_methods(result: Any, screen: Screen, given: Given) -> None:
+def show_methods(result: Any, screen: Screen, given: Arguments) -> None:
     if given["name"] is None:
         table = Table("method", "step", "needs", "what it does", box=None, pad_edge=False, padding=(0, 1, 0, 0))
         for each in result:
@@ -172,7 +172,7 @@ def show_methods(result: Any, screen: Screen, given: Given) -> None:
     screen.result(table if one["options"] else "It has no options.")
 
 
-def show_study(result: Any, screen: Screen, given: Given) -> None:
+def show_study(result: Any, screen: Screen, given: Arguments) -> None:
     """The state of a benchmark or an ablation."""
     screen.result(f"{result.finished} of {result.asked} runs are finished: {result.out / result.table}")
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Method, Sizes
 from cdtrans.network.network import Network
-from cdtrans.pairing.neighbours import normalised
+from cdtrans.pairing.neighbours import unit_rows
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
@@ -63,7 +63,7 @@ class MemoryBank(nn.Module):
     def __init__(self, sizes: Sizes, dim: int, neighbours: int) -> None:
         super().__init__()
         self.neighbours = min(neighbours, sizes.target_images)
-        self.register_buffer("features", normalised(torch.rand(sizes.target_images, dim)))
+        self.register_buffer("features", unit_rows(torch.rand(sizes.target_images, dim)))
         self.register_buffer("predictions", torch.full((sizes.target_images, sizes.classes), 1 / sizes.classes))
 
     def vote(self, features: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,5 +79,5 @@ class MemoryBank(nn.Module):
         """Replace the entries of a batch's target images by the network's current output."""
         out = network.encode_in_eval_mode(batch.x_t)
         features, p = gather(out.feature.float()), gather(out.logits.float()).softmax(dim=1)
-        self.features[batch.i_t] = normalised(features)
+        self.features[batch.i_t] = unit_rows(features)
         self.predictions[batch.i_t] = p.square() / p.square().sum(dim=0)

@@ -24,7 +24,7 @@ from cdtrans.network.network import Head, Network
 from cdtrans.pairing.pairs import Domains, Proposals, shuffled
 from cdtrans.schema import option
 
-EPSILON = 1e-5  # the authors'
+ENTROPY_EPSILON = 1e-5  # the authors'
 
 
 class SHOTIM(Method):
@@ -88,4 +88,4 @@ class SHOT(SHOTIM):
 def entropy_of_mean(logits: Tensor) -> Tensor:
     """H(p') of the mean prediction, [B, K] -> scalar."""
     mean = logits.float().softmax(dim=1).mean(dim=0)  # [K]
-    return -(mean * (mean + EPSILON).log()).sum()
+    return -(mean * (mean + ENTROPY_EPSILON).log()).sum()

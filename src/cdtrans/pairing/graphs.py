@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.pairing.neighbours import normalised
+from cdtrans.pairing.neighbours import unit_rows
 from cdtrans.pairing.pairs import Domains, TargetLabels
 from cdtrans.runtime.ranks import gather, share
 
@@ -83,7 +83,7 @@ class View:
         self.source, self.target, self.given = source, target, given
         if whitened:
             source, target = source @ whitener(source), target @ whitener(target)
-        source, target = normalised(source), normalised(target)
+        source, target = unit_rows(source), unit_rows(target)
         self.own = Graph.search(target, target, itself=0)
         self.joint = Graph.search(target, torch.cat([source, target]), itself=len(source))
 

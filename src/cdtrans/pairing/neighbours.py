@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from cdtrans.runtime.ranks import gather, share
 
-TILE = {"cuda": 1 << 14, "cpu": 1 << 12}  # images of each side in a tile of similarities: 1 GiB, 64 MiB
+TILE_SIDE = {"cuda": 1 << 14, "cpu": 1 << 12}  # images of each side in a tile of similarities: 1 GiB, 64 MiB
 LARGE = 1 << 36  # similarities in all from which on a GPU's tile is twice as wide: 4 GiB, beside features of GiBs
 SEGMENT = 64  # neighbours whose maximum is tested before each of them is
 ROUNDING = 2e-7  # error of a float32 sum over the square root of its terms: 25 times the largest of 40 million sums
@@ -24,7 +24,7 @@ class Neighbours(NamedTuple):
     source_of_target: Tensor  # [Nt]
 
 
-def normalised(features: Tensor) -> Tensor:
+def unit_rows(features: Tensor) -> Tensor:
     """Rows over their length, as the authors guard it: the cosine is then a plain product."""
     length: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     return features / (length + 1e-8)
@@ -39,7 +39,7 @@ def two_way(source: Tensor, target: Tensor, tile: int | None = None) -> Neighbou
     device, and a tie, as of duplicate images, goes to the lowest index. That also lets a GPU sweep in bfloat16."""
     mine = share(len(source))
     large = source.device.type == "cuda" and len(source) * len(target) >= LARGE
-    tile = tile or TILE[source.device.type] << large
+    tile = tile or TILE_SIDE[source.device.type] << large
     slack = 2 * sweep_error(source, target)  # the largest may be swept too low and another too high
     rows, columns = Best(mine.stop - mine.start, source.device), Best(len(target), source.device)
     for i in range(mine.start, mine.stop, tile):
@@ -82,7 +82,7 @@ class Best:
         if len(query) <= few:
             hit, place = (similarity[query, :, segment] >= threshold[query, None]).nonzero(as_tuple=True)
         if len(query) <= few and len(hit) <= few:
-            value, key = settle(queries, keys, query[hit], place * highest.shape[1] + segment[hit])
+            value, key = settle_ties(queries, keys, query[hit], place * highest.shape[1] + segment[hit])
         else:
             value, key = (queries @ keys.T).max(dim=1)
             value = value.double()
@@ -99,7 +99,7 @@ def segments(similarity: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return (cut, highest) if dim == 1 else (cut.permute(2, 0, 1), highest.T)
 
 
-def settle(queries: Tensor, keys: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def settle_ties(queries: Tensor, keys: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Each query's largest product among the candidates (query, key), in float64, and the lowest such key."""
     pairs = zip(query.split(SETTLED_AT_ONCE), key.split(SETTLED_AT_ONCE), strict=True)
     precise = torch.cat([(queries[q].double() * keys[k].double()).sum(dim=1) for q, k in pairs])
@@ -112,7 +112,7 @@ def sweep(queries: Tensor, keys: Tensor) -> Tensor:
     """Similarities to within `sweep_error`, [Q, K], filled up to whole segments with -inf."""
     q, k = (F.pad(x, (0, 0, 0, -len(x) % SEGMENT)) for x in (queries, keys))
     if q.device.type == "cuda":
-        (high, low), (key_high, key_low) = split(q), split(k)
+        (high, low), (key_high, key_low) = bfloat16_parts(q), bfloat16_parts(k)
         left, right = torch.cat([high, high, low], dim=1), torch.cat([key_high, key_low, key_high], dim=1)
         similarity = torch.mm(left, right.T, out_dtype=torch.float32)
     else:
@@ -122,7 +122,7 @@ def sweep(queries: Tensor, keys: Tensor) -> Tensor:
     return similarity
 
 
-def split(x: Tensor) -> tuple[Tensor, Tensor]:
+def bfloat16_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """x as the sum of two bfloat16 tensors, to within 2^-16 of each element: three products of such parts run several
     times faster on a GPU's matrix units than one in float32."""
     high = x.bfloat16()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from cdtrans.errors import Hopeless
 from cdtrans.network.encoding import Encoded
-from cdtrans.pairing.neighbours import Neighbours, normalised, two_way
+from cdtrans.pairing.neighbours import Neighbours, two_way, unit_rows
 
 EPSILON = 1e-8  # the authors' guard against an empty class
 
@@ -36,7 +36,7 @@ class Domains:
     @cached_property
     def neighbours(self) -> Neighbours:
         """Eq. 3 and 4: the nearest image of the other domain."""
-        return two_way(normalised(self.source.features), normalised(self.target.features))
+        return two_way(unit_rows(self.source.features), unit_rows(self.target.features))
 
     @cached_property
     def centers(self) -> Tensor:
@@ -122,7 +122,7 @@ class Proposals:
     @classmethod
     def within_class(cls, domains: Domains, target_labels: Tensor) -> "Proposals":
         """Every target image with the most similar source image of its class. `target_labels` are hard, [Nt]."""
-        f_s, f_t = normalised(domains.source.features), normalised(domains.target.features)
+        f_s, f_t = unit_rows(domains.source.features), unit_rows(domains.target.features)
         source = torch.zeros_like(target_labels)
         for k in target_labels.unique():
             sources, targets = ((labels == k).nonzero().squeeze(1) for labels in (domains.source_labels, target_labels))

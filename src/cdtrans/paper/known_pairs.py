@@ -16,7 +16,7 @@ from cdtrans.errors import DataError
 from cdtrans.methods import class_in_file
 from cdtrans.methods.base import Round
 from cdtrans.methods.cdtrans import ThreeBranches
-from cdtrans.pairing.neighbours import normalised, two_way
+from cdtrans.pairing.neighbours import two_way, unit_rows
 from cdtrans.pairing.pairs import Domains, Proposals, proposed
 from cdtrans.schema import option
 
@@ -67,7 +67,7 @@ class GroundTruth(KnownPairs):
     def pair(self, domains: Domains, true: Tensor) -> Proposals:
         """Eq. 3 and 4 within each class."""
         labels = domains.source_labels
-        f_s, f_t = normalised(domains.source.features), normalised(domains.target.features)
+        f_s, f_t = unit_rows(domains.source.features), unit_rows(domains.target.features)
         pairs = [torch.empty(2, 0, dtype=torch.long, device=true.device)]
         for label in labels.unique():
             s, t = (labels == label).nonzero().squeeze(1), (true == label).nonzero().squeeze(1)

@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import numpy as np
 from typing_extensions import Unpack
 
-from cdtrans.config import Resolved, Settings, SettingsFile, Source, Target, compose_run, require_weights
+from cdtrans.config import (
+    Resolved,
+    Settings,
+    SettingsFile,
+    SourceArgument,
+    TargetArgument,
+    compose_run,
+    require_weights,
+)
 from cdtrans.errors import DataError, WeightsUnavailable
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.images import Header, UnreadableImage, read_header
@@ -19,11 +27,11 @@ from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help, checked
 from cdtrans.trust import preflight
-from cdtrans.trust.preflight import Finding, State, gravest
+from cdtrans.trust.preflight import Finding, Severity, gravest
 
 PROBED = 4000  # images per domain that the backbone encodes: a minute on a CPU with DeiT-tiny, and shares to 1 %
 HEADERS_AT_ONCE = 8  # files opened in parallel, for slow disks
-VERDICTS: dict[State, str] = {
+VERDICTS: dict[Severity, str] = {
     "ok": "No problem was found; you can start a run.",
     "warning": "You can start a run; read the warnings first.",
     "stop": "Do not start a run; 'cdtrans adapt' would refuse it.",
@@ -39,7 +47,7 @@ class Check:
     skipped: str  # the reason if no backbone was used
 
     @property
-    def state(self) -> State:
+    def state(self) -> Severity:
         return gravest(self.findings)
 
     @property
@@ -64,8 +72,8 @@ class Check:
 
 @checked()
 def check(
-    source: Source,
-    target: Target,
+    source: SourceArgument,
+    target: TargetArgument,
     *,
     model: Annotated[bool, Help("Also check with the backbone, if its weights are available.")] = True,
     config: SettingsFile = None,

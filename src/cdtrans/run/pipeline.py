@@ -14,8 +14,8 @@ from cdtrans.config import (
     Resolved,
     Settings,
     SettingsFile,
-    Source,
-    Target,
+    SourceArgument,
+    TargetArgument,
     check_options,
     compose_run,
     make_config,
@@ -106,8 +106,8 @@ class Result:
 
 @checked()
 def adapt(
-    source: Source | None = None,
-    target: Annotated[Target | None, TARGET_BY_FLAG] = None,
+    source: SourceArgument | None = None,
+    target: Annotated[TargetArgument | None, TARGET_BY_FLAG] = None,
     *,
     out: Annotated[
         str | Path | None, Help("The run folder (default: runs/adapt); an unfinished run there is resumed.")

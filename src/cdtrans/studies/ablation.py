@@ -22,8 +22,8 @@ from cdtrans.config import (
     Jobs,
     Settings,
     SettingsFile,
-    Source,
-    Target,
+    SourceArgument,
+    TargetArgument,
     compose_run,
     make_config,
 )
@@ -118,8 +118,8 @@ class Plan:
 
 def ablate(
     ablation: Ablation,
-    source: Source,
-    target: Target,
+    source: SourceArgument,
+    target: TargetArgument,
     *,
     labels: ScoringLabels,
     out: StudyFolder,

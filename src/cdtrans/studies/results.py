@@ -14,7 +14,7 @@ from cdtrans.record import layout
 from cdtrans.record.files import intact
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
-from cdtrans.schema import check
+from cdtrans.schema import check_value
 
 # The numbers reported of every run, in the order of the table's rows.
 KINDS = {
@@ -154,7 +154,7 @@ def read_sessions(folder: Path) -> list[Session]:
     if not file.exists():
         return []
     with intact(file, "delete it; the table then lacks the run's time"):
-        sessions: list[Session] = check(json.loads(file.read_text(encoding="utf-8")), list[Session], "")
+        sessions: list[Session] = check_value(json.loads(file.read_text(encoding="utf-8")), list[Session], "")
         if not all(session.jobs >= 1 for session in sessions):
             raise ValueError("fewer than one run was active")
     return sessions

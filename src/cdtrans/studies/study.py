@@ -36,7 +36,7 @@ from cdtrans.runtime import processes
 from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
-from cdtrans.schema import check
+from cdtrans.schema import check_value
 from cdtrans.studies.results import KINDS, Results, Session, is_scored, read_sessions, sessions_file
 
 ARTICLES = {"benchmark": "a", "ablation": "an"}
@@ -335,7 +335,7 @@ def check_folder(out: Path, kind: str, recipe: dict[str, Any]) -> None:
     file = recipe_file(out, kind)
     if file.exists():
         with intact(file, "restore it, or choose another --out"):
-            before: dict[str, Any] = check(json.loads(file.read_text(encoding="utf-8")), dict[str, Any], "")
+            before: dict[str, Any] = check_value(json.loads(file.read_text(encoding="utf-8")), dict[str, Any], "")
         if changed := [key for key in recipe if before.get(key) != json.loads(json.dumps(recipe[key]))]:
             differences = first_of([f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed])
             raise RunError("other-study", f"'{out}' holds another {kind}'s runs ({differences}); choose another --out.")

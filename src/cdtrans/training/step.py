@@ -13,7 +13,7 @@ from cdtrans.network.network import Network, has_batchnorm
 from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory, ran_out, until_it_fits
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
-from cdtrans.schema import Range, check
+from cdtrans.schema import Range, check_value
 from cdtrans.training.optimisation import Optimisation
 
 WARM_UP = 3  # plain steps before the capture: libraries load, kernels are built, algorithms are chosen
@@ -78,8 +78,8 @@ class Memory:
         return {"parts": self.parts, "recompute_blocks": self.recompute_blocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        parts = check(state["parts"], Annotated[int, Range(1)], "parts")
-        self._set(parts, recompute_blocks=check(state["recompute_blocks"], bool, "recompute_blocks"))
+        parts = check_value(state["parts"], Annotated[int, Range(1)], "parts")
+        self._set(parts, recompute_blocks=check_value(state["recompute_blocks"], bool, "recompute_blocks"))
 
 
 class Step:

@@ -20,7 +20,7 @@ PLAIN = 4.0  # grey levels of standard deviation; below it rounding alone uses u
 ENOUGH_TO_SHARE = 100  # images from which on the mean shows what they share and not single images
 AXES = 32  # they contain three quarters of the variance of photographs
 AXES_FROM = 200  # images that the axes are computed from; worse axes cost time but lose no pair
-ROWS, COLUMNS = 512, 8192  # a tile of the comparison: 16 MB
+TILE_ROWS, TILE_COLUMNS = 512, 8192  # a tile of the comparison: 16 MB
 LOOKALIKES = 256  # compared in full per image and tile; only a video of a still object has more
 SLACK = 1e-4  # rounding of float32 in a squared distance
 
@@ -49,7 +49,7 @@ def near_groups(digests: Sequence[str], thumbnails: np.ndarray) -> np.ndarray:
     return np.array([find(n) for n in group.tolist()], dtype=np.int64)
 
 
-class Looks:
+class ThumbnailVectors:
     """Thumbnails as unit vectors, computed on demand: as float32 they would take three times the memory of everything
     else here."""
 
@@ -80,7 +80,7 @@ def near_pairs(thumbnails: np.ndarray) -> np.ndarray:
     almost one colour are left out, because their correlation is noise."""
     if len(thumbnails) < 2:
         return np.empty((0, 2), np.int64)
-    looks = Looks(thumbnails)
+    looks = ThumbnailVectors(thumbnails)
     axes = looks.axes()
     parts = [(vectors @ axes, spread) for vectors, spread in map(looks.vectors, _parts(len(thumbnails)))]
     short = np.concatenate([p for p, _ in parts])  # [N, AXES]
@@ -99,10 +99,10 @@ def _candidates(short: np.ndarray) -> Iterator[np.ndarray]:
     radius = sqrt(2 - 2 * LIKENESS)  # the distance of two unit vectors
     squared = (short**2).sum(axis=1)
     ends = np.searchsorted(short[:, 0], short[:, 0] + radius + SLACK, side="right")
-    for top in range(0, len(short), ROWS):
-        rows = slice(top, min(top + ROWS, len(short)))
-        for left in range(top, int(ends[rows.stop - 1]), COLUMNS):
-            columns = slice(left, min(left + COLUMNS, int(ends[rows.stop - 1])))
+    for top in range(0, len(short), TILE_ROWS):
+        rows = slice(top, min(top + TILE_ROWS, len(short)))
+        for left in range(top, int(ends[rows.stop - 1]), TILE_COLUMNS):
+            columns = slice(left, min(left + TILE_COLUMNS, int(ends[rows.stop - 1])))
             distance = squared[rows, None] + squared[None, columns] - 2 * short[rows] @ short[columns].T
             i, j = np.nonzero(distance <= radius**2 + SLACK)
             i, j = i + top, j + left
@@ -111,7 +111,7 @@ def _candidates(short: np.ndarray) -> Iterator[np.ndarray]:
             yield np.stack([i, j], axis=1)[rank < LOOKALIKES]
 
 
-def _correlation(looks: Looks, pairs: np.ndarray) -> np.ndarray:
+def _correlation(looks: ThumbnailVectors, pairs: np.ndarray) -> np.ndarray:
     """[P, 2] -> [P]"""
     parts = [pairs[part] for part in _parts(len(pairs))]
     each = [(looks.vectors(p[:, 0])[0] * looks.vectors(p[:, 1])[0]).sum(axis=1) for p in parts]
@@ -127,4 +127,4 @@ def _unit(thumbnails: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _parts(count: int) -> list[slice]:
-    return [slice(begin, begin + COLUMNS) for begin in range(0, count, COLUMNS)]
+    return [slice(begin, begin + TILE_COLUMNS) for begin in range(0, count, TILE_COLUMNS)]

@@ -65,7 +65,7 @@ def judge_adapted(before: Impression, after: Impression, evidence: Evidence) -> 
         Measure("source-forgotten", kept, FORGOTTEN, numbers=accuracy),
         Measure("training-broken", support.mean, CHANCE, decisive=True),
         *([fell] if evidence.pretrained else []),  # its own features would favour the source-only model
-        Measure("not-supported", score(support), SUPPORTED, numbers=known),
+        Measure("not-supported", support_score(support), SUPPORTED, numbers=known),
     ]
 
 
@@ -75,12 +75,12 @@ def telling(after: Impression, evidence: Evidence) -> bool:
     return float(evidence.learnable) >= TELLING and len(after.predicted) >= MANY
 
 
-def score(support: Support) -> float:
+def support_score(support: Support) -> float:
     return support.first - SHIFT_COUNTS * support.shift
 
 
 def supported(support: Support) -> bool:
-    return score(support) >= SUPPORTED
+    return support_score(support) >= SUPPORTED
 
 
 def gave_up(error: Hopeless) -> Measure:

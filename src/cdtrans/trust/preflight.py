@@ -29,16 +29,16 @@ STRETCHED = 4.0  # longer side to shorter; both are resized to one length
 ODD = 0.05  # share of odd sizes in a domain, beyond which there is a warning
 LISTED_CLASSES = 12  # more would not fit on a line
 
-State = Literal["ok", "warning", "stop"]
-LISTED = "'cdtrans check --json' lists them"  # names the command, because `adapt` prints the advice too
-GRAVITY: tuple[State, ...] = ("ok", "warning", "stop")
+Severity = Literal["ok", "warning", "stop"]
+LISTING = "'cdtrans check --json' lists them"  # names the command, because `adapt` prints the advice too
+GRAVITY: tuple[Severity, ...] = ("ok", "warning", "stop")
 
 
 @dataclass(frozen=True)
 class Finding:
     """`stop`: a run would be pointless or its result wrong. `warning`: worth a look before a run."""
 
-    state: State
+    state: Severity
     subject: str
     statement: str  # a sentence without its full stop
     advice: str = ""  # a sentence; empty if nothing is wrong
@@ -55,11 +55,11 @@ class Finding:
         }
 
 
-def gravest(findings: Sequence[Finding]) -> State:
+def gravest(findings: Sequence[Finding]) -> Severity:
     return max((f.state for f in findings), key=GRAVITY.index, default="ok")
 
 
-def graded(value: float, *, warning: float, stop: float = float("inf")) -> State:
+def graded(value: float, *, warning: float, stop: float = float("inf")) -> Severity:
     """The state of a share or ratio that should be small."""
     return "stop" if value > stop else "warning" if value > warning else "ok"
 
@@ -169,7 +169,7 @@ def copies_in_source(paths: Sequence[str], exact: np.ndarray, near: np.ndarray) 
     groups = [[paths[n] for n in group] for group in _groups(near[:total])]
     statement = f"Copies of another source image: {same} of {total} exactly, {alike - same} nearly"
     state = graded(alike / total, warning=COPIES)
-    advice = f"Remove the copies ({LISTED}): a copy counts as another image."
+    advice = f"Remove the copies ({LISTING}): a copy counts as another image."
     details = {"exact": same, "near": alike - same, "groups": groups}
     return Finding(state, "copies in the source", statement, advice if state != "ok" else "", details)
 
@@ -191,8 +191,8 @@ def contradictions(paths: Sequence[str], labels: Sequence[str], exact: np.ndarra
         f"One image under two labels: {images['exact']} of {total} source images exactly, {images['near']} nearly, "
         f"such as {named(list(contradicted[0]))}"
     )
-    state: State = "stop" if images["exact"] > CONTRADICTED * total else "warning"
-    return Finding(state, "labels of copies", statement, f"Give each image one label ({LISTED}).", details)
+    state: Severity = "stop" if images["exact"] > CONTRADICTED * total else "warning"
+    return Finding(state, "labels of copies", statement, f"Give each image one label ({LISTING}).", details)
 
 
 def leak(source: Sequence[str], target: Sequence[str], exact: np.ndarray, near: np.ndarray) -> Finding:
@@ -211,7 +211,7 @@ def leak(source: Sequence[str], target: Sequence[str], exact: np.ndarray, near: 
         f"In the target and in the source too: {len(details['exact'])} of {len(target)} target images exactly, "
         f"{len(details['near'])} nearly, such as {leaked[0]['target']!r} and {leaked[0]['source']!r}"
     )
-    state: State = "stop" if len(details["exact"]) > LEAKED * len(target) else "warning"
+    state: Severity = "stop" if len(details["exact"]) > LEAKED * len(target) else "warning"
     advice = "Remove them from one of the two: a score on them says nothing about new images."
     return Finding(state, "copies across domains", statement, advice, details)
 
@@ -279,7 +279,7 @@ def layout(warnings: Sequence[tuple[str, str]]) -> Finding:
 
 def _gap(subject: str, shares: Sequence[float], advice: str) -> Finding:
     statement = f"{subject.capitalize()}: {shares[0]:.0%} of the source, {shares[1]:.0%} of the target"
-    state: State = graded(abs(shares[0] - shares[1]), warning=GAP)
+    state: Severity = graded(abs(shares[0] - shares[1]), warning=GAP)
     details = {"source": shares[0], "target": shares[1]}
     return Finding(state, subject, statement, advice if state != "ok" else "", details)
 

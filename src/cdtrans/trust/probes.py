@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from cdtrans.errors import named
-from cdtrans.trust.preflight import LISTED, Finding, State
+from cdtrans.trust.preflight import LISTING, Finding, Severity
 
 FOLDS = 5  # cross-validation, as usual
 STRENGTH = 0.01  # inverse penalty (scikit-learn's C) on standardised features: best of 1, 0.1, 0.01, 0.003 on Office-31
@@ -42,7 +42,7 @@ def probe(source: Sample, labels: np.ndarray, classes: Sequence[str], target: Sa
         domain_accuracy = _domain_accuracy(source.features, target.features, seed)
     return [
         separability(held_out, labels),
-        mislabelled(held_out, labels, classes, source.paths),
+        label_errors(held_out, labels, classes, source.paths),
         domain_distance(domain_accuracy),
         class_shares(_nearest_labels(x, labels, y), labels, [classes[k] for k in np.unique(labels)]),
     ]
@@ -68,7 +68,7 @@ def separability(held_out: np.ndarray, labels: np.ndarray) -> Finding:
     return Finding("ok", "separability", statement, details=details)
 
 
-def mislabelled(held_out: np.ndarray, labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]) -> Finding:
+def label_errors(held_out: np.ndarray, labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]) -> Finding:
     """Most confident first. The limit is relative to the confidence in correct predictions, which grows with the number
     of images."""
     guess, present = _best(held_out, labels), np.unique(labels)
@@ -89,8 +89,10 @@ def mislabelled(held_out: np.ndarray, labels: np.ndarray, classes: Sequence[str]
         f"{len(listed)} of {len(labels)} source images look mislabelled, such as {first['path']!r}, which looks like "
         f"{first['looks_like']!r}"
     )
-    state: State = "warning" if len(listed) > MISLABELLED * len(labels) else "ok"
-    return Finding(state, "mislabelled images", statement, f"Check them, the most confident first ({LISTED}).", details)
+    state: Severity = "warning" if len(listed) > MISLABELLED * len(labels) else "ok"
+    return Finding(
+        state, "mislabelled images", statement, f"Check them, the most confident first ({LISTING}).", details
+    )
 
 
 def domain_distance(accuracy: float) -> Finding:

@@ -37,8 +37,8 @@ def score(encoded: Encoded) -> Scores:
     """The scores of one pass."""
     p = encoded.logits.double().softmax(dim=1)  # [N, K]
     most = math.log(p.shape[1])
-    uncertainty = float(entropy(p).mean()) / most
-    diversity = float(entropy(p.mean(dim=0))) / most
+    uncertainty = float(shannon_entropy(p).mean()) / most
+    diversity = float(shannon_entropy(p.mean(dim=0))) / most
     predicted = p.argmax(dim=1)
     features = F.normalize(encoded.features[:SAMPLE])
     clusters = cluster(features, p.shape[1])
@@ -53,7 +53,7 @@ def score(encoded: Encoded) -> Scores:
     )
 
 
-def entropy(p: Tensor) -> Tensor:
+def shannon_entropy(p: Tensor) -> Tensor:
     """The entropy of distributions along the last dimension, in nats. Not torch's `entr`, which takes a third of a
     second to compile."""
     return -torch.xlogy(p, p).sum(dim=-1)
@@ -79,7 +79,7 @@ def density(p: Tensor) -> float:
     q = F.normalize(p)
     similarity = q @ q.T / DENSITY_TEMPERATURE  # [N, N]
     similarity.fill_diagonal_(-torch.inf)
-    return float(entropy(similarity.softmax(dim=1)).mean()) / math.log(max(2, len(p) - 1))
+    return float(shannon_entropy(similarity.softmax(dim=1)).mean()) / math.log(max(2, len(p) - 1))
 
 
 def cluster(x: Tensor, count: int) -> Tensor:

@@ -32,7 +32,7 @@ def value_of(rule: str, epoch: int, scores: dict[str, float]) -> float:
     return float(epoch) if rule == "last" else scores[rule]
 
 
-class Best(NamedTuple):
+class BestEpoch(NamedTuple):
     """The best epoch so far."""
 
     epoch: int
@@ -52,7 +52,7 @@ class Watch:
         self.before: Impression | None = None  # the source-only model's, once the first round has begun
         self.scores: dict[int, dict[str, float]] = {}  # epoch -> scores
         self.rule = rule
-        self.best: Best | None = None
+        self.best: BestEpoch | None = None
 
     def epoch(self, epoch: int, target: Encoded, encode: Encoder | None = None) -> None:
         """Record an epoch's pass over the target. Epoch 0 is the source-only model, which has its own `encode` and
@@ -75,7 +75,7 @@ class Watch:
         value = value_of(self.rule, epoch, scores)
         if self.best is None or value >= self.best.value:
             weights = {name: x.detach().clone() for name, x in network.state_dict().items()}
-            self.best = Best(epoch, value, weights)
+            self.best = BestEpoch(epoch, value, weights)
 
     def state_dict(self) -> dict[str, Any]:
         before = None if self.before is None else vars(self.before)
@@ -87,7 +87,7 @@ class Watch:
         self.before = None if state["before"] is None else Impression(**state["before"])
         self.evidence = None if state["evidence"] is None else Evidence(**state["evidence"])
         self.scores = state["scores"]
-        self.best = None if state["best"] is None else Best(**state["best"])
+        self.best = None if state["best"] is None else BestEpoch(**state["best"])
 
 
 def save_predictions(run: RunWriter, epoch: int, encoded: Encoded) -> None:

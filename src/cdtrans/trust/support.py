@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, TILE, Statistics, fit_probe, label_target, nearest_keys
-from cdtrans.pairing.neighbours import normalised
+from cdtrans.pairing.neighbours import unit_rows
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record.outcome import Support
 
@@ -148,8 +148,8 @@ def nearest_labels(domains: Domains) -> Tensor:
     source, target = domains.source.features, domains.target.features
     of_source = Statistics.of(source)
     some = target[evenly(target, MOST_IMAGES)]
-    queries = normalised(Statistics.of(target, prior=of_source).standardised(some))
-    keys = normalised(of_source.standardised(source))
+    queries = unit_rows(Statistics.of(target, prior=of_source).standardised(some))
+    keys = unit_rows(of_source.standardised(source))
     k = min(NEIGHBOURS, len(keys))
     indices = [nearest_keys(part, keys, -len(part), k)[1] for part in queries.split(TILE)]  # no key is the query itself
     return domains.source_labels[torch.cat(indices)]
