@@ -8,7 +8,7 @@ from rich.table import Table
 
 from cdtrans.errors import printable
 from cdtrans.runtime import screen as screen_module
-from cdtrans.runtime.screen import WARM_UP, Screen, Task
+from cdtrans.runtime.screen import Pace, Screen, TrackedTask
 
 EVIL = "\x1b]0;pwned\x07a\nerror: fake\u202egnp.\x9b\udcff"  # a file or class may be called so
 SHOWN = r"\x1b]0;pwned\x07a\nerror: fake\u202egnp.\x9b\udcff"
@@ -69,7 +69,7 @@ class Clock:
         self.now = 100.0
         monkeypatch.setattr(screen_module.time, "monotonic", lambda: self.now)
 
-    def steps(self, task: Task, count: int, *, seconds: float, done: int = 1, note: str = "") -> None:
+    def steps(self, task: TrackedTask, count: int, *, seconds: float, done: int = 1, note: str = "") -> None:
         for _ in range(count):
             self.now += seconds
             task.advance(done, note)
@@ -120,7 +120,7 @@ def test_a_bar_does_not_move_for_every_small_step(clock: Clock) -> None:
         def update(self, bar: int, *, completed: int, total: int, note: str) -> None:
             places.append(completed)
 
-    task = Task(Screen(), "decode", 100, 0, "", 1.0)
+    task = TrackedTask(Screen(), "decode", 100, 0, Pace())
     task.show_on(Bars())
     for _ in range(10):
         task.advance(3)
@@ -128,46 +128,18 @@ def test_a_bar_does_not_move_for_every_small_step(clock: Clock) -> None:
     assert places == [3, 9, 15, 21, 27]
 
 
-# In a run
-
-
-def test_the_time_left_of_a_run_is_its_work_at_the_measured_pace(clock: Clock) -> None:
-    """Every kind of work has its own pace; the first steps, which build kernels, are not timed."""
-    screen = Screen(quiet=True)
-    screen.work.expect(adaptation=600.0, encoding=200.0)
-    with screen.track("adaptation 1/2", 10, kind="adaptation", units=30.0) as task:
-        clock.steps(task, WARM_UP, seconds=9.0)
-        assert screen.work.time_left() == "", "nothing has been timed"
-        clock.steps(task, 5, seconds=3.0)
-    assert screen.work.time_left() == "0:50 left", "300 + 200 at 10 a second"
-    with screen.track("encoding target", 100, kind="encoding") as task:
-        clock.steps(task, WARM_UP, seconds=1.0, done=10)
-        clock.steps(task, 5, seconds=2.0, done=10)
-    assert screen.work.time_left() == "0:50 left", "300 at 10 a second, 100 at 5"
-    screen.work.expect(adaptation=900.0)
-    assert screen.work.time_left() == "1:50 left", "more pairs than expected"
-    assert screen.work.total == 300 + 100 + 900 + 100
-
-
-def test_while_stage_1_trains_the_time_left_is_its_own(clock: Clock) -> None:
-    screen = Screen(quiet=True)
-    screen.work.expect(source=240.0, adaptation=1e6, encoding=100.0)
-    with screen.track("source 1/2", 20, kind="source", units=6.0) as task:
-        clock.steps(task, WARM_UP + 5, seconds=2.0)
-    assert screen.work.time_left() == "1:00 left of stage 1"
-
-
-def test_a_part_of_a_run_moves_the_bar_of_the_run(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
-    screen, drawn = Screen(), io.StringIO()
-    screen.work.expect(adaptation=180.0, encoding=120.0)
-    with screen.track("adaptation 1/4", 40, kind="adaptation", units=6.0) as task:
-        clock.steps(task, 10, seconds=0.6, note="loss 0.5")
-    assert capsys.readouterr().out.splitlines() == ["adaptation 1/4: 9/40  0:25 left  loss 0.5"]
-    screen.console = Console(file=drawn, force_terminal=True, width=120)
-    with screen.track("adaptation 2/4", 40, kind="adaptation", units=6.0) as task:
-        clock.steps(task, 5, seconds=0.6)
-    assert "adaptation 2/4" in drawn.getvalue()
-    assert " 30%" in drawn.getvalue(), "90 of 300"
-    with screen.track("report", 10) as task:
-        task.advance(6)
-    assert "6/10" in drawn.getvalue(), "no part of the run's work"
+def test_the_time_left_of_a_stage_is_by_the_pace_of_all_its_epochs(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    """What happens between two epochs counts; the first steps, which build kernels, do not."""
+    screen, pace = Screen(), Pace(untimed=2, stage=" of stage 1")
+    with screen.track("source 1/2", 20, pace=pace) as task:
+        clock.steps(task, 2, seconds=90.0)
+        assert pace.time_left(18) == "", "nothing has been timed"
+        clock.steps(task, 8, seconds=1.0)
+    clock.now += 4.0
+    with screen.track("source 2/2", 20, done=10, pace=pace) as task:
+        clock.steps(task, 4, seconds=1.0, note="loss 0.5")
+    assert pace.time_left(6) == "0:08 left of stage 1", "12 in 16 s"
+    assert pace.time_left(0) == ""
+    assert capsys.readouterr().out.splitlines()[-1] == "source 2/2: 11/20  0:13 left of stage 1  loss 0.5"

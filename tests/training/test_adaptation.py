@@ -22,7 +22,7 @@ from cdtrans.pairing.pairs import Domains, Pairs, Proposals, proposed
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import adaptation
-from cdtrans.training.adaptation import Adaptation, Data, Planner, adapt_to_target, work_ahead
+from cdtrans.training.adaptation import Adaptation, Data, Planner, adapt_to_target
 from cdtrans.training.loop import load_state
 from cdtrans.training.optimisation import learning_rate
 from cdtrans.trust.selection import Watch
@@ -123,17 +123,6 @@ def some_pairs(count: int, **more: Any) -> Proposals:
     """As if a plan had made these: the labels differ, so that it shows which side is trained on which."""
     n = torch.arange(count)
     return Proposals(n % SOURCES, n % TARGETS, n % SOURCES % 3, (n % TARGETS + 1) % 3, **more)
-
-
-@pytest.mark.parametrize("held_out", [0, SOURCES])
-def test_the_work_that_the_screen_expects_is_the_work_that_is_done(run: RunWriter, held_out: int) -> None:
-    """After both domains have been encoded for the first plan."""
-    screen, method, config = Screen(quiet=True), Probe(some_pairs(10)), settings()
-    screen.work.expect(encoding=0.0)
-    adapt_to_target(run, method, domains_of_a_run(bool(held_out)), config, screen)
-    ahead = work_ahead(config, method.sizes, held_out, pairs=10)
-    assert screen.work.ahead == {"encoding": 0, "adaptation": 0}
-    assert screen.work.done == sum(ahead.values()) + SOURCES + TARGETS + held_out
 
 
 # Plans

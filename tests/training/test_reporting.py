@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from cdtrans.config import make_config
 from cdtrans.record.run import RunWriter
-from cdtrans.runtime.screen import Screen
+from cdtrans.runtime import screen as screen_module
+from cdtrans.runtime.screen import Pace, Screen
 from cdtrans.training import loop as loop_module
 from cdtrans.training.loop import Loop, open_tracker
 from cdtrans.training.optimisation import Optimisation
@@ -29,22 +30,21 @@ class Heard(Screen):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
-        self.tracked: list[tuple[str, int, int, float]] = []
+        self.tracked: list[tuple[str, int, int]] = []
         self.notes: list[str] = []
-        self.work.time_left = lambda: "2:10 left"  # type: ignore[method-assign]
 
     def say(self, text: str) -> None:
         self.lines.append(text)
 
     @contextmanager
-    def track(
-        self, description: str, total: int, done: int = 0, *, kind: str = "", units: float = 1.0
-    ) -> Iterator["Heard"]:
-        self.tracked.append((description, total, done, units))
+    def track(self, description: str, total: int, done: int = 0, *, pace: Pace) -> Iterator["Heard"]:
+        self.tracked.append((description, total, done))
+        self.pace = pace
         yield self
 
     def advance(self, done: int, note: str = "") -> None:
         self.notes.append(note)
+        self.pace.advance(done)
 
 
 class Stage:
@@ -52,7 +52,8 @@ class Stage:
 
     def __init__(self, run: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.screen = 100.0, Heard()
-        monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        for module in (loop_module, screen_module):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         model = nn.Linear(2, 1)
         config = make_config({"device": "cpu", "precision": "fp32"})
         optimisation = Optimisation(model, config, lr=0.1, epochs=4, device=torch.device("cpu"))
@@ -95,16 +96,15 @@ def test_the_line_and_the_entry_of_an_epoch(run: RunWriter, stage: Stage) -> Non
     (timing,) = lines(run, "timings.jsonl")
     assert abs(timing.pop("at") - time.time()) < 60
     assert timing == {"stage": "adaptation", "epoch": 2, "seconds": 10.0, "images_per_second": 16.0}
-    line = "adaptation 2/4  loss_source 4.5  loss_target 9  pairs 37  lr 0.004  16 images/s  2:10 left"
+    line = "adaptation 2/4  loss_source 4.5  loss_target 9  pairs 37  lr 0.004  16 images/s  0:20 left"
     assert stage.screen.lines == [line]
-    assert stage.screen.work.ahead == {"adaptation": 3 * 16 * 30}
 
 
 def test_the_note_beside_the_bar_is_made_anew_about_once_a_second(stage: Stage) -> None:
     """Reading the loss waits for the device. A resumed epoch is timed by its own steps."""
     stage.loop.step, stage.loop.sums = 4, torch.zeros(2)
     stage.train(seconds=0.6)
-    assert stage.screen.tracked == [("adaptation 2/4", 10, 4, 48.0)]
+    assert stage.screen.tracked == [("adaptation 2/4", 40, 14)]
     assert stage.screen.notes[:2] == ["", "loss 4.500  lr 0.004  37 pairs  27 images/s"]
     assert [note[:6] for note in stage.screen.notes[2:]] == ["loss 4", "loss 8", "loss 8", "loss 1"]
 

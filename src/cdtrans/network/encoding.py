@@ -75,13 +75,13 @@ class Encoder:
 
         def attempt() -> list[Tensor]:
             with (
-                self.screen.track(f"encoding {name}", len(images), kind="encoding", units=world()) as task,
+                self.screen.track(f"encoding {name}", len(images)) as task,
                 autocast(images.device, self.config.precision),
             ):
                 out = []
                 for x in images.in_order(min(self.batch, most or self.batch)):
                     out.append([part.float() for part in encode(x)])
-                    task.advance(len(x))
+                    task.advance(len(x) * world())
             return [torch.cat(parts) for parts in zip(*out, strict=True)]
 
         def use_less() -> None:

@@ -16,7 +16,7 @@ from cdtrans.record.model import Card
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.images import heated, in_parallel, jpeg
 from cdtrans.runtime.device import pick_device
-from cdtrans.runtime.screen import Task
+from cdtrans.runtime.screen import TrackedTask
 
 BATCH = 16  # pairs in a pass of the model
 Pixels = np.ndarray | None
@@ -49,7 +49,7 @@ def cross_attention(model: Network, source: Tensor, target: Tensor) -> Tensor:
 
 
 def heat_maps(
-    record: RunRecord, name: str, pairs: list[tuple[Pixels, Pixels]], task: Task
+    record: RunRecord, name: str, pairs: list[tuple[Pixels, Pixels]], task: TrackedTask
 ) -> tuple[list[str | None], str]:
     """A heat map by a model of the run for every pair whose files exist, or why there are none."""
     maps: list[str | None] = [None] * len(pairs)

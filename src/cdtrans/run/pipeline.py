@@ -31,7 +31,7 @@ from cdtrans.record.layout import CONFIG, ENVIRONMENT
 from cdtrans.record.outcome import Outcome
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, check_folder
-from cdtrans.run.inputs import Inputs, Plan, decode_inputs, scan_domains
+from cdtrans.run.inputs import Plan, decode_inputs, scan_domains
 from cdtrans.run.stage1 import Origin, source_model
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import from_main, joined
@@ -189,7 +189,6 @@ def run_session(plan: Plan) -> Outcome:
                 device = use_device(config, screen)
                 images = inputs.on_device(card, device)
                 inputs.record(run, fresh=load_state(run) is None and not origin.done)
-                expect_work(inputs, config, kind, screen)
                 start = source_model(run, origin, network.to(device), card, images, config, screen)
                 method = make_method(kind, start.network, config, inputs.sizes).to(device)
                 images = images._replace(untouched=start.untouched)
@@ -197,15 +196,6 @@ def run_session(plan: Plan) -> Outcome:
             outcome = finish(run, adaptation, start.card, inputs, config, kind)
         complete(run, outcome, config, screen)
     return outcome
-
-
-def expect_work(inputs: Inputs, config: Resolved, kind: "type[Method]", screen: Screen) -> None:
-    """Announce the work of stage 2, so that stage 1 can show the time left of the whole run."""
-    from cdtrans.training.adaptation import work_ahead
-
-    sizes = inputs.sizes
-    pairs = max(sizes.source_images, sizes.target_images) if kind.trains else 0  # until they are planned
-    screen.work.expect(**work_ahead(config, sizes, len(inputs.held_out), pairs))
 
 
 def open_screen(out: Path, config: Resolved, screen: Screen, *, trains: bool) -> None:

@@ -22,7 +22,7 @@ from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_s
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output
 from cdtrans.runtime.ranks import Finish, launched_rank, launched_world, take_gpu
-from cdtrans.runtime.screen import Screen, Task
+from cdtrans.runtime.screen import Screen, TrackedTask
 from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help, Range, checked
 from cdtrans.serving.classifier import (
@@ -283,7 +283,7 @@ class Job:
                     time.sleep(POLL_SECONDS)
         return counts
 
-    def predict_parts(self, parts: Iterable[Part], task: Task) -> Iterator[tuple[Part, PartOutput]]:
+    def predict_parts(self, parts: Iterable[Part], task: TrackedTask) -> Iterator[tuple[Part, PartOutput]]:
         """All parts form one stream, so that a GPU does not wait between them. No batch holds images of two parts, so
         that a part does not depend on what was predicted before it."""
         started: deque[Part] = deque()
@@ -302,7 +302,7 @@ class Job:
             yield part, PartOutput(counts, csv_lines(skipped), rows)
 
     def keep_labels(
-        self, results: Results, counts: Counts, task: Task, skipped: list[tuple[Path | None, str]] | None = None
+        self, results: Results, counts: Counts, task: TrackedTask, skipped: list[tuple[Path | None, str]] | None = None
     ) -> Iterator[Prediction]:
         """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated. Unreadable files
         are listed in `skipped`; the first are named on the screen, or all without a list."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.errors import Hopeless, counted
 from cdtrans.inputs.batches import Images, LabelledImages, Plan
-from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.network.network import Network, Output
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
@@ -21,7 +21,7 @@ from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import part
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Misfit, build
-from cdtrans.training.loop import PASSES, Loop, Stateful, step_seed
+from cdtrans.training.loop import Loop, Stateful, step_seed
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import Memory, Step, Train
 from cdtrans.trust.guard import fell_later, gave_up, judge_adapted, judge_source
@@ -40,10 +40,6 @@ class Data(NamedTuple):
     holdout: LabelledImages | None
     given: TargetLabels | None = None  # labels of --target-labels
     untouched: bool = False  # whether the backbone is pretrained and stage 1 has not changed it
-
-    @property
-    def held_out(self) -> int:
-        return len(self.holdout.images) if self.holdout else 0
 
 
 class Adaptation(NamedTuple):
@@ -131,8 +127,6 @@ def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Conf
             if method.trains:
                 planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
-        count = 0 if pairs is None else len(pairs)
-        screen.work.expect(**work_ahead(config, method.sizes, data.held_out, count, epoch, loop.step))
         if pairs is not None:  # otherwise `plan` has done everything
             encode.thaw()
             batches = PairBatches(pairs, data, config, epoch, progress)
@@ -141,18 +135,6 @@ def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Conf
         encoded = encode(data.target, "target")
         watch.epoch(epoch, encoded)
     return encoded
-
-
-def work_ahead(
-    config: Config, sizes: Sizes, held_out: int, pairs: int, epoch: int = 1, step: int = 0
-) -> dict[str, float]:
-    """The work of stage 2 from a step of an epoch on, for the screen, if every round has so many pairs."""
-    epochs, size = config.epochs - epoch + 1, max(1, min(config.batch_size, pairs))
-    rounds = (config.epochs - 1) // config.rebuild_every - (epoch - 1) // config.rebuild_every
-    return {
-        "adaptation": PASSES * 2 * size * (epochs * (pairs // size) - step),
-        "encoding": float(epochs * (sizes.target_images + held_out) + (rounds + 1) * sizes.source_images),
-    }
 
 
 @torch.no_grad()

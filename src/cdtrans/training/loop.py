@@ -19,14 +19,14 @@ from cdtrans.record.layout import STATE
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.device import between_passes
 from cdtrans.runtime.ranks import share_buffers, world
-from cdtrans.runtime.screen import Screen
+from cdtrans.runtime.screen import Pace, Screen
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.schema import Range, build
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import Step
 
 STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
-PASSES = 3.0  # work of training on an image, in forward passes: the backward pass takes twice as long
+UNTIMED_STEPS = 5  # first steps of a stage: they load libraries, build kernels and capture graphs
 REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
 PROJECT = "cdtrans"  # the group of runs in Weights & Biases and MLflow
 PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
@@ -103,6 +103,7 @@ class Loop:
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None  # the epoch's losses so far
         self.parts: dict[str, Stateful] = {"model": model, "optimisation": optimisation, **(parts or {})}
+        self.pace = Pace(untimed=UNTIMED_STEPS, stage=" of stage 1" if stage == "source" else "")
         self._saved_at = time.monotonic()
         state = load_state(run)
         if state is not None and state.stage == stage:
@@ -127,11 +128,11 @@ class Loop:
         optimisation, screen, count = self.optimisation, self.screen, len(batches)
         lr = optimisation.start_epoch(self.epoch, self.step)
         step.ahead = count * (self.last_epoch - self.epoch + 1)
-        screen.work.expect(**{self.stage: PASSES * images * (step.ahead - self.step)})
         self.model.train()
         title, text, first = f"{self.stage} {self.epoch}/{self.last_epoch}", "", self.step
         start = refreshed = time.monotonic()
-        with screen.track(title, count, first, kind=self.stage, units=PASSES * images) as task:
+        before = count * (self.epoch - 1)  # steps of earlier epochs
+        with screen.track(title, count * self.last_epoch, before + first, pace=self.pace) as task:
             for n in self.steps(count):
                 optimisation.at(self.epoch, n / count)
                 losses = step(*batches[n])
@@ -144,9 +145,10 @@ class Loop:
                 task.advance(1, text)
         share_buffers(self.model)
         seconds = time.monotonic() - start
-        self._report(lr, seconds, (self.step - first) * images / max(seconds, 1e-9), log)
+        left = self.pace.time_left(count * (self.last_epoch - self.epoch))
+        self._report(lr, seconds, (self.step - first) * images / max(seconds, 1e-9), left, log)
 
-    def _report(self, lr: float, seconds: float, rate: float, log: dict[str, Any]) -> None:
+    def _report(self, lr: float, seconds: float, rate: float, left: str, log: dict[str, Any]) -> None:
         losses = self.mean_losses()
         self.run.log("epoch", stage=self.stage, epoch=self.epoch, lr=lr, **losses, **log)
         timing = {"seconds": round(seconds, 3), "images_per_second": round(rate, 1)}
@@ -154,7 +156,7 @@ class Loop:
         shown = [f"{name} {value:.4g}" for name, value in losses.items()] + [f"{k} {v}" for k, v in log.items()]
         self.screen.say(
             f"{self.stage} {self.epoch}/{self.last_epoch}  {'  '.join(shown)}  lr {lr:.3g}  {rate:.0f} images/s  "
-            f"{self.screen.work.time_left()}".rstrip()
+            f"{left}".rstrip()
         )
         if self.tracker is not None:
             self.tracker.log(self.stage, self.epoch, {**losses, "lr": lr})

@@ -34,7 +34,6 @@ def fit_source(
     step = Step(fit, optimisation, memory, config.compile)
     for epoch in loop.epochs():
         loop.train(step, ImageBatches(images, labels, config, epoch), images=config.batch_size)
-    screen.work.expect(source=0.0)
 
 
 class ImageBatches:
