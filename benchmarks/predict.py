@@ -1,9 +1,9 @@
-"""`predict` at scale: files and tars, CSV and Parquet, one process and several; what it costs beside the model, its
-peak memory, and how busy a GPU is.
+"""`predict` at scale: files and tars, CSV and Parquet; what it costs beside the model, its peak memory, and how busy
+a GPU is.
 
-usage: python benchmarks/predict.py [--model NAME] [--images N] [--processes N] [--free N] [--busy NAME ...] [--json F]
-The images are made up: 400 JPEGs, linked or copied. Every row is measured in processes of its own, without their start.
---busy measures nothing but these models on files, in one process: the larger the model, the less it waits for decoding.
+usage: python benchmarks/predict.py [--model NAME] [--images N] [--free N] [--busy NAME ...] [--json F]
+The images are made up: 400 JPEGs, linked or copied. Every row is measured in a process of its own, without its start.
+--busy measures nothing but these models on files: the larger the model, the less it waits for decoding.
 """
 
 import argparse
@@ -31,11 +31,10 @@ from cdtrans.config import Resolved
 from cdtrans.inputs.stream import Source
 from cdtrans.network.weights import build_model, make_card
 from cdtrans.runtime.device import pick_precision
-from cdtrans.runtime.ranks import launched_rank, launched_world, take_gpu
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving.classifier import Prediction, load
 from cdtrans.serving.portable import timm_file
-from cdtrans.serving.predict import Job
+from cdtrans.serving.predict import PredictionJob
 
 TARS = 8
 
@@ -46,31 +45,28 @@ def main() -> None:
     parser.add_argument("--model", default="deit_small_patch16_224" if gpu else "test_vit.r160_in1k")
     parser.add_argument("--busy", nargs="+", metavar="NAME")
     parser.add_argument("--images", type=int, default=262_144 if gpu else 32_768)
-    parser.add_argument("--processes", type=int, default=max(2, torch.cuda.device_count()))
     parser.add_argument("--free", type=int, default=1_000_000, help="images for a model that costs nothing")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as place:
-        here, several = Path(place), arguments.processes
+        here = Path(place)
         few, many, tars, listed = write_images(here, arguments.images, arguments.free)
-        plan = [("files, CSV", name, many, "csv", 1, False) for name in arguments.busy or ()] or [
-            (what, arguments.model, images, kind, processes, free)
-            for what, images, kind, processes, free in (
-                ("files, CSV", few, "csv", 1, False),
-                ("files, CSV", many, "csv", 1, False),
-                ("files, Parquet", many, "parquet", 1, False),
-                ("tars, CSV", tars, "csv", 1, False),
-                ("tars, Parquet", tars, "parquet", 1, False),
-                ("files, CSV", many, "csv", several, False),
-                ("tars, CSV", tars, "csv", several, False),
-                ("list, CSV, no model", listed, "csv", 1, True),
-                ("list, Parquet, no model", listed, "parquet", 1, True),
+        plan = [("files, CSV", name, many, "csv", False) for name in arguments.busy or ()] or [
+            (what, arguments.model, images, kind, free)
+            for what, images, kind, free in (
+                ("files, CSV", few, "csv", False),
+                ("files, CSV", many, "csv", False),
+                ("files, Parquet", many, "parquet", False),
+                ("tars, CSV", tars, "csv", False),
+                ("tars, Parquet", tars, "parquet", False),
+                ("list, CSV, no model", listed, "csv", True),
+                ("list, Parquet, no model", listed, "parquet", True),
             )
         ]
-        for what, name, images, kind, processes, free in plan:
+        for what, name, images, kind, free in plan:
             write_model(here, name, arguments.device)
-            numbers = measured(here, images, kind, processes, free, arguments)
-            rows.append({"what": what, "model": name, "processes": processes, **numbers})
+            numbers = measured(here, images, kind, free, arguments)
+            rows.append({"what": what, "model": name, **numbers})
             print(rows[-1], flush=True)
     measure.report("predict", rows, arguments)
 
@@ -105,10 +101,7 @@ def write_images(here: Path, count: int, free: int) -> tuple[Path, Path, Path, P
     return here / "few", here / "many", here / "tars", here / "list.txt"
 
 
-def measured(
-    here: Path, images: Path, kind: str, processes: int, free: bool, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+def measured(here: Path, images: Path, kind: str, free: bool, arguments: argparse.Namespace) -> dict[str, Any]:
     work = [
         here / "model.safetensors",
         images,
@@ -120,7 +113,7 @@ def measured(
     busy: list[tuple[float, int]] = []
     with watched_gpu(busy) if arguments.device == "cuda" else nullcontext():
         done = subprocess.run(
-            [sys.executable, *launch, __file__, "--child", *map(str, work)],
+            [sys.executable, __file__, "--child", *map(str, work)],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -138,22 +131,19 @@ def measured(
 
 
 def child(model: str, images: str, out: str, kind: str, device: str, how: str) -> None:
-    """One measurement; rank 0 prints it."""
-    if launched_world() > 1 and device == "cuda":
-        take_gpu()
+    """One measurement."""
     classifier = load(model, device=device)
     if how == "free":
         classifier.stream_batches = free_of_cost  # type: ignore[method-assign,assignment]
-    job = Job(classifier, Path(images), None, kind, 1, 0.0, 0.0, Screen(quiet=True, machine=True))
+    job = PredictionJob(classifier, Path(images), None, kind, 1, 0.0, 0.0, Screen(quiet=True, machine=True))
     start, before = time.time(), time.process_time()
     result = job.run(Path(out))
     end, cpu = time.time(), time.process_time() - before
-    if launched_rank() == 0:
-        status = Path("/proc/self/status").read_text()
-        peak = re.search(r"VmHWM:\s*(\d+) kB", status)
-        megabytes = int(peak[1]) / 1024 if peak else float("nan")
-        told = {"images": result.images, "start": start, "end": end}
-        print(json.dumps(told | {"CPU s of rank 0": cpu, "peak MB of rank 0": megabytes}))
+    status = Path("/proc/self/status").read_text()
+    peak = re.search(r"VmHWM:\s*(\d+) kB", status)
+    megabytes = int(peak[1]) / 1024 if peak else float("nan")
+    told = {"images": result.images, "start": start, "end": end}
+    print(json.dumps(told | {"CPU s": cpu, "peak MB": megabytes}))
 
 
 def free_of_cost(batches: Iterable[Sequence[Source]], **_: Any) -> Iterator[Prediction]:

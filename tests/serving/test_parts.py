@@ -1,12 +1,9 @@
-"""Predictions in parts: resumed after a kill without repeating work, shared by processes, from files and tars."""
+"""Predictions in parts: resumed after a kill without repeating work, from files and tars."""
 
 import csv
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +11,13 @@ from pathlib import Path
 import pytest
 
 import cdtrans
+from cdtrans.record.files import Lock, try_lock
 from cdtrans.runtime.screen import Screen
 from cdtrans.serving import parts, predict as module
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.parts import PartFolder, folder_of
-from cdtrans.serving.predict import Job, Predicted
-from commands import Ended, start_ranks, warm
+from cdtrans.serving.predict import Predicted, PredictionJob
+from commands import Ended, warm
 from support import add_member, error_says, make_tar, raises, says
 from tiny_task import draw
 
@@ -99,27 +97,8 @@ def uninterrupted(classifier: Classifier, images: Path, file: Path) -> bytes:
     probability depends on how many images are predicted at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "PART", PART)
-        Job(classifier, images, None, "csv", 1, 0.0, 0.1, Screen(quiet=True)).run(file)
+        PredictionJob(classifier, images, None, "csv", 1, 0.0, 0.1, Screen(quiet=True)).run(file)
     return file.read_bytes()
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (4, [4]), (5, [4, 1]), (8, [4, 4]), (11, [4, 4, 3])])
-def test_every_image_is_in_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, sizes: list) -> None:
-    monkeypatch.setattr(parts, "PART", 4)
-    names = [f"{n:02}.png" for n in range(count)]
-    for name in names:
-        (tmp_path / "images").mkdir(exist_ok=True)
-        (tmp_path / "images" / name).touch()
-    make_tar(tmp_path / "a.tar", *names)
-    make_tar(tmp_path / "empty.tar", "x.txt")
-    for where in ("images", "a.tar"):
-        (shard,) = parts.find_shards(tmp_path / where, None)
-        cut = list(parts.parts_of(shard))
-        assert [len(part.images) for part in cut] == sizes
-        assert [part.number for part in cut] == list(range(len(sizes)))
-        assert [part.last for part in cut] == [False] * (len(sizes) - 1) + [True]
-    (empty,) = parts.parts_of(*parts.find_shards(tmp_path / "empty.tar", None))
-    assert (empty.images, empty.last) == ([], True)
 
 
 class TestKilled:
@@ -127,9 +106,9 @@ class TestKilled:
         expected = uninterrupted(classifier, images, tmp_path / "whole.csv")
         file = tmp_path / "p.csv"
         file.write_text("older")
-        assert predict(finished, images, file, crash={"name": "00000-00002.part", "when": "before"}).code == -9
+        assert predict(finished, images, file, crash={"name": "00002.part", "when": "before"}).code == -9
         first = times(file)
-        assert sorted(first) == ["00000-00000.part", "00000-00001.part"]
+        assert sorted(first) == ["00000.part", "00001.part"]
         killed = predict(finished, images, file, crash={"name": "p.csv", "when": "before"})  # while it is joined
         second = times(file)
         assert (killed.code, len(second)) == (-9, 4)
@@ -163,21 +142,19 @@ class TestKilled:
         assert warm().run(command, tmp_path / "logs", constants=CONSTANTS).code == 0
         assert [Path(row["path"]).stem for row in rows(file)] == [f"{n % 9:02}" for n in range(2000)]
 
-    def test_a_tar_is_resumed_and_a_finished_one_not_opened(
-        self, watched: Watched, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_tars_are_resumed(self, watched: Watched, images: Path, tmp_path: Path) -> None:
+        """A part may hold images of several tars."""
         files = sorted(images.iterdir())
         for name, some in (("a", files[:12]), ("b", files[12:])):
             with_all(tmp_path / "t" / f"{name}.tar", some)
-        file, opened = tmp_path / "p.csv", []
+        file = tmp_path / "p.csv"
         with raises("too-many-unreadable"):
             watched(tmp_path / "t", file, max_bad=0.0)
-        assert (watched.given, len(times(file))) == (30, 5)
-        (folder_of(file) / "00001-00001.part").unlink()
-        members = parts.members
-        monkeypatch.setattr(parts, "members", lambda tar: opened.append(tar.name) or members(tar))
+        assert (watched.given, len(times(file))) == (30, 4)
+        (folder_of(file) / "00001.part").unlink()
+        os.utime(tmp_path / "t" / "b.tar", (1, 1))
         assert watched(tmp_path / "t", file, max_bad=0.1).images == 29
-        assert (watched.given, opened) == (8, ["b.tar"])
+        assert watched.given == IMAGES - PART, "all but the part that has no image of the second tar"
         names = [Path(row["path"]).name for row in rows(file)]
         assert names == [f.name for f in files if f.stat().st_size]
 
@@ -193,7 +170,7 @@ class TestWhatHasChanged:
         return tmp_path / "p.csv"
 
     @pytest.mark.parametrize(
-        ("kept", "added", "given"), [(30, 0, 0), (30, 5, 35 - 3 * PART), (20, 0, 4), (16, 0, PART), (8, 0, PART)]
+        ("kept", "added", "given"), [(30, 0, 0), (30, 5, 35 - 3 * PART), (20, 0, 4), (16, 0, 0), (8, 0, 0)]
     )
     def test_more_or_fewer_images(
         self, watched: Watched, images: Path, file: Path, kept: int, added: int, given: int
@@ -240,7 +217,7 @@ class TestWhatHasChanged:
         assert [left.name for left in folder_of(file).iterdir()] == ["zz-y.part"]
 
     def test_a_part_is_damaged_before_it_is_joined(self, watched: Watched, images: Path, file: Path) -> None:
-        first = folder_of(file) / "00000-00000.part"
+        first = folder_of(file) / "00000.part"
         draw(images / "28.png", 0, seed=9)
         watched.count = lambda batch: first.write_bytes(b"") or batch
         with raises("part-damaged"):
@@ -263,17 +240,26 @@ class TestWhatHasChanged:
 
 
 def test_two_commands_at_once(watched: Watched, images: Path, tmp_path: Path) -> None:
-    with PartFolder(tmp_path / "p.csv", {}, []), raises("parts-locked"):
+    with PartFolder(tmp_path / "p.csv", {}).locked(), raises("parts-locked"):
         watched(images, tmp_path / "p.csv")
     assert not folder_of(tmp_path / "p.csv").exists()
     assert watched(images, tmp_path / "p.csv").images == 29
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot delete an open file")
-def test_the_lock_s_file_is_deleted_before_another_command_can_take_it(tmp_path: Path) -> None:
-    with PartFolder(tmp_path / "p.csv", {}, []) as folder:
-        file, left = folder.folder / ".lock", []
-        folder.lock.callback(lambda: left.append(file.exists()))  # before it is released
+def test_the_lock_s_file_is_deleted_before_another_command_can_take_it(tmp_path: Path, monkeypatch) -> None:
+    folder, left = PartFolder(tmp_path / "p.csv", {}), []
+    file = folder.folder / ".lock"
+
+    def watched_lock(where: Path) -> Lock:
+        lock = try_lock(where)
+        assert lock
+        lock.callback(lambda: left.append(file.exists()))  # before it is released
+        return lock
+
+    monkeypatch.setattr(parts, "try_lock", watched_lock)
+    with folder.locked():
+        assert file.exists()
     assert left == [False]
     assert not folder.folder.exists()
 
@@ -282,56 +268,6 @@ def test_what_fits_into_one_part_needs_no_folder(watched: Watched, images: Path,
     monkeypatch.setattr(parts, "PART", IMAGES)
     monkeypatch.setattr(parts, "try_lock", None)
     assert watched(images, tmp_path / "p.csv").images == 29
-
-
-class TestRanks:
-    def test_two_of_torchrun_write_what_one_process_writes(self, finished, images, classifier, tmp_path: Path) -> None:
-        program = tmp_path / "small_parts.py"
-        program.write_text(
-            f"import cdtrans.serving.parts as s\ns.PART = {PART}\nfrom cdtrans.cli import app\napp.run_program()\n"
-        )
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
-        command += ["predict", finished.run, images, "--csv", tmp_path / "p.csv", "--json", "--device", "cpu"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        values = json.loads(done.stdout)
-        assert (values["images"], values["skipped"], values["csv"]) == (29, 1, str(tmp_path / "p.csv"))
-        assert done.stderr.count("Wrote") == 1
-        whole = uninterrupted(classifier, images, tmp_path / "whole.csv")
-        assert (tmp_path / "p.csv").read_bytes() == whole
-        assert (tmp_path / "p.csv.skipped.csv").read_bytes() == (tmp_path / "whole.csv.skipped.csv").read_bytes()
-        assert not folder_of(tmp_path / "p.csv").exists()
-
-    @pytest.mark.parametrize("tars", [0, 1, 3])
-    def test_one_dies_and_any_number_resumes(self, finished, images, classifier, tmp_path, tars: int) -> None:
-        """Tars are shared out as a whole if there are enough of them."""
-        files = sorted(images.iterdir())
-        for n in range(tars):
-            with_all(tmp_path / "tars" / f"{n}.tar", files[n::tars])
-        images = tmp_path / "tars" if tars else images
-        file, logs = tmp_path / "p.csv", tmp_path / "logs"
-        command = ["predict", finished.run, images, "--csv", file, "--max-bad", "0.1"]
-        command = list(map(str, command))
-        crash = {"name": "00001-00000.part" if tars == 3 else "00000-00003.part", "when": "before"}
-        left, victim = start_ranks(2, command, logs, constants=CONSTANTS, crash=crash)
-        assert victim.wait().code == -9
-        theirs = "00000-00001.part" if tars != 3 else "00002-00001.part"
-        assert left.wait_until(lambda: theirs in times(file))
-        left.send(signal.SIGTERM)  # as torchrun does
-        assert left.wait().code == -signal.SIGTERM
-        before = times(file)
-        assert crash["name"] not in before
-        for process in start_ranks(3 if tars == 1 else 2, command, logs, constants=CONSTANTS):
-            ended = process.wait()
-            assert ended.code == 0, ended.err
-        assert file.read_bytes() == uninterrupted(classifier, images, tmp_path / "whole.csv")
-        assert not folder_of(file).exists(), "rank 0 has waited for the others before it removes the parts"
-
-    def test_they_cannot_share_standard_output(self, finished, images: Path, tmp_path: Path) -> None:
-        for process in start_ranks(2, ["predict", str(finished.run), str(images)], tmp_path / "logs"):
-            ended = process.wait()
-            assert (ended.code, ended.out) == (2, "")
-            assert says(ended.err, "several processes", "--csv or --parquet")
 
 
 def with_all(tar: Path, files: Sequence[Path]) -> Path:

@@ -231,12 +231,18 @@ def test_bad_places_are_refused_before_anything_is_written(finished, write: Writ
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_several_processes_are_refused(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with raises("predict-under-torchrun"):
+        write(draw(tmp_path / "a.png", 0, seed=1), tmp_path / "p.csv")
+
+
 MEMORY = r"""
 import json, re, sys
 from pathlib import Path
 from cdtrans.serving import parts
 from cdtrans.serving.classifier import Classifier, load
-from cdtrans.serving.predict import Job
+from cdtrans.serving.predict import PredictionJob
 from cdtrans.runtime.screen import Screen
 from dataclasses import replace
 
@@ -246,7 +252,7 @@ classifier = load(run, device="cpu")
 classifier.card = replace(classifier.card, resize=160)  # 77 kB an image, so that keeping them would show
 peaks, counts = [], []
 for folder in (few, many):
-    job = Job(classifier, folder, None, "csv", 2, 0.5, 0.0, Screen(quiet=True, machine=True))
+    job = PredictionJob(classifier, folder, None, "csv", 2, 0.5, 0.0, Screen(quiet=True, machine=True))
     counts.append(job.run(folder.with_suffix(".csv")).images)
     # not getrusage: its peak starts at that of the process that started this one
     peaks.append(int(re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024)

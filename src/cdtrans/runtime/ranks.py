@@ -84,7 +84,7 @@ def take_gpu() -> None:
 @contextmanager
 def joined(device: str) -> Iterator[None]:
     """Join the other ranks, if a launcher started several, and leave them at the end. They train on the device with
-    this name, and each needs a GPU of its own, unlike those of `predict`."""
+    this name, and each needs a GPU of its own."""
     global _group
     if launched_world() == 1 or world() > 1:
         yield
@@ -145,19 +145,6 @@ def require_own_gpu(store: Any, number: int, count: int, mine: "torch.device", d
         f"{count} processes cannot train on {counted(torch.cuda.device_count(), 'GPU')}, because each needs its own; "
         "start one process per GPU, or use --device cpu.",
     )
-
-
-class Finish:
-    """Lets rank 0 wait until the work of all ranks is done, however long it takes. Needs no process group."""
-
-    def __init__(self) -> None:
-        self.store = rendezvous()[0]
-
-    def arrive(self) -> None:
-        self.store.add("done", 1)
-
-    def reached(self) -> bool:
-        return int(self.store.add("done", 0)) >= launched_world()
 
 
 @contextmanager

@@ -1,72 +1,40 @@
-"""Predictions part by part. A finished part is a file in a folder beside the output, so that a killed command resumes
-and several processes share the work; they only tell rank 0 when they are done."""
+"""Predictions part by part. A finished part is a file beside the output, so that a killed command resumes."""
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cdtrans.errors import DataError, RunError, first_of
-from cdtrans.inputs.scan import find_tars, stream_names
-from cdtrans.inputs.stream import TarMember, is_tar_name, members
-from cdtrans.record.files import Lock, atomic, try_lock
-from cdtrans.runtime.ranks import launched_rank, launched_world
+from cdtrans.errors import DataError, Interrupted, RunError, first_of
+from cdtrans.inputs.stream import TarMember, cut, is_tar_name
+from cdtrans.record.files import atomic, try_lock
 from cdtrans.serving.classifier import Prediction, Unreadable
 
-PART = 8192  # images; a multiple of every batch size, so that the batches are the same wherever a process starts
-LOCK = ".lock"
-NAME = re.compile(r"(\d{5,})-(\d{5,})\.part")
+PART = 8192  # images; a multiple of every batch size, so that the batches are the same wherever a command resumes
+_FILE = re.compile(r"(\d{5,})\.part")
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A tar, or a whole folder or list."""
+class PartInput(NamedTuple):
+    """At most PART images, in order."""
 
-    where: Path
-    root: Path | None = None
-    is_tar: bool = False
-
-    def images(self) -> Iterator[Path | TarMember]:
-        return members(self.where) if self.is_tar else map(Path, stream_names(self.where, self.root))
-
-    def digest(self, number: int, last: bool, images: Sequence[Path | TarMember]) -> str:
-        """Identifies a part: by the names, sizes and times of its images, or of its tar, so that a finished tar need
-        not be read again."""
-        parts: list[object] = [self.where, _state(self.where), PART, number]
-        if not self.is_tar:
-            parts = [number, last, *(f"{image}\0{_state(image)}" for image in images)]
-        return _digest("\0\0".join(map(str, parts)).encode("utf-8", "surrogateescape")).decode()
-
-
-@dataclass(frozen=True)
-class Part:
-    """At most PART images of one shard, in order."""
-
-    place: int  # index of the shard
-    number: int  # index of the part in its shard
+    number: int
     images: list[Path | TarMember]
-    last: bool  # no other part of its shard follows
-    digest: str
+    states: dict[Path, str]  # of their files, or of their tars
+
+    def digest(self) -> str:
+        return _digest(repr((self.images, self.states)).encode()).decode()
 
 
-def find_shards(where: Path, root: Path | None) -> list[Shard]:
-    return [Shard(tar, is_tar=True) for tar in find_tars(where, root)] or [Shard(where, root)]
-
-
-def parts_of(shard: Shard, place: int = 0) -> Iterator[Part]:
-    """A shard cut into parts. Without images it has one empty part."""
-    images = iter(shard.images())
-    part, number = list(islice(images, PART)), 0
-    while part or number == 0:
-        following = list(islice(images, PART if len(part) == PART else 0))
-        yield Part(place, number, part, not following, shard.digest(number, not following, part))
-        part, number = following, number + 1
+def parts_of(images: Iterable[Path | TarMember]) -> Iterator[PartInput]:
+    for number, part in enumerate(cut(images, PART)):
+        files = dict.fromkeys(image.tar if isinstance(image, TarMember) else image for image in part)
+        yield PartInput(number, part, {file: _state(file) for file in files})
 
 
 @dataclass
@@ -101,64 +69,60 @@ class PartOutput:
     """The predictions of a part."""
 
     counts: Counts
-    skipped: bytes = b""  # CSV lines: path and cause of the files that cannot be read
-    rows: bytes = b""  # lines or row group of the table
+    skipped: bytes  # CSV lines: path and cause of the files that cannot be read
+    rows: bytes  # lines or row group of the table
     digest: str = ""  # identifies the images
-    last: bool = True
 
 
 class PartFolder:
     """The folder of finished parts beside an output file. `settings` and the images determine the content of a part."""
 
-    def __init__(self, output: Path, settings: dict[str, Any], shards: Sequence[Shard]) -> None:
-        self.folder, self.settings, self.shards = folder_of(output), settings, shards
-        self.lock: Lock | None = None
-        self.done = 0  # images of this process that an earlier call has predicted or skipped
+    def __init__(self, output: Path, settings: dict[str, Any]) -> None:
+        self.folder, self.settings = folder_of(output), settings
+        self.count = 0  # parts of the output so far
 
-    def __enter__(self) -> "PartFolder":
-        """Lock the folder, and refuse it if its parts have other settings, so that no finished work is lost."""
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Lock the folder, and refuse it if its parts have other settings, so that no finished work is lost. Gives the
+        number of images in finished parts. In the end the folder is removed if no part is in it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / ".lock"
         try:
-            if launched_rank() == 0:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self.lock = try_lock(self.folder / LOCK)
-                if self.lock is None:
-                    raise RunError("parts-locked", f"Another process writes to '{self.folder}'; wait until it ends.")
-            parts = (self.read(*name) for name in self.names() if self.owns(*name))
-            self.done = sum(part.counts.images + part.counts.skipped for part in parts if part)
-        except BaseException:
-            self.__exit__()
+            lock = try_lock(file)
+            if lock is None:
+                raise RunError("parts-locked", f"Another process writes to '{self.folder}'; wait until it ends.")
+            with lock:
+                try:
+                    parts = filter(None, map(self.read, self.numbers()))
+                    yield sum(part.counts.images + part.counts.skipped for part in parts)
+                finally:
+                    if not self.numbers():
+                        with suppress(OSError):  # Windows cannot delete an open file; there, its release does
+                            file.unlink()  # before another process can take it
+        except KeyboardInterrupt as error:
+            if self.numbers():
+                raise Interrupted(signal.SIGINT) from error
             raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Rank 0 removes the folder if no part is in it."""
-        with suppress(OSError):  # another process is at work there, or an interruption came before the lock
-            if self.lock is not None:
-                with self.lock:
-                    empty, file = not self.names(), self.folder / LOCK
-                    if empty and os.name != "nt":  # Windows cannot delete an open file
-                        file.unlink(missing_ok=True)  # before another process can take it
-                if empty and os.name == "nt":
-                    file.unlink(missing_ok=True)
-            if launched_rank() == 0:
+        finally:
+            with suppress(OSError):  # parts, or files that are not ours, are in it
                 self.folder.rmdir()
 
-    def remove(self) -> None:
-        """Delete the parts."""
-        for place, number in self.names():
-            file = self._file(place, number)
-            file.unlink(missing_ok=True)
-            file.with_name(f".{file.name}.draft").unlink(missing_ok=True)
+    def numbers(self) -> list[int]:
+        """The numbers of the parts in the folder; files of other names are not ours."""
+        return sorted(int(name[1]) for file in self.folder.iterdir() if (name := _FILE.fullmatch(file.name)))
 
-    def names(self) -> list[tuple[int, int]]:
-        """Place and number of every part in the folder; files of other names are not ours."""
-        files = self.folder.iterdir() if self.folder.is_dir() else iter(())
-        return sorted((int(name[1]), int(name[2])) for file in files if (name := NAME.fullmatch(file.name)))
+    def missing(self, parts: Iterable[PartInput]) -> Iterator[PartInput]:
+        """The parts without a finished one of the same images."""
+        for part in parts:
+            self.count += 1
+            finished = self.read(part.number)
+            if finished is None or finished.digest != part.digest():
+                yield part
 
-    def read(self, place: int, number: int) -> PartOutput | None:
+    def read(self, number: int) -> PartOutput | None:
         """A finished part; None if it is missing or damaged, and so must be predicted again."""
         try:
-            checksum, stored = self._file(place, number).read_bytes().split(b"\n", 1)
+            checksum, stored = self._file(number).read_bytes().split(b"\n", 1)
         except (OSError, ValueError):
             return None
         if checksum != _digest(stored):
@@ -170,74 +134,43 @@ class PartFolder:
             advice = "run that one again to resume it, remove the folder, or write to another file"
             what = f"the finished parts of another command ({first_of(changed)})"
             raise RunError("parts-of-another-command", f"'{self.folder}' holds {what}; {advice}.")
-        counts = Counts(**values["counts"])
-        return PartOutput(counts, content[:end], content[end:], values["digest"], values["last"])
+        return PartOutput(Counts(**values["counts"]), content[:end], content[end:], values["digest"])
 
-    def store(self, part: Part, output: PartOutput) -> None:
-        shard = self.shards[part.place]
-        if shard.is_tar and part.digest != shard.digest(part.number, part.last, part.images):
-            raise DataError("images-changed", f"'{shard.where}' has changed since this began; run the command again.")
+    def store(self, part: PartInput, output: PartOutput) -> None:
+        for tar in {image.tar for image in part.images if isinstance(image, TarMember)}:
+            if _state(tar) != part.states[tar]:
+                raise DataError("images-changed", f"'{tar}' has changed since this began; run the command again.")
         head = {"settings": self.settings, "counts": asdict(output.counts), "skipped": len(output.skipped)}
-        head |= {"digest": part.digest, "last": part.last}
-        content = json.dumps(head).encode() + b"\n" + output.skipped + output.rows
-        with atomic(self._file(part.place, part.number)) as file:
+        content = json.dumps(head | {"digest": part.digest()}).encode() + b"\n" + output.skipped + output.rows
+        with atomic(self._file(part.number)) as file:
             file.writelines([_digest(content), b"\n", content])
 
-    @property
-    def by_shard(self) -> bool:
-        """Whether processes take whole tars, so that none reads the headers of all, or else parts in turn."""
-        return len(self.shards) >= launched_world()
-
-    def owns(self, place: int, number: int) -> bool:
-        """Whether this process predicts a part."""
-        return (place if self.by_shard else number) % launched_world() == launched_rank()
-
-    def todo(self) -> Iterator[Part]:
-        """The parts that this process still has to predict."""
-        for place, shard in enumerate(self.shards):
-            if self.by_shard and not self.owns(place, 0):
-                continue
-            if shard.is_tar and all(
-                part is not None and part.digest == shard.digest(number, part.last, ())
-                for number, part in enumerate(self.chain(place))
-            ):
-                continue
-            for part in parts_of(shard, place):
-                before = self.read(place, part.number)
-                if not self.owns(place, part.number) or (before is not None and before.digest == part.digest):
-                    continue
-                if part.images:
-                    yield part
-                else:
-                    self.store(part, PartOutput(Counts()))
-
-    def chain(self, place: int) -> Iterator[PartOutput | None]:
-        """The finished parts of a shard in order, and None for the first that is missing or damaged."""
-        for number in count():
-            part = self.read(place, number)
-            yield part
-            if part is None or part.last:
-                return
-
     def __iter__(self) -> Iterator[PartOutput]:
-        """All parts in order, when every process is done."""
-        for part in chain.from_iterable(map(self.chain, range(len(self.shards)))):
+        """All parts of the output in order."""
+        for number in range(self.count):
+            part = self.read(number)
             if part is None:
                 raise RunError("part-damaged", f"A part in '{self.folder}' is damaged; run the same command again.")
             yield part
 
-    def _file(self, place: int, number: int) -> Path:
-        return self.folder / f"{place:05}-{number:05}.part"
+    def remove(self) -> None:
+        """Delete the parts."""
+        for file in map(self._file, self.numbers()):
+            file.unlink()
+            file.with_name(f".{file.name}.draft").unlink(missing_ok=True)
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number:05}.part"
 
 
 def folder_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.parts")
 
 
-def _state(file: Path | TarMember) -> str:
+def _state(file: Path) -> str:
     """A file's size and time, which change with its content."""
     try:
-        status = os.stat(file.tar if isinstance(file, TarMember) else file)
+        status = os.stat(file)
     except OSError:
         return "missing"
     return f"{status.st_size} {status.st_mtime_ns}"

@@ -1,29 +1,26 @@
 """Labels for any number of images. A table of predictions is written in one step, when it is complete."""
 
 import io
-import signal
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 from cdtrans.config import DeviceName, LargestBad, Root, WhichModel
-from cdtrans.errors import ArgumentTypeError, DataError, Interrupted, SettingsError, counted, printable
+from cdtrans.errors import ArgumentTypeError, DataError, SettingsError, counted, printable
 from cdtrans.inputs.images import is_image_name, judge_unreadable
-from cdtrans.inputs.scan import no_image, stream_images, stream_names, walk
+from cdtrans.inputs.scan import find_tars, no_image, stream_images, stream_names, walk
 from cdtrans.inputs.stream import TarMember, cut, is_tar_name
 from cdtrans.record import wording
 from cdtrans.record.files import atomic, csv_lines
 from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_share
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output
-from cdtrans.runtime.ranks import Finish, launched_rank, launched_world, take_gpu
+from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen, TrackedTask
-from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help, Range, checked
 from cdtrans.serving.classifier import (
     Classifier,
@@ -35,14 +32,11 @@ from cdtrans.serving.classifier import (
     load,
     require_run,
 )
-from cdtrans.serving.parts import Counts, Part, PartFolder, PartOutput, find_shards, folder_of, parts_of
+from cdtrans.serving.parts import Counts, PartFolder, PartInput, PartOutput, folder_of, parts_of
 from cdtrans.trust.preflight import ignored
 
 NAMED_SKIPS = 10  # unreadable files that are named on the screen; all are in a list
-POLL_SECONDS = 0.2  # between checks whether the other processes are done
 COUNTED_AT_ONCE = 1000  # names between two updates of the progress bar
-
-Results = Iterator[Prediction | Unreadable]
 
 
 @dataclass(frozen=True)
@@ -61,10 +55,8 @@ class Predicted:
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `predict --json`."""
-        files = {name: file and str(file) for name, file in (("csv", self.csv), ("parquet", self.parquet))}
-        values = asdict(replace(self, predictions=Predictions())) | files
-        del values["predictions"]
-        return values
+        values = {name: value for name, value in vars(self).items() if name != "predictions"}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def _repr_html_(self) -> str:
         if self.expected_accuracy is None:
@@ -76,7 +68,7 @@ class Predicted:
 
 @checked("images")
 def predict(
-    run: Annotated[str | Path, Help("A output run folder, or an exported file.", "RUN")],
+    run: Annotated[str | Path, Help("A finished run folder, or an exported file.", "RUN")],
     images: Annotated[
         str | Path, Help("A folder with images at any depth, an image, a list of paths, or tars.", "IMAGES")
     ],
@@ -104,9 +96,11 @@ def predict(
 
     With `csv` (a path or an open binary file) or `parquet` (a path), the predictions are written there, in bounded
     memory for any number of images, and the result has only their counts. If a call is killed, make it again to
-    resume. Processes of `torchrun` that make the same call share the images; only rank 0 returns the counts of all.
+    resume.
 
     At most one of `abstain`, `keep` and `accuracy` can be given; it decides which labels are left empty."""
+    if launched_world() > 1:
+        raise SettingsError("predict-under-torchrun", "'cdtrans predict' is one process; start it without torchrun.")
     if not isinstance(images, str | Path):
         advice = "for images in memory, use load(run).predict(images)"
         raise ArgumentTypeError("images-not-a-path", f"The images to predict must be a path; {advice}.")
@@ -125,9 +119,6 @@ def predict(
     threshold = find_threshold(record, model, abstain, keep, accuracy, screen)
     kind = "parquet" if parquet is not None else "csv"
     check_places(images, root, file, kind, None if record else Path(run))  # before torch is imported
-    if launched_world() > 1 and device != "cpu":
-        with importing():
-            take_gpu()
     classifier = load(run, model=model, device=device, unknown=unknown)
     if record and (warning := wording.trained_with_labels(record.outcome, record.model_name(model))):
         screen.warn(warning)
@@ -135,7 +126,7 @@ def predict(
         advice = "'cdtrans ask' chooses images to label, and 'cdtrans answer' measures with them."
         screen.warn(f"{wording.CALIBRATED['nothing']} {advice}")
     screen.say(f"model: {classifier.name}")
-    return Job(classifier, images, root, kind, top, threshold, max_bad, screen).run(file)
+    return PredictionJob(classifier, images, root, kind, top, threshold, max_bad, screen).run(file)
 
 
 def find_threshold(
@@ -171,8 +162,6 @@ def check_places(
             raise SettingsError("no-folder-for-parts", f"'{folder_of(file)}' is no folder; choose another {flag}.")
         if kind == "parquet" and find_spec("pyarrow") is None:
             raise SettingsError("package-missing", f"'{file}' needs pyarrow: 'pip install cdtrans[parquet]'.")
-    elif file is not None and launched_world() > 1:
-        raise SettingsError("output-shared", "Several processes need a file for their output; give --csv or --parquet.")
     damaged: TarMember | None = None
     for image in stream_images(images, root):
         if not (isinstance(image, TarMember) and image.path == image.tar):
@@ -184,7 +173,7 @@ def check_places(
 
 
 @dataclass
-class Job:
+class PredictionJob:
     """Labels images: for a CSV or Parquet file, for a stream, or as a list."""
 
     classifier: Classifier
@@ -199,26 +188,25 @@ class Job:
 
     def run(self, file: Path | IO[bytes] | None) -> Predicted:
         self.table = TABLES[self.kind](self.classifier, self.top)
-        self.shards = find_shards(self.images, self.root)
-        total = self.count_images() if launched_rank() == 0 else None
-        predictions = Predictions()
+        self.tars = len(find_tars(self.images, self.root))
+        total, predictions = self.count_images(), Predictions()
+        images = stream_images(self.images, self.root)
         if isinstance(file, Path):
-            counts = self.write(file, total)
+            counts = self.write(file, images, total)
         else:
             counts = Counts()
             with self.screen.track("predicting", total) as task:
-                batches = cut(stream_images(self.images, self.root), self.classifier.batch)
-                kept = self.keep_labels(self.classifier.stream_batches(batches, top=self.top), counts, task)
+                results = self.classifier.stream_batches(cut(images, self.classifier.batch), top=self.top)
+                kept = self.keep_labels(results, counts, task)
                 if file is None:
                     predictions.extend(kept)
                 else:
                     write_lines(file, self.table, kept)
             self.judge(counts)
         left_out, expected = counts.images - counts.kept, counts.right / counts.kept if counts.kept else None
-        if isinstance(file, Path) and launched_rank() == 0:
+        if isinstance(file, Path):
             unsure = f", {left_out} of them left without a label (probability below {self.threshold:.3g})"
-            images = counted(counts.images, "image")
-            self.screen.result(f"Wrote {file}: {images}{unsure if self.threshold else ''}.")
+            self.screen.result(f"Wrote {file}: {counted(counts.images, 'image')}{unsure if self.threshold else ''}.")
         if self.threshold and counts.images:
             share, of_these = counts.kept / counts.images, f"; expected to be right: {expected:.1%}" if expected else ""
             self.screen.say(f"Kept {counts.kept} of {counts.images} labels ({share:.0%}){of_these}.")
@@ -230,9 +218,8 @@ class Job:
         """The number of images, for the progress bar; None for tars, which would have to be read to count them. Also
         warns about ignored files that may be images."""
         others: list[str] = []
-        total: int | None = None
-        if not self.shards[0].is_tar:
-            total = 0
+        total = None if self.tars else 0
+        if total is not None:
             with self.screen.track("counting images", None) as task:
                 for names in cut(stream_names(self.images, self.root, others), COUNTED_AT_ONCE):
                     total += len(names)
@@ -244,51 +231,34 @@ class Job:
             self.screen.warn(f"{finding.statement}. {finding.advice}")
         return total
 
-    def write(self, file: Path, total: int | None) -> Counts:
-        """Images that fit into one part are predicted and written directly, without a folder of parts. Rank 0 returns
-        the counts of all images, the others those of their own."""
-        plain = launched_world() == 1 and len(self.shards) == 1 and not folder_of(file).exists()
-        if plain and (first := next(parts_of(self.shards[0]))).last:
-            with self.screen.track("predicting", len(first.images)) as task:
-                output = [part for _, part in self.predict_parts([first], task)]
-            return self.join(file, output)
+    def write(self, file: Path, images: Iterable[Path | TarMember], total: int | None) -> Counts:
+        """Images that fit into one part are predicted and written directly, without a folder of parts."""
+        parts = parts_of(images)
+        first = list(islice(parts, 2))
+        if len(first) < 2 and not folder_of(file).exists():
+            with self.screen.track("predicting", total) as task:
+                outputs = [output for _, output in self.predict_parts(first, task)]
+            return self.join(file, outputs)
         settings: dict[str, Any] = {"table": self.kind, "top": self.top, "threshold": self.threshold}
         settings |= {"unknown": self.classifier.source_only is not None, "model": self.classifier.digest()}
-        with PartFolder(file, settings, self.shards) as folder:
-            try:
-                counts = self.write_parts(folder, total)
-                if launched_rank() == 0:
-                    counts = self.join(file, folder)
-                    folder.remove()
-                return counts
-            except KeyboardInterrupt as error:
-                if folder.names():
-                    raise Interrupted(signal.SIGINT) from error
-                raise
-
-    def write_parts(self, folder: PartFolder, total: int | None) -> Counts:
-        """Predict the missing parts of this process; rank 0 then waits for the others."""
-        if folder.done:
-            self.screen.say(f"Resuming from '{folder.folder}'; parts whose images have changed are predicted again.")
-        finish, counts = Finish() if launched_world() > 1 else None, Counts()
-        mine = None if total is None else total // launched_world()
-        with self.screen.track("predicting", mine, folder.done) as task:
-            for part, output in self.predict_parts(folder.todo(), task):
-                folder.store(part, output)
-                counts += output.counts
-        if finish is not None:
-            finish.arrive()
-            with self.screen.track("waiting for the other processes", None):
-                while launched_rank() == 0 and not finish.reached():
-                    time.sleep(POLL_SECONDS)
+        folder = PartFolder(file, settings)
+        with folder.locked() as done:
+            if done:
+                where = f"'{folder.folder}'"
+                self.screen.say(f"Resuming from {where}; parts whose images have changed are predicted again.")
+            with self.screen.track("predicting", total, done) as task:
+                for part, output in self.predict_parts(folder.missing(chain(first, parts)), task):
+                    folder.store(part, output)
+            counts = self.join(file, folder)
+            folder.remove()
         return counts
 
-    def predict_parts(self, parts: Iterable[Part], task: TrackedTask) -> Iterator[tuple[Part, PartOutput]]:
+    def predict_parts(self, parts: Iterable[PartInput], task: TrackedTask) -> Iterator[tuple[PartInput, PartOutput]]:
         """All parts form one stream, so that a GPU does not wait between them. No batch holds images of two parts, so
         that a part does not depend on what was predicted before it."""
-        started: deque[Part] = deque()
+        started: deque[PartInput] = deque()
 
-        def batches() -> Iterator[list[Any]]:
+        def batches() -> Iterator[list[Path | TarMember]]:
             for part in parts:
                 started.append(part)
                 yield from cut(part.images, self.classifier.batch)
@@ -302,7 +272,11 @@ class Job:
             yield part, PartOutput(counts, csv_lines(skipped), rows)
 
     def keep_labels(
-        self, results: Results, counts: Counts, task: TrackedTask, skipped: list[tuple[Path | None, str]] | None = None
+        self,
+        results: Iterable[Prediction | Unreadable],
+        counts: Counts,
+        task: TrackedTask,
+        skipped: list[tuple[Path | None, str]] | None = None,
     ) -> Iterator[Prediction]:
         """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated. Unreadable files
         are listed in `skipped`; the first are named on the screen, or all without a list."""
@@ -320,26 +294,26 @@ class Job:
                 self.screen.warn(f"skipped '{result.path}': {result.cause}")
             self.named += 1
 
-    def join(self, file: Path, parts: Iterable[PartOutput]) -> Counts:
+    def join(self, file: Path, outputs: Iterable[PartOutput]) -> Counts:
         """Write the list of unreadable files, if there are any, and the table, unless too many are unreadable."""
         listed = skipped_list(file)
-        counts = sum((part.counts for part in parts), Counts())
+        counts = sum((output.counts for output in outputs), Counts())
         if counts.skipped:
             with atomic(listed) as out:
                 out.write(csv_lines([("path", "cause")]))
-                out.writelines(part.skipped for part in parts)
+                out.writelines(output.skipped for output in outputs)
         else:
             listed.unlink(missing_ok=True)
         self.judge(counts, listed)
         with self.screen.track("joining parts", None), atomic(file) as out:
-            self.table.join(out, (part.rows for part in parts))
+            self.table.join(out, (output.rows for output in outputs))
         return counts
 
     def judge(self, counts: Counts, listed: Path | None = None) -> None:
         """As in training: a few unreadable files are a warning, many are an error. Damaged tars are also compared with
         the number of tars, because nobody knows how many images are missing."""
-        if counts.tars > self.max_bad * len(self.shards):
-            problem = f"{counts.tars} of {len(self.shards)} tars cannot be read to the end"
+        if counts.tars > self.max_bad * self.tars:
+            problem = f"{counts.tars} of {self.tars} tars cannot be read to the end"
             advice = f"repair or remove them, or raise --max-bad above {self.max_bad:g}"
             raise DataError("too-many-damaged-tars", f"{problem}: {advice}.")
         if counts.skipped:
