@@ -16,7 +16,7 @@ import measure
 from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class
 from cdtrans.methods.base import Batch, Sizes
-from cdtrans.network.graph import Graph
+from cdtrans.network.graph import CudaGraph
 from cdtrans.network.network import Head, Network, Output
 from cdtrans.run.pipeline import make_method
 from cdtrans.runtime.device import autocast, pick_precision
@@ -106,7 +106,7 @@ def encode(name: str, batch: int, plan: str, precision: str, arguments: Any) -> 
             with autocast(torch.device(device), precision, cache=False):
                 return model.encode(x)
 
-        captured = cache(lambda: Graph(without_cache, x))  # by the first of the timed calls
+        captured = cache(lambda: CudaGraph(without_cache, x))  # by the first of the timed calls
         run = lambda x: captured()(x)  # noqa: E731
 
     def work() -> None:

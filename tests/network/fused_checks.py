@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from cdtrans.methods.cdtrans import branch_features
 from cdtrans.network import operations
 from cdtrans.network.network import Head, Network
-from cdtrans.network.operations import AddNorm, BiasGELU, Stream, add_norm, is_exact_gelu, split
+from cdtrans.network.operations import AddNorm, BiasGELU, Stream, add_norm, attention_inputs, is_exact_gelu
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -121,7 +121,7 @@ def test_queries_keys_and_values(cross: bool, queries: int, bias: bool) -> None:
         return operations.QueriesKeysValues.apply(x.bfloat16(), w, b, heads, queries, cross)
 
     def slow(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, ...]:
-        return split(*F.linear(x, w, b).unflatten(2, (3, heads, -1)).unbind(2), queries, cross)
+        return attention_inputs(*F.linear(x, w, b).unflatten(2, (3, heads, -1)).unbind(2), queries, cross)
 
     assert_equal(gradients(fast, *leaves), gradients(slow, *leaves), ROUNDING)
 
@@ -145,7 +145,8 @@ def test_a_stream_of_16_bits_is_left_to_plain_operations(monkeypatch: pytest.Mon
 def test_what_attention_reads() -> None:
     """Source and target in turn: the source's queries, keys and values, the queries of both, the target's."""
     qkv = torch.arange(2 * 2 * 5 * 3).view(4, 5, 3, 1, 1)  # two pairs, five tokens
-    own, k_s, v_s, both, k_t, v_t = (part.flatten(1).tolist() for part in split(*qkv.unbind(2), 2, cross=True))
+    streams = attention_inputs(*qkv.unbind(2), 2, cross=True)
+    own, k_s, v_s, both, k_t, v_t = (part.flatten(1).tolist() for part in streams)
     assert own == [[0, 3], [30, 33]]
     assert both == [[0, 3, 15, 18], [30, 33, 45, 48]]
     assert k_s[1] == [31, 34, 37, 40, 43]

@@ -38,17 +38,17 @@ def test_in_the_interpreter() -> None:
 class TestWhereTheyCannotBeBuilt:
     @pytest.fixture(autouse=True)
     def fresh(self) -> None:
-        operations.build.cache_clear()
+        operations.build_kernels.cache_clear()
 
     def test_without_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
         monkeypatch.delitem(sys.modules, "cdtrans.network.kernels", raising=False)
         assert operations.kernels(torch.device("cpu")) is None
-        assert "triton" in operations.build(torch.device("cpu"))[1]
+        assert "triton" in operations.build_kernels(torch.device("cpu"))[1]
 
     def test_on_a_device_that_triton_does_not_know(self) -> None:
         assert operations.kernels(torch.device("cpu")) is None
-        assert operations.build(torch.device("cpu"))[1].startswith("ValueError: ")
+        assert operations.build_kernels(torch.device("cpu"))[1].startswith("ValueError: ")
 
     def test_they_are_not_used(self) -> None:
         with torch.autocast("cpu", torch.bfloat16):

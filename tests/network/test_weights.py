@@ -274,8 +274,8 @@ class TestHub:
 
     @pytest.mark.parametrize("hub", ["offline", "refuses", "does not answer"])
     def test_that_cannot_be_reached(self, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert backbone.HUB_SECONDS <= 15
-        monkeypatch.setattr(backbone, "HUB_SECONDS", 0.2)
+        assert backbone.HUB_TIMEOUT <= 15
+        monkeypatch.setattr(backbone, "HUB_TIMEOUT", 0.2)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", hub == "offline")
         model, began = vit(), time.monotonic()
         with socket.socket() as port:

@@ -19,9 +19,9 @@ LONG = ("demo", "--json", "--quiet")  # an hour from now it would still write in
 SCRIPT = f"""
 import sys, time
 from pathlib import Path
-from cdtrans.runtime.processes import start
+from cdtrans.runtime.processes import start_process
 print("the script runs")
-process = start({LONG!r}, Path("out"), Path("err"), side_by_side=2)
+process = start_process({LONG!r}, Path("out"), Path("err"), side_by_side=2)
 print(process.pid, flush=True)
 time.sleep(600)
 """
@@ -57,11 +57,11 @@ def test_it_runs_the_command_line_into_files(method: str, tmp_path: Path, monkey
     """Exit codes and odd arguments arrive, also where a fork is not safe."""
     monkeypatch.setattr(processes, "METHOD", method)
     out, err = tmp_path / "out", tmp_path / "err"
-    good = processes.start(("methods", "--json"), out, err)
+    good = processes.start_process(("methods", "--json"), out, err)
     good.join()
     assert (good.exitcode, err.read_text()) == (0, "")
     assert '"cotraining"' in out.read_text()
-    bad = processes.start(("eval", "gone \udcff\n'\"", "x"), err, err)
+    bad = processes.start_process(("eval", "gone \udcff\n'\"", "x"), err, err)
     bad.join()
     assert bad.exitcode == 2
     assert err.read_text().startswith("error: ")
@@ -92,7 +92,7 @@ def test_ctrl_c_reaches_the_benchmark_alone(script: tuple[subprocess.Popen, int]
 
 def test_a_run_can_be_ended(tmp_path: Path) -> None:
     for number, codes in ((signal.SIGTERM, (-signal.SIGTERM, 128 + signal.SIGTERM)), (signal.SIGKILL, (-9,))):
-        run = processes.start(LONG, tmp_path / "out", tmp_path / "err")
+        run = processes.start_process(LONG, tmp_path / "out", tmp_path / "err")
         (run.terminate if number == signal.SIGTERM else run.kill)()
         run.join()
         assert run.exitcode in codes
@@ -118,7 +118,7 @@ def test_runs_side_by_side_share_the_processors(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if set_by_user:
         monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
-    assert processes.start((), tmp_path, tmp_path, side_by_side=side_by_side).args[-1] == threads
+    assert processes.start_process((), tmp_path, tmp_path, side_by_side=side_by_side).args[-1] == threads
 
 
 def test_what_is_preloaded_exists() -> None:

@@ -94,7 +94,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
         def terminate(self) -> None: ...
         def join(self) -> None: ...
 
-    monkeypatch.setattr(processes, "start", Pretended)
+    monkeypatch.setattr(processes, "start_process", Pretended)
     monkeypatch.setattr(study, "POLL_SECONDS", 0.001)
     return stage
 

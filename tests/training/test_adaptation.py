@@ -22,8 +22,8 @@ from cdtrans.pairing.pairs import Domains, Pairs, Proposals, proposed
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import adaptation
-from cdtrans.training.adaptation import Adaptation, Data, Planner, adapt_to_target
-from cdtrans.training.loop import load_state
+from cdtrans.training.adaptation import Adaptation, Planner, TrainingData, adapt_to_target
+from cdtrans.training.loop import load_stage
 from cdtrans.training.optimisation import learning_rate
 from cdtrans.trust.selection import Watch
 from run_folders import DATA
@@ -109,10 +109,10 @@ def run(tmp_path: Path) -> Iterator[RunWriter]:
     run.close()
 
 
-def domains_of_a_run(holdout: bool = False) -> Data:
+def domains_of_a_run(holdout: bool = False) -> TrainingData:
     images, labels = numbered(SOURCES, 0), torch.arange(SOURCES) % 3
     held = LabelledImages(images, labels) if holdout else None
-    return Data(images, labels, numbered(TARGETS, FIRST_TARGET), held)
+    return TrainingData(images, labels, numbered(TARGETS, FIRST_TARGET), held)
 
 
 def adapt(run: RunWriter, method: Method, *, holdout: bool = False, **values: Any) -> Adaptation:
@@ -476,7 +476,7 @@ def test_the_state_holds_modules_pairs_and_scores_each_in_the_part_of_its_owner(
     method = Everything(stop_after=8)
     with pytest.raises(Stopped):
         adapt(run, method, save_every=0, holdout=True, select="consensus")
-    state = load_state(run)
+    state = load_stage(run)
     assert state is not None
     parts = state.parts
     assert set(parts) == {"model", "optimisation", "watch", "planner", "memory"}

@@ -15,7 +15,7 @@ from cdtrans.record.layout import STATE
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
-from cdtrans.training.loop import Loop, all_finite, load_state, step_seed
+from cdtrans.training.loop import Loop, all_finite, load_stage, step_seed
 from cdtrans.training.optimisation import Optimisation
 from commands import warm
 from run_folders import DATA
@@ -121,7 +121,7 @@ def test_only_whole_states_count_and_what_came_after_is_done_again(tmp_path: Pat
     model, seen = train(whole)
     with pytest.raises(Stopped):
         train(run, stop_after=7, save_every=1000)  # never due: only the beginning is saved
-    state = load_state(run)
+    state = load_stage(run)
     assert state is not None
     assert (state.epoch, state.step) == (1, 0)
     run.log("torn", note="not in the saved state")
@@ -142,7 +142,7 @@ def test_the_state_of_another_stage_is_not_taken_up(run: RunWriter) -> None:
     assert (loop.epoch, loop.step, loop.sums) == (1, 0, None)
     assert loop.fresh
     assert_equal(model.state_dict(), Net().state_dict())
-    state = load_state(run)
+    state = load_stage(run)
     assert state is not None
     assert state.stage == "adaptation"  # a kill from here on begins this stage anew
 
@@ -199,7 +199,7 @@ def test_a_loss_that_is_not_finite_stops_it_and_is_never_saved(run: RunWriter, v
     with raises("training-hopeless") as caught:
         train(run, spoil=spoil, save_every=save_every)
     assert "epoch 2, step 3." in str(caught.value)
-    state = load_state(run)
+    state = load_stage(run)
     assert state is not None
     assert (state.epoch, state.step) == ((2, 2) if save_every == 0 else (1, 0))
     assert all(bool(tensor.isfinite().all()) for tensor in state.parts["model"].values())
@@ -215,7 +215,7 @@ def test_a_finite_loss_that_ruins_the_weights_stops_it_too(run: RunWriter, place
     with raises("training-hopeless") as caught:
         train(run, spoil=spoil)
     assert f"source stage, epoch {place[0]}, step {place[1] + 1}." in str(caught.value)
-    state = load_state(run)
+    state = load_stage(run)
     assert state is not None
     assert (state.epoch, state.step) == place
     assert all(bool(tensor.isfinite().all()) for tensor in state.parts["model"].values())
@@ -276,6 +276,6 @@ def test_a_signal_ends_it_after_the_step_with_the_state_saved(
     with pytest.raises(Interrupted) as caught, StopSignals.caught():
         train(run, spoil=spoil, save_every=1000)
     assert caught.value.exit_code == code
-    state = load_state(run)
+    state = load_stage(run)
     assert state is not None
     assert (state.epoch, state.step) == (2, 2)

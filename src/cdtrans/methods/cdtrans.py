@@ -23,7 +23,7 @@ from cdtrans.errors import MethodError
 from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.network.blocks import attend, embed, position, project_heads, why_no_shared_attention
 from cdtrans.network.network import Network, Output
-from cdtrans.network.operations import Stream, Update, add_norm, queries_keys_values
+from cdtrans.network.operations import Residual, Stream, add_norm, queries_keys_values
 from cdtrans.pairing.pairs import Domains, Proposals, proposed
 
 EXAMPLES = "deit_small, dinov2_small or dinov3_small"
@@ -136,7 +136,7 @@ def branch_features(
     return feature_s, feature_t, feature_c
 
 
-def cross_attention(block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Update]:
+def cross_attention(block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Residual]:
     """The attention of all three branches of P pairs (Eq. 1 and 2): [3P, N, D] -> [3P, N, D] and an update of
     [3P, rows, D]. Rotary positions are applied to queries and keys as in self-attention."""
     attn = block.attn

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from cdtrans.methods.base import Batch, Method, Sizes
-from cdtrans.network.blocks import start
+from cdtrans.network.blocks import initialise
 from cdtrans.network.network import Network, Output
 from cdtrans.schema import option
 
@@ -92,7 +92,7 @@ class Critic(nn.Sequential):
         for inputs in (dim, hidden):
             layers += [nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
         super().__init__(*layers, nn.Linear(hidden, 1), nn.Flatten(0))
-        start(self, nn.init.xavier_normal_)
+        initialise(self, nn.init.xavier_normal_)
 
 
 class _Reverse(Function):

@@ -29,7 +29,7 @@ from cdtrans.methods.base import Batch, Sizes, Update, follow
 from cdtrans.methods.dann import DANN
 from cdtrans.network.blocks import AttentionStep, embed, self_attention
 from cdtrans.network.network import Network, Output
-from cdtrans.network.operations import Stream, Update as Residual
+from cdtrans.network.operations import Residual, Stream
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 

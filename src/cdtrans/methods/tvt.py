@@ -27,7 +27,7 @@ from cdtrans.methods.dann import Critic, critic_error, domain_loss, reversed_gra
 from cdtrans.methods.minent import entropy
 from cdtrans.network.blocks import Transferability, rows_read, self_attention
 from cdtrans.network.network import Network
-from cdtrans.network.operations import Stream, Update
+from cdtrans.network.operations import Residual, Stream
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
@@ -71,7 +71,7 @@ class TVT(Method):
             logits.append(self.transferability.logits(reversed_gradient(keys, strength)))
             return self.transferability.factors(logits[-1])
 
-        def attention(block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Update]:
+        def attention(block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Residual]:
             last = block is self.network.backbone.blocks[-1]
             return self_attention(block, stream, rope, rows, factors if last else None)
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs
 DEFAULT_CROP = 224
-HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
+HUB_TIMEOUT = 10.0  # a hub that has not answered by then is out of reach
 LARGEST_ARGUMENT = 10_000  # limit of whole numbers in backbone_args, such as blocks or channels
 HUB, FOLDER = "hf-hub:", "local-dir:"
-HUB_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 NOT_IN_ARGS = {  # arguments of timm's create_model that are set elsewhere, and where
     "img_size": "give --crop instead",
     "in_chans": "images have three channels",
@@ -204,7 +204,7 @@ def ask_hub(repository: str, files: tuple[str, ...]) -> None:
 
     repository, _, revision = repository.partition("@")
     if not any(isinstance(try_to_load_from_cache(repository, f, revision=revision or None), str) for f in files):
-        HfApi().model_info(repository, timeout=HUB_SECONDS)
+        HfApi().model_info(repository, timeout=HUB_TIMEOUT)
 
 
 def unavailable(name: str, error: Exception) -> CdtransError:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from cdtrans.network.operations import LayerScale, Stream, Update, add_norm, mlp, project, queries_keys_values
+from cdtrans.network.operations import LayerScale, Residual, Stream, add_norm, mlp, project, queries_keys_values
 
 
 class Tokens(NamedTuple):
@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
 
 
 # The attention half of a block: (block, stream, rope, rows) -> the stream's sum and what attention adds to it.
-AttentionStep = Callable[[Any, Stream, Tensor | None, int | None], tuple[Tensor, Update]]
+AttentionStep = Callable[[Any, Stream, Tensor | None, int | None], tuple[Tensor, Residual]]
 
 
 def why_no_shared_attention(backbone: Any) -> str:
@@ -137,7 +137,7 @@ def self_attention(
     rope: Tensor | None,
     rows: int | None,
     factors: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Update]:
+) -> tuple[Tensor, Residual]:
     """Every image with itself (Eq. 1): [B, N, D] -> [B, N, D] and an update of [B, rows, D]. `factors` makes the
     factor of the attention that a token gets from its key: [B, N, heads, d] -> [B, N, heads, 1]."""
     x, normed = add_norm(stream, block.norm1)
@@ -175,7 +175,7 @@ def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2)
 
 
-def project_heads(block: Any, x: Tensor) -> Update:
+def project_heads(block: Any, x: Tensor) -> Residual:
     """The heads' outputs [B, N, heads, d] -> [B, N, D]."""
     attn = block.attn
     return project(attn.proj, attn.proj_drop, layer_scale(block, 1), attn.norm(x.flatten(2)))
@@ -200,7 +200,7 @@ class Transferability(nn.Module):
         self.critic = nn.Sequential(
             nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 1), nn.Flatten(-2)
         )
-        start(self.critic, nn.init.xavier_normal_)
+        initialise(self.critic, nn.init.xavier_normal_)
 
     def forward(self, keys: Tensor) -> Tensor:
         """[B, N, heads, d] -> [B, N, heads, 1]: the factors of all tokens."""
@@ -216,7 +216,7 @@ class Transferability(nn.Module):
         return F.pad(bits(logits), (0, 0, self.prefix, 0), value=1.0)[..., None]
 
 
-def start(module: nn.Module, fill: Callable[[Tensor], Tensor], bias: float = 0.0) -> None:
+def initialise(module: nn.Module, fill: Callable[[Tensor], Tensor], bias: float = 0.0) -> None:
     """Initialise the linear layers of a module."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):

@@ -9,7 +9,7 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.errors import Hopeless
 from cdtrans.inputs.batches import Images
-from cdtrans.network.graph import Graph
+from cdtrans.network.graph import CudaGraph
 from cdtrans.network.network import Network, Output
 from cdtrans.runtime.device import TOO_LITTLE, autocast, between_passes, half, until_it_fits
 from cdtrans.runtime.ranks import gather, world
@@ -41,7 +41,7 @@ class Encoder:
     def __init__(self, model: Network, config: Config, screen: Screen, frozen: Frozen | None = None) -> None:
         self.model, self.config, self.screen, self.frozen = model, config, screen, frozen
         self.batch = config.encode_batch
-        self.graph: Graph[Output] | None = None
+        self.graph: CudaGraph[Output] | None = None
         self.capturable = False  # a pass has run plainly with batches of this size
         self.failed = False  # capturing did not work and is not tried again
 
@@ -107,7 +107,7 @@ class Encoder:
         missing = self.batch - len(x)  # in a domain's last batch; a graph knows one shape
         whole = torch.cat([x, x[:1].expand(missing, -1, -1, -1)]) if missing else x
         try:
-            self.graph = self.graph or Graph(self._without_cache, whole)
+            self.graph = self.graph or CudaGraph(self._without_cache, whole)
             out = self.graph(whole)
             return Output(out.feature[: len(x)].clone(), out.logits[: len(x)].clone())
         except Exception as error:  # a run that works without must not end

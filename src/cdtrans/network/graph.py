@@ -9,7 +9,7 @@ from torch import Tensor
 Out = TypeVar("Out")
 
 
-class Graph(Generic[Out]):
+class CudaGraph(Generic[Out]):
     """A function of tensors, recorded once and replayed for every input of the same shapes. A small model is launched
     kernel by kernel more slowly than a GPU computes it; a graph launches all kernels at once.
 

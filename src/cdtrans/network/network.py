@@ -17,13 +17,13 @@ from cdtrans.network.blocks import (
     Tokens,
     Transferability,
     embed,
+    initialise,
     possible_taps,
     run_blocks,
     self_attention,
-    start,
     why_no_shared_attention,
 )
-from cdtrans.network.operations import Stream, Update
+from cdtrans.network.operations import Residual, Stream
 from cdtrans.runtime.ranks import gather, rank, world
 
 CLASSIFIER_STD = 0.001  # the authors' initialisation
@@ -103,7 +103,7 @@ class MeanHead(AnyHead):
         self.heads = nn.ModuleList(
             nn.Sequential(*layer(dim), *layer(hidden), nn.Linear(hidden, classes)) for _ in range(heads)
         )
-        start(self, partial(nn.init.normal_, std=MLP_STD))
+        initialise(self, partial(nn.init.normal_, std=MLP_STD))
 
     def each(self, feature: Tensor) -> list[Tensor]:
         """The logits of every classifier, [B, K] each."""
@@ -123,7 +123,7 @@ class BottleneckHead(AnyHead):
         self.block = nn.Sequential(nn.Linear(dim, bottleneck), nn.BatchNorm1d(bottleneck), nn.ReLU())
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(bottleneck, classes)
-        start(self, partial(nn.init.normal_, std=MLP_STD))
+        initialise(self, partial(nn.init.normal_, std=MLP_STD))
 
     def classify(self, feature: Tensor) -> Output:
         feature = self.block(feature)
@@ -157,7 +157,7 @@ class Correction(nn.Sequential):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim))
-        start(self, partial(nn.init.normal_, std=CORRECTION_STD), CORRECTION_BIAS)
+        initialise(self, partial(nn.init.normal_, std=CORRECTION_STD), CORRECTION_BIAS)
 
 
 def build_head(spec: dict[str, Any], dim: int, classes: int, neck: str) -> AnyHead:
@@ -254,7 +254,7 @@ class Network(nn.Module):
         tokens = embed(self.backbone, images)
         return self.run_blocks(tokens, self.drop_path_scales(tokens.x, sizes), attention or self.attention)
 
-    def attention(self, block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Update]:
+    def attention(self, block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Residual]:
         last = block is self.backbone.blocks[-1]
         return self_attention(block, stream, rope, rows, self.transferability if last else None)
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 LayerScale = Callable[[Tensor], Tensor]
 
 
-class Update(NamedTuple):
+class Residual(NamedTuple):
     """The output of attention or the MLP, which the residual stream adds: y + bias. The bias is kept apart where the
     kernel of the next norm adds it."""
 
@@ -63,7 +63,7 @@ def queries_keys_values(attn: Any, x: Tensor, *, rows: int | None = None, cross:
         q = attn.q_proj(x).unflatten(2, (attn.num_heads, -1))
         heads = getattr(attn, "num_kv_heads", attn.num_heads)
         k, v = (layer(x).unflatten(2, (heads, -1)) for layer in (attn.k_proj, attn.v_proj))
-        return split(q, k, v, rows, cross)
+        return attention_inputs(q, k, v, rows, cross)
     bias = attn.qkv.bias
     if getattr(attn, "q_bias", None) is not None:  # as in EVA-02
         bias = torch.cat([attn.q_bias, attn.k_bias, attn.v_bias])
@@ -71,24 +71,24 @@ def queries_keys_values(attn: Any, x: Tensor, *, rows: int | None = None, cross:
         return QueriesKeysValues.apply(rounded(x), attn.qkv.weight, bias, attn.num_heads, rows, cross)  # type: ignore[no-any-return]
     qkv = attn.qkv(x) if bias is attn.qkv.bias else F.linear(x, attn.qkv.weight, bias)  # [B, N, 3 * heads * d]
     q, k, v = qkv.unflatten(2, (3, attn.num_heads, -1)).unbind(2)  # [B, N, heads, d]
-    return split(q, k, v, rows, cross)
+    return attention_inputs(q, k, v, rows, cross)
 
 
-def mlp(layers: Any, layer_scale: LayerScale | None, x: Tensor) -> Update:
+def mlp(layers: Any, layer_scale: LayerScale | None, x: Tensor) -> Residual:
     """[B, N, D] -> [B, N, D]"""
     has_kernel = type(layers) is Mlp and is_exact_gelu(layers.act) and layers.fc1.bias is not None
     if not (usable(x) and has_kernel):
-        return Update(layers(x) if layer_scale is None else layer_scale(layers(x)))
+        return Residual(layers(x) if layer_scale is None else layer_scale(layers(x)))
     hidden = BiasGELU.apply(Linear.apply(rounded(x), layers.fc1.weight), layers.fc1.bias)
     return project(layers.fc2, layers.drop2, layer_scale, layers.norm(layers.drop1(hidden)))
 
 
-def project(linear: Any, drop: Any, layer_scale: LayerScale | None, x: Tensor) -> Update:
+def project(linear: Any, drop: Any, layer_scale: LayerScale | None, x: Tensor) -> Residual:
     """The last layer of attention and of the MLP."""
     if usable(x) and drop.p == 0 and layer_scale is None:
-        return Update(Linear.apply(rounded(x), linear.weight), linear.bias)
+        return Residual(Linear.apply(rounded(x), linear.weight), linear.bias)
     y = drop(linear(x))
-    return Update(y if layer_scale is None else layer_scale(y))
+    return Residual(y if layer_scale is None else layer_scale(y))
 
 
 def is_exact_gelu(act: nn.Module) -> bool:
@@ -122,11 +122,11 @@ SUM_ROWS, SUM_BLOCK = 128, 16
 
 def kernels(device: torch.device) -> Any:
     """The kernels, or None where they cannot be built."""
-    return build(device)[0]
+    return build_kernels(device)[0]
 
 
 @cache
-def build(device: torch.device) -> tuple[Any, str]:
+def build_kernels(device: torch.device) -> tuple[Any, str]:
     """The kernels, or None and why: Triton comes with torch on Linux alone, and needs a C compiler, a GPU of compute
     capability 7 or more, and a folder to keep what it builds."""
     try:
@@ -256,7 +256,7 @@ class QueriesKeysValues(Function):
         ctx.save_for_backward(x, weight)
         ctx.queries, ctx.cross, ctx.shifts = queries, cross, bias is not None
         q, k, v = qkv.unbind(2)
-        return split(q, k, v, queries, cross)
+        return attention_inputs(q, k, v, queries, cross)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -274,7 +274,7 @@ class QueriesKeysValues(Function):
         return (d_qkv @ weight).view_as(x), weight_gradient(d_qkv, x.flatten(0, 1)), d_bias, None, None, None
 
 
-def split(q: Tensor, k: Tensor, v: Tensor, queries: int, cross: bool) -> tuple[Tensor, ...]:
+def attention_inputs(q: Tensor, k: Tensor, v: Tensor, queries: int, cross: bool) -> tuple[Tensor, ...]:
     """[B, N, heads, d] each -> as QueriesKeysValues gives them, with the first `queries` tokens' queries."""
     q = q[:, :queries]
     if not cross:

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 
 from cdtrans.config import Resolved, require_weights
 from cdtrans.errors import CdtransError, DataError, RunError, SettingsError
-from cdtrans.network.backbone import FOLDER, HUB_FILES, ask_hub, config_of, create_backbone, normalisation, unavailable
+from cdtrans.network.backbone import (
+    FOLDER,
+    WEIGHTS_FILES,
+    ask_hub,
+    config_of,
+    create_backbone,
+    normalisation,
+    unavailable,
+)
 from cdtrans.network.blocks import Transferability
 from cdtrans.network.network import Head, Network, build_head, feature_dim
 from cdtrans.record.model import FROM_SCRATCH, Card, read_card, read_weights
@@ -28,7 +36,7 @@ LARGEST_WEIGHT = 1e12  # no trained network comes near, and its square still is 
 WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # vision transformers
 RESNETS = {8: "resnet18", 16: "resnet50", 33: "resnet101", 50: "resnet152"}  # by number of blocks
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 
 def load_pretrained(backbone: nn.Module, name: str) -> None:
@@ -41,7 +49,7 @@ def load_pretrained(backbone: nn.Module, name: str) -> None:
         )
     try:
         if cfg.hf_hub_id and not name.startswith(FOLDER):
-            ask_hub(cfg.hf_hub_id, (cfg.hf_hub_filename,) if cfg.hf_hub_filename else HUB_FILES)
+            ask_hub(cfg.hf_hub_id, (cfg.hf_hub_filename,) if cfg.hf_hub_filename else WEIGHTS_FILES)
         reference = timm.create_model(name, pretrained=True)
     except Exception as error:  # whatever the hub client raises without a network; all of it means the same to the user
         raise unavailable(name, error) from error
@@ -77,7 +85,7 @@ def load_classifier(network: Network, file: Path) -> None:
         head.classifier.bias.copy_(bias)
 
 
-def read_state(file: Path) -> State:
+def read_state(file: Path) -> StateDict:
     """The tensors of a weights file, unwrapped from 'model' or 'state_dict' and freed of DataParallel's prefix."""
     require_weights(file)
     try:
@@ -116,7 +124,7 @@ def _is_weight(name: Any, value: Any) -> bool:
     return isinstance(name, str) and plain and not value.is_quantized and not value.is_complex()
 
 
-def load_state(backbone: nn.Module, state: State, origin: str) -> None:
+def load_state(backbone: nn.Module, state: StateDict, origin: str) -> None:
     """Load every tensor or none: heads are dropped, everything else must fit."""
     expected = backbone.state_dict()
     if isinstance(backbone, VisionTransformer):
@@ -130,11 +138,11 @@ def load_state(backbone: nn.Module, state: State, origin: str) -> None:
     backbone.load_state_dict(state)
 
 
-def fits(state: State, expected: State) -> bool:
+def fits(state: StateDict, expected: StateDict) -> bool:
     return state.keys() == expected.keys() and all(state[name].shape == expected[name].shape for name in expected)
 
 
-def drop_heads(backbone: Any, state: State) -> State:
+def drop_heads(backbone: Any, state: StateDict) -> StateDict:
     """Without the classifier, which lies in the modules that timm names. Other layers in them are the backbone's, such
     as ConvNeXt's last norm."""
     classifier = getattr(backbone, "default_cfg", {}).get("classifier") or "head"
@@ -144,7 +152,7 @@ def drop_heads(backbone: Any, state: State) -> State:
     return {name: value for name, value in state.items() if name in expected or name.split(".")[0] not in heads}
 
 
-def convert_for_vit(vit: VisionTransformer, state: State) -> State:
+def convert_for_vit(vit: VisionTransformer, state: StateDict) -> StateDict:
     state = drop_heads(vit, drop_distillation(state))
     if "pos_embed" in state:
         state["pos_embed"] = resize_positions(state["pos_embed"], vit)
@@ -153,7 +161,7 @@ def convert_for_vit(vit: VisionTransformer, state: State) -> State:
     return state
 
 
-def drop_distillation(state: State) -> State:
+def drop_distillation(state: StateDict) -> StateDict:
     """A distilled DeiT's tensors without its distillation token, recognised by their names."""
     if "dist_token" not in state:
         return state
@@ -177,7 +185,7 @@ def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
     )
 
 
-def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError:
+def misfit_error(backbone: nn.Module, state: StateDict, origin: str) -> CdtransError:
     """Why weights without a head do not fit, and the backbone that they do fit. The sentence has the first tensor that
     is missing, unexpected or of another shape, and the error's `details` have all."""
     expected = backbone.state_dict()
@@ -200,7 +208,7 @@ def misfit_error(backbone: nn.Module, state: State, origin: str) -> CdtransError
     return error
 
 
-def likely_architecture(name: str, state: State) -> str:
+def likely_architecture(name: str, state: StateDict) -> str:
     """By the file's width, the model's own family in another size, or a DeiT; a ResNet by its number of blocks."""
     if "layer1.0.conv1.weight" in state:
         blocks = {layer.rsplit(".conv1.", 1)[0] for layer in state if layer.endswith(".conv1.weight")}
@@ -212,7 +220,7 @@ def likely_architecture(name: str, state: State) -> str:
     return sibling if same_family else f"deit_{WIDTHS[width]}_patch16_224"
 
 
-def is_of(architecture: str, state: State) -> bool:
+def is_of(architecture: str, state: StateDict) -> bool:
     """Whether a model has these tensors, apart from its head and its position embedding. It is built on the meta
     device, where it takes no memory."""
     if not timm.is_model(architecture):

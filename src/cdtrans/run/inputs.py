@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cdtrans.methods.base import Method, Sizes
     from cdtrans.record.model import Card
-    from cdtrans.training.adaptation import Data as TrainingData
+    from cdtrans.training.adaptation import TrainingData
 
 AUTO_HOLDOUT = 0.1  # share of the source
 AUTO_HOLDOUT_FROM = 50  # images per class on average; a smaller source needs all, and a tenth of it would say little
@@ -106,7 +106,7 @@ class Inputs:
 
         from cdtrans.inputs.batches import LabelledImages
         from cdtrans.runtime.device import between_passes
-        from cdtrans.training.adaptation import Data as TrainingData
+        from cdtrans.training.adaptation import TrainingData
 
         beside = between_passes(device)
         source = self.source.images(card, device)

@@ -165,7 +165,7 @@ def run_session(plan: Plan) -> Outcome:
     """From the scanned images to a finished run folder. Bad input is found before the folder is touched."""
     from cdtrans.run.finish import complete, finish, show_finished
     from cdtrans.training.adaptation import adapt_to_target
-    from cdtrans.training.loop import library, load_state
+    from cdtrans.training.loop import library, load_stage
 
     screen, kind = plan.screen, plan.method or method_class(plan.config.method)
     config = resolve(plan.config, kind)
@@ -188,7 +188,7 @@ def run_session(plan: Plan) -> Outcome:
             with StopSignals.caught("" if screen.quiet else STOPPING):
                 device = use_device(config, screen)
                 images = inputs.on_device(card, device)
-                inputs.record(run, fresh=load_state(run) is None and not origin.done)
+                inputs.record(run, fresh=load_stage(run) is None and not origin.done)
                 start = source_model(run, origin, network.to(device), card, images, config, screen)
                 method = make_method(kind, start.network, config, inputs.sizes).to(device)
                 images = images._replace(untouched=start.untouched)
@@ -277,12 +277,12 @@ def use_device(config: Resolved, screen: Screen) -> "torch.device":
     """The run's device, ready to train on."""
     import torch
 
-    from cdtrans.network.operations import build
+    from cdtrans.network.operations import build_kernels
 
     device = torch.device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams and graphs are made on the current one
-        if config.precision != "fp32" and (cause := build(device)[1]):
+        if config.precision != "fp32" and (cause := build_kernels(device)[1]):
             screen.warn(f"GPU kernels could not be built, so training takes twice as long ({cause}).")
     return device
 

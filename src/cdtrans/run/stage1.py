@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cdtrans.network.network import Network
     from cdtrans.record.run import RunWriter
     from cdtrans.runtime.screen import Screen
-    from cdtrans.training.adaptation import Data
+    from cdtrans.training.adaptation import TrainingData
     from cdtrans.trust.support import Evidence
 
 # What decides how the network is built and what it sees. The precision may differ: stage 1 from a GPU can be adapted on
@@ -138,7 +138,13 @@ class Origin:
 
 
 def source_model(
-    run: "RunWriter", origin: Origin, network: "Network", card: Card, data: "Data", config: Resolved, screen: "Screen"
+    run: "RunWriter",
+    origin: Origin,
+    network: "Network",
+    card: Card,
+    data: "TrainingData",
+    config: Resolved,
+    screen: "Screen",
 ) -> SourceModel:
     """Fit the network, or load it if that has been done. Afterwards this run has its source-only model."""
     from cdtrans.network.encoding import Encoder, Frozen
@@ -174,7 +180,7 @@ def source_model(
 
 
 def pretrained_evidence(
-    run: "RunWriter", network: "Network | None", card: Card, data: "Data", config: Resolved, screen: "Screen"
+    run: "RunWriter", network: "Network | None", card: Card, data: "TrainingData", config: Resolved, screen: "Screen"
 ) -> "Evidence | None":
     """Evidence from the pretrained backbone, or that of an earlier session; None if its weights are missing. `network`
     is the run's, if nothing has trained it yet."""

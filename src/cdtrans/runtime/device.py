@@ -13,7 +13,7 @@ from cdtrans.errors import DeviceError, SettingsError
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOO_LITTLE = "The GPU has too little memory"  # how every sentence about it begins
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def pick_device(name: str) -> torch.device:
@@ -88,7 +88,7 @@ def free_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def until_it_fits(attempt: Callable[[], T], use_less: Callable[[], None]) -> T:
+def until_it_fits(attempt: Callable[[], _T], use_less: Callable[[], None]) -> _T:
     """The result of the first attempt that the GPU's memory is enough for. After each other one `use_less` makes the
     next one smaller, or raises if nothing is left to try."""
     while True:

@@ -22,10 +22,10 @@ from cdtrans.runtime.ranks import processor_count
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 PRELOADED = ["cdtrans.cli.app", "cdtrans.run.finish", "cdtrans.training.source"]  # torch and timm come with them
-STOPPING = {signal.SIGINT, signal.SIGTERM}
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
-def start(arguments: Sequence[str], out: Path, err: Path, *, side_by_side: int = 1) -> BaseProcess:
+def start_process(arguments: Sequence[str], out: Path, err: Path, *, side_by_side: int = 1) -> BaseProcess:
     """Start `cdtrans` with its output appended to two files. It ends when this process does; Ctrl-C in the terminal
     reaches only this one. `side_by_side` processes share the processors, unless the user has set OMP_NUM_THREADS."""
     context: Any = get_context(METHOD)
@@ -34,7 +34,7 @@ def start(arguments: Sequence[str], out: Path, err: Path, *, side_by_side: int =
     share = max(1, processor_count() // side_by_side)
     threads = None if side_by_side == 1 or "OMP_NUM_THREADS" in os.environ else share
     process: BaseProcess = context.Process(
-        target=command, args=(list(arguments), str(out), str(err), dict(os.environ), threads)
+        target=run_command, args=(list(arguments), str(out), str(err), dict(os.environ), threads)
     )
     try:
         with _starting():
@@ -46,14 +46,14 @@ def start(arguments: Sequence[str], out: Path, err: Path, *, side_by_side: int =
     return process
 
 
-def command(arguments: list[str], out: str, err: str, environment: dict[str, str], threads: int | None) -> None:
+def run_command(arguments: list[str], out: str, err: str, environment: dict[str, str], threads: int | None) -> None:
     """The child: `cdtrans` with these arguments in a session of its own. Leaves with the exit code."""
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
@@ -82,7 +82,7 @@ def _starting() -> Iterator[None]:
     has no `__main__` guard. The server inherits the blocked signals: Ctrl-C must not end it while it imports torch."""
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     masks = hasattr(signal, "pthread_sigmask")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING) if masks else set()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS) if masks else set()
     try:
         yield
     finally:

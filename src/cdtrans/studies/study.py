@@ -127,7 +127,7 @@ class Job:
     def _begin(self, *, scoring: bool) -> None:
         self.scoring, self.started, self.share = scoring, time.monotonic(), 0.0  # seconds of the device
         arguments = self.run.score if scoring else self.run.command()
-        self.process = processes.start(arguments, self.run.log, self.run.log, side_by_side=self.side_by_side)
+        self.process = processes.start_process(arguments, self.run.log, self.run.log, side_by_side=self.side_by_side)
 
     def advance(self) -> bool:
         if self.failure:  # it could not begin

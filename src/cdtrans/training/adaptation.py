@@ -31,7 +31,7 @@ from cdtrans.trust.support import Evidence, Impression, impression
 PLANNING = -1  # the step number in the seed of a plan, so that it draws other numbers than the epoch's steps
 
 
-class Data(NamedTuple):
+class TrainingData(NamedTuple):
     """The data of stage 2: labelled source images, some of them held out, and target images."""
 
     source: Images
@@ -58,7 +58,7 @@ class Adaptation(NamedTuple):
 def adapt_to_target(
     run: RunWriter,
     method: Method,
-    data: Data,
+    data: TrainingData,
     config: Config,
     screen: Screen,
     frozen: Frozen | None = None,
@@ -90,14 +90,14 @@ def adapt_to_target(
         if best.epoch != config.epochs or not last:
             network.load_state_dict(best.weights)
             encoded = encode(data.target, "target")
-        after = impression(both_domains(encode, data, encoded))
+        after = impression(encode_domains(encode, data, encoded))
         measures += judge_adapted(before, after, watch.evidence)
     reached = config.epochs if last else best.epoch
     later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
     return Adaptation(network, before, after, best.epoch, last, watch.evidence, measures, fell_later(later))
 
 
-def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Config, screen: Screen) -> Encoded:
+def train(run: RunWriter, method: Method, data: TrainingData, watch: Watch, config: Config, screen: Screen) -> Encoded:
     """The loop: a plan every few epochs. Returns the target as the served network encodes it at the end."""
     epochs, device = config.epochs, data.target.device
     optimisation = Optimisation(
@@ -120,7 +120,7 @@ def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Conf
 
     for epoch in loop.epochs():
         if loop.step == 0 and (epoch - 1) % config.rebuild_every == 0:
-            domains = both_domains(encode, data, encoded)
+            domains = encode_domains(encode, data, encoded)
             proposals = planner.plan(epoch, domains)
             if epoch == 1:
                 start_from(watch, domains, method, config, pretrained=data.untouched)
@@ -138,7 +138,7 @@ def train(run: RunWriter, method: Method, data: Data, watch: Watch, config: Conf
 
 
 @torch.no_grad()
-def both_domains(encode: Encoder, data: Data, target: Encoded) -> Domains:
+def encode_domains(encode: Encoder, data: TrainingData, target: Encoded) -> Domains:
     """The source as the network sees it now, and the target. A run may have no source images."""
     if not len(data.source):
         return Domains(Encoded(target.features[:0], target.logits[:0]), data.labels, target)
@@ -162,7 +162,7 @@ def training_step(method: Method, optimisation: Optimisation) -> Train:
 class PairBatches:
     """The inputs of an epoch's steps: all pairs in random order, in whole batches, and the progress of training."""
 
-    def __init__(self, pairs: Pairs, data: Data, config: Config, epoch: int, progress: Tensor) -> None:
+    def __init__(self, pairs: Pairs, data: TrainingData, config: Config, epoch: int, progress: Tensor) -> None:
         """`progress`, t / T, is on the device, so that a captured step reads the current value."""
         self.progress, self.epoch, self.epochs = progress, epoch, config.epochs
         self.size = min(config.batch_size, len(pairs))

@@ -25,7 +25,7 @@ from cdtrans.schema import Range, build
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import Step
 
-STAGES = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # numbers in a seed
+SEED_NUMBERS = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # of a stage
 UNTIMED_STEPS = 5  # first steps of a stage: they load libraries, build kernels and capture graphs
 REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
 PROJECT = "cdtrans"  # the group of runs in Weights & Biases and MLflow
@@ -59,7 +59,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
-def load_state(run: RunWriter) -> SavedState | None:
+def load_stage(run: RunWriter) -> SavedState | None:
     file = run.folder / STATE.name
     if not file.exists():
         return None
@@ -70,7 +70,7 @@ def load_state(run: RunWriter) -> SavedState | None:
 def step_seed(seed: int, stage: str, epoch: int, step: int) -> int:
     """The seed of a step by its position, whatever came before, so that a resumed run is exactly the undisturbed
     one."""
-    words = [seed, STAGES[stage], epoch, step]
+    words = [seed, SEED_NUMBERS[stage], epoch, step]
     mixed = 0
     for word in words:
         mixed = (mixed * 6364136223846793005 + word * 1442695040888963407 + 1) % 2**63
@@ -105,7 +105,7 @@ class Loop:
         self.parts: dict[str, Stateful] = {"model": model, "optimisation": optimisation, **(parts or {})}
         self.pace = Pace(untimed=UNTIMED_STEPS, stage=" of stage 1" if stage == "source" else "")
         self._saved_at = time.monotonic()
-        state = load_state(run)
+        state = load_stage(run)
         if state is not None and state.stage == stage:
             self._restore(state)
         else:

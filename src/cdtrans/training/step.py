@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.errors import DeviceError
-from cdtrans.network.graph import Graph
+from cdtrans.network.graph import CudaGraph
 from cdtrans.network.network import Network, has_batchnorm
 from cdtrans.runtime.device import TOO_LITTLE, autocast, free_memory, ran_out, until_it_fits
 from cdtrans.runtime.ranks import world
@@ -105,7 +105,7 @@ class Step:
         self.capturable = capturable and on_gpu and plan != "off" and world() == 1
         self.shapes: list[torch.Size] = []
         self.calls = 0
-        self.graph: Graph[Tensor] | None = None
+        self.graph: CudaGraph[Tensor] | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         shapes = [x.shape for x in inputs]
@@ -151,7 +151,7 @@ class Step:
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
         """Record a step; the recording itself trains on nothing."""
         try:
-            self.graph = Graph(self._train, *inputs)
+            self.graph = CudaGraph(self._train, *inputs)
         except Exception as error:  # the end of the capture may fail after the GPU ran out of memory
             if not ran_out(error):
                 raise
