@@ -12,7 +12,7 @@ import numpy as np
 from cdtrans.measure.measured import evaluate
 from cdtrans.record.layout import LOGITS, MEASURED, RESULT, DataRecord, DomainRecord
 from cdtrans.record.model import FROM_SCRATCH, card_from, write_card
-from cdtrans.record.outcome import Choice, Estimate, Measure, Outcome, Verdict
+from cdtrans.record.outcome import Choice, Interval, Measure, Outcome, Verdict
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import predictions_of, rewrite
 from cdtrans.runtime.screen import Screen
@@ -77,7 +77,7 @@ def record(**parts: Any) -> RunRecord:
 def outcome(**changes: Any) -> Outcome:
     """The outcome of a run that uses its adapted model, but for these fields."""
     fields: dict[str, Any] = {"verdict": Verdict("better", ()), "guard": True, "choice": Choice("adapted", 2)}
-    fields |= {"adapted_epoch": 2, "estimates": {"source": Estimate(0.4, 0.8), "adapted": Estimate(0.47, 0.98)}}
+    fields |= {"adapted_epoch": 2, "estimates": {"source": Interval(0.4, 0.8), "adapted": Interval(0.47, 0.98)}}
     return Outcome(**fields | {"labels": 30, "selection": "consensus"} | changes)
 
 

@@ -29,7 +29,7 @@ from cdtrans.errors import DataError, Interrupted, printable
 from cdtrans.inputs.pixels import open_pixels
 from cdtrans.measure.measured import score
 from cdtrans.methods import METHODS, method_class
-from cdtrans.record.outcome import Choice, Estimate, Measured, Outcome, Scores, Verdict
+from cdtrans.record.outcome import Choice, Interval, Measured, Outcome, Scores, Verdict
 from cdtrans.run.check import Check
 from cdtrans.run.demo import DemoResult
 from cdtrans.run.pipeline import Result
@@ -119,7 +119,7 @@ def called(answering) -> Asked:
 
 
 def outcome(kind: Any = "better", choice: Any = "adapted") -> Outcome:
-    estimates: Any = {"source": None, "adapted": Estimate(0.6, 0.9)}
+    estimates: Any = {"source": None, "adapted": Interval(0.6, 0.9)}
     epoch = 7 if choice == "adapted" else 0
     return Outcome(Verdict(kind, ()), True, Choice(choice, epoch), 7, estimates, 40, "consensus")
 

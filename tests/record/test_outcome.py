@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdtrans.record import wording
-from cdtrans.record.outcome import Choice, Crowd, Estimate, Measure, Outcome, Setback, Verdict
+from cdtrans.record.outcome import Choice, Crowd, Interval, Measure, Outcome, Setback, Verdict
 from cdtrans.schema import Misfit, build
 from support import says
 
@@ -20,7 +20,7 @@ NUMBERS = dict.fromkeys(("unseen", "chance", "before", "after", "first", "shift"
 def outcome(kind: Any = "better", *measures: Measure, **fields: Any) -> Outcome:
     numbered = tuple(replace(measure, numbers=NUMBERS) for measure in measures)
     values = {"guard": True, "adapted_epoch": 7, "labels": 47, "selection": "consensus", "choice": Choice("source", 0)}
-    values["estimates"] = {"source": None, "adapted": Estimate(0.5, 0.75)}
+    values["estimates"] = {"source": None, "adapted": Interval(0.5, 0.75)}
     made = Outcome(verdict=Verdict(kind, numbered), **values | fields)
     return made.choose(made.own_choice)
 

@@ -2,15 +2,14 @@
 
 import csv
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cdtrans.record.model import read_card, write_card
+from cdtrans.record.model import read_card
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run import recalibrate, refresh
+from cdtrans.record.run import recalibrate
 from cdtrans.run import finish
 from cdtrans.run.pipeline import adapt
 from cdtrans.serving.classifier import load
@@ -23,8 +22,7 @@ from tiny_task import make_task
 def run(finished, tmp_path: Path) -> Path:
     """As a run without calibration would have left it."""
     run = shutil.copytree(finished.run, tmp_path / "run")
-    write_card(run / "adapted", replace(read_card(run / "adapted"), temperature=1.0))
-    refresh(run)
+    recalibrate(RunRecord(run), 1.0)
     return run
 
 

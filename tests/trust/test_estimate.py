@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from cdtrans.record.outcome import Estimate, Support
+from cdtrans.record.outcome import Interval, Support
 from cdtrans.trust.estimate import HALF_WIDTH, accuracy_range, expected_accuracy, measurable
 from impressions import evidence_of
 
@@ -12,7 +12,7 @@ shares = st.floats(0, 1)
 EVIDENCE = evidence_of(torch.arange(60) % 3)
 
 
-def of(agreement: float = 0.5, steady: float = 0.5, shift: float = 0.5, stayed: float = 0.0) -> tuple[float, Estimate]:
+def of(agreement: float = 0.5, steady: float = 0.5, shift: float = 0.5, stayed: float = 0.0) -> tuple[float, Interval]:
     evidence = EVIDENCE._replace(agreement=torch.tensor(agreement), steady=torch.tensor(steady))
     known = Support(0.5, 0.5, shift), stayed, evidence
     return expected_accuracy(*known), accuracy_range(*known)

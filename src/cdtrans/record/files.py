@@ -10,28 +10,42 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from cdtrans.errors import CdtransError, DeviceError, DiskFull, RunError, SettingsError
+from cdtrans.errors import CdtransError, DeviceError, DiskFull, RunError
 from cdtrans.schema import Misfit
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
+def named_if_full(path: Path) -> Iterator[None]:
+    """For writing a file: a full disk is one sentence."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_disk_full(error):
+            raise
+        raise DiskFull(
+            "disk-full",
+            f"The disk is full: '{path}' could not be written, and nothing was replaced; free some space and run the "
+            "same command again, which resumes a run.",
+        ) from error
+
+
+@contextmanager
 def atomic(path: Path) -> Iterator[IO[bytes]]:
     """Open a draft for writing; it replaces `path` when it is complete and on disk."""
     draft = path.with_name(f".{path.name}.draft")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(draft, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException as error:
-        draft.unlink(missing_ok=True)
-        if is_disk_full(error):
-            raise disk_full(path) from error
-        raise
+    with named_if_full(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(draft, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
@@ -55,20 +69,6 @@ def intact(file: Path, advice: str) -> Iterator[None]:
         raise RunError("run-damaged", f"'{file}' is damaged ({cause}); {advice}.") from error
 
 
-def require_writable(file: Path, what: str, flag: str) -> None:
-    """Fail before the work and not after it. An existing file is replaced, anything else is an error."""
-    if file.exists() and not file.is_file():
-        raise SettingsError(
-            "output-refused", f"'{file}' is not a file that the {what} could replace; choose another {flag}."
-        )
-    folder = next(above for above in file.absolute().parents if above.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise SettingsError(
-            "output-refused",
-            f"'{file}' cannot be written: '{folder}' is not a writable folder; choose another {flag}.",
-        )
-
-
 def is_disk_full(error: BaseException | None) -> bool:
     """Also if a library, such as torch.save, raises another error while it cleans up after the full disk."""
     while error is not None:
@@ -76,14 +76,6 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__context__
     return False
-
-
-def disk_full(path: Path) -> DiskFull:
-    return DiskFull(
-        "disk-full",
-        f"The disk is full: '{path}' could not be written, and nothing was replaced; free some space and run the same "
-        "command again, which resumes a run.",
-    )
 
 
 def csv_lines(rows: Iterable[Sequence[object]]) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from cdtrans.config import Resolved
-from cdtrans.record.outcome import Answers, Measured, Outcome, Questions
+from cdtrans.record.outcome import Answers, Measured, Outcome, Questions, StoredLabel
 
 VERSION = 1  # version of this layout and of the saved state; data.json records it
 
@@ -124,15 +124,6 @@ class PairsRecord:
     kept: np.ndarray  # [P] bool
 
 
-@dataclass(frozen=True)
-class TrainedLabel:
-    """A target image that the run was trained with the label of (--target-labels)."""
-
-    path: str
-    label: str
-    digest: str
-
-
 Line = dict[str, Any]  # a line of a .jsonl file
 T = TypeVar("T")
 
@@ -155,7 +146,7 @@ CONFIG = File("config.yaml", Resolved, AGAIN)
 DATA = File("data.json", DataRecord, AGAIN)
 ENVIRONMENT = File("environment.json", Environment)
 IMAGES = File("images.csv", ImageTable)
-TARGET_LABELS = File("target_labels.csv", TrainedLabel)
+TARGET_LABELS = File("target_labels.csv", StoredLabel)  # what the run was trained with (--target-labels)
 EVIDENCE = File("evidence.npz", SavedEvidence, AGAIN)
 # While it trains
 LOG = File("log.jsonl", Line)  # events; without timestamps, so that equal runs have equal logs

@@ -74,11 +74,15 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A range for a model's accuracy on the target, without labels."""
+class Interval:
+    """A range for an accuracy: an estimate without labels, or the 95% interval of a measured one."""
 
     low: float
     high: float
+
+    def around(self, accuracy: float) -> str:
+        """81.0% (60.0 to 92.3)"""
+        return f"{accuracy:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class Outcome:
     guard: bool  # whether the run keeps the source-only model if adaptation did harm (--guard)
     choice: Choice
     adapted_epoch: int  # epoch of the adapted model, chosen or not; 0 if there is none
-    estimates: dict[str, Estimate | None]  # for every model that could be chosen
+    estimates: dict[str, Interval | None]  # for every model that could be chosen
     labels: int  # target images to label until the question of the better model would be settled
     selection: str  # the rule that chose the epoch (--select)
     setback: Setback | None = None
@@ -128,7 +132,7 @@ class Outcome:
     trained_with_labels: bool = False  # a run of an ablation whose pairs were made with target labels
 
     @property
-    def estimate(self) -> Estimate | None:
+    def estimate(self) -> Interval | None:
         """The estimate of the chosen model."""
         return self.estimates[self.choice.model]
 
@@ -153,18 +157,6 @@ class Outcome:
 SIGNIFICANT = 0.05  # largest p-value of a difference that chance does not explain
 Better = Literal["adapted", "source", "neither", "open"]
 Part = Literal["random", "informative", "other"]  # other: labelled without having been asked for
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A 95% interval of an accuracy."""
-
-    low: float
-    high: float
-
-    def around(self, accuracy: float) -> str:
-        """81.0% (60.0 to 92.3)"""
-        return f"{accuracy:.1%} ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
 @dataclass(frozen=True)
@@ -315,7 +307,7 @@ class StoredLabel:
     path: str
     digest: str
     label: str  # a class, or one of the other answers of a labels file
-    part: Part
+    part: Part = "other"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from cdtrans.record import layout
 from cdtrans.record.files import intact
 from cdtrans.record.layout import File, Line, T
 from cdtrans.record.model import Card, read_card
-from cdtrans.record.outcome import Answers, Measured, Outcome, Questions
+from cdtrans.record.outcome import Answers, Measured, Outcome, Questions, StoredLabel
 from cdtrans.record.probabilities import calibrated, probabilities
 from cdtrans.schema import Misfit, build
 
@@ -167,13 +167,12 @@ class RunRecord:
         return predictions
 
     @cached_property
-    def trained_labels(self) -> tuple[layout.TrainedLabel, ...]:
+    def trained_labels(self) -> tuple[StoredLabel, ...]:
         """The target images that the run was trained with the labels of: they cannot measure its models."""
         if not self.has(layout.TARGET_LABELS):
             return ()
-        names = tuple(spec.name for spec in fields(layout.TrainedLabel))
-        rows = self._table(layout.TARGET_LABELS, names)
-        return tuple(layout.TrainedLabel(*(row[name] for name in names)) for row in rows)
+        rows = self._table(layout.TARGET_LABELS, ("path", "digest", "label"))
+        return tuple(StoredLabel(row["path"], row["digest"], row["label"]) for row in rows)
 
     @cached_property
     def evaluation(self) -> Measured | None:

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import yaml
 from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, Resolved, flat
 from cdtrans.errors import Interrupted, RunError, SettingsError, first_of
 from cdtrans.record import layout
-from cdtrans.record.files import Lock, atomic, csv_lines, disk_full, is_disk_full, require_writable, try_lock
+from cdtrans.record.files import Lock, atomic, csv_lines, named_if_full, try_lock
 from cdtrans.record.layout import ADAPTED, SOURCE, DataRecord, Environment, File, ImageTable
 from cdtrans.record.model import write_card
 from cdtrans.record.probabilities import no_class, probabilities
@@ -145,14 +145,9 @@ class RunWriter:
     def _append(self, file: File[Any], fields: dict[str, Any]) -> None:
         if not self.writes:
             return
-        line = json.dumps(fields) + "\n"  # ASCII: file names may contain undecodable bytes
-        try:
-            with open(self.folder / file.name, "ab") as lines:
-                lines.write(line.encode())
-        except OSError as error:
-            if is_disk_full(error):
-                raise disk_full(self.folder / file.name) from error
-            raise
+        path, line = self.folder / file.name, json.dumps(fields) + "\n"  # ASCII: names may hold undecodable bytes
+        with named_if_full(path), open(path, "ab") as lines:
+            lines.write(line.encode())
 
     def log_size(self) -> int:
         file = self.folder / layout.LOG.name
@@ -162,10 +157,6 @@ class RunWriter:
         """Remove lines that were logged after the state from which the run resumes; they will be logged again."""
         if self.writes and self.log_size() > size:
             os.truncate(self.folder / layout.LOG.name, size)
-
-    def remove_state(self) -> None:
-        if self.writes:
-            remove_state(self.folder)
 
 
 def environment(config: Config) -> Environment:
@@ -234,23 +225,15 @@ def predictions_of(record: RunRecord, model: str = "chosen") -> bytes:
     return predictions_csv(record.images.paths["target"], record.classes, logits, source_only)
 
 
-def recalibrate(record: RunRecord, temperature: float) -> RunRecord:
-    """Change the temperature of a finished run's chosen model, and all that was recorded with the old one. Returns the
-    record of the changed run."""
+def recalibrate(record: RunRecord, temperature: float) -> None:
+    """Change the temperature of a finished run's chosen model, and all that was recorded with the old one."""
     record.calibrated_logits()  # an error before anything is changed
     name = record.model_name()
     write_card(record.model_folder(name), replace(record.card(name), temperature=temperature))
-    return refresh(record.folder)
-
-
-def refresh(folder: Path) -> RunRecord:
-    """Write predictions and confidences anew, after another temperature."""
-    record = RunRecord(folder)
     source = record.calibrated_logits(SOURCE)
     sure = confidence_views(source, record.calibrated_logits(ADAPTED) if record.has_model(ADAPTED) else source)
-    rewrite(folder, layout.VIEWS, vars(record.views) | sure)
-    rewrite(folder, layout.PREDICTIONS, predictions_of(record))
-    return RunRecord(folder)
+    rewrite(record.folder, layout.VIEWS, vars(record.views) | sure)
+    rewrite(record.folder, layout.PREDICTIONS, predictions_of(record))
 
 
 # What may be written where
@@ -292,16 +275,22 @@ def check_folder(folder: Path, config: Config) -> None:
 def require_output(file: Path, what: str, flag: str, *inputs: Path | None) -> None:
     """Fail before the work and not after it: a file must be writable, and must not replace an input of the verb, a file
     inside an input folder, or a part of any run."""
-    require_writable(file, what, flag)
-    real, other = Path(os.path.realpath(file)), f"choose another {flag}"
-    for place in map(os.path.realpath, filter(None, inputs)):
-        if file.exists() and Path(place) in (real, *real.parents):
-            cause = f"'{file}' is an input of this command and would be overwritten"
-            raise SettingsError("output-refused", f"{cause}; {other}.")
+    if problem := _output_problem(file, what, filter(None, inputs)):
+        raise SettingsError("output-refused", f"'{file}' {problem}; choose another {flag}.")
+
+
+def _output_problem(file: Path, what: str, inputs: Iterable[Path]) -> str:
+    if file.exists() and not file.is_file():
+        return f"is not a file that the {what} could replace"
+    folder = next(above for above in file.absolute().parents if above.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return f"cannot be written: '{folder}' is not a writable folder"
+    real = Path(os.path.realpath(file))
+    if file.exists() and any(Path(os.path.realpath(place)) in (real, *real.parents) for place in inputs):
+        return "is an input of this command and would be overwritten"
     if (real.parent / layout.CARD).exists():
-        cause = f"'{file.parent}' is the folder of a model and must not be changed"
-        raise SettingsError("output-refused", f"{cause}; {other}.")
-    for folder in real.parents:
-        if RunRecord(folder).begun and real.relative_to(folder).parts[0] in layout.OWN:
-            cause = f"'{file}' is a part of the run in '{folder}' and must not be changed"
-            raise SettingsError("output-refused", f"{cause}; {other}.")
+        return "is in the folder of a model, which must not be changed"
+    for run in real.parents:
+        if RunRecord(run).begun and real.relative_to(run).parts[0] in layout.OWN:
+            return f"is a part of the run in '{run}' and must not be changed"
+    return ""

@@ -9,10 +9,11 @@ from cdtrans.methods.base import Method
 from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, REPORT, RESULT, SOURCE, VIEWS
 from cdtrans.record.model import Card, save_model
-from cdtrans.record.outcome import Basis, Choice, Crowd, Estimate, Outcome, Verdict
+from cdtrans.record.outcome import Basis, Choice, Crowd, Interval, Outcome, Verdict
 from cdtrans.record.probabilities import calibrated, temperature, trade_off
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, check_folder, confidence_views, predictions_csv, remove_state
+from cdtrans.reporting.page import write_report
 from cdtrans.run.inputs import Inputs, Plan
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import barrier, is_main
@@ -26,23 +27,43 @@ from cdtrans.trust.support import Impression, views
 def finish(
     run: RunWriter, adaptation: Adaptation, card: Card, inputs: Inputs, config: Resolved, kind: type[Method]
 ) -> Outcome:
-    """Judge both models, and save them with everything that describes them."""
+    """Judge both models, and save them, the predictions of the chosen one and, last, the outcome."""
     with run.timed("verdict"):
+        network, before, after = adaptation.network, adaptation.before, adaptation.after
         outcome = judge(adaptation, config, kind, card.classes, len(inputs.given))
-        save(run, adaptation, outcome, card, inputs.target.domain.paths, config)
+        hot = fitted_temperature(adaptation, outcome.basis)
+        logits: dict[str, np.ndarray] = {n: model.target_logits.numpy() for n, model in models_of(adaptation).items()}
+        scaled = {name: calibrated(x, hot if name == ADAPTED else 1.0) for name, x in logits.items()}
+        run.write(LOGITS, logits)
+        sure = confidence_views(scaled[SOURCE], scaled.get(ADAPTED, scaled[SOURCE]))
+        run.write(VIEWS, views(before, after or before) | sure)
+        paths = inputs.target.domain.paths
+        run.write(PREDICTIONS, predictions_csv(paths, card.classes, scaled[outcome.choice.model], scaled[SOURCE]))
+        card = replace(
+            card,
+            stage="adaptation",
+            head=network.head.spec,
+            transferability=network.transferability is not None,
+            target_labels=outcome.target_labels,
+            temperature=hot,
+        )
+        if run.writes and after is not None:
+            save_model(run.record.model_folder(ADAPTED), network, replace(card, epoch=adaptation.chosen_epoch))
+        if run.writes and adaptation.last:
+            network.load_state_dict(adaptation.last)
+            save_model(run.record.model_folder(LAST), network, replace(card, epoch=config.epochs))
+        run.write(RESULT, outcome)
     return outcome
 
 
 def complete(run: RunWriter, outcome: Outcome, config: Resolved, screen: Screen) -> None:
     """Write the report, show the outcome, and drop what only an unfinished run needs."""
-    if config.report and run.writes:
-        from cdtrans.reporting.page import write_report
-
-        with run.timed("report"):
-            screen.say(f"report: {write_report(run.record, screen)}")
     if run.writes:  # another rank may be here before the main rank has written what is shown
+        if config.report:
+            with run.timed("report"):
+                screen.say(f"report: {write_report(run.record, screen)}")
         show(run.record, outcome, screen)
-    run.remove_state()
+        remove_state(run.folder)
     barrier()  # the others read the outcome that the main rank has written
 
 
@@ -52,7 +73,7 @@ def show_finished(plan: Plan, config: Resolved) -> Outcome:
     check_folder(out, config)
     record = RunRecord(out)
     screen.say(f"The run in '{out}' is already finished.")
-    Given.warn_of_changes(record, config, plan.source.classes, plan.target, screen)
+    Given.warn_of_changes(record, config, plan.target, screen)
     before = {"source": record.data.source.scanned, "target": record.data.target.scanned}
     if changed := [name for name, now in plan.scanned.items() if before[name] != now]:
         screen.warn(
@@ -62,8 +83,6 @@ def show_finished(plan: Plan, config: Resolved) -> Outcome:
     if is_main():
         remove_state(out)  # left over only if the run was killed at the very end, before its report was written
         if config.report and not record.has(REPORT):
-            from cdtrans.reporting.page import write_report
-
             write_report(record, screen)
     show(record, record.outcome, screen)
     return record.outcome
@@ -114,7 +133,7 @@ def basis_of(adaptation: Adaptation) -> Basis | None:
 
 def estimates(
     adaptation: Adaptation, verdict: Verdict, basis: Basis | None, *, trains: bool
-) -> dict[str, Estimate | None]:
+) -> dict[str, Interval | None]:
     """A range for each model, where there can be one. Its own features flatter a source-only model, and the graphs'
     labels a method that serves them as they are."""
     models = models_of(adaptation)
@@ -137,35 +156,6 @@ def fitted_temperature(adaptation: Adaptation, basis: Basis | None) -> float:
         return 1.0
     expected = expected_accuracy(basis.support[ADAPTED], basis.stayed[ADAPTED], adaptation.evidence)
     return temperature(adaptation.after.target_logits.numpy(), expected)
-
-
-def save(
-    run: RunWriter, adaptation: Adaptation, outcome: Outcome, card: Card, paths: tuple[str, ...], config: Resolved
-) -> None:
-    """The models, the predictions of the chosen one and, last, the outcome."""
-    network, before, after = adaptation.network, adaptation.before, adaptation.after
-    hot = fitted_temperature(adaptation, outcome.basis)
-    logits: dict[str, np.ndarray] = {n: model.target_logits.numpy() for n, model in models_of(adaptation).items()}
-    scaled = {name: calibrated(x, hot if name == ADAPTED else 1.0) for name, x in logits.items()}
-    run.write(LOGITS, logits)
-    sure = confidence_views(scaled[SOURCE], scaled.get(ADAPTED, scaled[SOURCE]))
-    run.write(VIEWS, views(before, after or before) | sure)
-    table = predictions_csv(paths, card.classes, scaled[outcome.choice.model], scaled[SOURCE])
-    run.write(PREDICTIONS, table)
-    card = replace(
-        card,
-        stage="adaptation",
-        head=network.head.spec,
-        transferability=network.transferability is not None,
-        target_labels=outcome.target_labels,
-        temperature=hot,
-    )
-    if run.writes and after is not None:
-        save_model(run.record.model_folder(ADAPTED), network, replace(card, epoch=adaptation.chosen_epoch))
-    if run.writes and adaptation.last:
-        network.load_state_dict(adaptation.last)
-        save_model(run.record.model_folder(LAST), network, replace(card, epoch=config.epochs))
-    run.write(RESULT, outcome)
 
 
 def show(record: RunRecord, outcome: Outcome, screen: Screen) -> None:

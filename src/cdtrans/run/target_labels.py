@@ -85,20 +85,17 @@ class Given:
         return cls(labels, len(matched) - len(kept))
 
     @classmethod
-    def warn_of_changes(
-        cls, run: RunRecord, config: Resolved, classes: tuple[str, ...], target: UnlabelledDomain, screen: Screen
-    ) -> None:
+    def warn_of_changes(cls, run: RunRecord, config: Resolved, target: UnlabelledDomain, screen: Screen) -> None:
         """A finished run is not trained again: warn if the file now has other labels to train with."""
         if not config.target_labels:
             return
         paths, digests = run.images.paths["target"], run.images.digests["target"]
-        images = TargetImages(target.root, paths, digests, config.resize, classes, {})
+        images = TargetImages(target.root, paths, digests, config.resize, run.classes, {})
         try:
             now = cls._matched(Path(config.target_labels), images, Screen(quiet=True))
         except CdtransError:  # none of them is in the target
             now = cls()
-        trained = {image.digest: image.label for image in run.trained_labels}
-        if {digests[i]: classes[label] for i, label in now.labels.items()} != trained:
+        if now.digest() != run.data.target_labels:
             screen.warn(
                 f"The labels in '{config.target_labels}' have changed since this run was trained with them; give "
                 "another --out to train with them as they are now."

@@ -18,7 +18,7 @@ import math
 
 from torch import Tensor
 
-from cdtrans.record.outcome import Estimate, Support
+from cdtrans.record.outcome import Interval, Support
 from cdtrans.trust.support import NEIGHBOURS, Evidence
 
 LEVEL, AGREEMENT, STEADY, SHIFT, STAYED = -0.56, 0.86, 0.30, -0.32, -1.37
@@ -26,10 +26,10 @@ HALF_WIDTH = 0.132  # contains the true accuracy in nine of ten runs
 LEAST_IMAGES, PER_CLASS = 200, NEIGHBOURS  # fewest images of the target, and of the source's middle class, for a range
 
 
-def accuracy_range(support: Support, stayed: float, evidence: Evidence) -> Estimate:
+def accuracy_range(support: Support, stayed: float, evidence: Evidence) -> Interval:
     """The range for a model with this support."""
     accuracy = expected_accuracy(support, stayed, evidence)
-    return Estimate(max(0.0, accuracy - HALF_WIDTH), min(1.0, accuracy + HALF_WIDTH))
+    return Interval(max(0.0, accuracy - HALF_WIDTH), min(1.0, accuracy + HALF_WIDTH))
 
 
 def expected_accuracy(support: Support, stayed: float, evidence: Evidence) -> float:
