@@ -11,11 +11,11 @@ from cdtrans.record.probabilities import (
     HOTTEST,
     SHARES,
     Kept,
+    accuracy_by_share,
     probabilities,
     temperature,
     threshold_for_accuracy,
     threshold_for_share,
-    trade_off,
 )
 from support import error_says, raises
 
@@ -80,13 +80,13 @@ def test_what_is_no_share_is_refused(find, wanted: float) -> None:
 
 
 def test_the_table_and_its_line() -> None:
-    table = trade_off(np.arange(1, 101) / 100)
+    table = accuracy_by_share(np.arange(1, 101) / 100)
     assert [kept.share for kept in table] == list(SHARES)
     assert [round(kept.accuracy, 3) for kept in table] == [0.505, 0.555, 0.605, 0.655, 0.705, 0.755]
-    line = wording.trade_off(table)
+    line = wording.kept_accuracy(table)
     for part in ("50% of all images", "60% of the most confident 80%", "76% of the most confident 50%"):
         assert part in line
-    assert wording.trade_off(trade_off(np.array([0.9]))).count("90%") == 3, "one image is enough"
+    assert wording.kept_accuracy(accuracy_by_share(np.array([0.9]))).count("90%") == 3, "one image is enough"
 
 
 @pytest.mark.parametrize("accuracy", [0.3, 0.6, 0.95])

@@ -51,8 +51,8 @@ def test_a_finished_run_is_typed_values(whole: Path) -> None:
     assert run.model_name() == run.outcome.choice.model == "adapted"
     assert len(run.images.paths["target"]) == len(run.confidences()) == len(run.predictions(run.epochs[-1]).predicted)
     assert {path.name for path in whole.iterdir()} <= {
-        file.name.partition("/")[0] for file in layout.FILES
-    } | layout.OWN
+        file.name.partition("/")[0] for file in layout.RUN_FILES
+    } | layout.RESERVED
 
 
 BY_LINES = (layout.CONFIG, layout.IMAGES, layout.LOG, layout.TIMINGS)  # half of their lines may be right by themselves
@@ -102,7 +102,7 @@ def strings(file: Path) -> Iterator[tuple[int, str]]:
 
 def test_only_the_record_names_the_files_of_a_run() -> None:
     home = Path(__file__).parents[2]
-    names = {file.name for file in layout.FILES} | {layout.CARD}
+    names = {file.name for file in layout.RUN_FILES} | {layout.CARD}
     names |= {name.rpartition("/")[2] for name in names if "{" not in name}
     names |= {file.name.partition("{")[0] for file in (layout.ROUND, layout.PREDICTED)}
     modules = [file for folder in ("src/cdtrans", "benchmarks", "research") for file in (home / folder).rglob("*.py")]

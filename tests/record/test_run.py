@@ -10,7 +10,7 @@ import yaml
 from cdtrans.config import RESUME_MAY_CHANGE, Config, make_config
 from cdtrans.record.layout import DATA as DATA_FILE, ROUND
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run import RunWriter, check_folder
+from cdtrans.record.run import RunWriter, require_resumable
 from run_folders import DATA
 from support import error_says, raises
 
@@ -112,13 +112,13 @@ def test_a_folder_that_becomes_a_run_while_it_is_looked_at_is_one(
         return look(place)
 
     monkeypatch.setattr(Path, "iterdir", begun_meanwhile)
-    check_folder(folder, config())
+    require_resumable(folder, config())
 
 
 def test_a_file_is_not_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with raises("not-a-run"):
-        check_folder(tmp_path / "file", config())
+        require_resumable(tmp_path / "file", config())
 
 
 def test_an_empty_folder_may_become_a_run_and_so_may_what_a_kill_in_the_first_moment_leaves(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_empty_folder_may_become_a_run_and_so_may_what_a_kill_in_the_first_mo
 
 
 def test_looking_at_a_folder_writes_nothing(tmp_path: Path) -> None:
-    check_folder(tmp_path / "new", config())
+    require_resumable(tmp_path / "new", config())
     assert names(tmp_path) == set()
 
 

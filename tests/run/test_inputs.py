@@ -9,14 +9,14 @@ from hypothesis import given, settings, strategies as st
 from cdtrans.config import Config
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import LabelledDomain
-from cdtrans.run.inputs import AUTO_HOLDOUT_FROM, hold_out, split
+from cdtrans.run.inputs import AUTO_HOLDOUT_FROM, hold_out, stratified_split
 from support import Notes, raises
 
 
 @given(st.lists(st.integers(0, 4), max_size=200), st.floats(0, 0.5), st.integers(0, 99))
 @settings(max_examples=100, deadline=None)
 def test_it_is_a_stratified_part_and_no_class_loses_its_last_image(labels: list[int], share: float, seed: int) -> None:
-    train, held_out = split(tuple(labels), share, seed)
+    train, held_out = stratified_split(tuple(labels), share, seed)
     assert sorted(train + held_out) == list(range(len(labels)))
     array = np.array(labels, dtype=int)
     for k in set(labels):
@@ -26,8 +26,8 @@ def test_it_is_a_stratified_part_and_no_class_loses_its_last_image(labels: list[
 
 def test_the_seed_decides_which() -> None:
     labels = tuple(np.arange(300) % 3)
-    assert split(labels, 0.1, 1) == split(labels, 0.1, 1)
-    assert split(labels, 0.1, 1)[1] != split(labels, 0.1, 2)[1]
+    assert stratified_split(labels, 0.1, 1) == stratified_split(labels, 0.1, 1)
+    assert stratified_split(labels, 0.1, 1)[1] != stratified_split(labels, 0.1, 2)[1]
 
 
 @pytest.mark.parametrize(

@@ -125,18 +125,18 @@ class PairsRecord:
 
 
 Line = dict[str, Any]  # a line of a .jsonl file
-T = TypeVar("T")
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
-class File(Generic[T]):
+class File(Generic[Content]):
     """A file of a run folder. The ending of its name decides the format."""
 
     name: str
-    holds: type[T]
+    holds: type[Content]
     advice: str = RESTORE  # advice if the file is damaged
 
-    def numbered(self, number: int) -> "File[T]":
+    def numbered(self, number: int) -> "File[Content]":
         """One of a series."""
         return File(self.name.format(number), self.holds, self.advice)
 
@@ -170,11 +170,11 @@ ONNX = "model.onnx"  # where `export` writes if it is not told otherwise
 SOURCE, ADAPTED, LAST = MODELS = ("source", "adapted", "last")
 CARD, WEIGHTS = "model.json", "model.safetensors"
 
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 TENSORBOARD, WANDB = "tensorboard", "wandb"  # folders
 MLFLOW = File("mlflow-run.txt", bytes)  # MLflow's name of the run
-FIRST = (LOCK, f".{CONFIG.name}.draft")  # left by a run that was killed right at the start
+FIRST = (LOCK_FILE, f".{CONFIG.name}.draft")  # left by a run that was killed right at the start
 
-FILES = tuple(value for value in list(globals().values()) if isinstance(value, File))
+RUN_FILES = tuple(value for value in list(globals().values()) if isinstance(value, File))
 # What no verb may write to at a user's wish
-OWN = {LOCK, *MODELS, TENSORBOARD, WANDB, *(file.name.partition("/")[0] for file in FILES)} - {"ask"}
+RESERVED = {LOCK_FILE, *MODELS, TENSORBOARD, WANDB, *(file.name.partition("/")[0] for file in RUN_FILES)} - {"ask"}

@@ -83,7 +83,7 @@ def threshold_for_accuracy(confidences: np.ndarray, accuracy: float) -> Kept:
     return _first(surest, int(enough[-1]) + 1)
 
 
-def trade_off(confidences: np.ndarray) -> tuple[Kept, ...]:
+def accuracy_by_share(confidences: np.ndarray) -> tuple[Kept, ...]:
     """Expectations of all images, of the surest 90%, and so on."""
     return tuple(threshold_for_share(confidences, share) for share in SHARES)
 

@@ -20,7 +20,7 @@ from cdtrans.config import Resolved, read_yaml
 from cdtrans.errors import CdtransError, RunError, SettingsError, nearest
 from cdtrans.record import layout
 from cdtrans.record.files import intact
-from cdtrans.record.layout import File, Line, T
+from cdtrans.record.layout import Content, File, Line
 from cdtrans.record.model import Card, read_card
 from cdtrans.record.outcome import Answers, Measured, Outcome, Questions, StoredLabel
 from cdtrans.record.probabilities import calibrated, probabilities
@@ -283,7 +283,7 @@ class RunRecord:
         with intact(path, file.advice):
             yield path
 
-    def _json(self, file: File[T]) -> T:
+    def _json(self, file: File[Content]) -> Content:
         with self._intact(file) as path:
             return build(file.holds, json.loads(path.read_text(encoding="utf-8")))
 
@@ -301,7 +301,7 @@ class RunRecord:
             require(all(row.get(name) is not None for row in rows for name in columns), "a row of it lacks a column")
         return rows
 
-    def _arrays(self, file: File[T]) -> T:
+    def _arrays(self, file: File[Content]) -> Content:
         with self._intact(file) as path, np.load(path) as arrays:
             known = {spec.name: spec.default is MISSING for spec in fields(file.holds)}  # type: ignore[arg-type]
             missing = [name for name, needed in known.items() if needed and name not in arrays.files]

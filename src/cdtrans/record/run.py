@@ -42,7 +42,7 @@ class RunWriter:
     def open(cls, folder: Path, config: Config, data: DataRecord) -> "RunWriter":
         """Lock the folder for these settings and data, or raise an error that says why not. A finished run is left as
         it is."""
-        check_folder(folder, config)
+        require_resumable(folder, config)
         if not is_main():
             barrier()
             return cls(folder, None)
@@ -61,7 +61,7 @@ class RunWriter:
         return run
 
     def _begin(self, config: Config, data: DataRecord) -> None:
-        check_folder(self.folder, config)  # again: another process may have begun or finished a run here
+        require_resumable(self.folder, config)  # again: another process may have begun or finished a run here
         before = self.record
         if before.finished:
             return
@@ -241,7 +241,7 @@ def recalibrate(record: RunRecord, temperature: float) -> None:
 
 def lock_folder(folder: Path) -> Lock:
     """The folder is this process's until the lock is closed."""
-    lock = try_lock(folder / layout.LOCK)
+    lock = try_lock(folder / layout.LOCK_FILE)
     if lock is None:
         raise RunError(
             "run-locked",
@@ -250,7 +250,7 @@ def lock_folder(folder: Path) -> Lock:
     return lock
 
 
-def check_folder(folder: Path, config: Config) -> None:
+def require_resumable(folder: Path, config: Config) -> None:
     """Refuse a folder that holds something else, or a run of other settings. Writes nothing. Before the settings are
     resolved, which needs torch, 'auto' may mean anything."""
     record = RunRecord(folder)
@@ -268,7 +268,7 @@ def check_folder(folder: Path, config: Config) -> None:
             raise RunError("run-differs", f"'{folder}' holds another run ({what}); {OTHER} to start a new one.")
     elif folder.exists() and (not folder.is_dir() or any(file.name not in layout.FIRST for file in folder.iterdir())):
         if record.begun:  # meanwhile, by the main rank or another process
-            return check_folder(folder, config)
+            return require_resumable(folder, config)
         raise RunError("not-a-run", f"'{folder}' exists and is not a run folder; {OTHER}.")
 
 
@@ -291,6 +291,6 @@ def _output_problem(file: Path, what: str, inputs: Iterable[Path]) -> str:
     if (real.parent / layout.CARD).exists():
         return "is in the folder of a model, which must not be changed"
     for run in real.parents:
-        if RunRecord(run).begun and real.relative_to(run).parts[0] in layout.OWN:
+        if RunRecord(run).begun and real.relative_to(run).parts[0] in layout.RESERVED:
             return f"is a part of the run in '{run}' and must not be changed"
     return ""

@@ -205,7 +205,7 @@ def estimate(outcome: Outcome, model: str = "chosen") -> str:
     )
 
 
-def trade_off(table: Sequence[Kept]) -> str:
+def kept_accuracy(table: Sequence[Kept]) -> str:
     """The accuracy to expect of the most confident labels."""
     kept = dict(zip(SHARES, table, strict=True))
     parts = [f"{kept[share].accuracy:.0%} of the most confident {kept[share].share:.0%}" for share in (0.8, 0.5)]
@@ -266,7 +266,7 @@ def accuracy(outcome: Outcome, measured: Measured | None, run: Path) -> Accuracy
     """Measured with labels, else estimated, else unknown."""
     model, command = f"{MODEL_NAMES[outcome.choice.model]} model", f"cdtrans ask {quote(str(run))}"
     if measured is not None and outcome.choice.model in measured.models:
-        value = percent(measured.models[outcome.choice.model].accuracy, measured.images)
+        value = accuracy_percent(measured.models[outcome.choice.model].accuracy, measured.images)
         images = "the target images" if measured.whole_target or measured.random else None
         about = "about " if images and not measured.whole_target else ""
         images = images or counted(measured.images, "labelled target image")
@@ -308,7 +308,7 @@ def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run:
     basis = f"all {n} images" if measured.whole_target else f"{counted(n, 'random image')} of {measured.target}"
     sentences = []
     for name, scores in sorted(measured.models.items(), key=lambda item: item[0] != chosen):
-        value = f"{percent(scores.accuracy, n)}, 95% interval {span(scores.interval, n)}"
+        value = f"{accuracy_percent(scores.accuracy, n)}, 95% interval {span(scores.interval, n)}"
         if name == chosen:
             model = f"{MODEL_NAMES[name]} model, which this run uses"
             sentences.append(f"Accuracy of the {model}, from {basis}: {value}.")
@@ -380,7 +380,7 @@ def guard_was(outcome: Outcome, better: str) -> str:
     return f" The guard was {'right' if right else 'wrong'}."
 
 
-def percent(share: float, images: int = LABELS_FOR_TENTHS) -> str:
+def accuracy_percent(share: float, images: int = LABELS_FOR_TENTHS) -> str:
     """An accuracy, with as many digits as this number of labelled images supports."""
     return f"{100 * share:.{_digits(images)}f}%"
 

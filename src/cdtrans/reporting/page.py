@@ -102,7 +102,7 @@ def render(page: dict[str, Any]) -> str:
     own = templates("reporting")
     own.tests["missing"] = lambda section: isinstance(section, Missing)
     own.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}
-    own.filters |= {"accuracy": wording.percent, "span": wording.span, "points": wording.points}
+    own.filters |= {"accuracy": wording.accuracy_percent, "span": wording.span, "points": wording.points}
     return own.get_template("template.html").render(page=page, wording=wording)
 
 

@@ -10,7 +10,7 @@ from cdtrans.methods import method_class
 from cdtrans.record import wording
 from cdtrans.record.layout import Line
 from cdtrans.record.outcome import Crowd, Measured, Scores
-from cdtrans.record.probabilities import Kept, trade_off as trade_off_of
+from cdtrans.record.probabilities import Kept, accuracy_by_share
 from cdtrans.record.record import RunRecord
 
 SHOWN_CLASSES = 40  # with more classes, only those that stand out are shown
@@ -184,7 +184,7 @@ def trade_off(record: RunRecord) -> tuple[Kept, ...] | Missing:
     """The expected accuracy of the most confident part of the labels."""
     if record.outcome.estimate is None and record.calibrated_with() != "labels":
         return Missing("The accuracy is unknown without labels, and so is what the probabilities mean.")
-    return trade_off_of(record.confidences())
+    return accuracy_by_share(record.confidences())
 
 
 # Classes

@@ -31,7 +31,7 @@ from cdtrans.trust.preflight import Finding, Severity, gravest
 
 PROBED = 4000  # images per domain that the backbone encodes: a minute on a CPU with DeiT-tiny, and shares to 1 %
 HEADERS_AT_ONCE = 8  # files opened in parallel, for slow disks
-VERDICTS: dict[Severity, str] = {
+STATE_SENTENCES: dict[Severity, str] = {
     "ok": "No problem was found; you can start a run.",
     "warning": "You can start a run; read the warnings first.",
     "stop": "Do not start a run; 'cdtrans adapt' would refuse it.",
@@ -53,7 +53,7 @@ class Check:
     @property
     def verdict(self) -> str:
         """The state as a sentence."""
-        return VERDICTS[self.state]
+        return STATE_SENTENCES[self.state]
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of `check --json`."""

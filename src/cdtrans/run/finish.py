@@ -10,11 +10,11 @@ from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, REPORT, RESULT, SOURCE, VIEWS
 from cdtrans.record.model import Card, save_model
 from cdtrans.record.outcome import Basis, Choice, Crowd, Interval, Outcome, Verdict
-from cdtrans.record.probabilities import calibrated, temperature, trade_off
+from cdtrans.record.probabilities import accuracy_by_share, calibrated, temperature
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run import RunWriter, check_folder, confidence_views, predictions_csv, remove_state
+from cdtrans.record.run import RunWriter, confidence_views, predictions_csv, remove_state, require_resumable
 from cdtrans.reporting.page import write_report
-from cdtrans.run.inputs import Inputs, Plan
+from cdtrans.run.inputs import Inputs, RunPlan
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import barrier, is_main
 from cdtrans.runtime.screen import Screen
@@ -67,10 +67,10 @@ def complete(run: RunWriter, outcome: Outcome, config: Resolved, screen: Screen)
     barrier()  # the others read the outcome that the main rank has written
 
 
-def show_finished(plan: Plan, config: Resolved) -> Outcome:
+def show_finished(plan: RunPlan, config: Resolved) -> Outcome:
     """Show a run that is finished already, and say whether its images or labels have changed since."""
     out, screen = plan.out, plan.screen
-    check_folder(out, config)
+    require_resumable(out, config)
     record = RunRecord(out)
     screen.say(f"The run in '{out}' is already finished.")
     Given.warn_of_changes(record, config, plan.target, screen)
@@ -164,4 +164,4 @@ def show(record: RunRecord, outcome: Outcome, screen: Screen) -> None:
     (screen.warn if alarming else screen.say)(wording.explanation(outcome, record.folder))
     screen.say(wording.estimate(outcome))
     if outcome.estimate is not None:
-        screen.say(wording.trade_off(trade_off(record.confidences())))
+        screen.say(wording.kept_accuracy(accuracy_by_share(record.confidences())))

@@ -31,7 +31,7 @@ AUTO_HOLDOUT_FROM = 50  # images per class on average; a smaller source needs al
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The settings and the scanned images of a run that is about to begin."""
 
     config: Config
@@ -58,7 +58,7 @@ class Inputs:
     target: Decoded[UnlabelledDomain]
     given: Given
     findings: tuple[Finding, ...]
-    scanned: dict[str, str]  # see Plan
+    scanned: dict[str, str]  # see RunPlan
     check_seconds: float
 
     @property
@@ -142,7 +142,7 @@ def scan_domains(
     return source, target
 
 
-def decode_inputs(plan: Plan, config: Resolved, method: "type[Method]") -> Inputs:
+def decode_inputs(plan: RunPlan, config: Resolved, method: "type[Method]") -> Inputs:
     """Decode, check and split what was scanned, or refuse it."""
     screen, scanned = plan.screen, plan.scanned
     source = decode_source(plan.source, config, screen)
@@ -187,7 +187,7 @@ def hold_out(
     images, classes = len(source), len(source.domain.classes)
     enough = images >= AUTO_HOLDOUT_FROM * classes
     share = (AUTO_HOLDOUT if enough else 0.0) if config.holdout == "auto" else float(config.holdout)
-    train, held_out = split(source.domain.labels, share, config.seed)
+    train, held_out = stratified_split(source.domain.labels, share, config.seed)
     if config.select == "holdout" and not held_out:
         raise SettingsError(
             "no-holdout", "'--select holdout' needs held-out source images; give --holdout 0.1 or another --select."
@@ -205,7 +205,7 @@ def hold_out(
     return source.keep(train), source.keep(held_out)
 
 
-def split(labels: tuple[int, ...], share: float, seed: int) -> tuple[list[int], list[int]]:
+def stratified_split(labels: tuple[int, ...], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Positions to train on and to hold out: the share of each class, rounded down, so that no class is left empty."""
     generator = np.random.default_rng([seed, len(labels)])
     array = np.asarray(labels)

@@ -30,8 +30,8 @@ from cdtrans.record import wording
 from cdtrans.record.layout import CONFIG, ENVIRONMENT
 from cdtrans.record.outcome import Outcome
 from cdtrans.record.record import RunRecord
-from cdtrans.record.run import RunWriter, check_folder
-from cdtrans.run.inputs import Plan, decode_inputs, scan_domains
+from cdtrans.record.run import RunWriter, require_resumable
+from cdtrans.run.inputs import RunPlan, decode_inputs, scan_domains
 from cdtrans.run.stage1 import Origin, source_model
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import from_main, joined
@@ -51,7 +51,7 @@ DEFAULT_OUT = "runs/adapt"
 TARGET_BY_FLAG = Help(
     "Folder with images at any depth, or a list of paths. Labels are not read.", "TARGET", also="--target"
 )
-STOPPING = "Stopping after the current step, to save the state; press Ctrl-C again to stop at once."
+STOP_NOTICE = "Stopping after the current step, to save the state; press Ctrl-C again to stop at once."
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def run_pipeline(
         return Result(out, run_session(plan))
 
 
-def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "type[Method] | None") -> Plan:
+def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "type[Method] | None") -> RunPlan:
     """Find the images, and report all mistakes that show without torch."""
     started = time.monotonic()
     if method is None:
@@ -155,13 +155,13 @@ def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "typ
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     Given.require(config, source.classes)
-    check_folder(out, config)
+    require_resumable(out, config)
     if not RunRecord(out).finished:
         Origin(out, config).require()
-    return Plan(config, source, target, out, screen, force, method, started)
+    return RunPlan(config, source, target, out, screen, force, method, started)
 
 
-def run_session(plan: Plan) -> Outcome:
+def run_session(plan: RunPlan) -> Outcome:
     """From the scanned images to a finished run folder. Bad input is found before the folder is touched."""
     from cdtrans.run.finish import complete, finish, show_finished
     from cdtrans.training.adaptation import adapt_to_target
@@ -185,7 +185,7 @@ def run_session(plan: Plan) -> Outcome:
         if run.record.finished:  # by another process meanwhile
             return show_finished(plan, config)
         with run.session(plan.started):
-            with StopSignals.caught("" if screen.quiet else STOPPING):
+            with StopSignals.caught("" if screen.quiet else STOP_NOTICE):
                 device = use_device(config, screen)
                 images = inputs.on_device(card, device)
                 inputs.record(run, fresh=load_stage(run) is None and not origin.done)

@@ -100,7 +100,7 @@ class PlannedRun:
 
     def busy(self) -> bool:
         """Whether a process has the folder locked: a run of a killed study may still be saving its state."""
-        file = self.folder / layout.LOCK
+        file = self.folder / layout.LOCK_FILE
         if not file.exists():
             return False
         lock = try_lock(file)
