@@ -158,9 +158,9 @@ def test_weights_and_biases_counts_the_epochs_of_each_stage(
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     config = make_config({"tracker": "wandb", "lr": 0.5})
     for stage in ("source", "adaptation"):
-        tracker = open_tracker(config, first_run)
-        assert tracker is not None
-        tracker.log(stage, 3, {"loss": 0.25})
+        track = open_tracker(config, first_run)
+        assert track is not None
+        track(stage, 3, {"loss": 0.25})
     ((_, first),) = wandb.of("init")
     assert (first["resume"], first["dir"], first["config"]["lr"]) == ("allow", str(first_run.folder.resolve()), 0.5)
     assert (("source/*",), {"step_metric": "source/epoch"}) in wandb.of("define_metric")
@@ -194,10 +194,10 @@ def test_mlflow_continues_the_run_that_it_knows(first_run: RunWriter, monkeypatc
     mlflow = MLflow()
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     config = make_config({"tracker": "mlflow"})
-    tracker = open_tracker(config, first_run)
-    assert tracker is not None
+    track = open_tracker(config, first_run)
+    assert track is not None
     assert open_tracker(config, first_run) is not None, "stage 2 of the same process"
-    tracker.log("adaptation", 2, {"loss": 0.5})
+    track("adaptation", 2, {"loss": 0.5})
     assert mlflow.of("log_metrics") == [(({"adaptation/loss": 0.5},), {"step": 2})]
     assert mlflow.of("start_run") == [((), {"run_name": "first"})]
     assert mlflow.of("log_params")[0][0][0]["method"] == "cdtrans"

@@ -3,7 +3,7 @@ a log entry for every epoch, and curves in another program (--tracker)."""
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Literal, Protocol
@@ -29,7 +29,8 @@ SEED_NUMBERS = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # of a st
 UNTIMED_STEPS = 5  # first steps of a stage: they load libraries, build kernels and capture graphs
 REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
 PROJECT = "cdtrans"  # the group of runs in Weights & Biases and MLflow
-PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+
+Track = Callable[[str, int, dict[str, float]], None]  # stage, epoch and values -> a point of every curve
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Loop:
         parts: Mapping[str, Stateful] | None = None,
     ) -> None:
         self.run, self.stage, self.model, self.optimisation, self.screen = run, stage, model, optimisation, screen
-        self.tracker = open_tracker(config, run)
+        self.track = open_tracker(config, run)
         self.seed, self.save_every, self.last_epoch = config.seed, config.save_every, epochs
         self.epoch, self.step = 1, 0
         self.names: tuple[str, ...] = ()
@@ -158,8 +159,8 @@ class Loop:
             f"{self.stage} {self.epoch}/{self.last_epoch}  {'  '.join(shown)}  lr {lr:.3g}  {rate:.0f} images/s  "
             f"{left}".rstrip()
         )
-        if self.tracker is not None:
-            self.tracker.log(self.stage, self.epoch, {**losses, "lr": lr})
+        if self.track is not None:
+            self.track(self.stage, self.epoch, {**losses, "lr": lr})
 
     def steps(self, count: int) -> Iterator[int]:
         while self.step < count:
@@ -232,85 +233,67 @@ def all_finite(model: nn.Module) -> bool:
     return bool(torch.nn.utils.get_total_norm(floats, torch.inf, foreach=True).isfinite())
 
 
-class Tracker(Protocol):
-    """Curves of the losses and the learning rate. What is opened here is closed with the run, so that the next run of
-    the same program has its own; what the program has opened itself is used and left open."""
-
-    def log(self, stage: str, epoch: int, values: dict[str, float]) -> None: ...
+# Trackers: curves of the losses and the learning rate. What is opened here is closed with the run, so that the next run
+# of the same program has its own; what the program has opened itself is used and left open.
 
 
-class TensorBoard:
-    """Event files in the run folder."""
-
-    def __init__(self, config: Config, run: RunWriter) -> None:
-        self.writer = library("tensorboard").SummaryWriter(run.folder / layout.TENSORBOARD)
-        run.at_close(self.writer.close)
-
-    def log(self, stage: str, epoch: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(f"{stage}/{name}", value, epoch)
-        self.writer.flush()
-
-
-class WandB:
-    """A run of Weights & Biases; WANDB_MODE=offline keeps it in the run folder. Each stage counts its own epochs."""
-
-    def __init__(self, config: Config, run: RunWriter) -> None:
-        wandb = library("wandb")
-        self.run = wandb.run  # stage 1's run, or the program's
-        if self.run is None:
-            place = str(run.folder.resolve())
-            about = {"name": run.folder.name, "dir": place, "config": config.to_dict()}
-            name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16]  # the same when it resumes
-            self.run = wandb.init(project=PROJECT, id=name, resume="allow", **about)
-            run.at_close(self.run.finish)
-        for stage in ("source", "adaptation"):
-            self.run.define_metric(f"{stage}/*", step_metric=f"{stage}/epoch")
-
-    def log(self, stage: str, epoch: int, values: dict[str, float]) -> None:
-        self.run.log({f"{stage}/{name}": value for name, value in {**values, "epoch": epoch}.items()})
-
-
-class MLflow:
-    """A run of MLflow, where MLFLOW_TRACKING_URI says, or else where MLflow puts it."""
-
-    def __init__(self, config: Config, run: RunWriter) -> None:
-        self.mlflow = library("mlflow")
-        known = run.folder / layout.MLFLOW.name  # the name of the run, which a resumed one continues
-        if self.mlflow.active_run() is not None:  # stage 1's run, or the program's
-            return
-        run.at_close(self.mlflow.end_run)
-        if known.exists():
-            self.mlflow.start_run(run_id=known.read_text(encoding="utf-8").strip())
-            return
-        self.mlflow.set_experiment(PROJECT)
-        begun = self.mlflow.start_run(run_name=run.folder.name)
-        run.write(layout.MLFLOW, begun.info.run_id.encode())
-        self.mlflow.log_params({key: str(value)[:250] for key, value in config.to_dict().items()})
-
-    def log(self, stage: str, epoch: int, values: dict[str, float]) -> None:
-        self.mlflow.log_metrics({f"{stage}/{name}": value for name, value in values.items()}, step=epoch)
-
-
-TRACKERS: dict[str, type[TensorBoard] | type[WandB] | type[MLflow]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-}
-
-
-def open_tracker(config: Config, run: RunWriter) -> Tracker | None:
+def open_tracker(config: Config, run: RunWriter) -> Track | None:
     """None without --tracker, and on every rank but the main one."""
-    return TRACKERS[config.tracker](config, run) if config.tracker != "none" and run.writes else None
+    trackers = {"tensorboard": track_in_tensorboard, "wandb": track_in_wandb, "mlflow": track_in_mlflow}
+    return trackers[config.tracker](config, run) if config.tracker != "none" and run.writes else None
 
 
 def library(tracker: str) -> Any:
     """A tracker's package, imported."""
     try:
-        return import_module(PACKAGES[tracker])
+        return import_module("torch.utils.tensorboard" if tracker == "tensorboard" else tracker)
     except ImportError as error:
         raise SettingsError(
             "tracker-missing",
             f"--tracker {tracker} needs a package that is not installed; 'pip install cdtrans[{tracker}]', or leave "
             "--tracker out.",
         ) from error
+
+
+def track_in_tensorboard(config: Config, run: RunWriter) -> Track:
+    """Event files in the run folder."""
+    writer = library("tensorboard").SummaryWriter(run.folder / layout.TENSORBOARD)
+    run.at_close(writer.close)
+
+    def track(stage: str, epoch: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(f"{stage}/{name}", value, epoch)
+        writer.flush()
+
+    return track
+
+
+def track_in_wandb(config: Config, run: RunWriter) -> Track:
+    """A run of Weights & Biases; WANDB_MODE=offline keeps it in the run folder. Each stage counts its own epochs."""
+    wandb = library("wandb")
+    curves = wandb.run  # stage 1's run, or the program's
+    if curves is None:
+        place = str(run.folder.resolve())
+        about = {"name": run.folder.name, "dir": place, "config": config.to_dict()}
+        name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16]  # the same when it resumes
+        curves = wandb.init(project=PROJECT, id=name, resume="allow", **about)
+        run.at_close(curves.finish)
+    for stage in ("source", "adaptation"):
+        curves.define_metric(f"{stage}/*", step_metric=f"{stage}/epoch")
+    return lambda stage, epoch, values: curves.log({f"{stage}/{x}": y for x, y in {**values, "epoch": epoch}.items()})
+
+
+def track_in_mlflow(config: Config, run: RunWriter) -> Track:
+    """A run of MLflow, where MLFLOW_TRACKING_URI says, or else where MLflow puts it."""
+    mlflow = library("mlflow")
+    known = run.folder / layout.MLFLOW.name  # the name of the run, which a resumed one continues
+    if mlflow.active_run() is None:  # otherwise stage 1's run, or the program's
+        run.at_close(mlflow.end_run)
+        if known.exists():
+            mlflow.start_run(run_id=known.read_text(encoding="utf-8").strip())
+        else:
+            mlflow.set_experiment(PROJECT)
+            begun = mlflow.start_run(run_name=run.folder.name)
+            run.write(layout.MLFLOW, begun.info.run_id.encode())
+            mlflow.log_params({key: str(value)[:250] for key, value in config.to_dict().items()})
+    return lambda stage, epoch, values: mlflow.log_metrics({f"{stage}/{x}": y for x, y in values.items()}, step=epoch)
