@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cdtrans.errors import CdtransError, DataError, DeviceError, SettingsError, WeightsUnavailable
 from cdtrans.record.model import Channels
@@ -79,14 +79,6 @@ SHORT_NAMES = {
 }
 
 
-class Recipe(NamedTuple):
-    """How timm builds a backbone."""
-
-    architecture: str  # timm's name, with the tag if there is one
-    cfg: "PretrainedCfg"
-    args: dict[str, Any]  # additions of a hub repository or a folder
-
-
 def resolve_name(name: str) -> str:
     """The exact name of a backbone: architecture and tag, or where it lies ('hf-hub:...', 'local-dir:...'). Takes short
     names in any spelling ('DeiT-small', 'ViT-B/16') and names without a tag, for which timm has a default."""
@@ -149,25 +141,22 @@ def normalisation(name: str) -> tuple[Channels, Channels]:
     return (r, g, b), (dr, dg, db)
 
 
-def licence(name: str) -> str | None:
-    """The licence of the pretrained weights, if timm knows it."""
-    return config_of(name).license
-
-
 def config_of(name: str) -> "PretrainedCfg":
     """timm's description of a backbone and its weights."""
-    return _recipe(name).cfg
+    return _recipe(name)[1]
 
 
 def timm_call(name: str, *, crop: int, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and arguments with which timm.create_model builds this backbone. Only models whose input size is fixed
     take `img_size`. A distilled DeiT gives its plain sibling: the authors drop the distillation token."""
-    recipe = _recipe(name)
-    size = {"img_size": crop} if recipe.cfg.fixed_input_size else {}
-    return recipe.architecture.replace("_distilled", ""), {**recipe.args, **size, **args}
+    architecture, cfg, additions = _recipe(name)
+    size = {"img_size": crop} if cfg.fixed_input_size else {}
+    return architecture.replace("_distilled", ""), {**additions, **size, **args}
 
 
-def _recipe(name: str) -> Recipe:
+def _recipe(name: str) -> "tuple[str, PretrainedCfg, dict[str, Any]]":
+    """How timm builds a backbone: its architecture, with the tag if there is one, its description, and the arguments
+    that a hub repository or a folder adds."""
     import timm
     from timm.models import PretrainedCfg
     from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
@@ -176,7 +165,7 @@ def _recipe(name: str) -> Recipe:
     if not name.startswith((HUB, FOLDER)):
         cfg = timm.get_pretrained_cfg(name)
         assert cfg is not None, "every model that timm knows has one"
-        return Recipe(name, cfg, {})
+        return name, cfg, {}
     try:
         if name.startswith(FOLDER):
             values, architecture, args = load_model_config_from_path(name.removeprefix(FOLDER))
@@ -194,7 +183,7 @@ def _recipe(name: str) -> Recipe:
             f"The description (config.json) of '{name}' could not be read from the hub ({type(error).__name__}); "
             "connect to the network, or use the name of a timm model.",
         ) from error
-    return Recipe(architecture, cfg, args or {})
+    return architecture, cfg, args or {}
 
 
 def ask_hub(repository: str, files: tuple[str, ...]) -> None:

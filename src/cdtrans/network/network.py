@@ -237,22 +237,19 @@ class Network(nn.Module):
         feature, logits = (x.split([len(f) for f in features]) for x in self.head.classify(torch.cat(features)))
         return tuple(Output(*pair) for pair in zip(feature, logits, strict=True))
 
-    def features(self, images: Tensor) -> Tensor:
-        """The backbone's features, before the head: [B, 3, H, W] -> [B, D]."""
-        return self._features(images)  # no len() here, which would fix the batch size of an exported graph
+    def features(
+        self, images: Tensor, sizes: list[int] | None = None, attention: AttentionStep | None = None
+    ) -> Tensor:
+        """The backbone's features, before the head: [B, 3, H, W] -> [B, D]. `sizes` are those of several batches."""
+        if not self.runs_blocks:  # no len() here, which would fix the batch size of an exported graph
+            return self._in_parts(lambda x, _: self.backbone(x), images, None)
+        tokens = embed(self.backbone, images)
+        return self.run_blocks(tokens, self.drop_path_scales(tokens.x, sizes), attention or self.attention)
 
     def features_each(self, *batches: Tensor, attention: AttentionStep | None = None) -> tuple[Tensor, ...]:
         """The features of several batches, [B, D] each, in one pass."""
         sizes = [len(batch) for batch in batches]
-        return torch.split(self._features(torch.cat(batches), sizes, attention), sizes)  # type: ignore[no-any-return]
-
-    def _features(
-        self, images: Tensor, sizes: list[int] | None = None, attention: AttentionStep | None = None
-    ) -> Tensor:
-        if not self.runs_blocks:
-            return self._in_parts(lambda x, _: self.backbone(x), images, None)
-        tokens = embed(self.backbone, images)
-        return self.run_blocks(tokens, self.drop_path_scales(tokens.x, sizes), attention or self.attention)
+        return torch.split(self.features(torch.cat(batches), sizes, attention), sizes)  # type: ignore[no-any-return]
 
     def attention(self, block: Any, stream: Stream, rope: Tensor | None, rows: int | None) -> tuple[Tensor, Residual]:
         last = block is self.backbone.blocks[-1]

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models import VisionTransformer
-from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from cdtrans.config import Resolved, require_weights
@@ -128,8 +127,8 @@ def load_state(backbone: nn.Module, state: StateDict, origin: str) -> None:
     """Load every tensor or none: heads are dropped, everything else must fit."""
     expected = backbone.state_dict()
     if isinstance(backbone, VisionTransformer):
-        state = convert_for_vit(backbone, state)
-    elif not fits(drop_heads(backbone, state), expected):
+        state = prepare_for_vit(backbone, state)
+    if not fits(drop_heads(backbone, state), expected):
         with suppress(Exception):  # timm's converters take the shapes for granted; misfit_error names what differs
             state = sys.modules[type(backbone).__module__].checkpoint_filter_fn(state, backbone)
     state = drop_heads(backbone, state)
@@ -152,37 +151,22 @@ def drop_heads(backbone: Any, state: StateDict) -> StateDict:
     return {name: value for name, value in state.items() if name in expected or name.split(".")[0] not in heads}
 
 
-def convert_for_vit(vit: VisionTransformer, state: StateDict) -> StateDict:
-    state = drop_heads(vit, drop_distillation(state))
-    if "pos_embed" in state:
-        state["pos_embed"] = resize_positions(state["pos_embed"], vit)
-    with suppress(Exception):  # as above
-        state = checkpoint_filter_fn(state, vit)
+def prepare_for_vit(vit: VisionTransformer, state: StateDict) -> StateDict:
+    """Without heads and without the distillation token of a DeiT, which is recognised by its name. Positions for
+    another patch grid are resized, bilinearly as the authors do it."""
+    state = drop_heads(vit, state)
+    positions = state.get("pos_embed")
+    if state.pop("dist_token", None) is not None:
+        state = {name: value for name, value in state.items() if not name.startswith("head")}
+        if positions is not None:  # of class, distillation, patches: [1, 2 + patches, D]
+            positions = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
+    if positions is not None:
+        state["pos_embed"] = positions
+        prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
+        how: Any = {"num_prefix_tokens": prefix, "interpolation": "bilinear", "antialias": False}
+        with suppress(Exception):  # not positions of a square grid: as above
+            state["pos_embed"] = resample_abs_pos_embed(positions, list(vit.patch_embed.grid_size), **how)
     return state
-
-
-def drop_distillation(state: StateDict) -> StateDict:
-    """A distilled DeiT's tensors without its distillation token, recognised by their names."""
-    if "dist_token" not in state:
-        return state
-    state = {name: value for name, value in state.items() if name != "dist_token" and not name.startswith("head")}
-    if "pos_embed" in state:
-        positions = state["pos_embed"]  # [1, 2 + patches, D]: class, distillation, patches
-        state["pos_embed"] = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
-    return state
-
-
-def resize_positions(positions: Tensor, vit: VisionTransformer) -> Tensor:
-    """Position embedding for another patch grid, bilinear as the authors do it; the same grid is left alone."""
-    if vit.pos_embed is None or positions.shape == vit.pos_embed.shape or positions.ndim != 3:
-        return positions
-    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    patches = positions.shape[1] - prefix
-    if positions.shape[2] != vit.pos_embed.shape[2] or patches < 1 or not (patches**0.5).is_integer():
-        return positions  # another grid is not the cause: misfit_error names the shapes
-    return resample_abs_pos_embed(  # type: ignore[no-any-return]
-        positions, list(vit.patch_embed.grid_size), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False
-    )
 
 
 def misfit_error(backbone: nn.Module, state: StateDict, origin: str) -> CdtransError:

@@ -104,7 +104,7 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
     the repository's on the hub. What cannot be made is left out with a warning."""
     require_hub_folder(folder, run)
     with importing():
-        from cdtrans.network.backbone import licence
+        from cdtrans.network.backbone import config_of
         from cdtrans.serving.portable import facts, onnx_file, read_folder, read_onnx, why_no_weights, write_folder
 
     final = Path(os.path.realpath(folder))
@@ -129,7 +129,7 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
                 content = onnx_file(network, card)
                 differences.append(check(classifier, read_onnx(content)))
                 (draft / "model.onnx").write_bytes(content)
-        terms = licence(card.backbone) if card.weights == card.backbone else None
+        terms = config_of(card.backbone).license if card.weights == card.backbone else None
         architecture = facts(card)["architecture"]
         text = hub_card(run, model, card, architecture=architecture, licence=terms, folder=draft, name=name)
         (draft / "README.md").write_text(text, encoding="utf-8")
