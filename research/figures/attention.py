@@ -181,7 +181,7 @@ def attention(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Both images as the adapted model sees them, and its attention over the target's patches."""
     from cdtrans.network.weights import load_model
-    from cdtrans.reporting.attention import BATCH, look
+    from cdtrans.reporting.attention import PAIRS_AT_ONCE, look
     from cdtrans.runtime.device import pick_device
 
     model, card = load_model(record.model_folder(model_name))
@@ -196,8 +196,8 @@ def attention(
         images = counted(source.missing + target.missing, "image")
         raise DataError("images-gone", f"{images} of the pairs can no longer be read; put them back.")
     pixels = [(source[pair.source], target[pair.target]) for pair in pairs]
-    for start in range(0, len(pixels), BATCH):
-        sources, targets = (np.stack(side) for side in zip(*pixels[start : start + BATCH], strict=True))  # type: ignore[arg-type]
+    for start in range(0, len(pixels), PAIRS_AT_ONCE):
+        sources, targets = (np.stack(side) for side in zip(*pixels[start : start + PAIRS_AT_ONCE], strict=True))  # type: ignore[arg-type]
         yield from zip(sources, targets, look(model, card, sources, targets, where), strict=True)
 
 

@@ -39,15 +39,15 @@ def test_before_and_after(full: Path) -> None:
     assert before.dots != after.dots
     assert len(set(views.source_labels.tolist())) > 1
     for plane, classes in zip(shown.planes, (views.target_before, views.target_after), strict=True):
-        assert [m.colour for m in plane.rings] == views.source_labels.tolist(), "the source has its labels"
-        assert [m.colour for m in plane.dots] == classes.tolist(), "the target has its predictions"
+        assert [k for _, _, k in plane.rings] == views.source_labels.tolist(), "the source has its labels"
+        assert [k for _, _, k in plane.dots] == classes.tolist(), "the target has its predictions"
 
 
 def test_marks_fill_the_square_at_one_scale() -> None:
     points = np.array([[0.0, 0.0], [10.0, 5.0], [10.0, 0.0]])
     drawn = marks(points, np.array([3, 23, 0]))
-    assert [(float(m.x), float(m.y)) for m in drawn] == [(8, 266), (352, 94), (352, 266)], "up is up"
-    assert [m.colour for m in drawn] == [3, 3, 0], "colours repeat"
+    assert [(float(x), float(y)) for x, y, _ in drawn] == [(8, 266), (352, 94), (352, 266)], "up is up"
+    assert [k for _, _, k in drawn] == [3, 3, 0], "colours repeat"
     assert marks(np.zeros((2, 2)), np.zeros(2, int))[0][:2] == ("180.0", "180.0")
 
 

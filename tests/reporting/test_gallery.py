@@ -14,9 +14,9 @@ from cdtrans.record.layout import PairsRecord
 from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting import gallery
-from cdtrans.reporting.attention import cross_attention
+from cdtrans.reporting.attention import attention_shares
 from cdtrans.reporting.gallery import sample_pairs, turn
-from cdtrans.reporting.images import both_domains, heated, jpeg
+from cdtrans.reporting.images import heated, jpeg, run_images
 from cdtrans.reporting.sections import Missing
 from cdtrans.runtime.screen import Screen
 from run_folders import change
@@ -27,7 +27,7 @@ QUIET = Screen(quiet=True)
 
 def shown(run: Path) -> gallery.Gallery:
     record = RunRecord(run)
-    return gallery.gallery(record, *both_domains(record), QUIET)
+    return gallery.gallery(record, *run_images(record), QUIET)
 
 
 def random_round(number: int, count: int, rejected: float, seed: int = 0) -> PairsRecord:
@@ -83,11 +83,11 @@ class TestPairs:
             assert p.source_class == record.classes[r.source_labels[i]] == p.source_path.split("/")[0]
             assert p.target_class == record.classes[r.target_labels[i]]
             assert len({p.source, p.target, p.heat}) == 3
-        assert made.class_names == {"blue", "green", "red"}
+        assert made.class_names == ["blue", "green", "red"]
 
     def test_the_heat_map_is_the_adapted_model_s(self, full: Path) -> None:
         record, made = RunRecord(full), shown(full)
-        source, target = both_domains(record)
+        source, target = run_images(record)
         model, card = load_model(full / "adapted")
         for p in made.pairs[:3]:
             t = target[target.paths.index(p.target_path)]
@@ -96,7 +96,7 @@ class TestPairs:
                 scaled = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None] / 255
                 mean, std = (torch.tensor(x).view(1, 3, 1, 1) for x in (card.mean, card.std))
                 inputs.append((scaled - mean) / std)
-            assert p.heat == jpeg(heated(t, cross_attention(model, *inputs)[0].numpy()))
+            assert p.heat == jpeg(heated(t, attention_shares(model, *inputs)[0].numpy()))
 
     def test_vanished_files_leave_the_rest(self, full: Path, tmp_path: Path, finished) -> None:
         copy = shutil.copytree(finished.task.target, tmp_path / "target")
@@ -104,7 +104,7 @@ class TestPairs:
         gone = {p.target_path for p in shown(full).pairs[::2]}
         for path in gone:
             (copy / path).unlink()
-        source, target = both_domains(record)
+        source, target = run_images(record)
         target.root = copy
         made = gallery.gallery(record, source, target, QUIET)
         assert (target.missing, source.missing) == (len(gone), 0)
@@ -140,7 +140,7 @@ class TestLooks:
     def test_changed_most_first(self, full: Path) -> None:
         record = RunRecord(full)
         looks, views, paths = (
-            gallery.changed(record, *both_domains(record)),
+            gallery.changed(record, run_images(record)[1]),
             record.views,
             record.images.paths["target"],
         )
@@ -161,7 +161,7 @@ class TestLooks:
         if model == "source":
             change(run, choice=Choice("source", 0))
         record = RunRecord(run)
-        looks, paths = gallery.uncertain(record, *both_domains(record)), record.images.paths["target"]
+        looks, paths = gallery.uncertain(record, run_images(record)[1]), record.images.paths["target"]
         sure = record.views.confidence_before if model == "source" else record.views.confidence_after
         assert [look.path for look in looks.images] == [paths[i] for i in np.argsort(sure, kind="stable")[:5]]
         assert (looks.of, looks.images[0].detail) == (21, f"{sure.min():.0%} sure")
@@ -179,12 +179,12 @@ class TestLooks:
             views["source_confidence"][i], views["source_own"][i] = sure, own
         np.savez(run / "views.npz", **views)
         record = RunRecord(run)
-        looks, paths = gallery.mislabelled(record, *both_domains(record)), record.images.paths["source"]
+        looks, paths = gallery.doubtful_labels(record, run_images(record)[0]), record.images.paths["source"]
         assert [look.path for look in looks.images] == [paths[10], paths[3]]
         assert looks.images[0].headline == f"labelled {paths[10].split('/')[0]}"
         assert looks.images[0].detail.endswith("95% sure")
         views |= {"source_predicted": views["source_labels"], "target_after": views["target_before"]}
         np.savez(run / "views.npz", **views)
         record = RunRecord(run)
-        assert says(gallery.mislabelled(record, *both_domains(record)).why, "agrees", "every label")
-        assert says(gallery.changed(record, *both_domains(record)).why, "predicts the same", "source-only")
+        assert says(gallery.doubtful_labels(record, run_images(record)[0]).why, "agrees", "every label")
+        assert says(gallery.changed(record, run_images(record)[1]).why, "predicts the same", "source-only")

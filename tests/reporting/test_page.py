@@ -15,7 +15,7 @@ from cdtrans.record.layout import MEASURED
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import rewrite
 from cdtrans.reporting import embedding, gallery, page, sections
-from cdtrans.reporting.images import SIDE, jpeg
+from cdtrans.reporting.images import THUMBNAIL_SIDE, jpeg
 from cdtrans.runtime.screen import Screen
 from run_folders import change, refused
 from support import raises, says
@@ -269,7 +269,7 @@ def test_names_are_text_and_not_markup_or_control_characters(run: Path) -> None:
 
 def test_the_largest_page_is_small_enough(full: Path) -> None:
     """Every image of noise, which JPEG can do nothing about."""
-    noise = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3), dtype=np.uint8)
     image = len(jpeg(Image.fromarray(noise)))
     count = 3 * gallery.PAIRS + 3 * gallery.LOOKS
     plots = 4 * 720 * 720 * 4 // 3 // 4  # four planes, an eighth of a byte a pixel and channel
@@ -289,17 +289,17 @@ def test_a_full_disk_leaves_the_old_page(full: Path, run: Path, monkeypatch: pyt
 
 def test_settings_are_written_as_in_yaml() -> None:
     values = (None, True, {}, {"a": 1, "b": False}, 0.5, "x")
-    assert [page.plain(v) for v in values] == ["none", "true", "none", "a: 1, b: false", "0.5", "x"]
+    assert [page.setting(v) for v in values] == ["none", "true", "none", "a: 1, b: false", "0.5", "x"]
     assert page.breakable("a_b/c<d") == "a_<wbr>b/<wbr>c&lt;d"
 
 
 def test_many_classes_fit(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are cut, there is no matrix, colours repeat and are listed on demand, and the page says so."""
     assert ("details", {"class": "legend", "open": None}) in written(run).elements
-    monkeypatch.setattr(embedding.Embedding, "LISTED", 2)
-    monkeypatch.setattr(embedding.Embedding, "COLOURS", 2)
+    monkeypatch.setattr(embedding, "LEGEND_CLASSES", 2)
+    monkeypatch.setattr(embedding, "COLOURS", 2)
     monkeypatch.setattr(sections, "SHOWN_CLASSES", 2)
-    monkeypatch.setattr(sections.Labelled, "MATRIX_CLASSES", 2)
+    monkeypatch.setattr(sections, "MATRIX_CLASSES", 2)
     parsed = written(run)
     texts = parsed.sections
     assert ("details", {"class": "legend"}) in parsed.elements

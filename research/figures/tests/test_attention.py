@@ -92,7 +92,7 @@ def test_the_figure_has_a_row_for_each_pair(run: Path, labels: Path, tmp_path: P
 def test_the_pictures_are_the_pairs_own_and_attention_is_a_share(
     run: Path, labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdtrans.reporting.attention.BATCH", 3)
+    monkeypatch.setattr("cdtrans.reporting.attention.PAIRS_AT_ONCE", 3)
     shown = draw_attention(run, labels=labels, out=tmp_path / "a.png", pairs=100, device="cpu")
     assert len(shown.images) == len(shown.pairs) > 3, "more than one batch"
     target = RunRecord(run).root("target")

@@ -18,12 +18,11 @@ from cdtrans.reporting.images import heated, in_parallel, jpeg
 from cdtrans.runtime.device import pick_device
 from cdtrans.runtime.screen import TrackedTask
 
-BATCH = 16  # pairs in a pass of the model
-Pixels = np.ndarray | None
+PAIRS_AT_ONCE = 16  # pairs in a pass of the model
 
 
 @torch.inference_mode()
-def cross_attention(model: Network, source: Tensor, target: Tensor) -> Tensor:
+def attention_shares(model: Network, source: Tensor, target: Tensor) -> Tensor:
     """[B, 3, H, W] twice -> [B, rows, columns]: the share of its attention that the source's class token gives to each
     patch of the target in the last block, mean over the heads; without a class token, the mean of all its queries.
     Only for backbones without a reason in `why_no_shared_attention`.
@@ -49,7 +48,7 @@ def cross_attention(model: Network, source: Tensor, target: Tensor) -> Tensor:
 
 
 def heat_maps(
-    record: RunRecord, name: str, pairs: list[tuple[Pixels, Pixels]], task: TrackedTask
+    record: RunRecord, name: str, pairs: list[tuple[np.ndarray | None, ...]], task: TrackedTask
 ) -> tuple[list[str | None], str]:
     """A heat map by a model of the run for every pair whose files exist, or why there are none."""
     maps: list[str | None] = [None] * len(pairs)
@@ -61,9 +60,9 @@ def heat_maps(
         return maps, f"There are no heat maps, because the backbone {why}."
     device = device_for(record)
     model.to(device)
-    whole = [(n, s, t) for n, (s, t) in enumerate(pairs) if s is not None and t is not None]
-    for start in range(0, len(whole), BATCH):
-        places, sources, targets = zip(*whole[start : start + BATCH], strict=True)
+    whole = [(n, *pair) for n, pair in enumerate(pairs) if not any(pixels is None for pixels in pair)]
+    for start in range(0, len(whole), PAIRS_AT_ONCE):
+        places, sources, targets = zip(*whole[start : start + PAIRS_AT_ONCE], strict=True)
         weights = look(model, card, np.stack(sources), np.stack(targets), device)
         for n, heat_map in zip(places, in_parallel(lambda *pair: jpeg(heated(*pair)), targets, weights), strict=True):
             maps[n] = heat_map
@@ -78,7 +77,7 @@ def look(model: Network, card: Card, source: np.ndarray, target: np.ndarray, dev
         rows = np.arange(len(pixels))
         images = Images(pixels, rows, crop=card.crop, mean=card.mean, std=card.std, device=device)
         inputs.append(images.centred(torch.from_numpy(rows).to(images.home)))
-    weights: np.ndarray = cross_attention(model, *inputs).float().cpu().numpy()
+    weights: np.ndarray = attention_shares(model, *inputs).float().cpu().numpy()
     return weights
 
 

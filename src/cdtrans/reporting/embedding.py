@@ -1,7 +1,6 @@
 """A t-SNE of both domains, before and after adaptation."""
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,42 +9,35 @@ from cdtrans.reporting.sections import Missing
 
 SAMPLE = 500  # images of each domain: t-SNE takes seconds at most, and more dots would overlap
 PERPLEXITY = 30.0  # the usual value; smaller with few images
-SIDE, MARGIN = 360, 8  # side and margin of a plot, in SVG units
+PLANE_SIDE, MARGIN = 360, 8  # side and margin of a plot, in SVG units
 COLOURS = 20  # distinguishable ones, .k0 to .k19 in style.css
-LISTED = 40  # classes up to which the legend is open; a longer one is collapsed
+LEGEND_CLASSES = 40  # classes up to which the legend is open; a longer one is collapsed
 FEWEST = 5  # images of a domain; fewer make no useful plot
 
-
-class Mark(NamedTuple):
-    """A point of the plot and the number of its colour."""
-
-    x: str
-    y: str
-    colour: int
+Mark = tuple[str, str, int]  # coordinates of a point, and the number of its colour
 
 
-@dataclass(frozen=True)
-class Plane:
+class Plane(NamedTuple):
     """One model's view of both domains: rings for source images, dots for target images."""
 
-    SIDE: ClassVar[int] = SIDE
     name: str
     rings: tuple[Mark, ...]
     dots: tuple[Mark, ...]
 
 
-@dataclass(frozen=True)
-class Embedding:
-    COLOURS: ClassVar[int] = COLOURS
-    LISTED: ClassVar[int] = LISTED
+class Embedding(NamedTuple):
     planes: tuple[Plane, ...]
     sources: int
     targets: int
+    legend: tuple[tuple[str, int], ...]  # name and colour of every class
+    colours: int  # different ones
+    unfolded: bool  # whether the legend is
+    side: int = PLANE_SIDE
 
 
 def embedding(record: RunRecord) -> Embedding | Missing:
     views, outcome = record.views, record.outcome
-    rows_s, rows_t = spread(len(views.sampled_source)), spread(len(views.sampled_target))
+    rows_s, rows_t = evenly_spread(len(views.sampled_source)), evenly_spread(len(views.sampled_target))
     if min(len(rows_s), len(rows_t)) < FEWEST:
         return Missing("There are too few images for a plot of the features.")
     labels, sampled = views.source_labels[views.sampled_source[rows_s]], views.sampled_target[rows_t]
@@ -60,10 +52,11 @@ def embedding(record: RunRecord) -> Embedding | Missing:
     for (name, _, _, predicted), plane in zip(shown, points, strict=True):
         every = marks(mirrored_like(plane, points[0]), np.concatenate([labels, predicted[sampled]]))
         planes.append(Plane(name, every[: len(rows_s)], every[len(rows_s) :]))
-    return Embedding(tuple(planes), len(rows_s), len(rows_t))
+    legend = tuple((name, k % COLOURS) for k, name in enumerate(record.classes))
+    return Embedding(tuple(planes), len(rows_s), len(rows_t), legend, COLOURS, len(legend) <= LEGEND_CLASSES)
 
 
-def spread(count: int) -> np.ndarray:
+def evenly_spread(count: int) -> np.ndarray:
     """At most SAMPLE rows of `count`, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
 
@@ -86,10 +79,9 @@ def mirrored_like(points: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def marks(points: np.ndarray, classes: np.ndarray) -> tuple[Mark, ...]:
-    """[N, 2] coordinates and [N] classes, as marks that fill a square of SIDE; both axes have the same scale."""
+    """[N, 2] coordinates and [N] classes, as marks that fill a square of PLANE_SIDE; both axes have the same scale."""
     low, high = points.min(axis=0), points.max(axis=0)
-    scale = (SIDE - 2 * MARGIN) / max(float((high - low).max()), 1e-12)
-    placed = (points - (low + high) / 2) * scale * (1, -1) + SIDE / 2  # in SVG, y grows downwards
-    return tuple(
-        Mark(f"{x:.1f}", f"{y:.1f}", k % COLOURS) for (x, y), k in zip(placed.tolist(), classes.tolist(), strict=True)
-    )
+    scale = (PLANE_SIDE - 2 * MARGIN) / max(float((high - low).max()), 1e-12)
+    placed = (points - (low + high) / 2) * scale * (1, -1) + PLANE_SIDE / 2  # in SVG, y grows downwards
+    every = zip(placed.tolist(), classes.tolist(), strict=True)
+    return tuple((f"{x:.1f}", f"{y:.1f}", k % COLOURS) for (x, y), k in every)

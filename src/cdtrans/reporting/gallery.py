@@ -1,8 +1,8 @@
 """The sections of the page that show images: pairs with heat maps, and images to check."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ LOOKS = 24  # images in each section of images worth a look: full rows on a desk
 SEED = 0  # seed for the choice of pairs, so that equal runs have equal pages
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     round: int
     kept: bool
     source_class: str
@@ -31,20 +30,15 @@ class Pair:
     heat: str | None
 
 
-@dataclass(frozen=True)
-class Gallery:
+class Gallery(NamedTuple):
     pairs: tuple[Pair, ...]
     of: int  # proposed pairs of all rounds; `pairs` is a sample of them
     model: str  # the model of the heat maps, "adapted" or "source"
     why: str  # why there are no heat maps, or empty
-
-    @property
-    def class_names(self) -> set[str]:
-        return {name for pair in self.pairs for name in (pair.source_class, pair.target_class)}
+    class_names: list[str]
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """An image to check, with a headline and a detail."""
 
     image: str | None  # a data URL; None for a missing file
@@ -53,8 +47,7 @@ class Look:
     detail: str
 
 
-@dataclass(frozen=True)
-class Looks:
+class ImagesToCheck(NamedTuple):
     images: tuple[Look, ...]
     of: int  # images in all; these stand out most
 
@@ -68,28 +61,18 @@ def gallery(record: RunRecord, source: DomainImages, target: DomainImages, scree
         return Missing("The two images of a pair need not belong together with this method.")
     if not record.rounds:
         return Missing("The run folder has no pairs.")
-    chosen = sample_pairs(record.rounds)
-    rounds = [record.rounds[number] for number, _ in chosen]
-    places = [(int(r.source[i]), int(r.target[i])) for r, (_, i) in zip(rounds, chosen, strict=True)]
+    shown = [(number, record.rounds[number], i) for number, i in sample_pairs(record.rounds)]
+    places = [(int(r.source[i]), int(r.target[i])) for _, r, i in shown]
     sources, targets = source.thumbnails(s for s, _ in places), target.thumbnails(t for _, t in places)
     model = "adapted" if record.outcome.adapted_epoch else "source"
     with screen.track("report", len(places)) as task:
         heat, why = heat_maps(record, model, [(source[s], target[t]) for s, t in places], task)
-    pairs = tuple(
-        Pair(
-            round=number,
-            kept=bool(r.kept[i]),
-            source_class=record.classes[r.source_labels[i]],
-            target_class=record.classes[r.target_labels[i]],
-            source_path=source.paths[s],
-            target_path=target.paths[t],
-            source=sources[n],
-            target=targets[n],
-            heat=heat[n],
-        )
-        for n, (r, (number, i), (s, t)) in enumerate(zip(rounds, chosen, places, strict=True))
-    )
-    return Gallery(pairs, sum(len(r.kept) for r in record.rounds.values()), model, why)
+    pairs, classes = [], record.classes
+    for (number, r, i), (s, t), *images in zip(shown, places, sources, targets, heat, strict=True):
+        names = classes[r.source_labels[i]], classes[r.target_labels[i]]
+        pairs.append(Pair(number, bool(r.kept[i]), *names, source.paths[s], target.paths[t], *images))
+    class_names = sorted({name for pair in pairs for name in (pair.source_class, pair.target_class)})
+    return Gallery(tuple(pairs), sum(len(r.kept) for r in record.rounds.values()), model, why, class_names)
 
 
 def sample_pairs(rounds: dict[int, PairsRecord]) -> list[tuple[int, int]]:
@@ -111,14 +94,12 @@ def sample_pairs(rounds: dict[int, PairsRecord]) -> list[tuple[int, int]]:
 def turn(kinds: np.ndarray) -> np.ndarray:
     """[N] -> [N]: how many of the same kind come before each."""
     order = np.argsort(kinds, kind="stable")
-    starts = np.flatnonzero(np.append(True, np.diff(kinds[order]) != 0))
-    counted = np.arange(len(kinds)) - np.repeat(starts, np.diff(np.append(starts, len(kinds))))
-    turns = np.empty_like(counted)
-    turns[order] = counted
+    ordered, turns = kinds[order], np.empty_like(order)
+    turns[order] = np.arange(len(kinds)) - np.searchsorted(ordered, ordered)
     return turns
 
 
-def changed(record: RunRecord, source: DomainImages, target: DomainImages) -> Looks | Missing:
+def changed(record: RunRecord, target: DomainImages) -> ImagesToCheck | Missing:
     """The target images whose predicted distribution moved furthest."""
     if not record.outcome.adapted_epoch:
         return Missing("There is no adapted model, so no prediction changed.")
@@ -133,20 +114,20 @@ def changed(record: RunRecord, source: DomainImages, target: DomainImages) -> Lo
         sure = f"{views.confidence_before[i]:.0%} → {views.confidence_after[i]:.0%} sure"
         return f"{classes[before[i]]} → {classes[after[i]]}", sure
 
-    return looks(order, target, caption)
+    return to_check(order, target, caption)
 
 
-def uncertain(record: RunRecord, source: DomainImages, target: DomainImages) -> Looks | Missing:
+def uncertain(record: RunRecord, target: DomainImages) -> ImagesToCheck | Missing:
     """The target images that the selected model is least sure of."""
     views, classes = record.views, record.classes
     predicted, sure = views.target_after, views.confidence_after
     if record.outcome.choice.model == "source":
         predicted, sure = views.target_before, views.confidence_before
     order = np.argsort(sure, kind="stable")
-    return looks(order, target, lambda i: (classes[predicted[i]], f"{sure[i]:.0%} sure"))
+    return to_check(order, target, lambda i: (classes[predicted[i]], f"{sure[i]:.0%} sure"))
 
 
-def mislabelled(record: RunRecord, source: DomainImages, target: DomainImages) -> Looks | Missing:
+def doubtful_labels(record: RunRecord, source: DomainImages) -> ImagesToCheck | Missing:
     """The source images whose label the source-only model contradicts most, although it was trained on it."""
     views, classes = record.views, record.classes
     labels, predicted, sure = views.source_labels, views.source_predicted, views.source_confidence
@@ -156,14 +137,14 @@ def mislabelled(record: RunRecord, source: DomainImages, target: DomainImages) -
     order = order[predicted[order] != labels[order]]
     if not len(order):
         return Missing("The source-only model agrees with every label of the source.")
-    return looks(
-        order,
-        source,
-        lambda i: (f"labelled {classes[labels[i]]}", f"looks like {classes[predicted[i]]}, {sure[i]:.0%} sure"),
-    )
+
+    def caption(i: int) -> tuple[str, str]:
+        return f"labelled {classes[labels[i]]}", f"looks like {classes[predicted[i]]}, {sure[i]:.0%} sure"
+
+    return to_check(order, source, caption)
 
 
-def looks(order: np.ndarray, domain: DomainImages, caption: Callable[[int], tuple[str, str]]) -> Looks:
+def to_check(order: np.ndarray, domain: DomainImages, caption: Callable[[int], tuple[str, str]]) -> ImagesToCheck:
     shown = order[:LOOKS].tolist()
     images = zip(shown, domain.thumbnails(shown), strict=True)
-    return Looks(tuple(Look(image, domain.paths[i], *caption(i)) for i, image in images), len(order))
+    return ImagesToCheck(tuple(Look(image, domain.paths[i], *caption(i)) for i, image in images), len(order))

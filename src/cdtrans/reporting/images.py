@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,14 +15,8 @@ from cdtrans.inputs.stream import decode_in_order
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.ranks import processor_count
 
-SIDE = 144  # pixels of a thumbnail: twice its size on the page, for screens of double density
+THUMBNAIL_SIDE = 144  # pixels of a thumbnail: twice its size on the page, for screens of double density
 QUALITY = 80  # JPEG quality; a photo takes about 6 kB
-HEAT = np.array(  # matplotlib's "inferno": even in brightness, so it also works in grey and for colour-blind readers
-    [
-        *((0, 0, 4), (23, 11, 59), (66, 10, 104), (107, 23, 110), (147, 38, 103), (187, 55, 85)),
-        *((221, 81, 58), (243, 119, 26), (252, 165, 10), (246, 214, 68), (252, 255, 164)),
-    ]
-)
 HEAT_SHARE = 0.6  # opacity of the colours over the image
 
 
@@ -51,18 +45,15 @@ class DomainImages:
     def thumbnails(self, indices: Iterable[int]) -> list[str | None]:
         indices = list(indices)
         self.fetch(indices)
-        return in_parallel(self._thumbnail, indices)
-
-    def _thumbnail(self, index: int) -> str | None:
-        pixels = self[index]
-        return None if pixels is None else jpeg(enlarged(pixels))
+        shown = (self.pixels.get(i) for i in indices)
+        return in_parallel(lambda pixels: None if pixels is None else jpeg(enlarged(pixels)), shown)
 
     @property
     def missing(self) -> int:
         return sum(pixels is None for pixels in self.pixels.values())
 
 
-def both_domains(record: RunRecord) -> tuple[DomainImages, DomainImages]:
+def run_images(record: RunRecord) -> tuple[DomainImages, DomainImages]:
     """The run's source and target images."""
     config, paths = record.config, record.images.paths
     size = {"resize": config.resize, "crop": config.crop}
@@ -70,25 +61,27 @@ def both_domains(record: RunRecord) -> tuple[DomainImages, DomainImages]:
     return source, DomainImages(record.root("target"), paths["target"], **size)
 
 
-Made = TypeVar("Made")
-
-
-def in_parallel(make: Callable[..., Made], *columns: Iterable[Any]) -> list[Made]:
-    """Apply `make` in threads: PIL releases the GIL while it resizes and compresses."""
+def in_parallel(make: Callable[..., str | None], *columns: Iterable[Any]) -> list[str | None]:
+    """Data URLs, made in threads: PIL releases the GIL while it resizes and compresses."""
     with ThreadPoolExecutor(processor_count()) as pool:
         return list(pool.map(make, *columns))
 
 
 def enlarged(pixels: np.ndarray) -> Image.Image:
-    return Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    return Image.fromarray(pixels).resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BICUBIC)
 
 
 def heated(pixels: np.ndarray, weights: np.ndarray) -> Image.Image:
-    """The image in grey with its patches' weights as colours, [rows, columns], scaled from smallest to largest."""
+    """The image in grey with its patches' weights as colours, [rows, columns], scaled from smallest to largest. The
+    colours are even in brightness, so they also work in grey and for colour-blind readers."""
+    import matplotlib
+
     low, high = float(weights.min()), float(weights.max())
     scaled = (weights.astype(np.float32) - low) / max(high - low, 1e-12)
-    smooth = np.asarray(Image.fromarray(scaled).resize((SIDE, SIDE), Image.Resampling.BILINEAR))  # [SIDE, SIDE]
-    colours = np.stack([np.interp(smooth, np.linspace(0, 1, len(HEAT)), channel) for channel in HEAT.T], axis=-1)
+    smooth = np.asarray(
+        Image.fromarray(scaled).resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
+    )  # [THUMBNAIL_SIDE, THUMBNAIL_SIDE]
+    colours = matplotlib.colormaps["inferno"](smooth)[..., :3] * 255
     grey = np.asarray(enlarged(pixels).convert("L"), dtype=np.float64)[..., None]
     return Image.fromarray(np.rint(HEAT_SHARE * colours + (1 - HEAT_SHARE) * grey).astype(np.uint8))
 

@@ -15,7 +15,7 @@ from cdtrans.record.files import atomic, intact
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting import gallery, sections
 from cdtrans.reporting.embedding import embedding
-from cdtrans.reporting.images import both_domains
+from cdtrans.reporting.images import run_images
 from cdtrans.reporting.sections import Missing
 from cdtrans.runtime import package_version
 from cdtrans.runtime.screen import Screen
@@ -46,20 +46,21 @@ def collect(record: RunRecord, screen: Screen) -> dict[str, Any]:
     made = {
         "about_pairs": attempt(sections.about_pairs, record),
         "config": attempt(lambda: record.config.to_dict()),
-        "costs": attempt(sections.costs, record),
+        "costs": attempt(sections.stage_times, record),
         "embedding": attempt(embedding, record),
         "environment": attempt(lambda: vars(record.environment)),
-        "facts": attempt(sections.facts, record),
+        "facts": attempt(sections.run_size, record),
         "histogram": attempt(sections.histogram, record),
-        "labelled": attempt(sections.labelled, record),
+        "labelled": attempt(sections.label_results, record),
         "losses": attempt(sections.loss_curves, record),
         "pair_counts": attempt(sections.pair_counts, record),
         "scores": attempt(sections.scores, record),
         "selection": attempt(sections.selection_curve, record),
-        "trade_off": attempt(sections.trade_off, record),
+        "trade_off": attempt(sections.confident_labels, record),
         **with_images(record, screen),
     }
     labelled = made["labelled"]
+    measured = None if isinstance(labelled, Missing) else labelled["measured"]
     return made | {
         "run": record.folder,
         "version": package_version("cdtrans"),
@@ -67,24 +68,23 @@ def collect(record: RunRecord, screen: Screen) -> dict[str, Any]:
         "adapted": outcome.adapted_epoch > 0,  # the guard may have refused it
         "used_source": outcome.choice.model == "source",
         "headline": wording.headline(outcome),
-        "accuracy": wording.accuracy(
-            outcome, None if isinstance(labelled, Missing) else labelled.measured, record.folder
-        ),
+        "accuracy": wording.accuracy(outcome, measured, record.folder),
     }
 
 
 def with_images(record: RunRecord, screen: Screen) -> dict[str, Any]:
     """The sections that show images, and how many of their files are missing."""
-    both = attempt(both_domains, record)
+    both = attempt(run_images, record)
     if isinstance(both, Missing):
         return dict.fromkeys(("gallery", "changed", "uncertain", "mislabelled"), both) | {"missing_files": 0}
+    source, target = both
     made = {
-        "gallery": attempt(gallery.gallery, record, *both, screen),
-        "changed": attempt(gallery.changed, record, *both),
-        "uncertain": attempt(gallery.uncertain, record, *both),
-        "mislabelled": attempt(gallery.mislabelled, record, *both),
+        "gallery": attempt(gallery.gallery, record, source, target, screen),
+        "changed": attempt(gallery.changed, record, target),
+        "uncertain": attempt(gallery.uncertain, record, target),
+        "mislabelled": attempt(gallery.doubtful_labels, record, source),
     }
-    return made | {"missing_files": sum(domain.missing for domain in both)}
+    return made | {"missing_files": source.missing + target.missing}
 
 
 def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
@@ -101,8 +101,8 @@ def attempt(make: Callable[..., Any], *arguments: Any) -> Any:
 def render(page: dict[str, Any]) -> str:
     own = templates("reporting")
     own.tests["missing"] = lambda section: isinstance(section, Missing)
-    own.filters |= {"percent": percent, "signed": signed, "plain": plain, "breakable": breakable}
     own.filters |= {"accuracy": wording.accuracy_percent, "span": wording.span, "points": wording.points}
+    own.filters |= {"percent": percentage, "setting": setting, "breakable": breakable}
     return own.get_template("template.html").render(page=page, wording=wording)
 
 
@@ -125,19 +125,14 @@ def visible(value: Any) -> Any:
     return type(value)(printable(value, keep="\n\t")) if isinstance(value, str) else value
 
 
-def percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f}%"
+def percentage(share: float, digits: int = 0) -> str:
+    return f"{share:.{digits}%}"
 
 
-def signed(value: float, digits: int) -> str:
-    """With a real minus sign, which is as wide as the plus."""
-    return f"{value:+.{digits}f}".replace("-", "−")
-
-
-def plain(value: Any) -> str:
+def setting(value: Any) -> str:
     """A setting as written in a YAML file."""
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {plain(v)}" for key, v in value.items()) or "none"
+        return ", ".join(f"{key}: {setting(v)}" for key, v in value.items()) or "none"
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else str(value)

@@ -3,19 +3,20 @@
 from dataclasses import dataclass
 from math import isfinite
 from shlex import quote
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cdtrans.methods import method_class
 from cdtrans.record import wording
 from cdtrans.record.layout import Line
-from cdtrans.record.outcome import Crowd, Measured, Scores
-from cdtrans.record.probabilities import Kept, accuracy_by_share
+from cdtrans.record.outcome import Crowd
+from cdtrans.record.probabilities import accuracy_by_share
 from cdtrans.record.record import RunRecord
 
 SHOWN_CLASSES = 40  # with more classes, only those that stand out are shown
 SHOWN_CONFUSIONS = 12  # the most frequent ones, by name
-MINUTE = 60  # seconds
+MATRIX_CLASSES = 40  # a confusion matrix of more classes is too large to read
 
 # The scores of log.jsonl -> name and meaning, in the order of the page.
 SCORES = {
@@ -37,6 +38,11 @@ LOSSES = {
     "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
 }
 NOT_LOSSES = ("event", "stage", "epoch", "lr", "pairs")  # other keys of an epoch's line in the log
+USED = {  # what takes part in a round's pairs, by its line of the log -> their columns
+    "sources_used": "source images used",
+    "targets_used": "target images used",
+    "classes_used": "classes used",
+}
 AGREEMENTS = {  # agreements of nearest neighbours in a round's line of the log -> their columns
     "source_agreement": "source agreement",
     "target_agreement": "target agreement",
@@ -61,20 +67,18 @@ class Missing:
     why: str
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The size of the run."""
+class TextTable(NamedTuple):
+    """A table of the page; the first cell of a row is its heading."""
 
-    source: int  # images
-    held_out: int
-    target: int
-    classes: tuple[str, ...]
-    epochs: int
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
-def facts(record: RunRecord) -> Facts:
+def run_size(record: RunRecord) -> dict[str, Any]:
+    """Images of each domain, classes and epochs."""
     images, data = record.images.paths, record.data.source
-    return Facts(data.images, data.held_out, len(images["target"]), record.classes, record.config.epochs)
+    counts = {"source": data.images, "held_out": data.held_out, "target": len(images["target"])}
+    return counts | {"classes": record.classes, "epochs": record.config.epochs}
 
 
 # Curves
@@ -153,26 +157,14 @@ def heading_of(name: str) -> tuple[str, str]:
 # Label-free scores
 
 
-@dataclass(frozen=True)
-class Score:
-    """One label-free score before and, if there is an adapted model, after adaptation."""
-
-    name: str
-    meaning: str
-    before: float
-    after: float | None
-
-
-def scores(record: RunRecord) -> tuple[Score, ...] | Missing:
+def scores(record: RunRecord) -> tuple[tuple[str, str, float, float | None], ...] | Missing:
+    """Name, meaning and value of each score before and, if there is an adapted model, after adaptation."""
     by_epoch, adapted = scores_by_epoch(record), record.outcome.adapted_epoch
     before, after = by_epoch.get(0), by_epoch.get(adapted)
     if before is None or after is None:
         return Missing("This run has no label-free scores.")
-    return tuple(
-        Score(*heading_of(name), before[name], after[name] if adapted else None)
-        for name in SCORES
-        if name in before and name in after
-    )
+    shared = [name for name in SCORES if name in before and name in after]
+    return tuple((*SCORES[name], before[name], after[name] if adapted else None) for name in shared)
 
 
 def scores_by_epoch(record: RunRecord) -> dict[int, dict[str, float]]:
@@ -180,45 +172,32 @@ def scores_by_epoch(record: RunRecord) -> dict[int, dict[str, float]]:
     return {int(line["epoch"]): {name: float(line[name]) for name in SCORES if name in line} for line in lines}
 
 
-def trade_off(record: RunRecord) -> tuple[Kept, ...] | Missing:
+def confident_labels(record: RunRecord) -> TextTable | Missing:
     """The expected accuracy of the most confident part of the labels."""
     if record.outcome.estimate is None and record.calibrated_with() != "labels":
         return Missing("The accuracy is unknown without labels, and so is what the probabilities mean.")
-    return accuracy_by_share(record.confidences())
+    rows = (
+        (f"the most confident {k.share:.0%}", f"{k.accuracy:.0%}", f"{k.threshold:.3f} and more")
+        if k.threshold
+        else ("all", f"{k.accuracy:.0%}", "")
+        for k in accuracy_by_share(record.confidences())
+    )
+    return TextTable(("Labels kept", "expected right", "probability"), tuple(rows))
 
 
 # Classes
 
 
-@dataclass(frozen=True)
-class ClassShare:
-    """The share of a class among the images: labelled in the source, predicted in the target. Without an adapted model
-    `after` equals `before`."""
+class Histogram(NamedTuple):
+    """The shares of the classes: labelled in the source, predicted in the target."""
 
-    name: str
-    source: float
-    before: float
-    after: float
-
-
-@dataclass(frozen=True)
-class Histogram:
-    FIRST = 12  # classes that are not folded
-
-    rows: tuple[ClassShare, ...]  # the class that differs most from the source first
+    rows: tuple[tuple[str, tuple[float, ...]], ...]  # the class that differs most from the source first
     classes: int  # in all
     crowds: dict[str, Crowd]  # by model, 'source' and 'adapted', if it puts most images into one class
 
-    @property
-    def largest(self) -> float:
-        return max(max(r.source, r.before, r.after) for r in self.rows)
-
-    def crowded(self, model: str, name: str) -> bool:
-        return model in self.crowds and self.crowds[model].label == name
-
 
 def histogram(record: RunRecord) -> Histogram | Missing:
-
+    """The shares in the source, by the source-only model and, if there is one, by the adapted model."""
     classes, counts = record.classes, record.data.source.classes
     source = np.array([counts.get(name, 0) for name in classes])
     if not source.any():
@@ -226,10 +205,9 @@ def histogram(record: RunRecord) -> Histogram | Missing:
     predicted = {"source": np.bincount(record.views.target_before, minlength=len(classes))}
     if record.outcome.adapted_epoch:
         predicted["adapted"] = np.bincount(record.views.target_after, minlength=len(classes))
-    shares = [x / max(x.sum(), 1) for x in (source, predicted["source"], predicted.get("adapted", predicted["source"]))]
-    distance = np.abs(shares[1:] - shares[0]).max(axis=0)
-    order = np.argsort(-distance, kind="stable")[:SHOWN_CLASSES].tolist()
-    rows = tuple(ClassShare(classes[k], *(float(s[k]) for s in shares)) for k in order)
+    shares = np.stack([x / max(x.sum(), 1) for x in (source, *predicted.values())])
+    order = np.argsort(-np.abs(shares[1:] - shares[0]).max(axis=0), kind="stable")[:SHOWN_CLASSES]
+    rows = tuple((classes[k], tuple(shares[:, k].tolist())) for k in order)
     crowded = {model: Crowd.of(count.tolist(), source.tolist(), classes) for model, count in predicted.items()}
     return Histogram(rows, len(classes), {model: crowd for model, crowd in crowded.items() if crowd})
 
@@ -237,35 +215,12 @@ def histogram(record: RunRecord) -> Histogram | Missing:
 # Pairs
 
 
-@dataclass(frozen=True)
-class RoundCount:
-    number: int
-    epoch: int  # epoch before which the pairs were searched
-    proposed: int
-    kept: int
-    used: tuple[int, ...]  # source images, target images and classes of the pairs
-    agreements: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class ClassCount:
-    """A class's pairs in every round, by the source image's class."""
-
-    name: str
-    kept: tuple[int, ...]
-    rejected: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class PairCounts:
-    rounds: tuple[RoundCount, ...]
-    agreements: tuple[str, ...]  # their columns; none without source images
-    by_class: tuple[ClassCount, ...]
+class PairCounts(NamedTuple):
+    rounds: TextTable
+    agreements: bool  # whether the table has agreements; not without source images
+    by_class: tuple[tuple[str, list[int], list[int]], ...]  # kept and rejected in every round, by source class
+    most: int  # the largest number of pairs of a class in a round
     classes: int  # in all; by_class has those that lose most
-
-    @property
-    def largest(self) -> int:
-        return max((k + r for row in self.by_class for k, r in zip(row.kept, row.rejected, strict=True)), default=1)
 
 
 def pairs_meaning(record: RunRecord) -> str:
@@ -294,125 +249,90 @@ def pair_counts(record: RunRecord) -> PairCounts | Missing:
         return Missing("The run folder has no pairs.")
     lines = {line["round"]: line for line in record.events("pairs")}
     agreements = [name for name in AGREEMENTS if name in lines[max(rounds)]]
-    counts = tuple(
-        RoundCount(
-            number=number,
-            epoch=int(lines[number]["epoch"]),
-            proposed=int(lines[number]["proposed"]),
-            kept=int(r.kept.sum()),
-            used=tuple(int(lines[number][name]) for name in ("sources_used", "targets_used", "classes_used")),
-            agreements=tuple(float(lines[number][name]) for name in agreements),
-        )
-        for number, r in rounds.items()
-    )
-    kept, rejected = (
+    rows = []
+    for number, r in rounds.items():
+        line, kept = lines[number], int(r.kept.sum())
+        proposed = int(line["proposed"])
+        counts = (f"{count:,}" for count in (line["epoch"], proposed, kept, proposed - kept))
+        used = (f"{line[name]:,}" for name in USED)
+        agreed = (f"{line[name]:.0%}" for name in agreements)
+        rows.append((str(number), *counts, f"{kept / max(proposed, 1):.1%}", *used, *agreed))
+    held, lost = (
         np.stack([np.bincount(r.source_labels[r.kept == state], minlength=len(names)) for r in rounds.values()], axis=1)
         for state in (True, False)
     )  # [K, rounds]
-    loss = rejected[:, -1] / np.maximum(kept[:, -1] + rejected[:, -1], 1)
-    most = sorted(np.argsort(-loss, kind="stable")[:SHOWN_CLASSES].tolist())
-    by_class = tuple(ClassCount(names[k], tuple(kept[k].tolist()), tuple(rejected[k].tolist())) for k in most)
-    return PairCounts(counts, tuple(AGREEMENTS[name] for name in agreements), by_class, len(names))
+    loss = lost[:, -1] / np.maximum(held[:, -1] + lost[:, -1], 1)
+    losing = sorted(np.argsort(-loss, kind="stable")[:SHOWN_CLASSES].tolist())
+    by_class = tuple((names[k], held[k].tolist(), lost[k].tolist()) for k in losing)
+    columns = ("Round", "from epoch", "proposed", "kept", "rejected", "share kept", *USED.values())
+    table = TextTable((*columns, *(AGREEMENTS[name] for name in agreements)), tuple(rows))
+    return PairCounts(table, bool(agreements), by_class, max(int((held + lost)[losing].max()), 1), len(names))
 
 
 # Target labels
 
 
-@dataclass(frozen=True)
-class Labelled:
+def label_results(record: RunRecord) -> dict[str, Any] | Missing:
     """The results with target labels, of the chosen model."""
-
-    MATRIX_CLASSES = 40  # a confusion matrix of more classes is too large to read
-
-    measured: Measured
-    scores: Scores
-    compared: str  # both models beside each other, in a sentence; empty without both
-    command: str  # the command that chooses the better model, if it is not chosen
-    curve: Curve | None
-    confusions: tuple[tuple[str, str, int], ...]  # true class, predicted class, images: the most frequent
-    calibration: bool  # whether the calibration is the chosen model's
-
-    @property
-    def classes(self) -> list[tuple[str, int, float | None]]:
-        """Name, images and accuracy of every class."""
-        scores = self.scores
-        return list(zip(self.measured.classes, scores.images, scores.per_class, strict=True))
-
-
-def labelled(record: RunRecord) -> Labelled | Missing:
     measured, outcome = record.measured, record.outcome
     chosen = outcome.choice.model
     if measured is None or chosen not in measured.models:
         run = quote(str(record.folder))
         return Missing(f"No target labels were given. To measure the accuracy: cdtrans eval {run} LABELLED")
-    scores, compared = measured.models[chosen], measured.comparison
-    confusion = np.array(scores.confusion)  # [K, K]
-    wrong = np.where(np.eye(len(confusion), dtype=bool), 0, confusion)
+    scores, compared, names = measured.models[chosen], measured.comparison, measured.classes
+    wrong = np.array(scores.confusion)  # [K, K]
+    np.fill_diagonal(wrong, 0)
     order = [np.unravel_index(i, wrong.shape) for i in np.argsort(-wrong, axis=None, kind="stable")[:SHOWN_CONFUSIONS]]
-    names = measured.classes
     use = "which training used" if outcome.trained_with_labels else "which neither training nor selection used"
-    drawn = curve(
-        {epoch: s.accuracy for epoch, s in enumerate(measured.epochs)}, ("True accuracy", f"by labels, {use}"), record
-    )
+    by_epoch = {epoch: s.accuracy for epoch, s in enumerate(measured.epochs)}
     mistaken = compared is not None and compared.better in ("source", "adapted") and compared.better != chosen
-    return Labelled(
-        measured=measured,
-        scores=scores,
-        compared=wording.comparison(measured, outcome, record.folder),
-        command=wording.choose_command(record.folder, compared.better) if compared and mistaken else "",
-        curve=drawn if len(drawn.epochs) > 1 else None,
-        confusions=tuple((names[i], names[j], int(wrong[i, j])) for i, j in order if wrong[i, j]),
-        calibration=bool(measured.calibration) and measured.model == chosen,
-    )
+    return {
+        "measured": measured,
+        "scores": scores,
+        "compared": wording.comparison(measured, outcome, record.folder),
+        "command": wording.choose_command(record.folder, compared.better) if compared and mistaken else "",
+        "curve": curve(by_epoch, ("True accuracy", f"by labels, {use}"), record) if len(by_epoch) > 1 else None,
+        "classes": list(zip(names, scores.images, scores.per_class, strict=True)),
+        "matrix": len(names) <= MATRIX_CLASSES,
+        "confusions": [(names[i], names[j], int(wrong[i, j])) for i, j in order if wrong[i, j]],
+        "calibration": bool(measured.calibration) and measured.model == chosen,
+    }
 
 
 # Costs
 
 
-@dataclass(frozen=True)
-class Cost:
-    """A row of the table of costs."""
-
-    stage: str
-    seconds: float
-    epochs: int = 0
-    rate: float | None = None  # images per second
-
-    @property
-    def time(self) -> str:
-        minutes, seconds = divmod(round(self.seconds), MINUTE)
-        return f"{minutes}:{seconds:02}" if minutes else f"{self.seconds:.1f} s"
-
-
-@dataclass(frozen=True)
-class Costs:
-    stages: tuple[Cost, ...]
-    rest: Cost  # the time between the stages
-    total: Cost
-    page: bool  # whether the time to write the page is included
-
-
-def costs(record: RunRecord) -> Costs | Missing:
-    """Seconds by stage, between the stages, and in total."""
+def stage_times(record: RunRecord) -> TextTable | Missing:
+    """Time by stage, between the stages, and in total."""
     stages: dict[str, list[Line]] = {}
     for line in record.timings:
         stages.setdefault(line["stage"], []).append(line)
     sessions = stages.pop("session", [])
     if not stages or not sessions:
         return Missing("The run folder holds no timings.")
-    rows = tuple(cost(stage, lines) for stage, lines in stages.items())
     spans = [(line["at"] - line["seconds"], line["at"]) for line in sessions]
     # The report is written after its session's line, and a killed session has no line.
     outside = [line for line in record.timings if not any(start <= line["at"] <= end for start, end in spans)]
-    total = sum(float(line["seconds"]) for line in [*sessions, *outside])
-    rest = max(total - sum(row.seconds for row in rows), 0.0)
-    return Costs(rows, Cost("Between the stages", rest), Cost("Total", total), "report" in stages)
+    total, rows = seconds([*sessions, *outside]), []
+    for stage, lines in stages.items():
+        epochs = sum("epoch" in line for line in lines)
+        rows.append((STAGES.get(stage, stage.capitalize()), str(epochs or ""), speed(lines), duration(seconds(lines))))
+    rest = max(total - sum(map(seconds, stages.values())), 0.0)
+    rows += [("Between the stages", "", "", duration(rest)), ("Total", "", "", duration(total))]
+    return TextTable(("Stage", "epochs", "images per second", "time"), tuple(rows))
 
 
-def cost(stage: str, lines: list[Line]) -> Cost:
-    """The rate is over all epochs together, so that each epoch is weighted by its time."""
+def seconds(lines: list[Line]) -> float:
+    return sum(float(line["seconds"]) for line in lines)
+
+
+def speed(lines: list[Line]) -> str:
+    """Images per second over all epochs together, so that each epoch is weighted by its time."""
     rated = [line for line in lines if "images_per_second" in line]
     images = sum(line["images_per_second"] * line["seconds"] for line in rated)
-    rate = images / max(sum(line["seconds"] for line in rated), 1e-9) if rated else None
-    seconds = sum(float(line["seconds"]) for line in lines)
-    return Cost(STAGES.get(stage, stage.capitalize()), seconds, sum("epoch" in line for line in lines), rate)
+    return f"{images / max(seconds(rated), 1e-9):,.0f}" if rated else ""
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes else f"{seconds:.1f} s"
