@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import Resize
 
-from cdtrans.inputs.pixels import Pixels, open_pixels
+from cdtrans.inputs.pixels import StoredPixels, open_pixels
 from support import Notes
 
 SIZE = 12
@@ -29,12 +29,12 @@ def expected(file: Path) -> np.ndarray:
         return np.asarray(Resize((SIZE, SIZE))(image.convert("RGB")))
 
 
-def open_store(files: list[Path], cache: Path, *, root: Path | None = None, **options) -> Pixels:
+def open_store(files: list[Path], cache: Path, *, root: Path | None = None, **options) -> StoredPixels:
     options = {"size": SIZE, "screen": Notes(), "name": "source"} | options
     return open_pixels(files, root=root or files[0].parent, cache=cache, **options)
 
 
-def assert_right(opened: Pixels, files: list[Path]) -> None:
+def assert_right(opened: StoredPixels, files: list[Path]) -> None:
     assert not opened.bad
     for row, file in zip(opened.rows, files, strict=True):
         np.testing.assert_array_equal(opened.array[row], expected(file), err_msg=file.name)

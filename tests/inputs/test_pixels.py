@@ -19,7 +19,7 @@ from cdtrans.config import Config
 from cdtrans.inputs import pixels, stream
 from cdtrans.inputs.decode import decode_domain
 from cdtrans.inputs.images import pixel_digest, thumbnails
-from cdtrans.inputs.pixels import clear_stores, default_cache, list_stores
+from cdtrans.inputs.pixels import cache_folder, clear_stores, list_stores
 from cdtrans.inputs.scan import UnlabelledDomain
 from stores import SIZE, assert_right, draw, edit_index, expected, make_images, open_store, store_file
 from support import Notes, raises
@@ -40,7 +40,7 @@ def test_equal_images_have_equal_digests_whatever_their_names(files, cache, deco
     shutil.copy(files[3], files[0].with_name("zzz.png"))
     files.append(files[0].with_name("zzz.png"))
     opened = open_store(files, cache)
-    assert opened.digests == [pixel_digest(expected(file)) for file in files]
+    assert opened.digests == tuple(pixel_digest(expected(file)) for file in files)
     assert opened.digests[10] == opened.digests[3]
     assert len(set(opened.digests)) == 10
     assert sorted(decoded) == [file.name for file in files]
@@ -422,12 +422,13 @@ def test_clear_spares_the_lock_of_a_store_that_is_begun_right_after(cache, files
     assert file.exists()
 
 
-def test_default_cache(monkeypatch):
+def test_cache_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("CDTRANS_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert default_cache() == Path("/home/someone/.cache/cdtrans")
+    assert cache_folder() == Path("/home/someone/.cache/cdtrans")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert default_cache() == Path("/xdg/cdtrans")
+    assert cache_folder() == Path("/xdg/cdtrans")
     monkeypatch.setenv("CDTRANS_CACHE", "~/here")
-    assert default_cache() == Path("/home/someone/here")
+    assert cache_folder() == Path("/home/someone/here")
+    assert cache_folder("given") == Path("given")

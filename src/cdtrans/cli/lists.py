@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from cdtrans.inputs.pixels import StoreInfo, clear_stores, default_cache, list_stores as every_store
+from cdtrans.inputs.pixels import StoreInfo, cache_folder, clear_stores, list_stores as every_store
 from cdtrans.methods import METHODS, require_method
 from cdtrans.runtime.signals import importing
 from cdtrans.schema import Help
@@ -54,7 +54,7 @@ def list_cache(
     root: Annotated[Path | None, Help("Only images decoded for exactly this folder, as given to a run.")] = None,
 ) -> Cache:
     """The stores of decoded images that runs share; with `clear` they are deleted."""
-    place = folder or default_cache()
+    place = folder or cache_folder()
     stores = every_store(place)
     below = sorted({str(s.root) for s in stores if root is not None and root.resolve() in s.root.parents})
     stores = [s for s in stores if root is None or s.root == root.resolve()]

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from cdtrans.config import Config, Resolved
 from cdtrans.errors import DataError, DiskFull
 from cdtrans.inputs.images import Traces, judge_unreadable, thumbnails
-from cdtrans.inputs.pixels import CHUNK_IMAGES, default_cache, fill_store, open_pixels, resize_for
+from cdtrans.inputs.pixels import CHUNK_IMAGES, cache_folder, fill_store, open_pixels, resize_for
 from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain
 from cdtrans.inputs.stream import StreamedPixels
 from cdtrans.runtime.ranks import processor_count
@@ -105,12 +104,10 @@ def decode_files(domain: Domain, config: Resolved, screen: Screen, name: str) ->
     """All files of a domain in its order, and position -> cause of the unreadable ones. The pixels are in the store of
     the domain's root, or are decoded at every access if they cannot be stored."""
     if config.pixels != "stream":
-        cache = Path(config.cache) if config.cache else default_cache()
+        files, cache = domain.files(), cache_folder(config.cache)
         try:
-            stored = open_pixels(
-                domain.files(), root=domain.root, size=config.resize, cache=cache, screen=screen, name=name
-            )
-            return Decoded(domain, stored.array, stored.rows, tuple(stored.digests)), stored.bad
+            stored = open_pixels(files, root=domain.root, size=config.resize, cache=cache, screen=screen, name=name)
+            return Decoded(domain, stored.array, stored.rows, stored.digests), stored.bad
         except DiskFull:
             if config.pixels == "store":
                 raise
@@ -136,9 +133,9 @@ def decoding_ahead(config: Config, *domains: LabelledDomain | UnlabelledDomain) 
     if child == 0:
         with suppress(BaseException):  # the run meets the same error and reports it
             ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+            quiet, cache = Screen(quiet=True), cache_folder(config.cache)
             for domain in filter(len, domains):
-                cache = Path(config.cache) if config.cache else default_cache()
-                fill_store(domain.files(), root=domain.root, size=size, cache=cache)
+                fill_store(domain.files(), root=domain.root, size=size, cache=cache, screen=quiet, name="")
         os._exit(0)  # without the parent's exit handlers and buffered output
     try:
         yield

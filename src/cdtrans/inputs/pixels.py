@@ -36,7 +36,7 @@ from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 
 FORMAT = 4  # raise it when the layout changes, or when the same file would give another row
-PIXELS, INDEX, LOCK = "pixels.u8", "index.sqlite", "lock"
+PIXELS, INDEX, LOCK_FILE = "pixels.u8", "index.sqlite", "lock"
 CONTENT = (PIXELS, INDEX, f"{INDEX}-journal")
 SCHEMA = """
 CREATE TABLE store (root BLOB, size INTEGER);
@@ -48,36 +48,21 @@ CHUNK_IMAGES = 64  # written at a time; a kill loses at most two chunks, and mem
 
 
 @dataclass(frozen=True)
-class Pixels:
+class StoredPixels:
     """Decoded images: `array[rows[n]]` is the n-th file, unless `bad[n]` says why it cannot be read."""
 
     array: np.ndarray  # uint8 [rows of the store, size, size, 3], a read-only memory map
     rows: np.ndarray  # int64 [N], -1 where the file could not be read
-    digests: list[str]  # [N] of the pixels, '' for unreadable files
+    digests: tuple[str, ...]  # [N] of the pixels, '' for unreadable files
     bad: dict[int, str]  # position -> cause
-
-
-class ImageFile(NamedTuple):
-    """A file as it is now; its size and time show whether it has changed since it was decoded."""
-
-    key: str
-    path: Path
-    state: str
 
 
 class Entry(NamedTuple):
     """An image in the index."""
 
-    state: str  # size and time of the file when it was decoded
+    state: str  # size and time of the file when it was decoded; they show whether it has changed since
     row: int
-    digest: str
-
-
-class Row(NamedTuple):
-    """The pixels of an image, and their digest."""
-
-    pixels: np.ndarray  # uint8 [size, size, 3]
-    digest: str
+    digest: str  # of the row's pixels
 
 
 def resize_for(crop: int) -> int:
@@ -85,23 +70,23 @@ def resize_for(crop: int) -> int:
     return round(crop * RESIZE_RATIO)
 
 
-def default_cache() -> Path:
-    """The folder of the stores, unless `--cache` is set."""
-    if own := os.environ.get("CDTRANS_CACHE"):
+def cache_folder(cache: str | None = None) -> Path:
+    """The folder of the stores: the one given with `--cache`, $CDTRANS_CACHE, or the user's cache folder."""
+    if own := cache or os.environ.get("CDTRANS_CACHE"):
         return Path(own).expanduser()
     from platformdirs import user_cache_path
 
     return user_cache_path("cdtrans", appauthor=False)
 
 
-def open_pixels(files: Sequence[Path], *, root: Path, size: int, cache: Path, screen: Screen, name: str) -> Pixels:
+def open_pixels(
+    files: Sequence[Path], *, root: Path, size: int, cache: Path, screen: Screen, name: str
+) -> StoredPixels:
     """Decode new and changed `files` into the store of `root` at `size`, and open it. Rows of an earlier process are
     compared with their digests, and decoded again where they are damaged."""
-    keys = _keys(files, root)
-    images, bad = _look_at(dict(zip(keys, files, strict=True)))
     damaged: set[int] = set()
     while True:
-        store, old, unreadable = _fill(images, damaged, root, size, cache, screen, name)
+        store, old, bad = fill_store(files, damaged, root=root, size=size, cache=cache, screen=screen, name=name)
         wrong = _verify(store, old, screen, name)
         if not wrong:
             break
@@ -110,17 +95,54 @@ def open_pixels(files: Sequence[Path], *, root: Path, size: int, cache: Path, sc
         damaged |= wrong
     with explained(cache):
         array = store.map()
-    bad |= unreadable
+    keys = _keys(files, root)
     entries = [Entry("", -1, "") if key in bad else store.entries[key] for key in keys]
     rows = np.array([entry.row for entry in entries], dtype=np.int64)
     positions = {n: bad[key] for n, key in enumerate(keys) if key in bad}
-    return Pixels(array, rows, [entry.digest for entry in entries], positions)
+    return StoredPixels(array, rows, tuple(entry.digest for entry in entries), positions)
 
 
-def fill_store(files: Sequence[Path], *, root: Path, size: int, cache: Path) -> None:
-    """Decode new and changed files, and leave it to `open_pixels` to compare the others with their digests."""
-    images, _ = _look_at(dict(zip(_keys(files, root), files, strict=True)))
-    _fill(images, set(), root, size, cache, Screen(quiet=True), "")
+def fill_store(
+    files: Sequence[Path],
+    damaged: Collection[int] = (),
+    *,
+    root: Path,
+    size: int,
+    cache: Path,
+    screen: Screen,
+    name: str,
+) -> tuple["Store", list[Entry], dict[str, str]]:
+    """Decode new and changed files, and those whose rows are damaged. Returns the store, the entries that it had
+    before, and key -> cause of the unreadable files, which every run tries again."""
+    folder, disk = store_folder(cache, root, size), partial(explained, cache, len(files) * image_bytes(size))
+    paths, states, bad = dict(zip(_keys(files, root), files, strict=True)), {}, {}
+    for key, path in paths.items():
+        try:
+            stat = os.stat(path)
+            states[key] = f"{stat.st_size} {stat.st_mtime_ns}"
+        except OSError as error:
+            bad[key] = str(error.strerror)
+    with ExitStack() as stack:
+        stack.enter_context(_locked(folder, disk, screen, name))
+        with disk():
+            store = Store.open(folder, root, size)
+            stack.callback(store.index.close)  # its rows can still be read
+            known = ((key, store.entries[key]) for key in states.keys() & store.entries.keys())
+            old = {key: e for key, e in known if e.state == states[key] and e.row not in damaged}
+            todo = [key for key in states if key not in old]
+            if len(todo) * image_bytes(size) > shutil.disk_usage(cache).free:  # known now, not after an hour of work
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if todo:
+            task = stack.enter_context(screen.track(f"decode {name}", total=len(states), done=len(old)))
+            began, done = time.monotonic(), 0
+            images = make_in_order((paths[key] for key in todo), size, lambda pixels: (pixels, pixel_digest(pixels)))
+            for chunk in cut(zip(todo, images, strict=True), CHUNK_IMAGES):  # the next is decoded while one is written
+                bad |= {key: str(image) for key, image in chunk if isinstance(image, UnreadableImage)}
+                with disk():
+                    store.append({key: (states[key], *image) for key, image in chunk if isinstance(image, tuple)})
+                done += len(chunk)
+                task.advance(len(chunk), f"{done / (time.monotonic() - began):.0f} images/s")
+    return store, list(old.values()), bad
 
 
 def _keys(files: Sequence[Path], root: Path) -> list[str]:
@@ -129,55 +151,12 @@ def _keys(files: Sequence[Path], root: Path) -> list[str]:
     return [os.path.join(here, file).removeprefix(prefix) for file in files]
 
 
-def _look_at(paths: dict[str, Path]) -> tuple[list[ImageFile], dict[str, str]]:
-    """The files as they are now, and key -> cause of those that cannot be looked at."""
-    images, gone = [], {}
-    for key, path in paths.items():
-        try:
-            stat = os.stat(path)
-            images.append(ImageFile(key, path, f"{stat.st_size} {stat.st_mtime_ns}"))
-        except OSError as error:
-            gone[key] = str(error.strerror)
-    return images, gone
-
-
-def _fill(
-    images: list[ImageFile], damaged: set[int], root: Path, size: int, cache: Path, screen: Screen, name: str
-) -> tuple["Store", list[Entry], dict[str, str]]:
-    """The store with all readable images in it, the entries that it had before, and key -> cause of the other files,
-    which every run tries again."""
-    folder, disk = store_folder(cache, root, size), partial(explained, cache, len(images) * image_bytes(size))
-    bad: dict[str, str] = {}
-    with ExitStack() as stack:
-        stack.enter_context(_locked(folder, disk, screen, name))
-        with disk():
-            store = Store.open(folder, root, size)
-            stack.callback(store.index.close)  # its rows can still be read
-            held = {image.key for image in images if store.holds(image, damaged)}
-            todo = [image for image in images if image.key not in held]
-            if len(todo) * image_bytes(size) > shutil.disk_usage(cache).free:  # known now, not after an hour of work
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        old = [store.entries[key] for key in held]
-        if todo:
-            task = stack.enter_context(screen.track(f"decode {name}", total=len(images), done=len(held)))
-            began, done = time.monotonic(), 0
-            rows = make_in_order((image.path for image in todo), size, lambda x: Row(x, pixel_digest(x)))
-            for chunk in cut(zip(todo, rows, strict=True), CHUNK_IMAGES):  # the next is decoded while one is written
-                bad |= {image.key: str(row) for image, row in chunk if isinstance(row, UnreadableImage)}
-                with disk():
-                    store.append([(image, row) for image, row in chunk if isinstance(row, Row)])
-                done += len(chunk)
-                task.advance(len(chunk), f"{done / (time.monotonic() - began):.0f} images/s")
-    return store, old, bad
-
-
 def _verify(store: "Store", entries: list[Entry], screen: Screen, name: str) -> set[int]:
     """The rows of the entries that are damaged. Outside the lock: rows never change, and ranks verify side by side. It
     takes a core 0.4 ms an image at size 256, and reads what the training reads anyway."""
     if not entries:
         return set()
-    entries = sorted(entries, key=lambda entry: entry.row)
-    chunks = [entries[n : n + CHUNK_IMAGES] for n in range(0, len(entries), CHUNK_IMAGES)]
+    chunks = list(cut(sorted(entries, key=lambda entry: entry.row), CHUNK_IMAGES))
     damaged: set[int] = set()
     with screen.track(f"verify {name}", len(entries)) as task, ThreadPoolExecutor(processor_count()) as pool:
         for chunk, rows in zip(chunks, pool.map(store.damaged, chunks), strict=True):
@@ -200,7 +179,6 @@ class Store:
     def open(cls, folder: Path, root: Path, size: int) -> "Store":
         """The part of an existing store whose rows are on disk, or a new store if there is no index of this root and
         size."""
-        (folder / PIXELS).touch()  # a deleted file counts as empty
         header = (os.fsencode(_real(root)), size)
         index = sqlite3.connect(folder / INDEX)
         with suppress(sqlite3.Error):
@@ -208,42 +186,36 @@ class Store:
             if sound and index.execute("SELECT root, size FROM store").fetchall() == [header]:
                 on_disk = _bytes(folder / PIXELS) // image_bytes(size)
                 stored = "typeof(path) = 'blob' AND typeof(row) = 'integer' AND row >= 0 AND row < ?"
-                with index:
-                    index.execute(f"DELETE FROM images WHERE NOT ({stored})", (on_disk,))
-                lines = index.execute("SELECT path, state, row, digest FROM images")
+                lines = index.execute(f"SELECT path, state, row, digest FROM images WHERE {stored}", (on_disk,))
                 entries = {os.fsdecode(path): Entry(*values) for path, *values in lines}
                 return cls(folder, size, index, entries, max((entry.row + 1 for entry in entries.values()), default=0))
         index.close()
         for name in CONTENT:  # unlinked, not truncated: another process may have the old file mapped
             (folder / name).unlink(missing_ok=True)
-        (folder / PIXELS).touch()
         index = sqlite3.connect(folder / INDEX)
         index.executescript(SCHEMA)
         with index:
             index.execute("INSERT INTO store VALUES (?, ?)", header)
         return cls(folder, size, index, {}, 0)
 
-    def holds(self, image: ImageFile, damaged: Collection[int]) -> bool:
-        """Whether the image has a row that is not damaged and was made from the file as it is now."""
-        entry = self.entries.get(image.key)
-        return entry is not None and entry.state == image.state and entry.row not in damaged
-
     def damaged(self, entries: Sequence[Entry]) -> set[int]:
         """The rows of these entries that are not what was written: disks and other programs can change them."""
         pixels = self.map()
         return {entry.row for entry in entries if pixel_digest(pixels[entry.row]) != entry.digest}
 
-    def append(self, images: list[tuple[ImageFile, Row]]) -> None:
-        """Write pixels to disk first, then their entries."""
-        with (self.folder / PIXELS).open("r+b") as pixels:
-            pixels.seek(self.rows * image_bytes(self.size))
-            for _, row in images:
-                pixels.write(row.pixels.data)
-            pixels.flush()
-            os.fsync(pixels.fileno())
-        entries = {image.key: Entry(image.state, n, row.digest) for n, (image, row) in enumerate(images, self.rows)}
-        lines = [(os.fsencode(key), *entry) for key, entry in entries.items()]
+    def append(self, images: dict[str, tuple[str, np.ndarray, str]]) -> None:
+        """Write the pixels of key -> (state, pixels, digest) to disk first, then their entries."""
+        (self.folder / PIXELS).touch()  # of a new store, or deleted
+        with (self.folder / PIXELS).open("r+b") as file:
+            file.seek(self.rows * image_bytes(self.size))
+            for _, pixels, _ in images.values():
+                file.write(pixels.data)
+            file.flush()
+            os.fsync(file.fileno())
+        rows = enumerate(images.items(), self.rows)
+        entries = {key: Entry(state, row, digest) for row, (key, (state, _, digest)) in rows}
         with self.index:
+            lines = [(os.fsencode(key), *entry) for key, entry in entries.items()]
             self.index.executemany("INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?)", lines)
         self.entries |= entries
         self.rows += len(images)
@@ -287,22 +259,23 @@ def _info(folder: Path) -> StoreInfo | None:
     with suppress(sqlite3.Error), closing(sqlite3.connect(folder / INDEX)) as index:
         for root, size in index.execute("SELECT root, size FROM store"):
             (images,) = index.execute("SELECT count(*) FROM images").fetchone()
-            used = datetime.fromtimestamp((folder / LOCK).stat().st_mtime)
+            used = datetime.fromtimestamp((folder / LOCK_FILE).stat().st_mtime)
             return StoreInfo(Path(os.fsdecode(root)), int(size), images, _content_bytes(folder), used)
     return None
 
 
 def _clear(folder: Path) -> int:
     """Delete only the files of a store, by name, since the cache may be any folder of the user."""
-    lock = _try_lock(folder)
-    if lock is None:
+    if (lock := _try_lock(folder)) is None:
         return 0
     with lock:
         freed = _content_bytes(folder)
         for name in CONTENT:
             (folder / name).unlink(missing_ok=True)
         with suppress(PermissionError):  # Windows: the file is open, and stays
-            (folder / LOCK).unlink(missing_ok=True)  # last and still held, so that nobody starts a new store before
+            (folder / LOCK_FILE).unlink(
+                missing_ok=True
+            )  # last and still held, so that nobody starts a new store before
     with suppress(OSError):  # not empty: it has files of the user, or a new store
         folder.rmdir()
     return freed
@@ -324,9 +297,8 @@ def _locked(folder: Path, disk: Callable[[], AbstractContextManager], screen: Sc
 def _try_lock(folder: Path) -> Lock | None:
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # another process has just deleted it
-        lock = try_lock(folder / LOCK)
-        if lock is not None:
-            os.utime(folder / LOCK)
+        if (lock := try_lock(folder / LOCK_FILE)) is not None:
+            os.utime(folder / LOCK_FILE)
         return lock
     return None
 
@@ -361,7 +333,7 @@ def store_folder(cache: Path, root: Path, size: int) -> Path:
 
 
 def _folders(cache: Path) -> list[Path]:
-    return [lock.parent for lock in (cache / "pixels").glob(f"*/{LOCK}")]
+    return [lock.parent for lock in (cache / "pixels").glob(f"*/{LOCK_FILE}")]
 
 
 def _real(root: Path) -> Path:
