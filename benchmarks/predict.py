@@ -28,7 +28,7 @@ from pipeline import watched_gpu
 
 import measure
 from cdtrans.config import Resolved
-from cdtrans.inputs.stream import Source
+from cdtrans.inputs.stream import ImageSource
 from cdtrans.network.weights import build_model, make_card
 from cdtrans.runtime.device import pick_precision
 from cdtrans.runtime.screen import Screen
@@ -146,7 +146,7 @@ def child(model: str, images: str, out: str, kind: str, device: str, how: str) -
     print(json.dumps(told | {"CPU s": cpu, "peak MB": megabytes}))
 
 
-def free_of_cost(batches: Iterable[Sequence[Source]], **_: Any) -> Iterator[Prediction]:
+def free_of_cost(batches: Iterable[Sequence[ImageSource]], **_: Any) -> Iterator[Prediction]:
     """In place of a model and of decoding."""
     for batch in batches:
         for path in batch:

@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision import transforms
 
 import cdtrans.inputs.batches as batches
-from cdtrans.inputs.batches import GREY, MASKED, SQUARES, Augmentation, Images, Plan, masked, strong
+from cdtrans.inputs.batches import GREY, MASKED, SQUARES, Augmentation, EpochBatches, Images, masked, strong
 from cdtrans.inputs.images import resized
 from cdtrans.inputs.stream import StreamedPixels
 from support import devices, raises
@@ -103,7 +103,8 @@ def test_the_same_draws_give_the_same_pixels_and_a_slice_its_part() -> None:
     assert torch.equal(whole, images.augmented(indices, drawn(images, 8, seed=3)))
     assert not torch.equal(whole, images.augmented(indices, drawn(images, 8, seed=4)))
     part = slice(3, 6)
-    assert torch.equal(whole[part], images.augmented(indices[part], drawn(images, 8, seed=3)[part]))
+    crops = Augmentation(*(column[part] for column in drawn(images, 8, seed=3)))
+    assert torch.equal(whole[part], images.augmented(indices[part], crops))
 
 
 def test_a_selection_shares_the_pixels_and_leaves_the_others_alone() -> None:
@@ -137,7 +138,7 @@ def test_a_gpu_sees_what_the_cpu_sees(share: float, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=0, atol=1e-6)
 
 
-class TestPlan:
+class TestEpochBatches:
     BATCHES = (slice(0, 3), slice(3, 6), slice(6, 7))
 
     def images(self, tmp_path: Path, streamed: bool) -> Images:
@@ -150,7 +151,7 @@ class TestPlan:
         where = StreamedPixels(files, 18) if streamed else pixels
         return Images(where, np.arange(7), crop=16, mean=MEAN, std=STD, device=torch.device("cpu"))
 
-    def plan(self, images: Images) -> Plan:
+    def plan(self, images: Images) -> EpochBatches:
         order = torch.tensor([5, 0, 3, 6, 1, 2, 4])
         return images.plan(order, list(self.BATCHES), 0.5, torch.Generator().manual_seed(3))
 

@@ -17,7 +17,7 @@ from torchvision.transforms import Resize
 
 from cdtrans.inputs.images import (
     IMAGE_SUFFIXES,
-    SIDE,
+    THUMBNAIL as SIDE,
     UnreadableImage,
     decode,
     resized,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageDraw
 
-from cdtrans.inputs.images import SIDE, pixel_digest, resized, thumbnails
+from cdtrans.inputs.images import THUMBNAIL as SIDE, pixel_digest, resized, thumbnails
 from cdtrans.trust import duplicates
 from cdtrans.trust.duplicates import LIKENESS, PLAIN, ThumbnailVectors, exact_groups, near_groups, near_pairs
 

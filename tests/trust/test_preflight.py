@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from cdtrans.inputs.images import SIDE, Header, Traces
+from cdtrans.inputs.images import THUMBNAIL as SIDE, Header, Traces
 from cdtrans.trust import preflight
 from cdtrans.trust.preflight import Finding, examine, examine_target, graded, gravest, refuse
 from support import raises, says

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,16 +27,12 @@ GREY_WEIGHTS = (0.299, 0.587, 0.114)
 MASKED, SQUARES = 0.3, 7  # share of masked squares, and squares per side
 
 
-@dataclass(frozen=True)
-class Augmentation:
+class Augmentation(NamedTuple):
     """One random crop and flip per image, drawn for a whole epoch at once so that no step waits for it."""
 
     top: Tensor  # [N]
     left: Tensor  # [N]
     flip: Tensor  # [N] bool
-
-    def __getitem__(self, where: slice) -> "Augmentation":
-        return Augmentation(self.top[where], self.left[where], self.flip[where])
 
 
 class Images:
@@ -78,9 +73,9 @@ class Images:
         mirrored = torch.rand(count, generator=generator) < flip
         return Augmentation(top.to(self.home), left.to(self.home), mirrored.to(self.home))
 
-    def plan(self, indices: Tensor, batches: list[slice], flip: float, generator: torch.Generator) -> "Plan":
+    def plan(self, indices: Tensor, batches: list[slice], flip: float, generator: torch.Generator) -> "EpochBatches":
         """An epoch: these images in this order and these batches, each with its own crop and flip."""
-        return Plan(self, indices.to(self.home), batches, self.draw(len(indices), flip, generator))
+        return EpochBatches(self, indices.to(self.home), batches, self.draw(len(indices), flip, generator))
 
     def none(self) -> Tensor:
         """A batch of no images, [0, 3, crop, crop]."""
@@ -102,7 +97,7 @@ class Images:
         across = torch.where(a.flip[:, None], self.crop - 1 - span, span)  # [B, crop]
         pixels, row = self._fetch(indices)
         cut = pixels[row[:, None, None], (a.top[:, None] + span)[:, :, None], (a.left[:, None] + across)[:, None, :]]
-        return normalised(cut.to(self.device, non_blocking=True), self.mean, self.std)
+        return model_input(cut.to(self.device, non_blocking=True), self.mean, self.std)
 
     def _fetch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """An array of pixels, and the row of each image in it."""
@@ -112,13 +107,13 @@ class Images:
         return self.pixels, self.rows[indices]
 
 
-def normalised(cut: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def model_input(cut: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """uint8 [B, crop, crop, 3] -> [B, 3, crop, crop] input; mean and std are [1, 3, 1, 1]."""
     return cut.permute(0, 3, 1, 2).float().div_(255).sub_(mean).div_(std)
 
 
-class Plan:
-    """The batches of an epoch; `plan[step]` is the step's input, [B, 3, crop, crop]. If the images are not on the
+class EpochBatches:
+    """`batches[step]` is the input of a step, [B, 3, crop, crop]. If the images are not on the
     device that computes, a thread prepares the next batches."""
 
     def __init__(self, images: Images, indices: Tensor, batches: list[slice], augmentation: Augmentation) -> None:
@@ -137,7 +132,8 @@ class Plan:
 
     def _make(self, step: int) -> Tensor:
         batch = self.batches[step]
-        return self.images.augmented(self.indices[batch], self.augmentation[batch])
+        own = Augmentation(*(column[batch] for column in self.augmentation))
+        return self.images.augmented(self.indices[batch], own)
 
 
 def _resident(pixels: np.ndarray, device: torch.device) -> Tensor:

@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cdtrans.errors import DataError, MissingFileError, SettingsError, first_of, named, nearest
-from cdtrans.inputs.scan import LabelledDomain, existing, is_subfolder, labelled, labelled_lines, listing, scan_labelled
+from cdtrans.inputs.scan import (
+    LabelledDomain,
+    existing,
+    labelled_domain,
+    labelled_lines,
+    listing,
+    scan_labelled,
+    subfolders,
+)
 
 ARROWS = (">", "→", "-")  # '-' last: 'A->W' and 'Real-World>Art' contain it too; 'A-W' needs no quotes in a shell
 INNER_FOLDER = "images"  # Office-31 has it between a domain and its classes
@@ -37,10 +45,10 @@ class Domain:
     aliases: tuple[str, ...] = ()
 
     def is_called(self, text: str) -> bool:
-        return plain(text) in {plain(name) for name in (self.short, self.name, *self.aliases)}
+        return _plain(text) in {_plain(name) for name in (self.short, self.name, *self.aliases)}
 
 
-class Task(NamedTuple):
+class BenchmarkTask(NamedTuple):
     source: Domain
     target: Domain
 
@@ -70,12 +78,12 @@ class Benchmark:
     in_paper: bool = True  # whether the CDTrans paper prints a table of it
 
     @cached_property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[BenchmarkTask, ...]:
         """Every pair of domains, in the order of the paper's columns."""
-        both_ways = tuple(Task(source, target) for source, target in permutations(self.domains, 2))
+        both_ways = tuple(BenchmarkTask(source, target) for source, target in permutations(self.domains, 2))
         return both_ways[:1] if self.one_way else both_ways
 
-    def task(self, text: str) -> Task:
+    def task(self, text: str) -> BenchmarkTask:
         """'A>W', 'amazon>webcam', 'A->W' or 'A-W' -> the task."""
         arrow = next((arrow for arrow in ARROWS if arrow in text), None)
         if arrow is not None:
@@ -174,7 +182,7 @@ class FoundBenchmark:
 
 
 def find_benchmark(
-    benchmark: Benchmark, data: Path, tasks: Sequence[Task], *, allow_incomplete: bool = False
+    benchmark: Benchmark, data: Path, tasks: Sequence[BenchmarkTask], *, allow_incomplete: bool = False
 ) -> FoundBenchmark:
     """Find and check the domains of these tasks. A difference from the published benchmark is an error; with
     `allow_incomplete` it is noted. The domains must always have the same classes, or no model could be scored."""
@@ -238,7 +246,7 @@ def _unlike(classes: set[str], expected: set[str]) -> str:
 # Layouts on disk
 
 
-def plain(name: str) -> str:
+def _plain(name: str) -> str:
     """The name in lower case without separators: 'Real World', 'Real_World' and 'RealWorld' are the same."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
@@ -249,7 +257,7 @@ def dataset_root(data: Path, domains: Sequence[str], title: str) -> Path:
         raise MissingFileError(
             "benchmark-missing", f"There is no folder '{data}' with {title}: set --data to its folder."
         )
-    candidates = [data, *(Path(entry) for entry in listing(data)[1] if is_subfolder(entry))]
+    candidates = [data, *subfolders(data)]
     return max(candidates, key=lambda root: sum(bool(_folder(root, name) or _lists(root, name)) for name in domains))
 
 
@@ -261,7 +269,7 @@ def find_domain(root: Path, name: str, title: str) -> FoundDomain:
         together = f"lists {files} together" if len(lists) > 1 else f"list {files}"
         return FoundDomain(name, _read_lists(lists, root, folder), None, together)
     if folder is None:
-        inside = named([entry.name for entry in listing(root)[1]]) or "nothing"
+        inside = named([entry.name for entry in listing(root)]) or "nothing"
         raise MissingFileError(
             "domain-missing",
             f"'{root}' has no domain {name} of {title}: expected a folder '{name}' or a list '{name}.txt',"
@@ -273,38 +281,36 @@ def find_domain(root: Path, name: str, title: str) -> FoundDomain:
 
 
 def _folder(root: Path, name: str) -> Path | None:
-    return next((Path(e) for e in listing(root)[1] if is_subfolder(e) and plain(e.name) == plain(name)), None)
+    return next((folder for folder in subfolders(root) if _plain(folder.name) == _plain(name)), None)
 
 
 def _lists(root: Path, name: str) -> list[Path]:
     """One list of the whole domain, or its train and test lists, which together are the whole domain."""
-    files = {plain(file.stem): file for place in (root / LIST_FOLDER, root) for file in _texts(place)}
-    domain = plain(name)
+    files = {_plain(file.stem): file for place in (root / LIST_FOLDER, root) for file in _texts(place)}
+    domain = _plain(name)
     for stem in (domain, f"{domain}list"):
         if stem in files:
             return [files[stem]]
     if f"{domain}train" in files and f"{domain}test" in files:
         return [files[f"{domain}train"], files[f"{domain}test"]]
     folder = _folder(root, name)
-    return [file for file in _texts(folder) if plain(file.stem).endswith("imagelist")][:1] if folder else []
+    return [file for file in _texts(folder) if _plain(file.stem).endswith("imagelist")][:1] if folder else []
 
 
 def _texts(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return [Path(entry) for entry in listing(folder)[1] if entry.name.endswith(".txt") and entry.is_file()]
+    entries = listing(folder) if folder.is_dir() else []
+    return [Path(entry) for entry in entries if entry.name.endswith(".txt") and entry.is_file()]
 
 
 def _read_lists(lists: list[Path], root: Path, folder: Path | None) -> LabelledDomain:
     paths: list[str] = []
     labels: list[str] = []
     for file in lists:
-        lines = list(labelled_lines(file))
-        here = _below(root, file, [path.split("/") for _, path, _ in lines], folder)
-        numbers = (number for number, _, _ in lines)
-        paths += existing(file, root, list(zip(numbers, here, strict=True)), cure="put the images there")
-        labels += [label for _, _, label in lines]
-    return labelled(root, tuple(paths), labels)
+        numbers, listed, texts = zip(*labelled_lines(file), strict=True)
+        here = _below(root, file, [path.split("/") for path in listed], folder)
+        paths += existing(file, root, zip(numbers, here, strict=True), cure="put the images there")
+        labels += texts
+    return labelled_domain(root, tuple(paths), labels)
 
 
 def _below(root: Path, file: Path, paths: list[list[str]], folder: Path | None) -> list[str]:

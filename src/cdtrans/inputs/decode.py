@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 NAMED_CROP = 224  # the crop of a timm model whose name ends in _224
 SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
-Domain = TypeVar("Domain", LabelledDomain, UnlabelledDomain)
+_Domain = TypeVar("_Domain", LabelledDomain, UnlabelledDomain)
 
 
 @dataclass(frozen=True)
-class Decoded(Generic[Domain]):
+class Decoded(Generic[_Domain]):
     """The readable images of a domain, in the domain's order."""
 
-    domain: Domain
+    domain: _Domain
     pixels: np.ndarray | StreamedPixels  # uint8 [rows, size, size, 3], in memory or decoded at every access
     rows: np.ndarray  # int64 [N], the row of each image
     digests: tuple[str, ...]  # [N], of the pixels
@@ -49,11 +49,11 @@ class Decoded(Generic[Domain]):
         return len(self.rows)
 
     @classmethod
-    def none(cls, domain: Domain, size: int) -> "Decoded[Domain]":
+    def none(cls, domain: _Domain, size: int) -> "Decoded[_Domain]":
         """A domain without images."""
         return cls(domain, np.zeros((0, size, size, 3), np.uint8), np.zeros(0, np.int64), ())
 
-    def keep(self, positions: Sequence[int]) -> "Decoded[Domain]":
+    def keep(self, positions: Sequence[int]) -> "Decoded[_Domain]":
         """The images at these positions, in this order."""
         digests = tuple(self.digests[i] for i in positions)
         return replace(self, domain=self.domain.keep(positions), rows=self.rows[list(positions)], digests=digests)
@@ -63,7 +63,7 @@ class Decoded(Generic[Domain]):
         pixels = self.pixels
         if isinstance(pixels, StreamedPixels):
             return Traces(self.domain.paths, self.digests, pixels.thumbnails[self.rows])
-        chunks = [self.rows[n : n + CHUNK_IMAGES] for n in range(0, len(self), CHUNK_IMAGES)]
+        chunks = np.split(self.rows, range(CHUNK_IMAGES, len(self), CHUNK_IMAGES))
         with ThreadPoolExecutor(processor_count()) as pool:
             parts = list(pool.map(lambda rows: thumbnails(pixels[rows]), chunks))
         return Traces(self.domain.paths, self.digests, np.concatenate(parts))
@@ -90,7 +90,7 @@ class Decoded(Generic[Domain]):
             )
 
 
-def decode_domain(domain: Domain, config: Resolved, screen: Screen, name: str) -> Decoded[Domain]:
+def decode_domain(domain: _Domain, config: Resolved, screen: Screen, name: str) -> Decoded[_Domain]:
     """Every image that can be read, however few. The target is sorted by the digests of its pixels, so that file names
     and folders have no influence."""
     decoded, bad = decode_files(domain, config, screen, name)
@@ -100,7 +100,9 @@ def decode_domain(domain: Domain, config: Resolved, screen: Screen, name: str) -
     return replace(decoded.keep(list(good)), skipped={domain.paths[i]: cause for i, cause in sorted(bad.items())})
 
 
-def decode_files(domain: Domain, config: Resolved, screen: Screen, name: str) -> tuple[Decoded[Domain], dict[int, str]]:
+def decode_files(
+    domain: _Domain, config: Resolved, screen: Screen, name: str
+) -> tuple[Decoded[_Domain], dict[int, str]]:
     """All files of a domain in its order, and position -> cause of the unreadable ones. The pixels are in the store of
     the domain's root, or are decoded at every access if they cannot be stored."""
     if config.pixels != "stream":

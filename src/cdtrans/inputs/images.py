@@ -16,7 +16,7 @@ from cdtrans.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 
-SIDE = 16  # pixels of a thumbnail; few enough to hide compression, enough to tell similar objects apart
+THUMBNAIL = 16  # pixels of a thumbnail; few enough to hide compression, enough to tell similar objects apart
 
 ARCHIVE_LEFTOVERS = "__MACOSX"  # the folder of an archive in which macOS stores metadata of every file
 
@@ -108,18 +108,18 @@ class Traces(NamedTuple):
 
     paths: Sequence[str]
     digests: Sequence[str]
-    thumbnails: np.ndarray  # uint8 [N, SIDE, SIDE, 3]
+    thumbnails: np.ndarray  # uint8 [N, THUMBNAIL, THUMBNAIL, 3]
 
 
 def thumbnails(pixels: np.ndarray) -> np.ndarray:
-    """uint8 [N, size, size, 3] -> [N, SIDE, SIDE, 3]: each pixel is the mean of its area."""
+    """uint8 [N, size, size, 3] -> [N, THUMBNAIL, THUMBNAIL, 3]: each pixel is the mean of its area."""
     count, size = pixels.shape[:2]
-    begins = np.arange(SIDE) * size // SIDE
-    lengths = np.maximum(np.diff(begins, append=size), 1)  # some pixels of an image smaller than SIDE count twice
+    begins = np.arange(THUMBNAIL) * size // THUMBNAIL
+    lengths = np.maximum(np.diff(begins, append=size), 1)  # some pixels of an image smaller than THUMBNAIL count twice
     flat = pixels.reshape(count, size, -1)
     strips = [flat[:, i : i + n].sum(axis=1, dtype=np.uint32) for i, n in zip(begins, lengths, strict=True)]
-    rows = np.stack(strips, axis=1).reshape(count, SIDE, size, 3)
-    sums = np.add.reduceat(rows, begins, axis=2)  # [N, SIDE, SIDE, 3]
+    rows = np.stack(strips, axis=1).reshape(count, THUMBNAIL, size, 3)
+    sums = np.add.reduceat(rows, begins, axis=2)  # [N, THUMBNAIL, THUMBNAIL, 3]
     means: np.ndarray = np.rint(sums / np.outer(lengths, lengths)[..., None]).astype(np.uint8)
     return means
 

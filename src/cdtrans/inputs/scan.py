@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -121,16 +121,15 @@ def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: boo
     if is_folder(where):
         domain = _labelled_folder(where)
     else:
-        base, lines = list_base(where, root), list(labelled_lines(where))
-        paths = existing(where, base, [(number, path) for number, path, _ in lines])
-        domain = labelled(base, paths, [label for _, _, label in lines])
+        base, (numbers, paths, labels) = _list_base(where, root), zip(*labelled_lines(where), strict=True)
+        domain = labelled_domain(base, existing(where, base, zip(numbers, paths, strict=True)), labels)
     if len(domain.classes) == 1 and not allow_one_class:
         below = where / domain.classes[0]  # the class folders may lie one level deeper
-        deeper = below.is_dir() and sum(entry.is_dir() for entry in below.iterdir()) > 1
+        deeper = below.is_dir() and len(subfolders(below)) > 1
         raise DataError(
             "one-class",
-            f"{quoted(where)} holds only one class, {domain.classes[0]!r}, but a classifier needs at least two: give "
-            f"{quoted(below) if deeper else 'a folder that directly holds a folder per class'}, or a list with more "
+            f"{_quoted(where)} holds only one class, {domain.classes[0]!r}, but a classifier needs at least two: give "
+            f"{_quoted(below) if deeper else 'a folder that directly holds a folder per class'}, or a list with more "
             "labels.",
         )
     return domain
@@ -145,8 +144,8 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
     """
     if is_folder(where):
         return UnlabelledDomain(where, *_files_below(where))
-    base = list_base(where, root)
-    return UnlabelledDomain(base, existing(where, base, [(i, *readings(line)) for i, line in list_lines(where)]))
+    base = _list_base(where, root)
+    return UnlabelledDomain(base, existing(where, base, _image_lines(where)))
 
 
 def check_distinct(source: Path, target: Path) -> None:
@@ -155,15 +154,15 @@ def check_distinct(source: Path, target: Path) -> None:
     if places[0] == places[1]:
         raise SettingsError(
             "same-domain",
-            f"Source and target are the same, {quoted(target)}: give labelled images of one kind as the source and"
+            f"Source and target are the same, {_quoted(target)}: give labelled images of one kind as the source and"
             " unlabelled images of another kind as the target.",
         )
     common = os.path.commonpath(places)
     if common in places and os.path.isdir(common):
         raise SettingsError(
             "domains-overlap",
-            f"The source {quoted(source)} and the target {quoted(target)} overlap, as one is inside the other: give two"
-            " separate folders.",
+            f"The source {_quoted(source)} and the target {_quoted(target)} overlap, as one is inside the other: give "
+            "two separate folders.",
         )
 
 
@@ -174,7 +173,7 @@ def require_outside(out: Path, *places: Path) -> None:
         if Path(os.path.realpath(place)) in (real, *real.parents):
             raise SettingsError(
                 "run-inside-images",
-                f"The run folder {quoted(out)} would be inside the images in {quoted(place)}: choose another --out.",
+                f"The run folder {_quoted(out)} would be inside the images in {_quoted(place)}: choose another --out.",
             )
 
 
@@ -183,19 +182,17 @@ def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
     warnings = []
     if source.splits:
         problem = f"Source folders that look like splits of a data set are used as classes: {named(source.splits)}"
-        split = quoted(source.root / source.splits[0])
+        split = _quoted(source.root / source.splits[0])
         warnings.append((problem, f"If the classes lie in them, give {split} as the source."))
     if source.empty:
         problem = f"Folders of the source without an image are not classes: {named(source.empty)}"
         warnings.append((problem, "Put images into these folders, or move them away."))
     if source.loose:
         images = counted(source.loose, "image lies", "images lie")
-        problem = f"{images} in {quoted(source.root)} beside the class folders and will not be used"
+        problem = f"{images} in {_quoted(source.root)} beside the class folders and will not be used"
         warnings.append((problem, "Move them into class folders."))
-    by_name: dict[str, list[str]] = {}
-    for name in source.classes:
-        by_name.setdefault(name.casefold(), []).append(name)
-    if alike := [name for names in by_name.values() if len(names) > 1 for name in names]:
+    folded = Counter(map(str.casefold, source.classes))
+    if alike := sorted((name for name in source.classes if folded[name.casefold()] > 1), key=str.casefold):
         problem = f"Classes whose names differ only in upper and lower case: {named(alike)}"
         warnings.append((problem, "If they are one class, give their images one name."))
     return warnings
@@ -207,15 +204,13 @@ def _labelled_folder(where: Path) -> LabelledDomain:
     if not paths:
         raise DataError(
             "no-class-folders",
-            f"{quoted(where)} holds images but no class folders: put the images of each class into a folder named"
-            f" after the class, like {quoted(where / 'CLASS' / images[0])}.",
+            f"{_quoted(where)} holds images but no class folders: put the images of each class into a folder named"
+            f" after the class, like {_quoted(where / 'CLASS' / images[0])}.",
         )
     parts = [path.split("/", 2) for path in paths]
     classes, labels = _indexed([names[0] for names in parts])
-    folders = [entry.name for entry in listing(where)[1] if is_subfolder(entry)]
-    empty = tuple(name for name in folders if name not in classes)
-    loose = len(images) - len(paths)
-    return LabelledDomain(where, paths, labels, classes, loose, empty, _splits(parts), ignored)
+    empty = tuple(folder.name for folder in subfolders(where) if folder.name not in classes)
+    return LabelledDomain(where, paths, labels, classes, len(images) - len(paths), empty, _splits(parts), ignored)
 
 
 def _splits(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -238,7 +233,7 @@ def _splits(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(sorted(splits, key=lambda top: (-len(inside[top]), -images[top])))
 
 
-def labelled(root: Path, paths: tuple[str, ...], texts: Sequence[str]) -> LabelledDomain:
+def labelled_domain(root: Path, paths: tuple[str, ...], texts: Sequence[str]) -> LabelledDomain:
     """Images with their labels as written in a list; see `scan_labelled` for how labels become classes."""
     if not all(_INTEGER.fullmatch(text) for text in texts):
         classes, labels = _indexed(texts)
@@ -273,14 +268,14 @@ def is_folder(where: Path) -> bool:
     try:
         mode = where.stat().st_mode
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise MissingFileError("path-missing", f"{quoted(where)} does not exist: check the path.") from error
+        raise MissingFileError("path-missing", f"{_quoted(where)} does not exist: check the path.") from error
     except OSError as error:
-        raise cannot_read(where, error) from error
+        raise _cannot_read(where, error) from error
     if stat.S_ISDIR(mode):
         return True
     if not stat.S_ISREG(mode) or is_image_name(where.name):
         raise DataError(
-            "no-folder-or-list", f"{quoted(where)} is neither a folder of images nor a list: give one of the two."
+            "no-folder-or-list", f"{_quoted(where)} is neither a folder of images nor a list: give one of the two."
         )
     return False
 
@@ -299,7 +294,7 @@ def no_image(top: Path, ignored: Sequence[str] = ()) -> DataError:
     others, convert = (f", only files such as {ignored[0]!r}", "convert them, or ") if ignored else ("", "")
     return DataError(
         "no-image",
-        f"No image was found in {quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read).",
+        f"No image was found in {_quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read).",
     )
 
 
@@ -313,38 +308,38 @@ def walk(top: Path) -> Iterator[tuple[str, bool]]:
     unreadable; so does a broken link with the suffix of a tar.
     """
     real_top = os.path.realpath(top) + os.sep
-    entered: set[tuple[int, int]] = set()
+    entered: set[str] = set()
     pending: list[tuple[str, bool | None]] = [("", None)]  # None for a folder
     while pending:
         path, is_image = pending.pop()
         if is_image is not None:
             yield path, is_image
-            continue
-        identity, entries = listing(top / path)
-        if identity in entered:
-            continue
-        entered.add(identity)
-        for entry in reversed(entries):
-            below = f"{path}/{entry.name}" if path else entry.name
-            if is_subfolder(entry):
-                if not (entry.is_symlink() and (os.path.realpath(entry.path) + os.sep).startswith(real_top)):
-                    pending.append((below, None))
-            elif (by_name := is_image_name(entry.name)) or _may_be_image(entry):
-                pending.append((below, by_name))
+        elif (real := os.path.realpath(top / path)) not in entered:
+            entered.add(real)
+            for entry in reversed(listing(top / path)):
+                below = f"{path}/{entry.name}" if path else entry.name
+                if _is_folder_entry(entry):
+                    if not (entry.is_symlink() and (os.path.realpath(entry.path) + os.sep).startswith(real_top)):
+                        pending.append((below, None))
+                elif (by_name := is_image_name(entry.name)) or _may_be_image(entry):
+                    pending.append((below, by_name))
 
 
-def listing(folder: Path) -> tuple[tuple[int, int], list[os.DirEntry]]:
-    """A folder's device and inode, which identify it through any link, and its entries sorted by name."""
+def listing(folder: Path) -> list[os.DirEntry]:
+    """The entries of a folder, sorted by name."""
     try:
-        status = folder.stat()
         with os.scandir(folder) as entries:
             shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != ARCHIVE_LEFTOVERS]
     except OSError as error:
-        raise cannot_read(folder, error) from error
-    return (status.st_dev, status.st_ino), sorted(shown, key=lambda entry: entry.name)
+        raise _cannot_read(folder, error) from error
+    return sorted(shown, key=lambda entry: entry.name)
 
 
-def is_subfolder(entry: os.DirEntry) -> bool:
+def subfolders(folder: Path) -> list[Path]:
+    return [Path(entry) for entry in listing(folder) if _is_folder_entry(entry)]
+
+
+def _is_folder_entry(entry: os.DirEntry) -> bool:
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
@@ -358,15 +353,15 @@ def _may_be_image(entry: os.DirEntry) -> bool:
     return is_file or (is_tar_name(name) and entry.is_symlink() and not os.path.exists(entry.path))
 
 
-def cannot_read(where: Path, error: OSError) -> DataError:
+def _cannot_read(where: Path, error: OSError) -> DataError:
     reason = "no permission" if isinstance(error, PermissionError) else error.strerror
     return DataError(
         "path-unreadable",
-        f"{quoted(where)} cannot be read ({reason}): make it readable, or leave it out of the data.",
+        f"{_quoted(where)} cannot be read ({reason}): make it readable, or leave it out of the data.",
     )
 
 
-def quoted(path: Path) -> str:
+def _quoted(path: Path) -> str:
     """repr, because the newlines and undecodable bytes of odd names must not break the sentence or the terminal."""
     return repr(str(path))
 
@@ -376,14 +371,14 @@ def quoted(path: Path) -> str:
 
 def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
     """(line number, path, label) of each line of a list."""
-    for number, line in list_lines(where):
+    for number, line in _list_lines(where):
         path, label = _split_label(line)
         if not label or is_image_name(label):
             marks = any(mark in line for mark in ",;")
             between = ", with a space or a tab, not a comma or semicolon, between them" if marks else ""
             raise DataError(
                 "line-without-label",
-                f"Line {number} of {quoted(where)} has no label: write it as 'path label'{between}.",
+                f"Line {number} of {_quoted(where)} has no label: write it as 'path label'{between}.",
             )
         yield number, path, label
 
@@ -399,22 +394,27 @@ def _split_label(line: str) -> tuple[str, str]:
     return (path, line[cut + 1 :].lstrip(" ")) if path else (line, "")
 
 
-def readings(line: str) -> tuple[str, ...]:
-    """The possible paths of a line with or without a label, the more likely first."""
-    path, label = _split_label(line)
-    if not label:
-        return (line,)
-    return (line, path) if is_image_name(line) else (path, line)
+def _image_lines(where: Path, *, tar: bool | None = None) -> Iterator[tuple]:
+    """(line number, path, ...) of each line of a list with or without labels: its possible paths, the more likely
+    first. With `tar`, a line that names a tar where images are expected, or the other way round, is an error."""
+    for number, line in _list_lines(where):
+        path, label = _split_label(line)
+        readings = ((line, path) if is_image_name(line) else (path, line)) if label else (line,)
+        if tar is not None and any(map(is_tar_name, readings)) != tar:
+            raise DataError(
+                "list-mixed", f"The list '{where}' has both images and tars (line {number}); give them in two lists."
+            )
+        yield number, *readings
 
 
-def list_lines(where: Path) -> Iterator[tuple[int, str]]:
+def _list_lines(where: Path) -> Iterator[tuple[int, str]]:
     """The non-empty lines of a list with their numbers. Undecodable bytes are kept, as in file names."""
     empty = True
     try:
         with where.open("rb") as file:
             if b"\0" in file.peek():
                 raise DataError(
-                    "list-not-text", f"{quoted(where)} is not a text file: give a folder, or a list of images."
+                    "list-not-text", f"{_quoted(where)} is not a text file: give a folder, or a list of images."
                 )
             for number, raw in enumerate(file, 1):  # split at line feeds only: names may contain other line ends
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
@@ -422,24 +422,25 @@ def list_lines(where: Path) -> Iterator[tuple[int, str]]:
                     empty = False
                     yield number, line
     except OSError as error:
-        raise cannot_read(where, error) from error
+        raise _cannot_read(where, error) from error
     if empty:
-        raise DataError("list-empty", f"The list {quoted(where)} is empty: write one line per image.")
+        raise DataError("list-empty", f"The list {_quoted(where)} is empty: write one line per image.")
 
 
-def list_base(where: Path, root: Path | None) -> Path:
+def _list_base(where: Path, root: Path | None) -> Path:
     base = where.parent if root is None else root
     if not os.path.isdir(base):
         raise MissingFileError(
-            "root-missing", f"The root {quoted(base)} is not a folder: set --root to the folder of the listed paths."
+            "root-missing", f"The root {_quoted(base)} is not a folder: set --root to the folder of the listed paths."
         )
     return base
 
 
 def existing(
-    where: Path, base: Path, listed: Sequence[tuple], cure: str = "set --root to the folder of its paths"
+    where: Path, base: Path, listed: Iterable[tuple], cure: str = "set --root to the folder of its paths"
 ) -> tuple[str, ...]:
     """The first reading of each (line number, reading, ...) that is an existing file; an error if there is none."""
+    listed = list(listed)
     paths = [_first_file(base, readings) for _, *readings in listed]
     if missing := [(number, readings[0]) for (number, *readings), path in zip(listed, paths, strict=True) if not path]:
         number, path = missing[0]
@@ -447,7 +448,7 @@ def existing(
         tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
         raise MissingFileError(
             "listed-file-missing",
-            f"{len(missing)} of the {len(listed)} files in {quoted(where)} cannot be found below {quoted(base)},"
+            f"{len(missing)} of the {len(listed)} files in {_quoted(where)} cannot be found below {_quoted(base)},"
             f" the first is {path!r} in line {number}: {tab}correct the list, or {cure}.",
         )
     return tuple(filter(None, paths))
@@ -465,30 +466,14 @@ def find_tars(where: Path, root: Path | None = None) -> list[Path]:
     if where.is_file() and (is_tar_name(where.name) or is_image_name(where.name)):
         return [where] if is_tar_name(where.name) else []
     if is_folder(where):
-        tars = []
-        for path, is_image in walk(where):
-            if is_image:
-                return []
-            if is_tar_name(path):
-                tars.append(where / path)
-        return tars
-    if not _is_tar(next(list_lines(where))[1]):
+        if any(is_image for _, is_image in walk(where)):
+            return []
+        return [where / path for path, _ in walk(where) if is_tar_name(path)]
+    _, *first = next(_image_lines(where))
+    if not any(map(is_tar_name, first)):
         return []
-    listed, base = list(list_lines(where)), list_base(where, root)
-    for number, line in listed:
-        _require_alike(where, number, line, tar=True)
-    return [base / path for path in existing(where, base, [(n, *readings(line)) for n, line in listed])]
-
-
-def _is_tar(line: str) -> bool:
-    return any(map(is_tar_name, readings(line)))
-
-
-def _require_alike(where: Path, number: int, line: str, *, tar: bool) -> None:
-    if _is_tar(line) != tar:
-        raise DataError(
-            "list-mixed", f"The list '{where}' has both images and tars (line {number}); give them in two lists."
-        )
+    base = _list_base(where, root)
+    return [base / path for path in existing(where, base, _image_lines(where, tar=True))]
 
 
 def stream_images(where: Path, root: Path | None = None) -> Iterator[Path | TarMember]:
@@ -516,12 +501,10 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
         if empty:
             raise no_image(where, ignored)
     else:
-        base, exists = list_base(where, root), False
-        for number, line in list_lines(where):
-            _require_alike(where, number, line, tar=False)
-            possible = readings(line)
-            file = _first_file(base, possible)
+        base, exists = _list_base(where, root), False
+        for _, *readings in _image_lines(where, tar=False):
+            file = _first_file(base, readings)
             exists |= file is not None
-            yield os.path.join(base, file or possible[0])
+            yield os.path.join(base, file or readings[0])
         if not exists:
-            existing(where, base, [(i, *readings(line)) for i, line in list_lines(where)])  # raises the error
+            existing(where, base, _image_lines(where))  # raises the error

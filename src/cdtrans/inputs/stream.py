@@ -17,7 +17,7 @@ from PIL import Image
 from cdtrans.errors import DataError
 from cdtrans.inputs.images import (
     ARCHIVE_LEFTOVERS,
-    SIDE,
+    THUMBNAIL,
     UnreadableImage,
     decode,
     is_image_name,
@@ -33,7 +33,7 @@ IN_FLIGHT_PER_WORKER = 16  # images decoded ahead of the reader; bounds memory a
 _TAR_NAMES = (".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
-Made = TypeVar("Made")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +97,25 @@ def _why(tar: Path, error: Exception) -> str:
     return f"a damaged or truncated tar ({error}); the images after the damage are missing"
 
 
-Source = str | Path | Image.Image | TarMember
+ImageSource = str | Path | Image.Image | TarMember
 
 
-def decode_in_order(images: Iterable[Source], size: int) -> Iterator[np.ndarray | UnreadableImage]:
+def decode_in_order(images: Iterable[ImageSource], size: int) -> Iterator[np.ndarray | UnreadableImage]:
     """Decode and resize, keeping the order: uint8 [size, size, 3] each."""
     return make_in_order(images, size, lambda pixels: pixels)
 
 
 def make_in_order(
-    images: Iterable[Source], size: int, make: Callable[[np.ndarray], Made]
-) -> Iterator[Made | UnreadableImage]:
+    images: Iterable[ImageSource], size: int, make: Callable[[np.ndarray], _Made]
+) -> Iterator[_Made | UnreadableImage]:
     """Decode, resize, and apply `make` to the pixels, keeping the order. Threads are enough, because PIL, numpy and
     hashlib release the GIL."""
     return _in_order((partial(_decode, image, size, make) for image in images), processor_count())
 
 
-def _in_order(tasks: Iterable[Callable[[], Made]], workers: int) -> Iterator[Made]:
+def _in_order(tasks: Iterable[Callable[[], _Made]], workers: int) -> Iterator[_Made]:
     """The results of the tasks; those of a few more are ready or under way."""
-    waiting: deque[Future[Made]] = deque()
+    waiting: deque[Future[_Made]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
         for task in tasks:
@@ -136,7 +136,7 @@ class DecodedBatch(NamedTuple):
     problems: dict[int, str]  # position -> why it cannot be read
 
 
-def cut(items: Iterable[Made], size: int) -> Iterator[list[Made]]:
+def cut(items: Iterable[_Made], size: int) -> Iterator[list[_Made]]:
     """Batches of this size; the last may be smaller."""
     items = iter(items)
     while batch := list(islice(items, size)):
@@ -144,11 +144,11 @@ def cut(items: Iterable[Made], size: int) -> Iterator[list[Made]]:
 
 
 def decode_batches(
-    batches: Iterable[Sequence[Source]], size: int, allocate: Callable[[tuple[int, ...]], np.ndarray]
+    batches: Iterable[Sequence[ImageSource]], size: int, allocate: Callable[[tuple[int, ...]], np.ndarray]
 ) -> Iterator[DecodedBatch]:
     """Decode and resize batch by batch, keeping the order. The threads write the pixels into the arrays [B, size, size,
     3] of `allocate`, and have the next batches to work on while this one is used."""
-    begun: deque[tuple[Sequence[Source], np.ndarray]] = deque()
+    begun: deque[tuple[Sequence[ImageSource], np.ndarray]] = deque()
 
     def tasks() -> Iterator[Callable[[], UnreadableImage | None]]:
         for batch in batches:
@@ -156,19 +156,15 @@ def decode_batches(
             for image, row in zip(*begun[-1], strict=True):
                 yield partial(_decode, image, size, partial(np.copyto, row))
 
-    errors: list[UnreadableImage | None] = []  # errors of the first batch so far
-    for error in _in_order(tasks(), processor_share()):
-        errors.append(error)
-        batch, pixels = begun[0]
-        if len(errors) == len(batch):
-            problems = {n: str(error) for n, error in enumerate(errors) if error}
-            readable = np.delete(pixels, list(problems), axis=0) if problems else pixels
-            yield DecodedBatch([_path(image) for image in batch], readable, problems)
-            begun.popleft()
-            errors = []
+    errors = _in_order(tasks(), processor_share())
+    for first in errors:
+        batch, pixels = begun.popleft()
+        problems = {n: str(error) for n, error in enumerate([first, *islice(errors, len(batch) - 1)]) if error}
+        readable = np.delete(pixels, list(problems), axis=0) if problems else pixels
+        yield DecodedBatch([_path(image) for image in batch], readable, problems)
 
 
-def _path(image: Source) -> Path | None:
+def _path(image: ImageSource) -> Path | None:
     """None for an image that was not read from a file."""
     if isinstance(image, Path | TarMember):
         return image if isinstance(image, Path) else image.path
@@ -185,7 +181,7 @@ class StreamedPixels:
         """One pass over all files before training, for the thumbnails: the digest of each, and position -> cause of
         those that cannot be read."""
         digests, bad = [""] * len(self.files), {}
-        self.thumbnails = np.zeros((len(self.files), SIDE, SIDE, 3), np.uint8)
+        self.thumbnails = np.zeros((len(self.files), THUMBNAIL, THUMBNAIL, 3), np.uint8)
         traces = make_in_order(
             self.files, self.size, lambda pixels: (pixel_digest(pixels), thumbnails(pixels[None])[0])
         )
@@ -210,7 +206,7 @@ class StreamedPixels:
         return np.stack(decoded)
 
 
-def _decode(image: Source, size: int, make: Callable[[np.ndarray], Made]) -> Made | UnreadableImage:
+def _decode(image: ImageSource, size: int, make: Callable[[np.ndarray], _Made]) -> _Made | UnreadableImage:
     try:
         if isinstance(image, TarMember):
             rgb = decode(image.read())

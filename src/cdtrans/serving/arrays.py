@@ -12,7 +12,7 @@ from PIL import Image
 
 from cdtrans.errors import ArgumentTypeError, DataError
 from cdtrans.inputs.scan import stream_images
-from cdtrans.inputs.stream import Source
+from cdtrans.inputs.stream import ImageSource
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ KINDS = "a path, a PIL image, a numpy array or a torch tensor"
 One = Union[str, Path, Image.Image, np.ndarray, "torch.Tensor"]
 
 
-def each_image(images: One | Iterable[One]) -> Iterator[Source]:
+def each_image(images: One | Iterable[One]) -> Iterator[ImageSource]:
     """A folder, list or tar gives its images, a batch of arrays one image after the other."""
     if isinstance(images, str | Path):
         yield from stream_images(Path(images))
@@ -39,7 +39,7 @@ def each_image(images: One | Iterable[One]) -> Iterator[Source]:
         yield from _one(images, "The image", batch=True)
 
 
-def _one(image: object, name: str, *, batch: bool = False) -> Iterator[Source]:
+def _one(image: object, name: str, *, batch: bool = False) -> Iterator[ImageSource]:
     """One image, or the images of a batch. `name` is for errors."""
     if isinstance(image, str | Path):
         yield image

@@ -14,7 +14,7 @@ import numpy as np
 from cdtrans.config import require_device
 from cdtrans.errors import DataError, MissingFileError, RunError, SettingsError, counted
 from cdtrans.inputs.images import pixel_digest
-from cdtrans.inputs.stream import DecodedBatch, Source, cut, decode_batches
+from cdtrans.inputs.stream import DecodedBatch, ImageSource, cut, decode_batches
 from cdtrans.record import layout
 from cdtrans.record.files import intact
 from cdtrans.record.probabilities import no_class, probabilities
@@ -146,7 +146,7 @@ class Classifier:
         return GPU_BATCH if self.device.type == "cuda" else BATCH
 
     def stream_batches(
-        self, batches: Iterable[Sequence[Source]], *, top: int = 1, digests: bool = False
+        self, batches: Iterable[Sequence[ImageSource]], *, top: int = 1, digests: bool = False
     ) -> Iterator[Prediction | Unreadable]:
         """Like `stream`, for images that are already divided into batches. The results of a batch are fetched after the
         next one has been launched, so that a GPU never waits for Python."""
@@ -161,7 +161,7 @@ class Classifier:
         if before is not None:
             yield from self._results(*before, top, digests)
 
-    def _decoded(self, batches: Iterable[Sequence[Source]]) -> Iterator[DecodedBatch]:
+    def _decoded(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[DecodedBatch]:
         return decode_batches(batches, self.card.resize, self._allocate)
 
     def _allocate(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -242,7 +242,7 @@ class Classifier:
     def _compute(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
         import torch
 
-        from cdtrans.inputs.batches import normalised
+        from cdtrans.inputs.batches import model_input
         from cdtrans.runtime.device import autocast
 
         card = self.card
@@ -251,7 +251,7 @@ class Classifier:
         precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training, for equal labels
         with torch.inference_mode(), autocast(self.device, precision):
             images = torch.from_numpy(pixels).to(self.device, non_blocking=True)
-            return compute(normalised(images[:, centre, centre].contiguous(), self.mean, self.std)).float()
+            return compute(model_input(images[:, centre, centre].contiguous(), self.mean, self.std)).float()
 
     def digest(self) -> str:
         """A digest of the card and the weights; with a score for no class, also of those of the source-only model."""

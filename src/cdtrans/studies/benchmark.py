@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from cdtrans.config import LARGEST_SEED, Config, Force, Jobs, Settings, SettingsFile
 from cdtrans.errors import SettingsError
-from cdtrans.inputs.benchmarks import FoundBenchmark, FoundDomain, Task, benchmark_named, find_benchmark
+from cdtrans.inputs.benchmarks import BenchmarkTask, FoundBenchmark, FoundDomain, benchmark_named, find_benchmark
 from cdtrans.methods import METHODS
 from cdtrans.record.files import atomic
 from cdtrans.runtime.screen import Screen
@@ -33,7 +33,7 @@ class Plan:
     """Everything that is decided before the first process starts."""
 
     data: FoundBenchmark
-    tasks: tuple[Task, ...]
+    tasks: tuple[BenchmarkTask, ...]
     seeds: tuple[int, ...]
     out: Path
     configs: tuple[Config, ...]  # one for each method that is run
@@ -48,7 +48,7 @@ class Plan:
             self._run(config, task, seed) for seed in self.seeds for config in self.configs for task in self.tasks
         )
 
-    def folder(self, method: str, task: Task, seed: int) -> Path:
+    def folder(self, method: str, task: BenchmarkTask, seed: int) -> Path:
         return self.out / method / task.folder / f"seed-{seed}"
 
     def methods(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class Plan:
         numbers = {name.removeprefix("seed-") for name in scored}
         return tuple(dict.fromkeys([*self.seeds, *sorted(int(number) for number in numbers if number.isdecimal())]))
 
-    def _run(self, config: Config, task: Task, seed: int) -> PlannedRun:
+    def _run(self, config: Config, task: BenchmarkTask, seed: int) -> PlannedRun:
         method = label(config.method) if self.start else ""
         folder = self.folder(method, task, seed)
         source, target = (self.data.domains[domain.name] for domain in task)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cdtrans.config import Config
 from cdtrans.errors import Hopeless, counted
-from cdtrans.inputs.batches import Images, LabelledImages, Plan
+from cdtrans.inputs.batches import EpochBatches, Images, LabelledImages
 from cdtrans.methods.base import Batch, Method, Round
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.network.network import Network, Output
@@ -172,10 +172,10 @@ class PairBatches:
         order_s = self._order(pairs, generator)  # [P]
         order_t = order_s if pairs.coupled else self._order(pairs, generator)
         mine = [part(batch) for batch in self.slices]
+        self.x_s: EpochBatches | list[Tensor] = [data.target.none()] * count
         if len(data.source):
-            self.x_s: Plan | list[Tensor] = data.source.plan(pairs.source[order_s], mine, config.flip, generator)
+            self.x_s = data.source.plan(pairs.source[order_s], mine, config.flip, generator)
         else:
-            self.x_s = [data.target.none()] * count
             data.target.draw(len(order_s), config.flip, generator)  # so that the target's draws do not change
         self.x_t = data.target.plan(pairs.target[order_t], mine, config.flip, generator)
         self.y_s, self.y_t = pairs.source_labels[order_s], pairs.target_labels[order_t]  # [P]
