@@ -187,34 +187,59 @@ def gram(x: Tensor, y: Tensor | None = None) -> Tensor:
     return torch.stack([(a.T @ b).double() for a, b in parts]).sum(dim=0)
 
 
+class Start(NamedTuple):
+    """Both views, and what a probe on the source says in each of them, before any graph."""
+
+    views: list[View]
+    known: Tensor  # [Ns, K] the source's labels
+    q: list[Tensor]  # [Nt, K] probabilities of the target, one for each view
+
+    @classmethod
+    def of(cls, domains: Domains, *, classes: int, leading: int) -> "Start":
+        """From both domains' features, whose first `leading` numbers are the first view."""
+        views, given = make_views(domains, leading), domains.given
+        known = F.one_hot(domains.source_labels, classes).to(views[0].source)
+        p = fixed(known.new_zeros(len(domains.target.features), classes), given)
+        chosen = torch.zeros(0, dtype=torch.long, device=known.device) if given is None else given.images
+        return cls(views, known, [view.fit(known, p.argmax(dim=1), chosen, LOOSE) for view in views])
+
+    @property
+    def probe(self) -> Tensor:
+        """[Nt, K] the mean of both views' probabilities."""
+        return torch.stack(self.q).mean(dim=0)
+
+    def spread(self, q: list[Tensor]) -> Tensor:
+        """[Nt, K] these probabilities after the graphs of their views."""
+        return torch.stack([view.spread(p, self.known) for view, p in zip(self.views, q, strict=True)]).mean(dim=0)
+
+
 def label_target(domains: Domains, *, classes: int, leading: int) -> GraphLabels:
     """Labels from both domains' features, whose first `leading` numbers are the first view."""
-    views, given = make_views(domains, leading), domains.given
-    known = F.one_hot(domains.source_labels, classes).to(views[0].source)
-    p = fixed(known.new_zeros(len(domains.target.features), classes), given)
-    chosen = torch.zeros(0, dtype=torch.long, device=known.device) if given is None else given.images
-    q = [view.fit(known, p.argmax(dim=1), chosen, LOOSE) for view in views]
-    first = torch.stack(q).mean(dim=0).argmax(dim=1)
+    return label_from(Start.of(domains, classes=classes, leading=leading), domains)
+
+
+def label_from(start: Start, domains: Domains) -> GraphLabels:
+    """All rounds. A class that does not occur in the target gets no image."""
+    first, q, given = start.probe.argmax(dim=1), start.q, domains.given
     for round in range(ROUNDS):
-        spread = torch.stack([view.spread(p, known) for view, p in zip(views, q, strict=True)]).mean(dim=0)
-        p = fixed(balanced(spread, first), given)
+        p = fixed(balanced(start.spread(q), first, domains.absent), given)
         if round + 1 < ROUNDS:  # the last round's probes would teach nobody
             decay = LOOSE * (CLOSE / LOOSE) ** ((round + 1) / ROUNDS)
             chosen = most_certain(p, FIRST_PORTION + (1 - FIRST_PORTION) * round / (ROUNDS - 1))
-            q = [view.fit(known, p.argmax(dim=1), chosen, decay) for view in views]
-    return GraphLabels(p, first, views[0].own.steady(p.argmax(dim=1)))
+            q = [view.fit(start.known, p.argmax(dim=1), chosen, decay) for view in start.views]
+    return GraphLabels(p, first, start.views[0].own.steady(p.argmax(dim=1)))
 
 
 def relabel_target(domains: Domains, first: Tensor, *, leading: int) -> Tensor:
     """Labels [Nt, K] from the features and predictions of a network that is being trained. The graphs spread them
     twice: the second time, a probe that has learnt the first labels counts for one half."""
-    views, given = make_views(domains, leading), domains.given
+    views, given, absent = make_views(domains, leading), domains.given, domains.absent
     q = fixed(domains.target.logits.softmax(dim=1), given)
     known = F.one_hot(domains.source_labels, q.shape[1]).to(q)
     everything = torch.arange(len(q), device=q.device)
-    p = fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first), given)
+    p = fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first, absent), given)
     q = (q + views[0].fit(known, p.argmax(dim=1), everything, CLOSE)) / 2
-    return fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first), given)
+    return fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first, absent), given)
 
 
 def make_views(domains: Domains, leading: int) -> list[View]:
@@ -226,8 +251,13 @@ def make_views(domains: Domains, leading: int) -> list[View]:
     return [View(source[:, :leading], target[:, :leading], given), View(source, target, given, whitened=True)]
 
 
-def balanced(p: Tensor, first: Tensor) -> Tensor:
-    """Rows and columns scaled in turn (Sinkhorn) until the class shares are the pulled ones, [Nt, K] -> [Nt, K]."""
+def balanced(p: Tensor, first: Tensor, absent: Tensor | None = None) -> Tensor:
+    """Rows and columns scaled in turn (Sinkhorn) until the class shares are the pulled ones, [Nt, K] -> [Nt, K].
+    Classes that do not occur, [K] bool, get nothing, and have no share to be pulled to."""
+    if absent is not None:
+        occurs = ~absent
+        among = balanced(p[:, occurs], torch.where(occurs, occurs.cumsum(0) - 1, -1)[first])
+        return torch.zeros_like(p).index_copy(1, occurs.nonzero().squeeze(1), among)
     images, classes = p.shape
     changed = float((p.argmax(dim=1) != first).double().mean())
     pull = min(PULL, 2 * changed) * min(1.0, images / (ENOUGH * classes))
