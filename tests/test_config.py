@@ -263,7 +263,7 @@ def test_without_pretrained_weights_the_source_is_trained_on() -> None:
         ),
         *(({"effort": e, "method": "instant"}, "effort-contradicts-method") for e in ("quick", "full")),
         *(({"effort": "quick", "method": "dann"}, "effort-not-here"), ({"effort": "qick"}, "setting-choice")),
-        *(({"effort": ["quick"]}, "setting-choice"), ({"recipe": "authors", "effort": "quick"}, "effort-not-here")),
+        *(({"effort": ["quick"]}, "setting-kind"), ({"recipe": "authors", "effort": "quick"}, "effort-not-here")),
     ],
 )
 def test_an_effort_that_contradicts_the_rest(given: dict[str, Any], code: str) -> None:

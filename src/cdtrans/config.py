@@ -5,13 +5,11 @@ Where the paper and the authors' code differ, the default is the code's, because
 the help names the paper's value.
 """
 
-import copy
 import functools
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
 
@@ -24,6 +22,7 @@ LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
 LARGEST_FACTOR = 1e6  # limit of factors that a rate is multiplied by
 LARGEST_SEED = 2**63 - 1
+RECIPES = Path(__file__).with_name("recipes")
 LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
 
 
@@ -316,18 +315,45 @@ def make_config(*layers: dict[str, Any]) -> Config:
     if config.method == "cdtrans":  # known without torch; other methods are checked when they are loaded
         checked = check_options(CDTransOptions, options, config.method)
         options = {key: getattr(checked, key) for key in options}
-    places = {name: os.path.abspath(place) for name in PATHS if (place := getattr(config, name))}
+    paths = (*PATHS, "method") if is_method_file(config.method) else PATHS
+    places = {name: os.path.abspath(place) for name in paths if (place := getattr(config, name))}
     return replace(config, method_args=options, **places)
 
 
 def compose(*layers: dict[str, Any]) -> Config:
     """The settings of a run: its recipe < its effort < what the user gave, the later ones winning. A recipe other than
-    best and authors says which of the two it changes."""
-    name = merged(*layers).get("recipe", "best")
-    changed = {} if name in choices("recipe") else read_recipe(name)
-    origin = {"recipe": changed["recipe"]} if changed else {}
-    recipe, effort = starting_layers(merged(changed, *layers, origin))
-    return make_config(recipe, changed, effort, *layers, origin)
+    best and authors says which of the two it changes. Where recipe and effort are not given, the method implies them:
+    the methods of the best recipe and of its efforts mean the best recipe; another method, or an option of CDTrans,
+    means the authors'."""
+    changed: dict[str, Any] = {}
+    if (name := merged(*layers).get("recipe", "best")) not in choices("recipe"):
+        changed = read_recipe(name)
+        layers = (*layers, {"recipe": changed["recipe"]})
+    given, best, instant = merged(changed, *layers), read_recipe("best"), read_recipe("instant")
+    method, of_cdtrans = given.get("method"), METHOD_FIELDS.keys() & given["method_args"].keys()
+    implied = "authors" if of_cdtrans or method not in (None, best["method"], instant["method"]) else "best"
+    recipe, effort = read_recipe("authors"), {}
+    if given.get("recipe", implied) == "best":
+        recipe, chosen = best, given.get("effort", "instant" if method == instant["method"] else "full")
+        effort = read_recipe(chosen) if chosen in ("instant", "quick") else {}
+        if method not in (None, effort.get("method", best["method"])):
+            effort.pop("method_args", None)  # options of the best recipe's method
+        if not given.get("pretrained", True) and not given.get("weights"):
+            recipe["source_fit"] = "train"  # there is nothing to probe
+    config = make_config(recipe, changed, effort, *layers)
+    if config.recipe == "authors" and config.effort != "full":
+        why = "" if "recipe" in given else ", which --method and the options of CDTrans imply"
+        raise SettingsError(
+            "effort-not-here",
+            f"'--effort {config.effort}' belongs to the best recipe, but this run uses the recipe 'authors'{why}; "
+            "leave it out, or use the recipe 'best'.",
+        )
+    if config.recipe == "best" and (config.method == instant["method"]) != (config.effort == "instant"):
+        raise SettingsError(
+            "effort-contradicts-method",
+            f"'--effort {config.effort}' does not go with '--method {config.method}'; leave one of the two out.",
+        )
+    return config
 
 
 def compose_run(
@@ -347,40 +373,6 @@ def compose_run(
     return compose({**(defaults or {})}, from_file, settings, places), out
 
 
-def starting_layers(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The recipe and the effort that settings start from. Where they are not given, the method implies them: the
-    methods of the best recipe and its efforts mean the best recipe; another method, or an option of CDTrans, means the
-    authors'."""
-    best, instant = read_recipe("best"), read_recipe("instant")
-    method, effort = given.get("method"), given.get("effort")
-    own = method in (None, best["method"], instant["method"]) and not METHOD_FIELDS.keys() & given["method_args"].keys()
-    if given.get("recipe", "best" if own else "authors") != "best":
-        if effort not in (None, "full"):
-            implied = "" if "recipe" in given else ", which --method and the options of CDTrans imply"
-            raise SettingsError(
-                "effort-not-here",
-                f"'--effort {effort}' belongs to the best recipe, but this run uses the recipe 'authors'{implied}; "
-                "leave it out, or use the recipe 'best'.",
-            )
-        return read_recipe("authors"), {}
-    if effort is None:
-        effort = "instant" if method == instant["method"] else "full"
-    if effort not in choices("effort"):
-        known = nearest(str(effort), choices("effort"))
-        raise SettingsError("setting-choice", f"'effort' cannot be {short_repr(effort)}: {known}")
-    if method is not None and (method == instant["method"]) != (effort == "instant"):
-        raise SettingsError(
-            "effort-contradicts-method",
-            f"'--effort {effort}' does not go with '--method {method}'; leave one of the two out.",
-        )
-    layer = {} if effort == "full" else read_recipe(effort)  # the other efforts are files in recipes/
-    if method not in (None, layer.get("method", best["method"])):
-        layer.pop("method_args", None)  # options of the best recipe's method
-    if not given.get("pretrained", True) and not given.get("weights"):
-        best["source_fit"] = "train"  # there is nothing to probe
-    return best, layer
-
-
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """The later layer wins, option by option; where it changes the method, the earlier method's options are dropped.
     Options of CDTrans that are given as settings are moved into `method_args`."""
@@ -394,8 +386,6 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
             raise SettingsError("option-twice", f"'{twice[0]}' is given twice, also in 'method_args'; give it once.")
         layer = {key: value for key, value in layer.items() if key not in METHOD_FIELDS}
         before = values.get("method", FIELDS["method"].default)
-        if isinstance(name := layer.get("method"), str) and is_method_file(name):
-            layer["method"] = os.path.abspath(name)
         same = layer.get("method", before) == before
         values |= layer | {"method_args": (values["method_args"] if same else {}) | beside | options}
     return values
@@ -463,24 +453,15 @@ def parse_yaml(text: str) -> Any:
 
 
 def recipe_names() -> list[str]:
-    folder = resources.files("cdtrans") / "recipes"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
 
 
 def read_recipe(name: str) -> dict[str, Any]:
     """The settings in a file of recipes/."""
     if name not in recipe_names():
-        raise SettingsError(
-            "recipe-unknown", f"Unknown recipe {short_repr(name)}: {nearest(str(name), recipe_names())}"
-        )
-    return copy.deepcopy(_parsed_recipe(name))
-
-
-@functools.cache
-def _parsed_recipe(name: str) -> dict[str, Any]:
-    text = (resources.files("cdtrans") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    values: dict[str, Any] = yaml.safe_load(text)
-    return values
+        known = nearest(str(name), recipe_names())
+        raise SettingsError("recipe-unknown", f"Unknown recipe {short_repr(name)}: {known}")
+    return read_yaml(RECIPES / f"{name}.yaml")
 
 
 def _built(kind: type[Any], values: dict[str, Any], unknown: str = "") -> Any:

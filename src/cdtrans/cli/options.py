@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from cdtrans.config import HINTS, SETTINGS, choices, merged, parse_yaml, starting_layers
+from cdtrans.config import HINTS, SETTINGS, Config, choices, compose, parse_yaml
 from cdtrans.errors import VERDICT_AGAINST, SettingsError
 from cdtrans.runtime.ranks import launched_rank
 from cdtrans.runtime.screen import Screen
@@ -134,7 +134,7 @@ def _flag(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
 def _setting_flags(names: Collection[str], verb: Verb) -> list[inspect.Parameter]:
     """A flag for every setting and every option of CDTrans among these names; with `method`, --set gives the options of
     any method."""
-    parameters = []
+    parameters, composed = [], compose({**verb.defaults})
     for name, spec in SETTINGS.items():
         if name not in names or name in NOT_FLAGS:
             continue
@@ -142,7 +142,7 @@ def _setting_flags(names: Collection[str], verb: Verb) -> list[inspect.Parameter
         dashed = name.replace("_", "-")
         option = typer.Option(
             f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}",
-            help=verb.texts.get(name) or help_line(name, verb.defaults),
+            help=verb.texts.get(name) or help_line(name, verb.defaults, composed),
             rich_help_panel=COMMON_PANEL if name in COMMON else spec.metadata["group"],
             hidden=name not in COMMON,
         )
@@ -191,19 +191,19 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def help_line(name: str, changed: Mapping[str, Any]) -> str:
+def help_line(name: str, changed: Mapping[str, Any], composed: Config) -> str:
     """A setting's help text with its choices and its default; where the recipes differ, both defaults. A `changed`
     value is the default of both."""
     from cdtrans.network.backbone import SHORT_NAMES
 
     spec = SETTINGS[name]
-    value, best = changed.get(name, spec.default), starting_layers(merged(changed))[0]
-    in_text = value in (None, "auto")
+    value = changed.get(name, spec.default)
+    best = value if name in changed else getattr(composed, name, spec.default)  # options of CDTrans have one default
     default = str(value).lower() if isinstance(value, bool) else str(value)
     default = next((short for short, full in SHORT_NAMES.items() if full == default), default)
-    if name not in changed and best.get(name, spec.default) != spec.default:
-        default = str(best[name]) if name == "recipe" else f"{best[name]}; authors: {default}"
-    notes = [", ".join(choices(name)), "" if in_text else f"default: {default}"]
+    if best != value:
+        default = str(best) if name == "recipe" else f"{best}; authors: {default}"
+    notes = [", ".join(choices(name)), "" if value in (None, "auto") else f"default: {default}"]
     note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     text: str = spec.metadata["help"]
     return text + note
