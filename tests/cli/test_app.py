@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -96,9 +95,9 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], Asked]:
 
     def answering(verb: str, result: Any) -> Asked:
         asked: Asked = {}
-        module, _, name = app.VERBS[verb].function.partition(":")
+        original = app.VERBS[verb].load()
 
-        @functools.wraps(getattr(import_module(module), name))
+        @functools.wraps(original)
         def function(**given: Any) -> Any:
             asked.clear()
             asked.update(given)
@@ -106,7 +105,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], Asked]:
                 raise result
             return result
 
-        monkeypatch.setattr(import_module(module), name, function)
+        monkeypatch.setattr(sys.modules[original.__module__], original.__name__, function)
         return asked
 
     return answering

@@ -95,12 +95,11 @@ VERBS = {
     "choose": Verb(
         "cdtrans.run.choose:choose",
         "Change which model a finished run uses, whatever the guard said; nothing is trained.",
-        tables.show_choice,
     ),
     "report": Verb(
         "cdtrans.reporting.page:report",
         "Write a one-page report, RUN/report.html: verdict, scores, pairs, images, cost.",
-        tables.show_report,
+        lambda file, screen, given: screen.result(f"Report: {file}"),
         as_json=lambda file: {"report": str(file)},
     ),
     "demo": Verb(

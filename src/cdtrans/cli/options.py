@@ -37,7 +37,7 @@ class Verb:
 
     function: str  # module:name, imported when the verb is used
     help: str
-    show: Callable[[Any, Screen, dict[str, Any]], None]  # takes the result, and the arguments
+    show: Callable[[Any, Screen, dict[str, Any]], None] = lambda result, screen, given: screen.result(str(result))
     settings: Collection[str] = tuple(SETTINGS)  # flags in place of its **settings
     texts: Mapping[str, str] = field(default_factory=dict)  # help of settings that have another meaning here
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the verb's own defaults of settings

@@ -101,14 +101,6 @@ def show_push(result: Any, screen: Screen, given: Arguments) -> None:
     screen.say(f'cdtrans.load("hf://{given["name"]}") loads it.')
 
 
-def show_choice(result: Any, screen: Screen, given: Arguments) -> None:
-    screen.result(str(result))
-
-
-def show_report(result: Any, screen: Screen, given: Arguments) -> None:
-    screen.result(f"Report: {result}")
-
-
 def show_demo(result: Any, screen: Screen, given: Arguments) -> None:
     table = Table("model", "accuracy on 1,797 handwritten digits", title="before and after adaptation")
     table.add_row("source only", f"{result.source_only_accuracy:.1%}")
