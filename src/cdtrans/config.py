@@ -25,7 +25,6 @@ LARGEST_SEED = 2**63 - 1
 RECIPES = Path(__file__).with_name("recipes")
 LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
 
-
 Auto = Literal["auto"]
 
 
@@ -76,12 +75,10 @@ class Config:
     drop_path: float = _model(0.1, "Stochastic depth of the last block.", 0, 0.99)
 
     source_model: str | None = _stage_1(
-        None,
-        "Start from the source-only model of this run. Without SOURCE: also from a weights file of a timm classifier.",
+        None, "Start from this run's source-only model; without SOURCE also from a weights file of a timm classifier."
     )
     source_classes: str | None = _stage_1(
-        None,
-        "If --source-model is a weights file: a file with its class names, one per line, in the order of its outputs.",
+        None, "For a weights file as --source-model: a file of its class names, one per line, in its outputs' order."
     )
     source_fit: Literal["train", "probe"] = _stage_1(
         "train", "Train the network on the source, or only a linear probe on the frozen backbone."
@@ -103,17 +100,13 @@ class Config:
     bias_lr_factor: float = _steps(2.0, "Learning rate of biases, relative to that of weights.", 0, LARGEST_FACTOR)
     schedule: Literal["authors", "cosine"] = _steps(
         "authors",
-        "The authors' rate per epoch, with weight decay on all parameters; or one cosine, with decay on matrices only.",
+        "The authors' rate per epoch and weight decay on all parameters, or one cosine and decay on matrices.",
     )
     warmup_epochs: int = _steps(10, "Warm-up epochs of both stages; a short stage warms up for half of its epochs.", 0)
     backbone_rate: float = _steps(
-        1.0,
-        "Learning rate of the backbone in stage 2, relative to --lr (the authors of most compared methods: 0.1).",
-        0,
+        1.0, "Learning rate of the backbone in stage 2, relative to --lr (most methods' authors: 0.1).", 0
     )
-    layer_decay: float = _steps(
-        1.0, "Learning rate of a backbone layer in stage 2, relative to the next one's.", 0.01, 1
-    )
+    layer_decay: float = _steps(1.0, "Learning rate of a backbone layer in stage 2, relative to the next.", 0.01, 1)
     clip_norm: float = _steps(1.0, "Clip gradients to this norm (1e9: never).", 0.001)
 
     holdout: float | Auto = _trust(
@@ -159,12 +152,8 @@ class Resolved(Config):
 class BranchOptions:
     """The three branches of CDTrans and the loss on each."""
 
-    first_block_residual: bool = _cdtrans(
-        True, "Residual addition in the source-target branch's first block (the paper: none)."
-    )
-    detach_teacher: bool = _cdtrans(
-        False, "Stop the distillation loss's gradient at its teacher, the source-target branch."
-    )
+    first_block_residual: bool = _cdtrans(True, "Residual in the source-target branch's first block (the paper: none).")
+    detach_teacher: bool = _cdtrans(False, "Stop distillation's gradient at its teacher, the source-target branch.")
     loss_source: Literal["cls", "none"] = _cdtrans("cls", "Loss of the source branch ('none': for ablations).")
     loss_source_target: Literal["dtl", "cls", "none"] = _cdtrans(
         "dtl", "Loss of the source-target branch: distillation, or classification (Table 6)."
@@ -203,8 +192,8 @@ class Settings(TypedDict, total=False):
 
     target_labels: str | Path | None
     root: str | Path | None
-    crop: int | Literal["auto"]
-    resize: int | Literal["auto"]
+    crop: int | Auto
+    resize: int | Auto
     flip: float
     max_bad: float
     recipe: str
@@ -237,7 +226,7 @@ class Settings(TypedDict, total=False):
     backbone_rate: float
     layer_decay: float
     clip_norm: float
-    holdout: float | Literal["auto"]
+    holdout: float | Auto
     select: Literal[
         "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
     ]
@@ -278,9 +267,7 @@ Force = Annotated[bool, Help("Continue even if 'cdtrans check' says stop.")]
 Jobs = Annotated[int, Help("How many runs to start in parallel, on one device."), Range(minimum=1)]
 
 # What may change when a run is resumed: where it runs, not what it computes.
-RESUME_MAY_CHANGE = (
-    *("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels", "guard", "report"),
-)
+RESUME_MAY_CHANGE = ("device", "cache", "tracker", "encode_batch", "save_every", "compile", "pixels", "guard", "report")
 
 # What is resolved once torch and timm are imported: 'auto', and short names of backbones.
 DECIDED_LATE = ("device", "crop", "resize", "precision", "backbone")
