@@ -35,18 +35,12 @@ def near_groups(digests: Sequence[str], thumbnails: np.ndarray) -> np.ndarray:
     """[N] -> [N]: equal numbers for images that are exact or near copies, directly or through others."""
     group = exact_groups(digests)
     distinct = np.unique(group)
-    leader = np.arange(len(group))
-
-    def find(n: int) -> int:
-        while leader[n] != n:
-            leader[n] = leader[leader[n]]
-            n = int(leader[n])
-        return n
-
-    for a, b in distinct[near_pairs(thumbnails[distinct])].tolist():
-        low, high = sorted((find(a), find(b)))
-        leader[high] = low
-    return np.array([find(n) for n in group.tolist()], dtype=np.int64)
+    pairs = distinct[near_pairs(thumbnails[distinct])]
+    first = np.arange(len(group))  # of each image's group, as far as it is known
+    while np.ptp(first[pairs], axis=1).any():
+        np.minimum.at(first, first[pairs], first[pairs].min(axis=1, keepdims=True))
+        first = first[first]
+    return np.asarray(first[group])
 
 
 class ThumbnailVectors:

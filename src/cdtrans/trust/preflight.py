@@ -46,13 +46,7 @@ class Finding:
 
     def summary(self) -> dict[str, Any]:
         """The promised keys of a finding in `check --json`."""
-        return {
-            "state": self.state,
-            "subject": self.subject,
-            "found": self.statement,
-            "advice": self.advice,
-            "details": self.details,
-        }
+        return {"found" if name == "statement" else name: value for name, value in vars(self).items()}
 
 
 def gravest(findings: Sequence[Finding]) -> Severity:
