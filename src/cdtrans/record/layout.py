@@ -59,10 +59,6 @@ class ImageTable:
     paths: dict[str, tuple[str, ...]]
     digests: dict[str, tuple[str, ...]]  # digests of the pixels
 
-    def positions(self, domain: str) -> dict[str, int]:
-        """The index of each image by its digest."""
-        return {digest: i for i, digest in enumerate(self.digests[domain])}
-
 
 @dataclass(frozen=True)
 class SavedEvidence:

@@ -75,10 +75,11 @@ def threshold_for_accuracy(confidences: np.ndarray, accuracy: float) -> Kept:
     ends = np.append(surest[1:] < surest[:-1], True)  # where no equally sure image follows
     enough = np.flatnonzero(ends & (means >= accuracy))
     if not len(enough):
+        highest = np.floor(1000 * surest[0]) / 10  # rounded down, so that this accuracy can be asked for
         raise SettingsError(
             "keep-accuracy",
             f"An accuracy of {accuracy:.1%} cannot be expected of any part of the images: of the most confident it is "
-            f"{_floor(surest[0])}; give a lower --accuracy.",
+            f"{highest:g}%; give a lower --accuracy.",
         )
     return _first(surest, int(enough[-1]) + 1)
 
@@ -94,8 +95,3 @@ def _first(surest: np.ndarray, count: int) -> Kept:
     threshold = 0.0 if count == len(surest) else float(surest[count - 1] + surest[count]) / 2
     kept = surest[surest >= threshold]
     return Kept(threshold, len(kept) / len(surest), float(kept.mean()))
-
-
-def _floor(share: float) -> str:
-    """Rounded down, so that this accuracy can be asked for."""
-    return f"{np.floor(1000 * share) / 10:g}%"

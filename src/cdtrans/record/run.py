@@ -19,7 +19,7 @@ from cdtrans.config import DECIDED_LATE, RESUME_MAY_CHANGE, Config, Resolved, fl
 from cdtrans.errors import Interrupted, RunError, SettingsError, first_of
 from cdtrans.record import layout
 from cdtrans.record.files import Lock, atomic, csv_lines, named_if_full, try_lock
-from cdtrans.record.layout import ADAPTED, SOURCE, DataRecord, Environment, File, ImageTable
+from cdtrans.record.layout import ADAPTED, SOURCE, DataRecord, Environment, File
 from cdtrans.record.model import write_card
 from cdtrans.record.probabilities import no_class, probabilities
 from cdtrans.record.record import RunRecord
@@ -35,8 +35,10 @@ class RunWriter:
 
     def __init__(self, folder: Path, lock: Lock | None) -> None:
         self.folder = folder
-        self._lock = lock  # None for a rank that only reads
+        self.writes = lock is not None  # only rank 0 has the lock
         self._closing = ExitStack()
+        if lock is not None:
+            self._closing.enter_context(lock)
 
     @classmethod
     def open(cls, folder: Path, config: Config, data: DataRecord) -> "RunWriter":
@@ -84,21 +86,12 @@ class RunWriter:
         """The folder as it is now."""
         return RunRecord(self.folder)
 
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes: only rank 0 does."""
-        return self._lock is not None
-
     def at_close(self, action: Callable[[], object]) -> None:
         """Do this when the run ends or is interrupted."""
         self._closing.callback(action)
 
     def close(self) -> None:
-        try:
-            self._closing.close()
-        finally:
-            if self._lock is not None:
-                self._lock.close()
+        self._closing.close()
 
     def __enter__(self) -> "RunWriter":
         return self
@@ -187,12 +180,6 @@ def rewrite(folder: Path, file: File[Any], content: Any) -> None:
             np.savez(out, **{name: x for name, x in arrays.items() if x is not None})
         else:
             out.write((json.dumps(asdict(content), indent=2, sort_keys=True) + "\n").encode())
-
-
-def images_csv(images: ImageTable) -> bytes:
-    columns = {domain: zip(images.paths[domain], images.digests[domain], strict=True) for domain in images.paths}
-    rows = [(domain, i, *image) for domain, both in columns.items() for i, image in enumerate(both)]
-    return csv_lines([("domain", "index", "path", "digest"), *rows])
 
 
 def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.ndarray, source_only: np.ndarray) -> bytes:

@@ -93,41 +93,35 @@ def check(
         from cdtrans.run.pipeline import resolve
 
     resolved = resolve(layered)
-    decoded_source = decode_domain(scanned_source, resolved, screen, "source")
-    decoded_target = decode_domain(scanned_target, resolved, screen, "target")
+    source_images = decode_domain(scanned_source, resolved, screen, "source")
+    target_images = decode_domain(scanned_target, resolved, screen, "target")
     findings = [
         preflight.layout(warnings_for(scanned_source)),
-        preflight.unreadable("source", decoded_source.skipped, len(scanned_source), resolved.max_bad),
-        preflight.unreadable("target", decoded_target.skipped, len(scanned_target), resolved.max_bad),
+        preflight.unreadable("source", source_images.skipped, len(scanned_source), resolved.max_bad),
+        preflight.unreadable("target", target_images.skipped, len(scanned_target), resolved.max_bad),
         preflight.ignored("source", scanned_source.ignored),
         preflight.ignored("target", scanned_target.ignored),
     ]
-    if len(decoded_source) and len(decoded_target):
-        findings += _without_model(decoded_source, decoded_target, resolved, screen)
+    if len(source_images) and len(target_images):
+        labelled, paths = source_images.domain, target_images.domain.paths
+        source_headers = _read_headers(labelled.files(), screen, "source")
+        target_headers = _read_headers(target_images.domain.files(), screen, "target")
+        findings += [
+            *preflight.examine(source_images.traces(), labelled.labels, labelled.counts(), target_images.traces()),
+            preflight.image_sizes("source", labelled.paths, source_headers, resolved.crop),
+            preflight.image_sizes("target", paths, target_headers, resolved.crop),
+            preflight.transparency(source_headers, target_headers),
+        ]
     if gravest(findings) == "stop":
         return Check(tuple(findings), None, "there is a reason to stop without it")
     if not model:
         return Check(tuple(findings), None, "--no-model was given")
-    probed, skipped = _with_model(decoded_source, decoded_target, resolved, screen)
+    probed, skipped = _with_model(source_images, target_images, resolved, screen)
     return Check((*findings, *probed), None if skipped else resolved.backbone, skipped)
 
 
-def _without_model(
-    source: Decoded[LabelledDomain], target: Decoded[UnlabelledDomain], config: Resolved, screen: Screen
-) -> list[Finding]:
-    """The checks that `adapt` makes too, and those of the file headers, which would take it too long."""
-    source_headers = _read_headers(source.domain.files(), screen, "source")
-    target_headers = _read_headers(target.domain.files(), screen, "target")
-    domain = source.domain
-    return [
-        *preflight.examine(source.traces(), domain.labels, domain.counts(), target.traces()),
-        preflight.image_sizes("source", source.domain.paths, source_headers, config.crop),
-        preflight.image_sizes("target", target.domain.paths, target_headers, config.crop),
-        preflight.transparency(source_headers, target_headers),
-    ]
-
-
 def _read_headers(files: Sequence[Path], screen: Screen, name: str) -> list[Header]:
+    """The file headers, which `adapt` does not read: that would take too long."""
     headers = []
     with screen.track(f"headers of {name}", len(files)) as task, ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
         try:

@@ -12,8 +12,9 @@ from cdtrans.config import Config, Resolved, is_method_file
 from cdtrans.errors import DataError, SettingsError, counted
 from cdtrans.inputs.decode import Decoded, decode_domain
 from cdtrans.inputs.scan import LabelledDomain, UnlabelledDomain, check_distinct, scan_labelled, scan_unlabelled
-from cdtrans.record.layout import IMAGES, DataRecord, DomainRecord, ImageTable
-from cdtrans.record.run import RunWriter, images_csv
+from cdtrans.record.files import csv_lines
+from cdtrans.record.layout import IMAGES, DataRecord, DomainRecord
+from cdtrans.record.run import RunWriter
 from cdtrans.run.target_labels import Given
 from cdtrans.runtime.ranks import world
 from cdtrans.runtime.screen import Screen
@@ -87,9 +88,10 @@ class Inputs:
         """Record the images behind all indices and the labels to train with. A `fresh` run first logs the problems of
         its data; a resumed one has them in its log already."""
         source, held_out, target = self.source, self.held_out, self.target
-        paths = {"source": source.domain.paths, "holdout": held_out.domain.paths, "target": target.domain.paths}
-        digests = {"source": source.digests, "holdout": held_out.digests, "target": target.digests}
-        run.write(IMAGES, images_csv(ImageTable(paths, digests)))
+        rows: list[tuple[object, ...]] = [("domain", "index", "path", "digest")]
+        for name, part in (("source", source), ("holdout", held_out), ("target", target)):
+            rows += [(name, i, *image) for i, image in enumerate(zip(part.domain.paths, part.digests, strict=True))]
+        run.write(IMAGES, csv_lines(rows))
         self.given.write(run, self.classes, self.target)
         if fresh:
             run.cut_log(0)
@@ -208,13 +210,11 @@ def hold_out(
 def stratified_split(labels: tuple[int, ...], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Positions to train on and to hold out: the share of each class, rounded down, so that no class is left empty."""
     generator = np.random.default_rng([seed, len(labels)])
-    array = np.asarray(labels)
-    held: list[int] = []
+    array, held_out = np.asarray(labels), np.zeros(len(labels), dtype=bool)
     for label in np.unique(array):
         members = generator.permutation(np.flatnonzero(array == label))
-        held += members[: int(share * len(members))].tolist()
-    chosen = set(held)
-    return [i for i in range(len(labels)) if i not in chosen], sorted(held)
+        held_out[members[: int(share * len(members))]] = True
+    return np.flatnonzero(~held_out).tolist(), np.flatnonzero(held_out).tolist()
 
 
 def check_data(

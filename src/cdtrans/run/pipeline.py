@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from cdtrans.methods.base import Method, Sizes
     from cdtrans.network.network import Network
 
-DEFAULT_OUT = "runs/adapt"
 # Where there is no SOURCE: with --source-model and --method shot.
 TARGET_BY_FLAG = Help(
     "Folder with images at any depth, or a list of paths. Labels are not read.", "TARGET", also="--target"
@@ -124,7 +123,7 @@ def adapt(
     name `out`. A run folder with an unfinished run of the same settings is resumed. Data that makes a run pointless is
     refused, unless `force` is given."""
     chosen, named_out = compose_run(source, target, config, dict(settings))
-    place = Path(out or named_out or DEFAULT_OUT)
+    place = Path(out or named_out or "runs/adapt")
     return run_pipeline(chosen, place, screen or Screen(quiet=quiet), force=force)
 
 

@@ -58,18 +58,18 @@ class Given:
         """The labels of the target's images in the file that --target-labels names."""
         if not config.target_labels:
             return cls()
-        file = Path(config.target_labels)
         domain = target.domain
         images = TargetImages(domain.root, domain.paths, target.digests, config.resize, classes, {})
-        given = cls._matched(file, images, screen)
+        given = cls._matched(config.target_labels, images, screen)
         if given.measuring:
             kept = counted(given.measuring, "label of the random part is", "labels of the random part are")
             screen.say(f"{kept} kept for measuring ('cdtrans answer'); remove the column 'part' to train with all.")
         if not given:
             raise DataError(
                 "no-label-to-train-with",
-                f"No label in '{file}' can be used for training: they belong to the random part, or are '{UNSURE}' or "
-                f"'{NO_CLASS}'; label more images, or remove the column 'part' to train with the random part too.",
+                f"No label in '{config.target_labels}' can be used for training: they belong to the random part, or "
+                f"are '{UNSURE}' or '{NO_CLASS}'; label more images, or remove the column 'part' to train with the "
+                "random part too.",
             )
         screen.say(f"The run trains with the labels of {len(given)} of {len(target)} target images.")
         if len(given) == len(target):
@@ -77,9 +77,9 @@ class Given:
         return given
 
     @classmethod
-    def _matched(cls, file: Path, images: TargetImages, screen: Screen) -> "Given":
+    def _matched(cls, file: str, images: TargetImages, screen: Screen) -> "Given":
         """All but the random part."""
-        matched = match(file, images, {}, screen)
+        matched = match(Path(file), images, {}, screen)
         kept = sorted((i, label.name) for i, label in matched.items() if label.part != "random")
         labels = {i: images.classes.index(name) for i, name in kept if name not in (UNSURE, NO_CLASS)}
         return cls(labels, len(matched) - len(kept))
@@ -92,7 +92,7 @@ class Given:
         paths, digests = run.images.paths["target"], run.images.digests["target"]
         images = TargetImages(target.root, paths, digests, config.resize, run.classes, {})
         try:
-            now = cls._matched(Path(config.target_labels), images, Screen(quiet=True))
+            now = cls._matched(config.target_labels, images, Screen(quiet=True))
         except CdtransError:  # none of them is in the target
             now = cls()
         if now.digest() != run.data.target_labels:
