@@ -1,13 +1,14 @@
 """Backbones: any timm model by name. Names are known without torch and timm, which are imported when they are used."""
 
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from cdtrans.errors import CdtransError, DataError, DeviceError, SettingsError, WeightsUnavailable
+from cdtrans.errors import CdtransError, DataError, DeviceError, SettingsError, WeightsUnavailable, closest
 from cdtrans.record.model import Channels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from timm.models import PretrainedCfg
     from torch import nn
 
@@ -31,17 +32,19 @@ NOT_IN_ARGS = {  # arguments of timm's create_model that are set elsewhere, and 
 
 # Only names that timm itself does not have: `resnet50` or `convnext_tiny` mean what timm means by them. The DeiTs are
 # those of the paper, which start from the distilled weights.
+FAMILIES = {  # the sizes of a family, and timm's name for one of them
+    "deit": ("tiny small base", "deit_{}_distilled_patch16_224.fb_in1k"),
+    "deit3": ("small base large", "deit3_{}_patch16_224.fb_in22k_ft_in1k"),
+    "vit": ("tiny small base large", "vit_{}_patch16_224.augreg_in21k_ft_in1k"),
+    "dino": ("small base", "vit_{}_patch16_224.dino"),
+    "dinov2": ("small base large", "vit_{}_patch14_reg4_dinov2.lvd142m"),
+    "dinov3": ("small base large", "vit_{}_patch16_dinov3.lvd1689m"),
+    "mae": ("base large", "vit_{}_patch16_224.mae"),
+    "eva02": ("tiny small base large", "eva02_{}_patch14_224.mim_in22k"),
+    "swin": ("small base large", "swin_{}_patch4_window7_224.ms_in22k_ft_in1k"),
+}
 SHORT_NAMES = {
-    "deit_tiny": "deit_tiny_distilled_patch16_224.fb_in1k",
-    "deit_small": "deit_small_distilled_patch16_224.fb_in1k",
-    "deit_base": "deit_base_distilled_patch16_224.fb_in1k",
-    "deit3_small": "deit3_small_patch16_224.fb_in22k_ft_in1k",
-    "deit3_base": "deit3_base_patch16_224.fb_in22k_ft_in1k",
-    "deit3_large": "deit3_large_patch16_224.fb_in22k_ft_in1k",
-    "vit_tiny": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-    "vit_small": "vit_small_patch16_224.augreg_in21k_ft_in1k",
-    "vit_base": "vit_base_patch16_224.augreg_in21k_ft_in1k",
-    "vit_large": "vit_large_patch16_224.augreg_in21k_ft_in1k",
+    **{f"{family}_{size}": name.format(size) for family, (sizes, name) in FAMILIES.items() for size in sizes.split()},
     "vit_ti_16": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
     "vit_s_16": "vit_small_patch16_224.augreg_in21k_ft_in1k",
     "vit_s_32": "vit_small_patch32_224.augreg_in21k_ft_in1k",
@@ -49,30 +52,13 @@ SHORT_NAMES = {
     "vit_b_32": "vit_base_patch32_224.augreg_in21k_ft_in1k",
     "vit_l_16": "vit_large_patch16_224.augreg_in21k_ft_in1k",
     "vit_h_14": "vit_huge_patch14_224.orig_in21k",
-    "dino_small": "vit_small_patch16_224.dino",
-    "dino_base": "vit_base_patch16_224.dino",
-    "dinov2_small": "vit_small_patch14_reg4_dinov2.lvd142m",
-    "dinov2_base": "vit_base_patch14_reg4_dinov2.lvd142m",
-    "dinov2_large": "vit_large_patch14_reg4_dinov2.lvd142m",
-    "dinov3_small": "vit_small_patch16_dinov3.lvd1689m",
-    "dinov3_base": "vit_base_patch16_dinov3.lvd1689m",
-    "dinov3_large": "vit_large_patch16_dinov3.lvd1689m",
-    "mae_base": "vit_base_patch16_224.mae",
-    "mae_large": "vit_large_patch16_224.mae",
     "clip_base": "vit_base_patch16_clip_224.openai",
     "clip_large": "vit_large_patch14_clip_224.openai",
     "siglip_base": "vit_base_patch16_siglip_224.v2_webli",
     "siglip2_base": "vit_base_patch16_siglip_224.v2_webli",
-    "eva02_tiny": "eva02_tiny_patch14_224.mim_in22k",
-    "eva02_small": "eva02_small_patch14_224.mim_in22k",
-    "eva02_base": "eva02_base_patch14_224.mim_in22k",
-    "eva02_large": "eva02_large_patch14_224.mim_in22k",
     "pe_core_base": "vit_pe_core_base_patch16_224.fb",
     "pe_core_large": "vit_pe_core_large_patch14_336.fb",
     "swin_tiny": "swin_tiny_patch4_window7_224.ms_in1k",
-    "swin_small": "swin_small_patch4_window7_224.ms_in22k_ft_in1k",
-    "swin_base": "swin_base_patch4_window7_224.ms_in22k_ft_in1k",
-    "swin_large": "swin_large_patch4_window7_224.ms_in22k_ft_in1k",
     "beit_base": "beit_base_patch16_224.in22k_ft_in22k_in1k",
     "mixer_base": "mixer_b16_224.goog_in21k_ft_in1k",
     "mobilenetv3": "mobilenetv3_large_100.ra_in1k",
@@ -95,16 +81,15 @@ def resolve_name(name: str) -> str:
     name = _deprecated_models.get(name) or name
     architecture, _, tag = name.partition(".")
     if ":" in name or not timm.is_model(architecture) or _deprecated_models.get(name, "") is None:
-        known = [*SHORT_NAMES, *timm.list_models()]
-        close = get_close_matches(name.split(".")[0].lower(), known, n=1, cutoff=0.6)
-        hint = f"did you mean '{close[0]}'?" if close else "use one such as deit_small, dinov2_small or resnet50."
+        close = closest(architecture, [*SHORT_NAMES, *timm.list_models()])
+        hint = f"did you mean '{close}'?" if close else "use one such as deit_small, dinov2_small or resnet50."
         raise SettingsError("backbone-unknown", f"timm has no model '{name}'; {hint}")
     exact = _exact_names(architecture)
     if tag and name not in exact:
-        close = get_close_matches(name, exact, n=1, cutoff=0.0) or [architecture]
         raise SettingsError(
             "backbone-tag-unknown",
-            f"timm has no weights '{name}' (known: {', '.join(exact)}); did you mean '{close[0]}'?",
+            f"timm has no weights '{name}' (known: {', '.join(exact)}); "
+            f"did you mean '{closest(name, exact) or architecture}'?",
         )
     return name if tag else exact[0]
 
@@ -226,7 +211,7 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
         raise _unusable("'global_pool' in backbone_args must name a pooling, because a backbone gives one vector.")
     kwargs |= {"drop_path_rate": drop_path, "num_classes": 0}
     try:
-        backbone = _build(architecture, kwargs)
+        backbone = _build(architecture, **kwargs)
     except Exception as error:  # timm raises almost anything for arguments and sizes that do not fit a model
         cause = " ".join(str(error).split())[:150]
         raise SettingsError(
@@ -235,7 +220,7 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
         ) from error
     _check_size(backbone, name, crop)
     if why_no_shared_attention(backbone):  # otherwise `blocks` runs it and knows what comes out
-        _check_output(backbone, name, crop, (architecture, kwargs))
+        _check_output(backbone, name, crop, lambda: _build(architecture, **kwargs))
     return backbone
 
 
@@ -250,14 +235,14 @@ def _largest(value: Any) -> int:
     return abs(value) if isinstance(value, int) else 0
 
 
-def _build(architecture: str, kwargs: dict[str, Any]) -> "nn.Module":
+def _build(architecture: str, **kwargs: Any) -> "nn.Module":
     import timm
 
     try:
         return timm.create_model(architecture, pretrained=False, **kwargs)  # type: ignore[no-any-return]
     except TypeError:  # an argument that this model does not have: stochastic depth is the one we add ourselves
-        others = {name: value for name, value in kwargs.items() if name != "drop_path_rate"}
-        return timm.create_model(architecture, pretrained=False, **others)  # type: ignore[no-any-return]
+        del kwargs["drop_path_rate"]
+        return timm.create_model(architecture, pretrained=False, **kwargs)  # type: ignore[no-any-return]
 
 
 def _check_size(backbone: Any, name: str, crop: int) -> None:
@@ -279,23 +264,25 @@ def _check_size(backbone: Any, name: str, crop: int) -> None:
         )
 
 
-def _check_output(backbone: Any, name: str, crop: int, call: tuple[str, dict[str, Any]]) -> None:
+def _check_output(backbone: Any, name: str, crop: int, build: "Callable[[], nn.Module]") -> None:
     """Refuse a model that does not give one feature vector for an image of this size. A copy on the meta device tells,
     where a model of any size takes no memory or time; some models cannot be run there."""
     import torch
 
     from cdtrans.network.network import feature_dim
 
+    @torch.no_grad()
+    def shape_of(model: Any) -> torch.Size:
+        return model.eval()(torch.zeros(2, 3, crop, crop)).shape  # type: ignore[no-any-return]
+
     shape, on_meta = None, next(backbone.parameters()).is_meta
-    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
-        shape = (backbone if on_meta else _build(*call)).eval()(torch.zeros(2, 3, crop, crop)).shape
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        shape = shape_of(backbone if on_meta else build())
     if shape is None and on_meta:
         return
     try:
-        if shape is None:
-            with torch.no_grad():
-                shape = backbone.eval()(torch.zeros(2, 3, crop, crop)).shape
-            backbone.train()
+        shape = shape or shape_of(backbone)
+        backbone.train()
     except Exception as error:  # almost anything, from somewhere within the model
         cause = " ".join(str(error).split())[:150]
         raise SettingsError(
