@@ -38,40 +38,16 @@ def test_processes_of_a_machine_share_its_processors(
     assert ranks.processor_share() == share
 
 
-def test_processes_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    for rank in range(4):
-        monkeypatch.setenv("LOCAL_RANK", str(rank))
-        ranks.take_gpu()
-    assert taken == [0, 1, 0, 1]
-
-
-def parts_of(count: int, world: int, start: int | None = None) -> list[slice]:
-    """Each rank's part of `count` things, or of a batch of that length."""
-    parts = []
+@given(count=st.integers(0, 500), world=st.integers(1, 20), start=st.integers(0, 1000))
+def test_the_parts_of_a_batch_cover_it_once_and_in_order(count: int, world: int, start: int) -> None:
+    taken = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "world", lambda: world)
         for number in range(world):
             patch.setattr(ranks, "rank", lambda number=number: number)
-            parts.append(ranks.share(count) if start is None else ranks.part(slice(start, start + count)))
-    return parts
-
-
-@given(count=st.integers(0, 500), world=st.integers(1, 20))
-def test_the_shares_cover_everything_once_and_in_order(count: int, world: int) -> None:
-    taken = [list(range(count))[part] for part in parts_of(count, world)]
-    assert [i for part in taken for i in part] == list(range(count))
-    assert max(map(len, taken)) - min(map(len, taken)) <= 1
-
-
-@given(count=st.integers(0, 500), world=st.integers(1, 20), start=st.integers(0, 1000))
-def test_the_parts_of_a_batch_cover_it_once_and_in_order(count: int, world: int, start: int) -> None:
-    everything = range(start + count + 7)
-    taken = [everything[part] for part in parts_of(count, world, start)]
+            taken.append(range(start + count + 7)[ranks.part(slice(start, start + count))])
     assert [i for part in taken for i in part] == list(range(start, start + count))
+    assert max(map(len, taken)) - min(map(len, taken)) <= 1
 
 
 def test_one_rank_alone_is_the_plain_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +120,17 @@ def test_a_gpu_named_by_its_number_is_one_for_all_and_refused(monkeypatch: pytes
     Group(monkeypatch, processes=2, gpus=2).others_take(1)
     with raises("one-gpu-for-ranks"), ranks.joined("cuda:1"):
         pass
+
+
+def test_processes_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    Group(monkeypatch, processes=4, gpus=2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for rank in range(4):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        with ranks.joined("cpu"):
+            pass
+    assert taken == [0, 1, 0, 1]
 
 
 def test_processes_on_the_cpu_of_a_machine_with_gpus_do_not_use_them(monkeypatch: pytest.MonkeyPatch) -> None:

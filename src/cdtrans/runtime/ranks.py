@@ -73,14 +73,6 @@ def from_main(value: Any) -> Any:
     return box[0]
 
 
-def take_gpu() -> None:
-    """Let the ranks of this machine take its GPUs in turn, so that 'cuda' is another one for each of them."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.set_device(_number("LOCAL_RANK", 0) % torch.cuda.device_count())
-
-
 @contextmanager
 def joined(device: str) -> Iterator[None]:
     """Join the other ranks, if a launcher started several, and leave them at the end. They train on the device with
@@ -89,11 +81,13 @@ def joined(device: str) -> Iterator[None]:
     if launched_world() == 1 or world() > 1:
         yield
         return
+    import torch
     import torch.distributed as dist
 
     from cdtrans.runtime.device import pick_device
 
-    take_gpu()
+    if torch.cuda.is_available():  # the ranks of a machine take its GPUs in turn: 'cuda' is another one for each
+        torch.cuda.set_device(_number("LOCAL_RANK", 0) % torch.cuda.device_count())
     mine = pick_device(device)
     if mine.type == "mps":
         raise DeviceError(
