@@ -21,7 +21,7 @@ from cdtrans.inputs.decode import decode_domain
 from cdtrans.inputs.scan import scan_labelled
 from cdtrans.methods.base import Round, Sizes
 from cdtrans.methods.instant import Instant
-from cdtrans.network.encoding import Encoded, Encoder, Frozen
+from cdtrans.network.encoding import Encoded, Encoder
 from cdtrans.network.weights import make_card
 from cdtrans.pairing import graphs
 from cdtrans.pairing.pairs import Domains
@@ -101,9 +101,7 @@ def features_of(folder: Path, config: Resolved, screen: Screen, store: Path | No
     decoded = decode_domain(domain, config, screen, folder.name)
     card = make_card(config, domain.classes, stage="source", epoch=0)
     device = torch.device(config.device)
-    found = Encoder(network.to(device), config, screen, Frozen())(
-        decoded.images(card, device), folder.name
-    ).features.cpu()
+    found = Encoder(network.to(device), config, screen, {})(decoded.images(card, device), folder.name).features.cpu()
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, found.numpy())

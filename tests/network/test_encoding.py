@@ -9,7 +9,7 @@ from timm.models import VisionTransformer
 
 from cdtrans.config import make_config
 from cdtrans.inputs.batches import Images
-from cdtrans.network.encoding import Encoded, Encoder, Frozen
+from cdtrans.network.encoding import Encoded, Encoder
 from cdtrans.network.network import Head, Network
 from cdtrans.runtime.screen import Screen
 from support import devices, error_says, raises, says, small_gpu
@@ -93,7 +93,7 @@ def test_with_too_little_memory_batches_are_halved_once_for_all_passes(
     whole = encoded(model, images())
     calls = small_gpu(monkeypatch, 1)
     config = make_config({"precision": "fp32", "encode_batch": 64})
-    encoder = Encoder(model, config, Screen(), Frozen() if frozen else None)
+    encoder = Encoder(model, config, Screen(), {} if frozen else None)
     encoder.graph = lambda x: pytest.fail("of the old size")  # type: ignore[assignment]
     out = encoder(images(), "target")
     assert encoder.graph is None

@@ -25,18 +25,16 @@ class Encoded(NamedTuple):
     logits: Tensor  # [N, K]
 
 
-class Frozen:
-    """The features of a backbone of which nothing has been trained yet, so that it sees each image once, however often
-    the head changes."""
-
-    def __init__(self) -> None:
-        self.features: dict[str, Tensor] | None = {}  # by the name of a domain: [N, D], this rank's share
+Frozen = dict[str, Tensor]  # by the name of a domain the backbone's features of this rank's share, [N, D]
 
 
 class Encoder:
     """Encodes domains again and again with the model as it is then: in eval mode and in the precision of training; what
     comes out is float32. Several ranks share the work, and each has the whole of it in the end. If the GPU has too
-    little memory for a batch, this pass and all that follow have batches of half the size."""
+    little memory for a batch, this pass and all that follow have batches of half the size.
+
+    `frozen` gets the features of a backbone of which nothing has been trained yet, so that it sees each image once,
+    however often the head changes."""
 
     def __init__(self, model: Network, config: Config, screen: Screen, frozen: Frozen | None = None) -> None:
         self.model, self.config, self.screen, self.frozen = model, config, screen, frozen
@@ -48,8 +46,8 @@ class Encoder:
     @torch.inference_mode()
     def __call__(self, images: Images, name: str) -> Encoded:
         self.model.eval()
-        if self.frozen is not None and self.frozen.features is not None:
-            return self._finished(self._frozen(images, name, self.frozen.features), name)
+        if self.frozen is not None:
+            return self._finished(self._frozen(images, name, self.frozen), name)
         features, logits = self._pass(images, name, self._encode)
         encoded = self._finished(Encoded(gather(features), gather(logits)), name)
         self.capturable = images.device.type == "cuda" and self.config.compile != "off" and not self.failed
@@ -58,9 +56,10 @@ class Encoder:
     def thaw(self) -> None:
         """Encode images anew from now on: training has begun."""
         if self.frozen is not None:
-            self.frozen.features = None
+            self.frozen.clear()  # others hold it too
+        self.frozen = None
 
-    def _frozen(self, images: Images, name: str, known: dict[str, Tensor]) -> Encoded:
+    def _frozen(self, images: Images, name: str, known: Frozen) -> Encoded:
         if name not in known:
             most = FROZEN_BATCH[images.device.type]
             (known[name],) = self._pass(images, name, lambda x: (self.model.features(x),), most)

@@ -147,7 +147,7 @@ def source_model(
     screen: "Screen",
 ) -> SourceModel:
     """Fit the network, or load it if that has been done. Afterwards this run has its source-only model."""
-    from cdtrans.network.encoding import Encoder, Frozen
+    from cdtrans.network.encoding import Encoder
     from cdtrans.network.weights import load_model
     from cdtrans.training.source import fit_source, probe_source
 
@@ -158,7 +158,7 @@ def source_model(
     if trains and pretrained and config.source:
         evidence = pretrained_evidence(run, network if origin.place is None else None, card, data, config, screen)
     model = SourceModel(
-        network, card, Frozen() if config.source_fit == "probe" else None, evidence, pretrained and not trains
+        network, card, {} if config.source_fit == "probe" else None, evidence, pretrained and not trains
     )
     if origin.done:
         with intact(folder, AGAIN):
@@ -186,7 +186,7 @@ def pretrained_evidence(
     is the run's, if nothing has trained it yet."""
     import torch
 
-    from cdtrans.network.encoding import Encoder, Frozen
+    from cdtrans.network.encoding import Encoder
     from cdtrans.pairing.pairs import Domains
     from cdtrans.trust.support import Evidence
 
@@ -196,7 +196,7 @@ def pretrained_evidence(
     backbone = _pretrained_backbone(network, card, config, data.target.device, screen)
     if backbone is None:
         return None
-    encode = Encoder(backbone, config, screen, Frozen())
+    encode = Encoder(backbone, config, screen, {})
     with run.timed("evidence"):
         domains = Domains(encode(data.source, "source"), data.labels, encode(data.target, "target"))
         evidence = Evidence.of(domains, len(card.classes), backbone.leading, pretrained=True)

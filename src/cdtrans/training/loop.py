@@ -202,15 +202,12 @@ class Loop:
         stop = StopSignals.received if self.run.writes else None  # the others continue until the main rank has saved
         if stop is None and time.monotonic() - self._saved_at < self.save_every:
             return
-        if world() > 1 and not self._finite():
+        if world() > 1 and not (self.optimisation.first_bad_step() is None and all_finite(self.model)):
             return  # ranks come here at different times: the end of the epoch, which they share, will say so
         self._check_finite()
         self.save()
         if stop is not None:
             raise Interrupted(stop)
-
-    def _finite(self) -> bool:
-        return self.optimisation.first_bad_step() is None and all_finite(self.model)
 
     def _check_finite(self) -> None:
         """Check the losses and the weights: a step whose loss is finite can still ruin the model."""
