@@ -174,7 +174,7 @@ def _obey(order: Order) -> None:
         _crash_at(**order.crash)
     sys.argv = ["cdtrans", *order.arguments]
     try:
-        importlib.import_module("cdtrans.cli.app").main()
+        importlib.import_module("cdtrans.cli.app").run_program()
     finally:
         if order.look_for:
             print([name for name in order.look_for if name in sys.modules])

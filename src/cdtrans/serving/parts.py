@@ -70,7 +70,7 @@ class PartOutput:
 
     counts: Counts
     skipped: bytes  # CSV lines: path and cause of the files that cannot be read
-    rows: bytes  # lines or row group of the table
+    rows: bytes  # CSV lines of the table
     digest: str = ""  # identifies the images
 
 

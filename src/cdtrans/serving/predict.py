@@ -2,7 +2,7 @@
 
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -187,7 +187,7 @@ class PredictionJob:
     named: int = 0  # unreadable files so far; the first are named on the screen
 
     def run(self, file: Path | IO[bytes] | None) -> Predicted:
-        self.table = TABLES[self.kind](self.classifier, self.top)
+        self.columns = table_columns(self.classifier, self.top)
         self.tars = len(find_tars(self.images, self.root))
         total, predictions = self.count_images(), Predictions()
         images = stream_images(self.images, self.root)
@@ -201,7 +201,7 @@ class PredictionJob:
                 if file is None:
                     predictions.extend(kept)
                 else:
-                    write_lines(file, self.table, kept)
+                    write_lines(file, self.columns, kept)
             self.judge(counts)
         left_out, expected = counts.images - counts.kept, counts.right / counts.kept if counts.kept else None
         if isinstance(file, Path):
@@ -239,7 +239,7 @@ class PredictionJob:
             with self.screen.track("predicting", total) as task:
                 outputs = [output for _, output in self.predict_parts(first, task)]
             return self.join(file, outputs)
-        settings: dict[str, Any] = {"table": self.kind, "top": self.top, "threshold": self.threshold}
+        settings: dict[str, Any] = {"top": self.top, "threshold": self.threshold}
         settings |= {"unknown": self.classifier.source_only is not None, "model": self.classifier.digest()}
         folder = PartFolder(file, settings)
         with folder.locked() as done:
@@ -268,7 +268,7 @@ class PredictionJob:
             part, counts = started.popleft(), Counts()
             skipped: list[tuple[Path | None, str]] = []
             own = chain([first], islice(results, len(part.images) - 1))
-            rows = self.table.rows(self.keep_labels(own, counts, task, skipped))
+            rows = table_rows(self.keep_labels(own, counts, task, skipped))
             yield part, PartOutput(counts, csv_lines(skipped), rows)
 
     def keep_labels(
@@ -306,7 +306,7 @@ class PredictionJob:
             listed.unlink(missing_ok=True)
         self.judge(counts, listed)
         with self.screen.track("joining parts", None), atomic(file) as out:
-            self.table.join(out, (output.rows for output in outputs))
+            TABLES[self.kind](out, self.columns, (output.rows for output in outputs))
         return counts
 
     def judge(self, counts: Counts, listed: Path | None = None) -> None:
@@ -326,6 +326,17 @@ def skipped_list(file: Path) -> Path:
     return file.with_name(f"{file.name}.skipped.csv")
 
 
+def table_columns(classifier: Classifier, top: int) -> list[str]:
+    ranks = range(1, min(top, len(classifier.classes)) + 1) if top > 1 else ()
+    best = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
+    return ["path", "label", "probability", *["no_class"] * bool(classifier.source_only), *best]
+
+
+def table_rows(predictions: Iterable[Prediction]) -> bytes:
+    """CSV lines. Probabilities have six decimals, and a label that was left out is empty."""
+    return csv_lines([x if isinstance(x, str) else f"{x:.6f}" for x in fields(p)] for p in predictions)
+
+
 def fields(result: Prediction) -> list[str | float]:
     """Values in the order of the columns."""
     ranked = result.top if len(result.top) > 1 else ()
@@ -333,70 +344,37 @@ def fields(result: Prediction) -> list[str | float]:
     return [str(result.path), result.label, result.probability, *unknown, *(x for pair in ranked for x in pair)]
 
 
-class CsvTable:
-    """Predictions as a CSV. Probabilities have six decimals, and a label that was left out is empty."""
-
-    def __init__(self, classifier: Classifier, top: int) -> None:
-        ranks = range(1, min(top, len(classifier.classes)) + 1) if top > 1 else ()
-        best = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
-        self.columns = ["path", "label", "probability", *["no_class"] * bool(classifier.source_only), *best]
-
-    def header(self) -> bytes:
-        return csv_lines([self.columns])
-
-    def rows(self, predictions: Iterable[Prediction]) -> bytes:
-        """A part of the table."""
-        return csv_lines([x if isinstance(x, str) else f"{x:.6f}" for x in fields(p)] for p in predictions)
-
-    def join(self, file: IO[bytes], parts: Iterable[bytes]) -> None:
-        """Write the table that consists of these parts."""
-        file.write(self.header())
-        file.writelines(parts)
+def write_csv(file: IO[bytes], columns: list[str], parts: Iterable[bytes]) -> None:
+    file.write(csv_lines([columns]))
+    file.writelines(parts)
 
 
-class ParquetTable(CsvTable):
-    """Predictions with a row group for every part. Probabilities are float32, and a label that was left out is null."""
+def write_parquet(file: IO[bytes], columns: list[str], parts: Iterable[bytes]) -> None:
+    """A row group for every part. Probabilities are float32, and a label that was left out is null. Parquet holds only
+    text: other bytes of a name are shown as \\xff."""
+    import pyarrow
+    from pyarrow import csv, parquet
 
-    def __init__(self, classifier: Classifier, top: int) -> None:
-        import pyarrow
-
-        super().__init__(classifier, top)
-        self.text = [name == "path" or name.startswith("label") for name in self.columns]
-        types = [pyarrow.string() if is_text else pyarrow.float32() for is_text in self.text]
-        self.schema = pyarrow.schema(list(zip(self.columns, types, strict=True)))
-
-    def rows(self, predictions: Iterable[Prediction]) -> bytes:
-        import pyarrow
-        from pyarrow import parquet
-
-        values: list[Sequence[Any]] = list(zip(*map(fields, predictions), strict=True))
-        if not values:
-            return b""
-        columns = [[_text(x) or None for x in v] if text else v for v, text in zip(values, self.text, strict=True)]
-        arrays = [pyarrow.array(x, kind) for x, kind in zip(columns, self.schema.types, strict=True)]
-        file = io.BytesIO()
-        parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=self.schema), file)
-        return file.getvalue()
-
-    def join(self, file: IO[bytes], parts: Iterable[bytes]) -> None:
-        from pyarrow import parquet
-
-        with parquet.ParquetWriter(file, self.schema) as table:
-            for part in filter(None, parts):
-                table.write_table(parquet.read_table(io.BytesIO(part)))
+    texts = [name == "path" or name.startswith("label") for name in columns]
+    types = [pyarrow.string() if is_text else pyarrow.float32() for is_text in texts]
+    schema = pyarrow.schema(list(zip(columns, types, strict=True)))
+    how = {
+        "read_options": csv.ReadOptions(column_names=columns),
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+        "convert_options": csv.ConvertOptions(column_types=schema, null_values=[""], strings_can_be_null=True),
+    }
+    with parquet.ParquetWriter(file, schema) as table:
+        for part in filter(None, parts):
+            text = part.decode("utf-8", "backslashreplace").encode()
+            table.write_table(csv.read_csv(io.BytesIO(text), **how))
 
 
-TABLES = {"csv": CsvTable, "parquet": ParquetTable}
+TABLES = {"csv": write_csv, "parquet": write_parquet}
 
 
-def _text(path: str) -> str:
-    """Parquet holds only text: other bytes of a name are shown as \\xff."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def write_lines(out: IO[bytes], table: CsvTable, predictions: Iterable[Prediction]) -> None:
+def write_lines(out: IO[bytes], columns: list[str], predictions: Iterable[Prediction]) -> None:
     """Write a CSV line by line, as the predictions arrive."""
-    lines = chain([table.header()], (table.rows([p]) for p in predictions))
+    lines = chain([csv_lines([columns])], (table_rows([p]) for p in predictions))
     out.writelines(map(_for_eyes, lines) if out.isatty() else lines)
     out.flush()
 
