@@ -143,7 +143,7 @@ def test_the_model_asked_for_is_the_one_exported(finished, tmp_path: Path) -> No
     assert heads["chosen"].equal(heads["adapted"])
     assert not heads["chosen"].equal(heads["source"])
     for name, file in files.items():
-        assert portable.metadata(file.read_bytes())["model"] == names[name]
+        assert portable.metadata(file)["model"] == names[name]
 
 
 def test_neither_a_model_nor_the_weights_of_the_start_are_overwritten(finished, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_by_default_another_model_does_not_replace_the_chosen_one(
     """With weights in place of a graph, which takes seconds to write."""
     monkeypatch.setattr(module, "find_spec", lambda name: object())
     monkeypatch.setattr(portable, "onnx_file", portable.timm_file)
-    monkeypatch.setattr(portable, "read_onnx", portable.read_timm)
+    monkeypatch.setattr(portable, "open_onnx", lambda file: (portable.read_timm(file), None))
     run = shutil.copytree(finished.run, tmp_path / "run")
     assert cdtrans.export(run).file == run / "model.onnx"
     assert cdtrans.export(run, model="source").file == run / "source.onnx"

@@ -85,17 +85,18 @@ def export_file(run: RunRecord, file: Path, *, model: str, screen: Screen) -> Ex
         raise SettingsError("package-missing", f"{missing}, or export .safetensors.")
     require_output(file, "export", "--out", Path(run.card(layout.SOURCE).weights))
     with importing():
-        from cdtrans.serving.portable import onnx_file, read_onnx, read_timm, timm_file
+        from cdtrans.serving.portable import onnx_file, open_onnx, read_timm, timm_file
 
-    make, read = (onnx_file, read_onnx) if kind == "onnx" else (timm_file, read_timm)
     with screen.track(f"exporting {kind}", None):
         classifier = loaded(run, model, screen)
         if kind == "onnx" and (why := why_not_onnx(classifier)):
             raise SettingsError("onnx-too-large", f"{why}; export it as .safetensors.")
-        content = make(classifier.model, classifier.card)
-        difference = check(classifier, read(content))
-    with atomic(file) as written:
-        written.write(content)
+        content = (onnx_file if kind == "onnx" else timm_file)(classifier.model, classifier.card)
+        with atomic(file) as draft:
+            draft.write(content)
+            draft.flush()
+            exported = open_onnx(Path(draft.name))[0] if kind == "onnx" else read_timm(Path(draft.name))
+            difference = largest_difference(classifier, exported)
     return Exported(file, kind, classifier.name, len(classifier.classes), len(content), CHECKED, difference)
 
 
@@ -104,8 +105,7 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
     the repository's on the hub. What cannot be made is left out with a warning."""
     require_hub_folder(folder, run)
     with importing():
-        from cdtrans.network.backbone import config_of
-        from cdtrans.serving.portable import facts, onnx_file, read_folder, read_onnx, why_no_weights, write_folder
+        from cdtrans.serving.portable import onnx_file, open_onnx, read_timm, why_no_weights, write_folder
 
     final = Path(os.path.realpath(folder))
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -124,15 +124,12 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
             differences = []
             if not no_weights:
                 write_folder(draft, network, card)
-                differences.append(check(classifier, read_folder(draft)))
+                differences.append(largest_difference(classifier, read_timm(draft)))
             if not no_onnx:
-                content = onnx_file(network, card)
-                differences.append(check(classifier, read_onnx(content)))
-                (draft / "model.onnx").write_bytes(content)
-        terms = config_of(card.backbone).license if card.weights == card.backbone else None
-        architecture = facts(card)["architecture"]
-        text = hub_card(run, model, card, architecture=architecture, licence=terms, folder=draft, name=name)
-        (draft / "README.md").write_text(text, encoding="utf-8")
+                graph = draft / "model.onnx"
+                graph.write_bytes(onnx_file(network, card))
+                differences.append(largest_difference(classifier, open_onnx(graph)[0]))
+        (draft / "README.md").write_text(hub_card(run, model, card, folder=draft, name=name), encoding="utf-8")
         size = sum(file.stat().st_size for file in draft.iterdir())
         replace_folder(draft, final)
     return Exported(folder, "hub-folder", classifier.name, len(card.classes), size, CHECKED, max(differences))
@@ -173,7 +170,7 @@ def why_not_onnx(classifier: Classifier) -> str:
     return missing_packages() or ("The model is too large for one ONNX file (2 GiB)" if too_large else "")
 
 
-def check(classifier: Classifier, exported: Callable[[np.ndarray], np.ndarray]) -> float:
+def largest_difference(classifier: Classifier, exported: Callable[[np.ndarray], np.ndarray]) -> float:
     """The largest difference between the logits of the exported file and of the model, as a share of the largest logit.
     More than TOLERANCE is an error."""
     size = classifier.card.resize

@@ -69,12 +69,12 @@ def _refused(name: str, done: str, error: Exception) -> DeviceError:
     return DeviceError("hub-refused", f"'{name}' could not be {done} (Hugging Face hub): {cause}.")
 
 
-def hub_card(
-    run: RunRecord, model: str, card: Card, *, architecture: str, licence: str | None, folder: Path, name: str
-) -> str:
+def hub_card(run: RunRecord, model: str, card: Card, *, folder: Path, name: str) -> str:
     """The model card: what the model was made of, how good it may be, how to load it. It names no path of this machine.
     `folder` has the files beside it; `name` is USER/NAME on the hub, or empty."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from cdtrans.network.backbone import config_of, timm_call
 
     weights = "transformers" if (folder / CODE[0]).exists() else "timm"
     library = weights if (folder / "model.safetensors").exists() else "onnx"
@@ -92,13 +92,13 @@ def hub_card(
     )
     templates.filters |= {"last": last, "counted": counted}
     return templates.get_template(TEMPLATE).render(
-        architecture=architecture,
+        architecture=timm_call(card.backbone, crop=card.crop, args=card.backbone_args)[0],
         calibrated=wording.CALIBRATED[run.calibrated_with(model)],
         card=card,
         config=run.config,
         data=run.data,
         from_scratch=card.weights == FROM_SCRATCH,
-        licence=licence,
+        licence=config_of(card.backbone).license if card.weights == card.backbone else None,
         library=library,
         made_by=MADE_BY,
         name=name,

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from safetensors.torch import load, load_file, save
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from cdtrans.errors import RunError, SettingsError
@@ -46,32 +47,33 @@ REMOTE_CODE = {  # transformers runs the code of the folder by it
 
 class Portable(nn.Module):
     """uint8 RGB images [B, resize, resize, 3], decoded and resized by PIL -> logits, divided by the temperature, and
-    probabilities, [B, K] each."""
+    probabilities, [B, K] each. `logits` is what `model` computes of normalised images [B, 3, crop, crop]."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: Network, card: Card) -> None:
+    def __init__(self, model: nn.Module, logits: Callable[[Tensor], Tensor], card: Card) -> None:
         super().__init__()
-        self.model, self.crop, self.temperature = model, card.crop, card.temperature
+        self.model, self.logits, self.crop, self.temperature = model, logits, card.crop, card.temperature
         self.edge = round((card.resize - card.crop) / 2)
         self.register_buffer("mean", torch.tensor(card.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(card.std).view(3, 1, 1))
+        self.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         middle = slice(self.edge, self.edge + self.crop)
         pixels = images[:, middle, middle].permute(0, 3, 1, 2).float() / 255  # [B, 3, crop, crop]
-        logits = self.model.encode((pixels - self.mean) / self.std).logits / self.temperature
+        logits = self.logits((pixels - self.mean) / self.std) / self.temperature
         return logits, logits.softmax(dim=1)
 
 
 def onnx_file(model: Network, card: Card) -> bytes:
-    """An ONNX graph for any batch size, with the metadata of `facts`."""
+    """An ONNX graph for any batch size, with the metadata of `card_entries`."""
     example = torch.zeros(2, card.resize, card.resize, 3, dtype=torch.uint8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own code
         program = torch.onnx.export(
-            Portable(model, card).eval(),
+            Portable(model, lambda images: model.encode(images).logits, card),
             (example,),
             input_names=["images"],
             output_names=["logits", "probabilities"],
@@ -84,35 +86,22 @@ def onnx_file(model: Network, card: Card) -> bytes:
         node.metadata_props.clear()
         for value in node.outputs:
             value.metadata_props.clear()
-    program.model.metadata_props.update(facts(card))
+    program.model.metadata_props.update(card_entries(card))
     content: bytes = program.model_proto.SerializeToString()
     return content
 
 
 def open_onnx(file: Path) -> tuple[Read, Card]:
-    """A file of `onnx_file`, and the card in its metadata."""
+    """A file of `onnx_file`, run by onnxruntime, and the card in its metadata."""
+    import onnxruntime
+
     with intact(file, EXPORT_AGAIN):
-        session = _session(file.read_bytes())
-        card = read_facts(session.get_modelmeta().custom_metadata_map, file)
+        session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+        card = read_card_entry(session.get_modelmeta().custom_metadata_map, file)
         sizes = [x.shape[1:] for x in (*session.get_inputs(), *session.get_outputs())]
         if sizes != [[card.resize, card.resize, 3], [len(card.classes)], [len(card.classes)]]:
             raise Misfit("kind", "", f"its graph is for {sizes}, not for images of {card.resize} pixels")
-    return _logits_of(session), card
-
-
-def read_onnx(content: bytes) -> Read:
-    """Read the file with onnxruntime alone, without cdtrans."""
-    return _logits_of(_session(content))
-
-
-def _session(content: bytes) -> Any:
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-
-
-def _logits_of(session: Any) -> Read:
-    return lambda images: np.asarray(session.run(["logits"], {"images": images})[0])
+    return lambda images: np.asarray(session.run(["logits"], {"images": images})[0]), card
 
 
 def timm_file(model: Network, card: Card) -> bytes:
@@ -134,7 +123,7 @@ def weights_file(model: Network, card: Card) -> bytes:
     in_timm = _timm_state(card)[f"{layer}.weight"]  # [K, D], or [K, D, 1, 1]: a convolution in some models
     weights[f"{layer}.weight"] = (weight / card.temperature).view(*weight.shape, *in_timm.shape[2:])
     weights[f"{layer}.bias"] = bias / card.temperature
-    return save(weights, metadata={"format": "pt", **facts(card)})  # transformers 4 asks for the format
+    return save(weights, metadata={"format": "pt", **card_entries(card)})  # transformers 4 asks for the format
 
 
 def why_no_weights(model: Network, card: Card) -> str:
@@ -169,22 +158,23 @@ def one_layer(head: Head) -> tuple[Tensor, Tensor]:
     return weight.T.float().contiguous(), bias[0].float()
 
 
-def read_timm(content: bytes) -> Read:
-    """Read the file with timm alone, without cdtrans."""
-    facts = metadata(content)
-    vit = timm.create_model(facts["architecture"], **json.loads(facts["arguments"])).eval()
-    vit.load_state_dict(load(content))
-    return logits_by_timm(vit, int(facts["crop"]), json.loads(facts["mean"]), json.loads(facts["std"]))
-
-
-def logits_by_timm(vit: Callable[[Tensor], Tensor], crop: int, mean: list[float], std: list[float]) -> Read:
-    offset, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+def read_timm(place: Path) -> Read:
+    """An exported file or a hub folder, run by timm alone; with several taps by timm and the folder's code."""
+    file = place / WEIGHTS if place.is_dir() else place
+    entries = metadata(file)
+    card = read_card_entry(entries, file)
+    if place.is_dir() and card.taps == 1:
+        vit = timm.create_model(f"{FOLDER}{place}", pretrained=True)
+    else:
+        vit = timm.create_model(entries["architecture"], **json.loads(entries["arguments"]))
+        if card.taps > 1:
+            widen_head(vit, card.taps)
+        vit.load_state_dict(load_file(file))
+    portable = Portable(vit, vit if card.taps == 1 else partial(tapped_logits, vit, taps=card.taps), card)
 
     @torch.inference_mode()
     def logits(images: np.ndarray) -> np.ndarray:
-        edge = round((images.shape[1] - crop) / 2)
-        centres = torch.from_numpy(images[:, edge : edge + crop, edge : edge + crop])
-        array: np.ndarray = vit((centres.permute(0, 3, 1, 2).float() / 255 - offset) / scale).numpy()
+        array: np.ndarray = portable(torch.from_numpy(images))[0].numpy()
         return array
 
     return logits
@@ -223,21 +213,6 @@ def crop_share(crop: int, resize: int) -> float:
     return share if math.floor(crop / share) == resize else math.nextafter(share, 0)
 
 
-def read_folder(folder: Path) -> Read:
-    """Read the folder with timm and its own code alone, without the rest of cdtrans."""
-    config = json.loads((folder / HUB_CONFIG).read_text(encoding="utf-8"))
-    data, taps = config["pretrained_cfg"], config.get("taps", 1)
-    run: Callable[[Tensor], Tensor]
-    if taps == 1:
-        run = timm.create_model(f"{FOLDER}{folder}", pretrained=True).eval()
-    else:  # as transformers does
-        vit = timm.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
-        widen_head(vit, taps)
-        vit.load_state_dict(load_file(folder / WEIGHTS))
-        run = partial(tapped_logits, vit.eval(), taps=taps)
-    return logits_by_timm(run, data["input_size"][-1], data["mean"], data["std"])
-
-
 def write_folder(folder: Path, model: Network, card: Card) -> None:
     (folder / WEIGHTS).write_bytes(weights_file(model, card))
     (folder / HUB_CONFIG).write_text(json.dumps(hub_config(model, card), indent=2) + "\n", encoding="utf-8")
@@ -248,27 +223,26 @@ def write_folder(folder: Path, model: Network, card: Card) -> None:
 def open_timm(file: Path) -> tuple[Network, Card]:
     """A file of `weights_file` as a network with a plain head, and the card in its metadata."""
     with intact(file, EXPORT_AGAIN):
-        card = read_facts(metadata(file.read_bytes()), file)
+        card = read_card_entry(metadata(file), file)
         network = build_model(card)
         load_classifier(network, file)
     return network.eval(), card
 
 
-def metadata(content: bytes) -> dict[str, str]:
-    """The metadata of a safetensors file, which starts with a length and a JSON header."""
-    header: dict[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    entries: dict[str, str] = header.get("__metadata__", {})
-    return entries
+def metadata(file: Path) -> dict[str, str]:
+    with safe_open(file, "pt") as weights:
+        return weights.metadata() or {}
 
 
-def facts(card: Card) -> dict[str, str]:
+def card_entries(card: Card) -> dict[str, str]:
     """The metadata of an exported file, as text; lists and mappings are JSON. `card` is for `open_timm` and
     `open_onnx`: the card without what lies in the weights (neck, temperature) or names a path of this machine."""
     architecture, arguments = timm_call(card.backbone, crop=card.crop, args=card.backbone_args)
     others = {name: value for name, value in arguments.items() if name != "img_size"}  # it follows from the crop
-    method = PurePath(card.method).name
-    plain = replace(card, backbone=architecture, backbone_args=others, method=method, weights="exported", versions={})
-    plain = replace(plain, neck="none", head={}, transferability=False, temperature=1.0)
+    named = replace(card, backbone=architecture, backbone_args=others, method=PurePath(card.method).name)
+    plain = replace(
+        named, neck="none", head={}, transferability=False, temperature=1.0, weights="exported", versions={}
+    )
     return {
         "classes": json.dumps(card.classes),
         "architecture": architecture,
@@ -280,11 +254,11 @@ def facts(card: Card) -> dict[str, str]:
     }
 
 
-def read_facts(facts: dict[str, str], file: Path) -> Card:
+def read_card_entry(entries: dict[str, str], file: Path) -> Card:
     """The card in the metadata of an exported file."""
-    if "card" not in facts:
+    if "card" not in entries:
         raise RunError("not-exported", f"'{file}' was not written by 'cdtrans export': its metadata has no card.")
-    card = card_from(json.loads(facts["card"]))
+    card = card_from(json.loads(entries["card"]))
     if not card.classes:
         raise Misfit("range", "classes", "it has no classes")
     return card
