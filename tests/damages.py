@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cdtrans.studies.results import Results
+from cdtrans.studies.results import FinishedRuns
 from support import Notes
 
 Rows = dict[str, dict[str, Any]]  # run -> its row
@@ -24,9 +24,9 @@ def damages(file: Path) -> Iterator[bytes]:
             yield json.dumps({name: value for name, value in values.items() if name != key}).encode()
 
 
-def check_damages(out: Path, run: str, table: Callable[[Results], Rows]) -> None:
+def check_damages(out: Path, run: str, table: Callable[[FinishedRuns], Rows]) -> None:
     """Damage every file of a run in every way and make the table."""
-    sound, left_out, folder = table(Results(out, Notes())), set(), out / run
+    sound, left_out, folder = table(FinishedRuns(out, Notes())), set(), out / run
     others = {name: row for name, row in sound.items() if name != run}
     files = [file for file in sorted(folder.rglob("*")) if file.suffix in (".csv", ".json", ".jsonl", ".npz", ".yaml")]
     for file in [*files, folder.with_name(f"{folder.name}.sessions.json")]:
@@ -35,7 +35,7 @@ def check_damages(out: Path, run: str, table: Callable[[Results], Rows]) -> None
             file.write_bytes(damage)
             screen = Notes()
             try:
-                rows = table(Results(out, screen))
+                rows = table(FinishedRuns(out, screen))
             finally:
                 file.write_bytes(before)
             assert {name: row for name, row in rows.items() if name != run} == others, (file, damage)
@@ -52,4 +52,4 @@ def check_damages(out: Path, run: str, table: Callable[[Results], Rows]) -> None
         "environment.json",
         "timings.jsonl",
     } <= left_out
-    assert table(Results(out, Notes())) == sound
+    assert table(FinishedRuns(out, Notes())) == sound

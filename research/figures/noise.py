@@ -24,11 +24,19 @@ from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, Range
-from cdtrans.studies.ablation import DEFAULTS, Plan, StudyFolder, make_plan, missing_runs, scored_images
+from cdtrans.studies.ablation import DEFAULTS, AblationPlan, StudyFolder, make_plan, missing_runs, scored_images
 from cdtrans.studies.benchmark import parse_seeds
-from cdtrans.studies.results import KINDS, Results, RunResult, Spread, is_scored, shared_stage_1, spread
+from cdtrans.studies.results import (
+    SCORE_TITLES,
+    FinishedRuns,
+    RunResult,
+    Spread,
+    is_scored,
+    seed_spread,
+    shared_stage_1,
+)
 from cdtrans.studies.study import BenchResult
-from cdtrans.studies.tables import NOTHING, grid
+from cdtrans.studies.tables import NOTHING, Document, Table
 from research.figures.sampled_pairs import MOST_PAIRS
 
 if TYPE_CHECKING:
@@ -113,11 +121,11 @@ class Point:
     def spread(self, kind: str) -> Spread | None:
         """Mean and deviation over the seeds, in percent."""
         scores = {seed: result.scores for seed, result in self.results.items()}
-        return spread({seed: {kind: 100 * of[kind]} for seed, of in scores.items() if kind in of}, (kind,))
+        return seed_spread({seed: {kind: 100 * of[kind]} for seed, of in scores.items() if kind in of}, (kind,))
 
     def record(self) -> dict[str, Any]:
         runs = [{"run": folder, "seed": seed, **_scores(self.results.get(seed))} for seed, folder in self.runs.items()]
-        spreads = {kind: self.spread(kind) for kind in KINDS}
+        spreads = {kind: self.spread(kind) for kind in SCORE_TITLES}
         mean = {kind: each._asdict() for kind, each in spreads.items() if each is not None}
         return {"false_pairs_percent": self.level, "pairs": self.pairs, "accuracy_percent": mean, "runs": runs}
 
@@ -157,7 +165,7 @@ def ablate_noise(
     title = "Robustness to noise (the paper's Fig. 2b)"
     ablation = Ablation(NAME, title, (), study.variants(), NOTES, fixed=fixed)
     plan = make_plan(ablation, composed, Path(labels), Path(out), screen, force=force)
-    planned = plan.study(lambda plan, results: write_curves(plan, study, results), f"{NAME}.png")
+    planned = plan.study(lambda results: write_curves(plan, study, results), f"{NAME}.png")
     return planned.carry_out(jobs, screen)
 
 
@@ -174,7 +182,7 @@ def parse_levels(text: str) -> tuple[float, ...]:
     return tuple(sorted(levels))
 
 
-def write_curves(plan: Plan, study: Levels, results: Results) -> dict[str, Any]:
+def write_curves(plan: AblationPlan, study: Levels, results: FinishedRuns) -> dict[str, Any]:
     """Write noise.json, noise.md and noise.png from what the run folders hold now, also those of earlier calls. Returns
     the content of noise.json."""
     before = earlier(results)
@@ -192,13 +200,13 @@ def write_curves(plan: Plan, study: Levels, results: Results) -> dict[str, Any]:
             for name, of_curve in curves.items()
         ],
     }
-    plan.write_files(record, page(plan, curves, record["seeds"], unfinished, study.pairs))
+    plan.write_files(record, noise_document(plan, curves, record["seeds"], unfinished, study.pairs))
     with atomic(plan.out / f"{NAME}.png") as file:
         figure(curves, source_only(points)).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return record
 
 
-def earlier(results: Results) -> list[tuple[float, int]]:
+def earlier(results: FinishedRuns) -> list[tuple[float, int]]:
     """Level and seed of every finished run in the folder."""
     runs = []
     for folder in results.out.glob("seed-*/*"):
@@ -212,7 +220,7 @@ def earlier(results: Results) -> list[tuple[float, int]]:
     return runs
 
 
-def read_points(study: Levels, curve: Curve, before: list[tuple[float, int]], results: Results) -> Iterator[Point]:
+def read_points(study: Levels, curve: Curve, before: list[tuple[float, int]], results: FinishedRuns) -> Iterator[Point]:
     """A curve's points: those asked for, and those of earlier calls."""
     for level in sorted({level for level, _ in before}.union(study.levels)):
         folders = {seed: study.run(curve, level, seed) for seed in sorted({s for _, s in before}.union(study.seeds))}
@@ -229,15 +237,16 @@ def source_only(points: Sequence[Point]) -> Spread | None:
     """The accuracy before stage 2, which all runs of a seed share."""
     scores = {seed: result.scores for point in points for seed, result in point.results.items()}
     kind = "source_only"
-    return spread({seed: {kind: 100 * of[kind]} for seed, of in scores.items() if kind in of}, (kind,))
+    return seed_spread({seed: {kind: 100 * of[kind]} for seed, of in scores.items() if kind in of}, (kind,))
 
 
-def page(plan: Plan, curves: Curves, seeds: Sequence[int], unfinished: Sequence[str], pairs: int) -> list[str]:
-    """The paragraphs of noise.md."""
+def noise_document(
+    plan: AblationPlan, curves: Curves, seeds: Sequence[int], unfinished: Sequence[str], pairs: int
+) -> Document:
+    """The content of noise.md."""
     config, points = plan.config, [point for of_curve in curves.values() for point in of_curve]
     finished = [result for point in points for result in point.results.values()]
-    lines = [
-        f"# {plan.ablation.title}",
+    before = [
         f"{config.source} to {config.target}; {config.backbone}, {pairs} pairs, {config.epochs} "
         f"epoch{'s' * (config.epochs > 1)}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}. Accuracy in "
         "percent, over the percentage of false pairs.",
@@ -246,20 +255,18 @@ def page(plan: Plan, curves: Curves, seeds: Sequence[int], unfinished: Sequence[
         *missing_runs(unfinished, len(plan.ablation.variants)),
     ]
     if len({len(point.results) for point in points}) > 1:
-        lines.append("Not every point has all seeds; noise.json lists the runs of each.")
-    if (before := source_only(points)) is not None:
-        lines += [f"Source only, before any pair: {before}.", shared_stage_1(finished)]
-    for kind in SHOWN:
-        lines += [f"## {KINDS[kind].capitalize()}", _table(curves, kind)]
-    return [*lines, *plan.ablation.notes]
+        before.append("Not every point has all seeds; noise.json lists the runs of each.")
+    if (start := source_only(points)) is not None:
+        before += [f"Source only, before any pair: {start}.", shared_stage_1(finished)]
+    return Document(plan.ablation.title, before, [_table(curves, kind) for kind in SHOWN], plan.ablation.notes)
 
 
-def _table(curves: Curves, kind: str) -> str:
+def _table(curves: Curves, kind: str) -> Table:
     rows = []
     for level in sorted({point.level for points in curves.values() for point in points}):
         means = ([p.spread(kind) for p in points if p.level == level] for points in curves.values())
         rows.append((f"{level:g}", *(str(mean[0] or NOTHING) if mean else NOTHING for mean in means)))
-    return grid(("false pairs", *curves), rows)
+    return Table(("false pairs", *curves), [rows], SCORE_TITLES[kind].capitalize())
 
 
 def figure(curves: Curves, source_only: Spread | None) -> "Figure":
@@ -279,7 +286,7 @@ def figure(curves: Curves, source_only: Spread | None) -> "Figure":
         axes.axhline(source_only.mean, color=GREY, linewidth=1, linestyle=":", label="source only")
     axes.set_xlim(-3, 103)
     axes.set_xlabel("false positive pairs in the training data, %")
-    axes.set_ylabel(f"accuracy on the target, %  ({KINDS[SHOWN[0]]})")
+    axes.set_ylabel(f"accuracy on the target, %  ({SCORE_TITLES[SHOWN[0]]})")
     axes.grid(color="#e6e6e6")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -10,7 +10,6 @@ from cdtrans.inputs.benchmarks import BENCHMARKS, DOMAINNET, VISDA2017
 from cdtrans.paper.printed_tables import (
     AVERAGE,
     Disagreement,
-    PaperRow,
     disagreements,
     paper_grids,
     paper_table,
@@ -26,17 +25,12 @@ def number(cell: str) -> Decimal | None:
 
 CLASSES = [PAPER_CLASSES.get(name, name) for name in VISDA2017.class_names]
 PAIRS = ("Rec_s", "Rec_t", "Prec")  # columns of Table 5 that are not in the average
-NAMED_BY = {"losses": 3}
 # Three tables report one model each, twice: (table, row) and (table, row) should be equal where both have a column.
 SAME_MODEL = (
     (("visda2017", "Ours-B"), ("pseudo-labels", "Tw + Ca")),
     (("losses", "cls dtl cls"), ("pseudo-labels", "Tw + Ca")),
     (("losses", "cls - -"), ("visda2017", "Baseline-B")),
 )
-
-
-def table(name: str) -> tuple[PaperRow, ...]:
-    return paper_table(name, NAMED_BY.get(name, 1))
 
 
 def rounded(values: Sequence[Decimal]) -> set[Decimal]:
@@ -48,19 +42,19 @@ def rounded(values: Sequence[Decimal]) -> set[Decimal]:
 def averages() -> Iterator[tuple[str, str, str, str, list[Decimal]]]:
     """(table, row, column, printed average, the numbers it should be the mean of)."""
     for name in ("visda2017", "office-home", "office31", "pseudo-labels", "losses"):
-        for row in table(name):
-            cells = [number(cell) for column, cell in row.cells.items() if column not in (*PAIRS, AVERAGE)]
-            yield name, row.method, AVERAGE, row.cells[AVERAGE], [cell for cell in cells if cell is not None]
+        for row, by_column in paper_table(name).items():
+            cells = [number(cell) for column, cell in by_column.items() if column not in (*PAIRS, AVERAGE)]
+            yield name, row, AVERAGE, by_column[AVERAGE], [cell for cell in cells if cell is not None]
     names = [domain.short for domain in DOMAINNET.domains]
-    for grid in paper_grids():
+    for method, grid in paper_grids().items():
         for source in (*names, AVERAGE):
             for target in (*names, AVERAGE):
                 sources = names if source == AVERAGE else [source]
                 targets = names if target == AVERAGE else [target]
                 if AVERAGE in (source, target):
-                    cells = [number(grid.cells[s][t]) for s in sources for t in targets]
+                    cells = [number(grid[s][t]) for s in sources for t in targets]
                     numbers = [cell for cell in cells if cell is not None]
-                    yield "domainnet", f"{grid.method} {source}", target, grid.cells[source][target], numbers
+                    yield "domainnet", f"{method} {source}", target, grid[source][target], numbers
 
 
 def wrong_averages() -> dict[tuple[str, str, str, str], Decimal]:
@@ -94,8 +88,7 @@ def test_every_known_disagreement_says_the_right_mean_and_whether_rounding_expla
 def test_one_model_in_two_tables_differs_exactly_where_it_is_known_to() -> None:
     found = set()
     for (name, method), (other_name, other_method) in SAME_MODEL:
-        row = next(row.cells for row in table(name) if row.method == method)
-        other = next(row.cells for row in table(other_name) if row.method == other_method)
+        row, other = paper_table(name)[method], paper_table(other_name)[other_method]
         for column in row:
             if row[column] != other[column]:
                 why = f"the same model in {other_name} ({other_method})"
@@ -105,34 +98,36 @@ def test_one_model_in_two_tables_differs_exactly_where_it_is_known_to() -> None:
 
 
 def test_no_row_is_missing() -> None:
-    assert [row.method for row in table("office31")][-6:] == [
+    assert [*paper_table("office31")][-6:] == [
         *("Baseline-S", "Ours-S", "Baseline-B", "CGDM-B*", "SHOT-B*", "Ours-B"),
     ]
-    rows = {name: len(table(name)) for name in ("visda2017", "office-home", "office31", "pseudo-labels", "losses")}
+    rows = {
+        name: len(paper_table(name)) for name in ("visda2017", "office-home", "office31", "pseudo-labels", "losses")
+    }
     assert rows == {"visda2017": 17, "office-home": 15, "office31": 16, "pseudo-labels": 7, "losses": 5}
-    assert [grid.method for grid in paper_grids()] == [
+    assert [*paper_grids()] == [
         *("MCD", "CDAN", "BNM", "SWD", "CGDM", "Base-S", "Ours-S", "Base-B", "Ours-B"),
     ]
 
 
 @pytest.mark.parametrize("name", ["office31", "office-home"])
 def test_the_columns_are_the_benchmark_s_tasks(name: str) -> None:
-    for row in table(name):
-        assert list(row.cells) == [*(task.name for task in BENCHMARKS[name].tasks), AVERAGE]
+    for cells in paper_table(name).values():
+        assert list(cells) == [*(task.name for task in BENCHMARKS[name].tasks), AVERAGE]
 
 
 def test_the_columns_of_visda_are_its_classes() -> None:
     for name in ("visda2017", "losses"):
-        assert all(list(row.cells) == [*CLASSES, AVERAGE] for row in table(name))
-    assert all(list(row.cells) == [*PAIRS, *CLASSES, AVERAGE] for row in table("pseudo-labels"))
+        assert all(list(cells) == [*CLASSES, AVERAGE] for cells in paper_table(name).values())
+    assert all(list(cells) == [*PAIRS, *CLASSES, AVERAGE] for cells in paper_table("pseudo-labels").values())
 
 
 def test_the_grids_are_domainnet_s_with_an_empty_diagonal() -> None:
     names = [*(domain.short for domain in DOMAINNET.domains), AVERAGE]
-    for grid in paper_grids():
-        assert list(grid.cells) == names
-        assert all(list(row) == names for row in grid.cells.values())
-        empty = {(s, t) for s in names for t in names if grid.cells[s][t] == "-"}
+    for grid in paper_grids().values():
+        assert list(grid) == names
+        assert all(list(row) == names for row in grid.values())
+        empty = {(s, t) for s in names for t in names if grid[s][t] == "-"}
         assert empty == {(name, name) for name in names[:-1]}
 
 
@@ -148,10 +143,10 @@ def test_what_a_recipe_tells_to_expect_is_what_is_printed(name: str) -> None:
     assert says(comment, f"cdtrans bench {benchmark}", f"--backbone deit_{size}")
     letter = size[0].upper()
     if benchmark == "domainnet":
-        printed = {grid.method: grid.cells[AVERAGE][AVERAGE] for grid in paper_grids()}
+        printed = {method: grid[AVERAGE][AVERAGE] for method, grid in paper_grids().items()}
         baseline = printed[f"Base-{letter}"]
     else:
-        printed = {row.method: row.cells[AVERAGE] for row in table(benchmark)}
+        printed = {row: cells[AVERAGE] for row, cells in paper_table(benchmark).items()}
         baseline = printed.get(f"Baseline-{letter}", "")
     if f"Ours-{letter}" in printed:
         assert says(comment, "paper", f" {printed[f'Ours-{letter}']} ", f" {baseline})", "target labels")
@@ -160,10 +155,15 @@ def test_what_a_recipe_tells_to_expect_is_what_is_printed(name: str) -> None:
 
 
 def test_cells_are_what_is_printed() -> None:
-    office31 = {row.method: row.cells for row in table("office31")}
+    office31 = paper_table("office31")
     assert office31["Ours-B"]["W>D"] == "100."
     assert number(office31["Ours-B"]["W>D"]) == 100
-    rpll = next(row.cells for row in table("pseudo-labels") if row.method == "RPLL")
+    rpll = paper_table("pseudo-labels")["RPLL"]
     assert (rpll["mcycl"], rpll["Prec"], number(rpll["Prec"])) == ("97.77", "-", None)
-    numbers = [number(cell) for name in ("visda2017", "losses") for row in table(name) for cell in row.cells.values()]
+    numbers = [
+        number(cell)
+        for name in ("visda2017", "losses")
+        for cells in paper_table(name).values()
+        for cell in cells.values()
+    ]
     assert all(n is not None and 0 < n <= 100 for n in numbers)

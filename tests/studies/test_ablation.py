@@ -20,12 +20,12 @@ from cdtrans.paper.pair_labels import (
     read_target_classes,
     require_target_images,
 )
-from cdtrans.paper.printed_tables import LOSSES, PSEUDO_LABELS, Ablation, paper_table
+from cdtrans.paper.printed_tables import LOSS_ABLATION, PSEUDO_LABEL_ABLATION, Ablation, paper_table
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.ablation import DEFAULTS, Plan, losses as ablate_losses, make_plan, write_table
-from cdtrans.studies.results import KINDS, Results
+from cdtrans.studies.ablation import DEFAULTS, AblationPlan, ablate_losses, make_plan, write_table
+from cdtrans.studies.results import SCORE_TITLES, FinishedRuns
 from cdtrans.studies.study import owned
 from commands import warm
 from damages import check_damages
@@ -49,8 +49,8 @@ def read(out: Path, name: str) -> dict[str, Any]:
 
 
 def planned(
-    task: Task, out: Path, ablation: Ablation = PSEUDO_LABELS, config: Path | None = None, **settings: Any
-) -> Plan:
+    task: Task, out: Path, ablation: Ablation = PSEUDO_LABEL_ABLATION, config: Path | None = None, **settings: Any
+) -> AblationPlan:
     composed, _ = compose_run(task.source, task.target, config or task.config, settings, DEFAULTS)
     return make_plan(ablation, composed, task.folder / "labels.txt", out, QUIET, force=True)
 
@@ -73,7 +73,7 @@ def losses(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 class TestLosses:
     def test_each_row_is_an_ordinary_run_with_its_own_losses(self, losses: Path) -> None:
-        assert [variant.paper for variant in LOSSES.variants] == [row.method for row in paper_table("losses", 3)]
+        assert [variant.paper for variant in LOSS_ABLATION.variants] == [*paper_table("losses")]
         logged = {
             "cls-none-none": {"source"},
             "none-none-cls": {"target"},
@@ -98,7 +98,7 @@ class TestLosses:
 
     def test_all_rows_start_from_the_first_one_s_stage_1(self, losses: Path) -> None:
         first = losses / "cls-none-none"
-        for variant in LOSSES.variants[1:]:
+        for variant in LOSS_ABLATION.variants[1:]:
             assert log_lines(losses / variant.folder)[0]["run"] == str(first)
             assert tree(losses / variant.folder / "source") == tree(first / "source")
         rows = read(losses, "losses")["rows"]
@@ -113,7 +113,7 @@ class TestLosses:
         assert ended.code == 0, ended.err
         rows = read(tmp_path / "out", "losses")["rows"]
         assert {row["stage_1"] for row in rows} == {str(row_of) for row_of in [row]}
-        assert all(list(row["scores"]) == list(KINDS) for row in rows)
+        assert all(list(row["scores"]) == list(SCORE_TITLES) for row in rows)
         text = (tmp_path / "out" / "losses.md").read_text(encoding="utf-8")
         assert f"Not in the cost, since the table has no such run: {row}." in text
         assert "Scored on 2 of the target's 21 images." in text
@@ -121,20 +121,21 @@ class TestLosses:
     def test_the_table_has_the_scores_of_eval_beside_the_paper_s(self, losses: Path, task: Task) -> None:
         record, text = read(losses, "losses"), (losses / "losses.md").read_text(encoding="utf-8")
         assert record["unfinished"] == []
-        for row, paper in zip(record["rows"], paper_table("losses", 3), strict=True):
+        for row, paper in zip(record["rows"], paper_table("losses").values(), strict=True):
             epochs = json.loads((losses / row["run"] / "evaluation.json").read_text())["epochs"]
-            assert list(row["scores"]) == list(KINDS)
-            for metric in ("accuracy", "class_mean_accuracy"):
-                assert row["scores"]["source_only"][metric] == epochs[0][metric]
-                assert row["scores"]["last_epoch"][metric] == epochs[-1][metric]
-                assert row["scores"]["label_free"][metric] == epochs[row["epochs"]["label_free"]][metric]
-                assert row["scores"]["best_by_labels"][metric] == epochs[row["epochs"]["best_by_labels"]][metric]
-            assert row["paper"] == paper.cells
+            assert list(row["scores"]) == list(SCORE_TITLES)
+            chosen = {"source_only": 0, "last_epoch": -1} | row["epochs"]
+            for key, metric in (("scores", "accuracy"), ("class_means", "class_mean_accuracy")):
+                assert row[key] == {kind: epochs[epoch][metric] for kind, epoch in chosen.items()}
+            assert row["paper"] == paper
         rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
         assert [row.split(" | ")[-1] for row in rows] == ["67.1 |", "86.0 |", "86.7 |", "87.7 |", "88.4 |"]
-        last = record["rows"][-1]["scores"]["last_epoch"]
+        last = record["rows"][-1]
         assert rows[-1].startswith("| cls | dtl | cls | ")
-        assert rows[-1].split(" | ")[4] == f"{100 * last['accuracy']:.1f} ({100 * last['class_mean_accuracy']:.1f})"
+        assert (
+            rows[-1].split(" | ")[4]
+            == f"{100 * last['scores']['last_epoch']:.1f} ({100 * last['class_means']['last_epoch']:.1f})"
+        )
         assert says(
             text, str(task.folder / "labels.txt"), "scored with them, after training", "no row was trained with"
         )
@@ -159,11 +160,11 @@ class TestLosses:
         assert f"UNFINISHED: {5 - len(begun) + 1} of 5 runs are missing: {row}" in text
         ended = run(task, "losses", out, "--jobs", "2", "--json")
         assert ended.code == 0, ended.err
-        summary = json.loads(ended.out)
+        summary, times = json.loads(ended.out), {"seconds": 0, "device_seconds": 0}
         assert summary["failed"] == summary["unfinished"] == []
         for made, undisturbed in zip(summary["rows"], read(losses, "losses")["rows"], strict=True):
-            assert {**made, "seconds": 0} == {**undisturbed, "seconds": 0}
-        for variant in LOSSES.variants:
+            assert {**made, **times} == {**undisturbed, **times}
+        for variant in LOSS_ABLATION.variants:
             assert computed(out / variant.folder) == computed(losses / variant.folder)
 
     def test_a_finished_one_is_not_run_again_and_another_recipe_is_refused(self, losses: Path, task: Task) -> None:
@@ -181,7 +182,7 @@ class TestLosses:
         (out / "none-none-cls" / "mine.txt").write_text("not a run")
         ended = run(task, "losses", out)
         assert ended.code == 2, "a folder of something else is not written to"
-        assert f"'{out}' exists and is not an ablation's folder; choose another --out." in ended.err
+        assert f"'{out}' exists and holds no ablation; choose another --out." in ended.err
         shutil.copy(losses / "ablation.json", out)
         for row in ("cls-none-none", "cls-none-cls", "cls-cls-cls"):
             shutil.copytree(losses / row, out / row)
@@ -238,7 +239,7 @@ def pseudo_labels(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestPseudoLabels:
     def test_the_quality_of_pairs_is_that_of_the_saved_pairs_and_the_labels(self, pseudo_labels: Path) -> None:
         rows = {row["run"]: row for row in read(pseudo_labels, "pseudo-labels")["rows"]}
-        assert [v.paper for v in PSEUDO_LABELS.variants] == [row.method for row in paper_table("pseudo-labels")]
+        assert [v.paper for v in PSEUDO_LABEL_ABLATION.variants] == [*paper_table("pseudo-labels")]
         assert [name for name, row in rows.items() if "pairs" not in row] == ["rpll", "mrkld-lrent"]
         for name, row in rows.items():
             true = true_classes(pseudo_labels / name)
@@ -305,11 +306,11 @@ class TestPseudoLabels:
     def test_a_damaged_file_costs_only_its_own_row(
         self, pseudo_labels: Path, task: Task, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        two = replace(PSEUDO_LABELS, variants=PSEUDO_LABELS.variants[1:3])
+        two = replace(PSEUDO_LABEL_ABLATION, variants=PSEUDO_LABEL_ABLATION.variants[1:3])
         plan = planned(task, pseudo_labels, two)
-        monkeypatch.setattr(Plan, "write_files", lambda *content: None)
+        monkeypatch.setattr(AblationPlan, "write_files", lambda *content: None)
 
-        def table(results: Results) -> dict[str, Any]:
+        def table(results: FinishedRuns) -> dict[str, Any]:
             return {row["run"]: row for row in write_table(plan, results)["rows"] if "scores" in row}
 
         check_damages(pseudo_labels, "two-way", table)
@@ -375,7 +376,7 @@ class TestPlan:
         self, task: Task, tmp_path: Path, first: dict[str, str]
     ) -> None:
         second = {} if first else {"mutual_pairs": "once"}
-        recipes = [planned(task, tmp_path / "out", LOSSES, **given).recipe() for given in (first, second)]
+        recipes = [planned(task, tmp_path / "out", LOSS_ABLATION, **given).recipe() for given in (first, second)]
         with owned(tmp_path / "out", "ablation", recipes[0]):
             pass
         with raises("other-study"), owned(tmp_path / "out", "ablation", recipes[1]):
@@ -428,7 +429,7 @@ class TestLabels:
         assert not (tmp_path / "cache").exists()
 
 
-ABLATIONS = [LOSSES, PSEUDO_LABELS]
+ABLATIONS = [LOSS_ABLATION, PSEUDO_LABEL_ABLATION]
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS)
@@ -456,7 +457,7 @@ def test_the_verbs_and_that_a_row_decides_its_own_settings(tmp_path: Path) -> No
     assert all(verb in shown for verb in ("losses", "pseudo-labels"))
     assert "with-labels" not in shown, "a row of a table, not a way to adapt"
     assert "theory" not in shown
-    for ablation, other in ((LOSSES, PSEUDO_LABELS), (PSEUDO_LABELS, LOSSES)):
+    for ablation, other in ((LOSS_ABLATION, PSEUDO_LABEL_ABLATION), (PSEUDO_LABEL_ABLATION, LOSS_ABLATION)):
         shown = warm().run(["ablate", ablation.name, "--help-all"], tmp_path).out.replace("--[no-]", "--")
         assert "--labels" in shown
         assert "--source-epochs" in shown

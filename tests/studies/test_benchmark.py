@@ -23,10 +23,10 @@ from cdtrans.errors import CdtransError
 from cdtrans.inputs.benchmarks import OFFICE31, find_benchmark
 from cdtrans.inputs.scan import scan_labelled, scan_unlabelled
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.benchmark import Plan, bench, parse_seeds, read_results
-from cdtrans.studies.results import KINDS, Results
+from cdtrans.studies.benchmark import BenchPlan, bench, parse_seeds, read_results
+from cdtrans.studies.results import SCORE_TITLES, FinishedRuns
 from cdtrans.studies.study import PlannedRun, Study, owned
-from cdtrans.studies.tables import BenchTable, markdown
+from cdtrans.studies.tables import markdown, paper_layout
 from commands import Ended, Process, warm
 from damages import check_damages
 from mini_office31 import CLASSES, EACH, make_mini
@@ -64,18 +64,18 @@ def mini_bench(tmp_path: Path, mini: Path) -> Bench:
     return Bench(tmp_path, mini)
 
 
-Planned = Callable[..., Plan]
+Planned = Callable[..., BenchPlan]
 
 
 @pytest.fixture
 def planned(mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
     """planned(**how) -> the plan of a benchmark whose runs are not started."""
-    plans: list[Plan] = []
-    study = Plan.study
-    monkeypatch.setattr(Plan, "study", lambda plan: plans.append(plan) or study(plan))
+    plans: list[BenchPlan] = []
+    study = BenchPlan.study
+    monkeypatch.setattr(BenchPlan, "study", lambda plan: plans.append(plan) or study(plan))
     monkeypatch.setattr(Study, "carry_out", lambda *how: None)
 
-    def plan(**how: Any) -> Plan:
+    def plan(**how: Any) -> BenchPlan:
         arguments = {"data": mini, "out": tmp_path / "out", "allow_incomplete": True, "quiet": True} | how
         bench("office31", **arguments)
         return plans[-1]
@@ -177,7 +177,7 @@ class TestWhole:
         assert ended.code == 0
         assert json.loads(ended.out) == {
             **{"out": str(mini_bench.out), "runs": 2, "finished": 2, "failed": []},
-            "mean": dict.fromkeys(KINDS),
+            "mean": dict.fromkeys(SCORE_TITLES),
         }
         assert tree(mini_bench.out / "A-D") == before
         assert log.read_text().startswith(logged), "only scored again"
@@ -195,10 +195,10 @@ class TestWhole:
         how = {"tasks": "A>D,A>W", "seeds": "1", "out": whole, "config": whole.parent / "tiny.yaml"}
         plan = planned(**how)
 
-        def table(results: Results) -> dict[str, Any]:
-            rows = read_results(plan, results, "")
-            assert markdown(BenchTable(plan.data, plan.seeds, tuple(rows)))
-            return {row.run: asdict(row) for row in rows}
+        def table(runs: FinishedRuns) -> dict[str, Any]:
+            results = read_results(plan, runs)
+            assert markdown(paper_layout(results))
+            return {result.run: asdict(result) for result in results.finished}
 
         check_damages(whole, "A-D/seed-1234", table)
 

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 
 from cdtrans.inputs.benchmarks import OFFICE31, PACS, VISDA2017, Benchmark, FoundBenchmark
 from cdtrans.paper.printed_tables import printed_means
-from cdtrans.studies.comparison import Comparison, csv_table, latex, markdown, page, signed_rank_p
-from cdtrans.studies.results import KINDS, RunResult
+from cdtrans.studies.comparison import MethodRow, comparison_files, method_rows, signed_rank_p
+from cdtrans.studies.results import SCORE_TITLES, BenchResults, RunResult
 from support import says
 
 SEEDS = (1234, 1)
@@ -24,7 +24,7 @@ def result(benchmark: Benchmark, task: str, seed: int, method: str, score: float
     by_kind = {"source_only": 0.5, "last_epoch": score - 0.01, "label_free": score, "best_by_labels": score + 0.01}
     names = {"task": task, "seed": seed, "run": f"{method}/{task}/{seed}", "stage_1": f"cdtrans/{task}/{seed}"}
     facts = {"backbone": "vit", "device": "cuda: GPU", "images": 100, "target_images": 100, "epochs": {}}
-    per_class = {kind: dict.fromkeys(benchmark.class_names, by_kind[kind]) for kind in KINDS}
+    per_class = {kind: dict.fromkeys(benchmark.class_names, by_kind[kind]) for kind in SCORE_TITLES}
     scores = {
         "scores": by_kind,
         "class_means": by_kind,
@@ -36,7 +36,7 @@ def result(benchmark: Benchmark, task: str, seed: int, method: str, score: float
     return RunResult(**values)
 
 
-def compared(methods: dict[str, float], benchmark: Benchmark = OFFICE31, **changed: object) -> Comparison:
+def compared(methods: dict[str, float], benchmark: Benchmark = OFFICE31, **changed: object) -> BenchResults:
     """Methods by how much better they are than 60% on the first task, a percent more on each further one; the second
     seed has two percent more."""
     results = {
@@ -49,10 +49,18 @@ def compared(methods: dict[str, float], benchmark: Benchmark = OFFICE31, **chang
     }
     given: dict = {
         **{"data": FoundBenchmark(benchmark, Path("d"), {}, ()), "seeds": SEEDS, "start": "best", "backbone": "vit"},
-        **{"tasks": tuple(task.name for task in benchmark.tasks), "results": results},
-        **{"own_start": [], "misfits": {}, "failed": {}},
+        **{"tasks": tuple(task.name for task in benchmark.tasks), "by_method": results},
     }
-    return Comparison(**given | changed)
+    return BenchResults(**given | changed)
+
+
+def rows_of(methods: dict[str, float], benchmark: Benchmark = OFFICE31, **changed: object) -> list[MethodRow]:
+    return method_rows(compared(methods, benchmark, **changed))
+
+
+def rendered(bench: BenchResults, ending: str) -> str:
+    (text,) = (text for name, text in comparison_files(bench, method_rows(bench)).items() if name.endswith(ending))
+    return text
 
 
 class TestSignedRanks:
@@ -89,7 +97,7 @@ class TestSignedRanks:
 
 class TestRows:
     def test_means_deviations_and_the_difference(self) -> None:
-        source, cdtrans, mcc = compared({"cdtrans": 0.0, "mcc": 0.03}).rows
+        source, cdtrans, mcc = rows_of({"cdtrans": 0.0, "mcc": 0.03})
         assert str(source.means["source_only"]) == "50.0 ± 0.0"
         assert str(cdtrans.means["label_free"]) == "63.5 ± 1.4"  # 60 to 65, and 62 to 67
         assert str(mcc.means["last_epoch"]) == "65.5 ± 1.4"
@@ -102,16 +110,16 @@ class TestRows:
 
     def test_only_runs_of_the_same_task_and_seed_are_paired(self) -> None:
         both = compared({"cdtrans": 0.0, "mcc": 0.03})
-        few = {**both.results, "mcc": [r for r in both.results["mcc"] if (r.task, r.seed) != ("A>W", 1)]}
-        row = compared({}, results={**few, "cdtrans": both.results["cdtrans"][1:]}).rows[2]
+        few = {**both.by_method, "mcc": [r for r in both.by_method["mcc"] if (r.task, r.seed) != ("A>W", 1)]}
+        row = rows_of({}, by_method={**few, "cdtrans": both.by_method["cdtrans"][1:]})[2]
         assert (row.pairs, row.note) == (10, "1 of 12 to run")
         assert str(row.means["label_free"]) == "65.5", "the other seed lacks a task"
 
     def test_notes_say_why_a_row_is_not_complete(self) -> None:
         both = compared({"cdtrans": 0.0, "dann": 0.01})
-        results = {"cotraining": (), "cdtrans": (), "dann": both.results["dann"][:9], "cdan_tn": ()}
+        results = {"cotraining": (), "cdtrans": (), "dann": both.by_method["dann"][:9], "cdan_tn": ()}
         why = {"failed": {"dann": 2}, "misfits": {"cdan_tn": "needs BatchNorm"}, "own_start": ["cotraining"]}
-        notes = [row.note for row in compared({}, results=results, **why).rows]
+        notes = [row.note for row in rows_of({}, by_method=results, **why)]
         assert notes == [
             *("", "12 of 12 to run; starts with its own recipe", "12 of 12 to run"),
             *("2 of 12 failed; 1 of 12 to run", "needs BatchNorm"),
@@ -119,11 +127,11 @@ class TestRows:
 
     def test_source_only_is_that_of_the_common_start(self) -> None:
         both = compared({"cotraining": 0.1, "cdtrans": 0.0})
-        other = [result(OFFICE31, r.task, r.seed, "cotraining", 0.7) for r in both.results["cotraining"]]
+        other = [result(OFFICE31, r.task, r.seed, "cotraining", 0.7) for r in both.by_method["cotraining"]]
         for r in other:
             r.scores["source_only"] = 0.9
-        results = {"cdtrans": both.results["cdtrans"], "cotraining": other}
-        source = compared({}, results=results, own_start=["cotraining"]).rows[0]
+        results = {"cdtrans": both.by_method["cdtrans"], "cotraining": other}
+        source = rows_of({}, by_method=results, own_start=["cotraining"])[0]
         assert str(source.means["source_only"]) == "50.0 ± 0.0"
 
     def test_minutes_are_of_runs_that_found_stage_1_ready(self) -> None:
@@ -131,35 +139,35 @@ class TestRows:
             result(OFFICE31, "A>D", 1, "cdtrans", 0.6, stage_1="cdtrans/A>D/1", device_seconds=600.0),
             result(OFFICE31, "A>W", 1, "cdtrans", 0.6, stage_1="cdtrans/A>D/1", device_seconds=90.0),
         ]
-        assert compared({}, results={"cdtrans": ran}).rows[1].minutes == pytest.approx(1.5)
-        assert compared({}, results={"cdtrans": ran[:1]}).rows[1].minutes == pytest.approx(10)
+        assert rows_of({}, by_method={"cdtrans": ran})[1].minutes == pytest.approx(1.5)
+        assert rows_of({}, by_method={"cdtrans": ran[:1]})[1].minutes == pytest.approx(10)
 
     def test_memory_is_the_most_of_all_runs_and_unknown_on_a_cpu(self) -> None:
         ran = [result(OFFICE31, "A>D", 1, "mcc", 0.6, peak_memory=n and n * 2**30) for n in (None, 2, 5)]
-        assert compared({}, results={"mcc": ran}).rows[1].memory == 5
-        assert compared({}, results={"mcc": ran[:1]}).rows[1].memory is None
+        assert rows_of({}, by_method={"mcc": ran})[1].memory == 5
+        assert rows_of({}, by_method={"mcc": ran[:1]})[1].memory is None
 
     def test_a_curve_is_the_mean_of_the_seeds_that_have_every_task(self) -> None:
         both = compared({"mcc": 0.0})
-        assert both.rows[1].curve == pytest.approx([50, 64.5, 62.5])
-        one = [r for r in both.results["mcc"] if (r.task, r.seed) != ("A>W", 1)]
-        assert compared({}, results={"mcc": one}).rows[1].curve == pytest.approx([50, 63.5, 61.5])
-        none = [r for r in both.results["mcc"] if r.task != "A>W"]
-        assert compared({}, results={"mcc": none}).rows[1].curve == ()
+        assert method_rows(both)[1].curve == pytest.approx([50, 64.5, 62.5])
+        one = [r for r in both.by_method["mcc"] if (r.task, r.seed) != ("A>W", 1)]
+        assert rows_of({}, by_method={"mcc": one})[1].curve == pytest.approx([50, 63.5, 61.5])
+        none = [r for r in both.by_method["mcc"] if r.task != "A>W"]
+        assert rows_of({}, by_method={"mcc": none})[1].curve == ()
 
     def test_there_is_no_picture_of_runs_that_broke_off_in_their_first_epoch(self) -> None:
-        runs = [replace(run, curve=[0.5]) for run in compared({"mcc": 0.0}).results["mcc"]]
-        assert "<polyline" not in page(compared({}, results={"mcc": runs}))
+        runs = [replace(run, curve=[0.5]) for run in compared({"mcc": 0.0}).by_method["mcc"]]
+        assert "<polyline" not in rendered(compared({}, by_method={"mcc": runs}), "html")
 
     def test_what_the_paper_does_not_have_has_no_printed_mean(self) -> None:
         comparison = compared({"cdtrans": 0.0}, PACS)
-        assert comparison.rows[1].printed == ()
-        assert "printed means" not in markdown(comparison)
+        assert method_rows(comparison)[1].printed == ()
+        assert "printed means" not in rendered(comparison, "md")
 
     def test_visda_is_scored_by_its_classes(self) -> None:
         comparison = compared({"cdtrans": 0.0}, VISDA2017)
         assert comparison.columns == VISDA2017.class_names
-        assert str(comparison.rows[1].by_column["truck"]) == "61.0 ± 1.4"
+        assert str(method_rows(comparison)[1].by_column["truck"]) == "61.0 ± 1.4"
 
 
 def row_of(text: str, start: str) -> list[str]:
@@ -171,7 +179,7 @@ class TestRenderings:
     two = compared({"cdtrans": 0.0, "shot": -0.02})
 
     def test_markdown(self) -> None:
-        text = markdown(self.two)
+        text = rendered(self.two, "md")
         rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
         assert rows[:5] == ["| method", "| ---", "| source only", "| CDTrans", "| shot"]
         assert row_of(text, "source only")[:5] == ["50.0 ± 0.0", "50.0 ± 0.0", "–", "-13.5 (p < 0.001)", "–"]
@@ -183,7 +191,7 @@ class TestRenderings:
         assert says(text, "best epoch by target labels*", "*Uses target labels")
 
     def test_csv_has_the_same_numbers_in_full(self) -> None:
-        source, cdtrans, shot = csv.DictReader(csv_table(self.two).splitlines())
+        source, cdtrans, shot = csv.DictReader(rendered(self.two, "csv").splitlines())
         assert float(shot["label_free"]) == pytest.approx(61.5)
         assert float(shot["label_free_deviation"]) == pytest.approx(2**0.5)
         assert float(shot["p"]) == pytest.approx(2 / 2**12)
@@ -191,7 +199,7 @@ class TestRenderings:
         assert float(shot["A>W"]) == pytest.approx(60)
 
     def test_latex_is_balanced(self) -> None:
-        text = latex(compared({"cdtrans": 0.0, "safn_ent": 0.0}))
+        text = rendered(compared({"cdtrans": 0.0, "safn_ent": 0.0}), "tex")
         assert text.count("{") == text.count("}")
         assert not set("±–°>") & set(text)
         assert "(p $<$ 0.001)" in text
@@ -200,7 +208,7 @@ class TestRenderings:
             assert len({line.count(" & ") for line in body.splitlines() if line != "\\hline"}) == 1
 
     def test_the_page_shows_the_best_first_and_the_bars_where_they_belong(self) -> None:
-        text = page(compared({"cdtrans": 0.0, "shot": -0.16, "mcc": 0.03}))
+        text = rendered(compared({"cdtrans": 0.0, "shot": -0.16, "mcc": 0.03}), "html")
         bars = re.findall(r'<li><span>(\w+)</span>.*?<i( class="worse")? style="left:([\d.]+)%;width:([\d.]+)%', text)
         # The scale is from 45 to 70, source only is 50: a fifth of it.
         assert bars == [
@@ -208,10 +216,10 @@ class TestRenderings:
             ("CDTrans", "", "20.00", "54.00"),
             ("shot", ' class="worse"', "10.00", "10.00"),
         ]
-        assert "<span>45%</span>" in page(compared({"cdtrans": 0.0})), "source only is not at the edge"
+        assert "<span>45%</span>" in rendered(compared({"cdtrans": 0.0}), "html"), "source only is not at the edge"
 
     def test_the_page_draws_the_curves_on_one_scale(self) -> None:
-        text = page(compared({"cdtrans": 0.0, "mcc": 0.03}))
+        text = rendered(compared({"cdtrans": 0.0, "mcc": 0.03}), "html")
         drawn = re.findall(
             r'<li><span>(\w+)</span><span class="number">([\d.]+)</span><svg .*?y1="([\d.]+)".*?points="(.*?)"', text
         )
@@ -220,27 +228,27 @@ class TestRenderings:
             ("mcc", "65.5", "40.0", "0.0,40.0 50.0,5.0 100.0,9.0"),
             ("CDTrans", "62.5", "40.0", "0.0,40.0 50.0,11.0 100.0,15.0"),
         ]
-        assert "<svg" not in page(compared({}, results={"cdtrans": ()}))
+        assert "<svg" not in rendered(compared({}, by_method={"cdtrans": ()}), "html")
 
     def test_names_are_escaped_in_the_page(self) -> None:
-        assert "<b>&amp;" not in page(compared({"cdtrans": 0.0}, backbone="<b>&"))
-        assert "&lt;b&gt;&amp;" in page(compared({"cdtrans": 0.0}, backbone="<b>&"))
+        assert "<b>&amp;" not in rendered(compared({"cdtrans": 0.0}, backbone="<b>&"), "html")
+        assert "&lt;b&gt;&amp;" in rendered(compared({"cdtrans": 0.0}, backbone="<b>&"), "html")
 
     def test_no_result_yet(self) -> None:
-        nothing = compared({}, results={"cdtrans": (), "dann": ()})
-        assert row_of(markdown(nothing), "dann") == ["–"] * 6 + ["82.2 ResNet-50", "12 of 12 to run"]
-        assert says(page(nothing), "12 of 12 to run")
-        assert latex(nothing)
-        assert csv_table(nothing)
+        nothing = compared({}, by_method={"cdtrans": (), "dann": ()})
+        assert row_of(rendered(nothing, "md"), "dann") == ["–"] * 6 + ["82.2 ResNet-50", "12 of 12 to run"]
+        assert says(rendered(nothing, "html"), "12 of 12 to run")
+        assert rendered(nothing, "tex")
+        assert rendered(nothing, "csv")
 
     def test_without_cdtrans_there_is_no_test_and_the_text_says_so(self) -> None:
-        text = markdown(compared({"dann": 0.0}))
+        text = rendered(compared({"dann": 0.0}), "md")
         assert row_of(text, "dann")[3] == "–"
         assert says(text, "CDTrans is not among the methods")
 
     def test_data_that_are_not_the_published_and_tasks_that_are_not_all(self) -> None:
         odd = FoundBenchmark(OFFICE31, Path("d"), {}, ("amazon lacks 'x'",))
-        text = markdown(compared({"dann": 0.0}, data=odd, tasks=("A>D", "A>W")))
+        text = rendered(compared({"dann": 0.0}, data=odd, tasks=("A>D", "A>W")), "md")
         assert says(text, "not the published data: amazon lacks 'x'", "mean of the tasks A>D, A>W only")
 
 

@@ -13,7 +13,7 @@ from cdtrans.runtime import processes
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies import study
 from cdtrans.studies.results import read_sessions, trained_in
-from cdtrans.studies.study import Job, PlannedRun, run_jobs
+from cdtrans.studies.study import ActiveRun, PlannedRun, run_jobs
 
 STEP = 10  # how often a job is asked whether it has ended, in each stage that it pretends
 RESOLVED = Config().to_dict() | {"device": "cpu", "crop": 16, "resize": 18, "precision": "fp32"}
@@ -42,7 +42,7 @@ class Stage:
 
     def run(self, runs: list[PlannedRun], side_by_side: int = 1) -> list[str]:
         """The runs that failed."""
-        ended: list[Job] = []
+        ended: list[ActiveRun] = []
         run_jobs("test", runs, side_by_side, Screen(quiet=True), ended.append)
         return [job.run.name for job in ended if job.failure]
 
@@ -171,9 +171,9 @@ def test_the_device_is_shared_out_among_those_that_ran_and_not_those_that_waited
     stage.run(stage.plan("a", "b"), 4)
     elapsed = time.monotonic() - begun
     first, second = (read_sessions(stage.out / name)[0] for name in ("a", "b"))
-    assert 1.0 <= first.jobs < 1.9, "alone in stage 1, at most two after it"
-    assert 1.0 <= second.jobs <= 2.0
-    whole = sum(session.seconds / session.jobs for session in (first, second))
+    assert 0.52 < first.device_seconds / first.seconds <= 1, "alone in stage 1, at most two after it"
+    assert 0.5 <= second.device_seconds / second.seconds <= 1
+    whole = first.device_seconds + second.device_seconds
     assert 0.5 * elapsed < whole <= 1.05 * elapsed, "no second is counted twice"
 
 

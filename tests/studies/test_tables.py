@@ -7,12 +7,13 @@ import pytest
 
 from cdtrans.inputs.benchmarks import DOMAINNET, OFFICE31, VISDA2017, Benchmark, FoundBenchmark, FoundDomain
 from cdtrans.inputs.scan import LabelledDomain
-from cdtrans.studies.results import KINDS, RunResult
-from cdtrans.studies.tables import BenchTable, latex, markdown
+from cdtrans.studies.results import SCORE_TITLES, BenchResults, RunResult
+from cdtrans.studies.tables import Document, latex, markdown, paper_layout
 from support import says
 
 STORED = Path(__file__).parent / "tables"
 SEEDS = (1234, 1, 2)
+BACKBONE = "deit_small_distilled_patch16_224.fb_in1k"
 
 
 def found(benchmark: Benchmark, layout: str, differences: tuple[str, ...] = ()) -> FoundBenchmark:
@@ -23,7 +24,7 @@ def found(benchmark: Benchmark, layout: str, differences: tuple[str, ...] = ()) 
 
 def result(benchmark: Benchmark, task: str, seed: int, score: float) -> RunResult:
     """The four kinds a percent apart; every class as far from the mean as its number, which leaves the mean alone."""
-    scores = {kind: score + 0.01 * n for n, kind in enumerate(KINDS)}
+    scores = {kind: score + 0.01 * n for n, kind in enumerate(SCORE_TITLES)}
     middle = (len(benchmark.class_names) - 1) / 2
     per_class = {
         kind: {name: value + 0.001 * (k - middle) for k, name in enumerate(benchmark.class_names)}
@@ -34,7 +35,7 @@ def result(benchmark: Benchmark, task: str, seed: int, score: float) -> RunResul
         seed=seed,
         run=f"{task}/{seed}",
         stage_1=f"{next(t.name for t in benchmark.tasks if t.source.short == task.split('>')[0])}/{seed}",
-        backbone="deit_small_distilled_patch16_224.fb_in1k",
+        backbone=BACKBONE,
         device="cuda: GPU",
         images=100,
         target_images=100,
@@ -54,14 +55,19 @@ def results(benchmark: Benchmark, seeds: tuple[int, ...] = SEEDS) -> list[RunRes
     return [result(benchmark, t.name, s, 0.5 + 0.01 * n + 0.02 * i) for n, t in tasks for i, s in enumerate(seeds)]
 
 
+def document(data: FoundBenchmark, results: list[RunResult], seeds: tuple[int, ...] = SEEDS) -> Document:
+    tasks = tuple(task.name for task in data.benchmark.tasks)
+    return paper_layout(BenchResults(data, seeds, tasks, BACKBONE, {"cdtrans": results}))
+
+
 def tables() -> dict[str, str]:
     """The expected content of the stored files."""
-    whole = BenchTable(found(OFFICE31, "folder {}/images"), SEEDS, tuple(results(OFFICE31)))
+    whole = document(found(OFFICE31, "folder {}/images"), results(OFFICE31))
     few = [r for r in results(OFFICE31) if r.task != "A>W" and (r.task, r.seed) != ("D>A", 2)]
-    half = BenchTable(found(OFFICE31, "list {}_list.txt", ("amazon lacks 'x_y'",)), SEEDS, tuple(few))
-    visda = BenchTable(found(VISDA2017, "folder {}"), SEEDS, tuple(results(VISDA2017)))
+    half = document(found(OFFICE31, "list {}_list.txt", ("amazon lacks 'x_y'",)), few)
+    visda = document(found(VISDA2017, "folder {}"), results(VISDA2017))
     lists = found(DOMAINNET, "lists {0}_train.txt and {0}_test.txt together")
-    domainnet = BenchTable(lists, (1234,), tuple(results(DOMAINNET, (1234,))))
+    domainnet = document(lists, results(DOMAINNET, (1234,)), (1234,))
     return {
         "office31.md": markdown(whole),
         "office31.tex": latex(whole),
@@ -109,14 +115,13 @@ def test_the_averages_of_a_grid() -> None:
 
 def test_a_seed_counts_for_a_mean_only_with_all_its_tasks() -> None:
     some = [r for r in results(OFFICE31) if r.seed != 2 or r.task == "A>D"]
-    text = markdown(BenchTable(found(OFFICE31, "folder {}"), SEEDS, tuple(some)))
+    text = markdown(document(found(OFFICE31, "folder {}"), some))
     assert row(text, "source only")[0] == "52.0 ± 2.0"
     assert row(text, "source only")[-1] == "53.5 ± 1.4"
 
 
 def test_no_result_yet() -> None:
-    table = BenchTable(found(OFFICE31, "folder {}"), (1234,), ())
-    assert says(markdown(table), "no run", "finished")
+    table = document(found(OFFICE31, "folder {}"), [], (1234,))
     assert says(latex(table), "unfinished", "6 of 6 runs")
     assert "Cost" not in markdown(table)
 

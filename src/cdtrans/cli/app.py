@@ -139,7 +139,7 @@ VERBS = {
         against=lambda result: bool(result.failed),
     ),
     "ablate losses": Verb(
-        "cdtrans.studies.ablation:losses",
+        "cdtrans.studies.ablation:ablate_losses",
         "Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards.",
         tables.show_study,
         settings=SETTINGS.keys() - LOSS_SETTINGS - {"method"} - NOT_IN_ROWS,
@@ -147,7 +147,7 @@ VERBS = {
         against=lambda result: bool(result.failed),
     ),
     "ablate pseudo-labels": Verb(
-        "cdtrans.studies.ablation:pseudo_labels",
+        "cdtrans.studies.ablation:ablate_pseudo_labels",
         "Rerun Table 5, the ways to find pairs: one run each, scored with target labels; one run trains on them.",
         tables.show_study,
         settings=SETTINGS.keys() - PAIRING_SETTINGS - NOT_IN_ROWS,

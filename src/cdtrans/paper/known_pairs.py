@@ -6,10 +6,10 @@ hands over, and model, config.yaml, result.json and report say so."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from cdtrans.config import BranchOptions, is_method_file
 from cdtrans.errors import DataError
@@ -19,8 +19,6 @@ from cdtrans.methods.cdtrans import ThreeBranches
 from cdtrans.pairing.neighbours import two_way, unit_rows
 from cdtrans.pairing.pairs import Domains, Proposals, proposed
 from cdtrans.schema import option
-
-Labelled = TypeVar("Labelled", bound="KnownPairs")
 
 
 class KnownPairs(ThreeBranches):
@@ -35,7 +33,7 @@ class KnownPairs(ThreeBranches):
         raise NotImplementedError
 
     @classmethod
-    def with_labels(cls: type[Labelled], read: Callable[[], Tensor]) -> type[Labelled]:
+    def with_labels(cls, read: Callable[[], Tensor]) -> type[Self]:
         """The method for one target. `read` is called when the run's order of the target images is known."""
         return type(cls.__name__, (cls,), {"true_labels": staticmethod(read)})
 
@@ -78,12 +76,9 @@ class GroundTruth(KnownPairs):
         return Proposals(source, target, labels[source], labels[source])
 
 
-METHODS: dict[str, type[KnownPairs]] = {"ground_truth": GroundTruth}
-
-
 def known_pairs_class(name: str) -> type[KnownPairs] | None:
     """The class of a method that makes its pairs with target labels, by its name or as FILE.py:CLASS."""
     if not is_method_file(name):
-        return METHODS.get(name)
+        return GroundTruth if name == "ground_truth" else None
     kind = class_in_file(*name.rsplit(":", 1))
     return kind if issubclass(kind, KnownPairs) else None

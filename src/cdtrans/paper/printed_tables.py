@@ -2,24 +2,20 @@
 the settings that make them.
 
 Cells are text, so that '100.' and '97.77' are shown as in the paper. disagreements.csv lists every number that
-contradicts another one of the paper; tests recompute them.
+contradicts another one of the paper; tests recompute them. methods.csv says which method of this project and which
+backbone a printed average is of.
 """
 
 import csv
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 AVERAGE = "Avg."  # the last column, and the last row of a grid
-# Rows by the names of this project's methods. CDAN's row on DomainNet is without entropy.
-METHODS = {
-    **{"ResNet-50": "source_only", "Baseline": "source_only", "Base": "source_only", "Ours": "cdtrans"},
-    **{"MinEnt": "minent", "BNM": "bnm", "DANN": "dann", "CDAN+E": "cdan_e", "CDAN": "cdan_e", "CDAN+BSP": "cdan_bsp"},
-    **{"rRGrad+CAT": "cat", "SAFN+ENT": "safn_ent", "TVT": "tvt", "MCD": "mcd", "SWD": "swd", "CGDM": "cgdm"},
-    **{"ATDOC-NA": "atdoc_na", "SHOT": "shot", "CDAN+TN": "cdan_tn", "MSTN+DSBN": "mstn_dsbn", "DCAN": "dcan"},
-    **{"RPLL": "rpll", "MRKLD+LRENT": "mrkld_lrent"},
-}
-MARKS = {"-S": "DeiT-S", "-B": "DeiT-B", "-S*": "DeiT-S", "-B*": "DeiT-B", "°": "ViT-B/16, ImageNet-21k"}
+NAMED_BY = {"losses": 3, "domainnet": 2}  # leading columns that name a row; one in the other tables
+
+Cells = dict[str, str]  # column -> printed text; the last is the average
 
 
 class PrintedMean(NamedTuple):
@@ -27,18 +23,6 @@ class PrintedMean(NamedTuple):
 
     mean: str
     backbone: str
-
-
-class PaperRow(NamedTuple):
-    method: str
-    cells: dict[str, str]  # column -> printed text; the last is the average
-
-
-class PaperGrid(NamedTuple):
-    """A method on DomainNet: source -> target -> printed text, with the averages of both."""
-
-    method: str
-    cells: dict[str, dict[str, str]]
 
 
 class Disagreement(NamedTuple):
@@ -52,55 +36,40 @@ class Disagreement(NamedTuple):
     why: str
 
 
-def paper_table(name: str, named_by: int = 1) -> tuple[PaperRow, ...]:
-    """'visda2017', 'office-home', 'office31', 'pseudo-labels' (Table 5), 'losses' (Table 6). The first `named_by`
-    columns name the row; for the losses it is three of them."""
+def paper_table(name: str) -> dict[str, Cells]:
+    """The rows of 'visda2017', 'office-home', 'office31', 'domainnet' (a row for each method and source),
+    'pseudo-labels' (Table 5) or 'losses' (Table 6)."""
     header, *rows = _read(name)
+    named_by = NAMED_BY.get(name, 1)
     columns = [*header[named_by:-1], AVERAGE]
-    return tuple(PaperRow(" ".join(row[:named_by]), dict(zip(columns, row[named_by:], strict=True))) for row in rows)
+    return {" ".join(row[:named_by]): dict(zip(columns, row[named_by:], strict=True)) for row in rows}
 
 
-def paper_grids() -> tuple[PaperGrid, ...]:
-    """DomainNet."""
-    (_, _, *columns), *rows = _read("domainnet")
-    grids: dict[str, dict[str, dict[str, str]]] = {}
-    for method, source, *cells in rows:
-        grids.setdefault(method, {})[source] = dict(zip(columns, cells, strict=True))
-    return tuple(PaperGrid(method, cells) for method, cells in grids.items())
+def paper_grids() -> dict[str, dict[str, Cells]]:
+    """DomainNet: method -> source -> target -> printed text, with the averages of both."""
+    grids: dict[str, dict[str, Cells]] = {}
+    for row, cells in paper_table("domainnet").items():
+        method, source = row.split(" ")
+        grids.setdefault(method, {})[source] = cells
+    return grids
 
 
 def printed_means(name: str) -> dict[str, tuple[PrintedMean, ...]]:
-    """A benchmark's averages, by the names of this project's methods and 'source_only'."""
-    if name == "domainnet":
-        rows = [(grid.method, grid.cells[AVERAGE][AVERAGE], "ResNet-50") for grid in paper_grids()]
-    else:
-        resnet = "ResNet-101" if name == "visda2017" else "ResNet-50"
-        rows = [(row.method, row.cells[AVERAGE], resnet) for row in paper_table(name)]
-    if name == "visda2017":  # Table 5 has two more
-        rows += [
-            (row.method, row.cells[AVERAGE], "DeiT-B") for row in paper_table("pseudo-labels") if row.method in METHODS
-        ]
+    """A benchmark's averages, by the names of this project's methods and 'source_only'. CDAN on DomainNet is without
+    entropy; a rerun is one by the CDTrans authors."""
     means: dict[str, tuple[PrintedMean, ...]] = {}
-    for title, mean, backbone in rows:
-        plain, backbone = _without_mark(title, backbone)
-        means[METHODS[plain]] = (*means.get(METHODS[plain], ()), PrintedMean(mean, backbone))
+    for benchmark, table, row, method, backbone in _read("methods")[1:]:
+        if benchmark == name:
+            mean = PrintedMean(paper_table(table)[row][AVERAGE], backbone)
+            means[method] = (*means.get(method, ()), mean)
     return means
-
-
-def _without_mark(title: str, backbone: str) -> tuple[str, str]:
-    """A row's method and backbone, which a mark after its name may say; '*' alone is a rerun by the CDTrans authors."""
-    if title in METHODS:
-        return title, backbone
-    for mark, marked in MARKS.items():
-        if title.removesuffix(mark) in METHODS:
-            return title.removesuffix(mark), marked
-    return title.removesuffix("*"), f"{backbone}, rerun"
 
 
 def disagreements() -> tuple[Disagreement, ...]:
     return tuple(Disagreement(*row) for row in _read("disagreements")[1:])
 
 
+@cache
 def _read(name: str) -> list[list[str]]:
     file = resources.files("cdtrans.paper") / "printed" / f"{name}.csv"
     return list(csv.reader(file.read_text(encoding="utf-8").splitlines()))
@@ -134,9 +103,6 @@ class Ablation:
         """The settings that the rows decide."""
         return tuple(dict.fromkeys(name for variant in self.variants for name in variant.settings))
 
-    def paper(self) -> tuple[PaperRow, ...]:
-        return paper_table(self.name, named_by=len(self.named_by))
-
 
 def _losses(source: str, source_target: str, target: str) -> Variant:
     words = (source, source_target, target)
@@ -149,7 +115,7 @@ LEFT_OUT = (
     "head's BatchNorm, so that also a model without any loss on the target takes in the target's statistics."
 )
 
-LOSSES = Ablation(
+LOSS_ABLATION = Ablation(
     name="losses",
     title="Different losses (the paper's Table 6)",
     named_by=("L_s", "L_s+t", "L_t"),
@@ -174,7 +140,7 @@ def _pairs(paper: str, folder: str, pairing: str, *, center_aware: bool = False)
     return Variant(paper, folder, {"method": "cdtrans", "pairing": pairing, **taught})
 
 
-PSEUDO_LABELS = Ablation(
+PSEUDO_LABEL_ABLATION = Ablation(
     name="pseudo-labels",
     title="Different pseudo labels (the paper's Table 5)",
     named_by=("Pseudo labels",),

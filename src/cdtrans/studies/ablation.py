@@ -37,16 +37,24 @@ from cdtrans.paper.pair_labels import (
     read_target_classes,
     require_target_images,
 )
-from cdtrans.paper.printed_tables import AVERAGE, LOSSES, PSEUDO_LABELS, Ablation, PaperRow, Variant
+from cdtrans.paper.printed_tables import (
+    AVERAGE,
+    LOSS_ABLATION,
+    PSEUDO_LABEL_ABLATION,
+    Ablation,
+    Cells,
+    Variant,
+    paper_table,
+)
 from cdtrans.record import layout
 from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help
 from cdtrans.studies.recipes import recipe_of
-from cdtrans.studies.results import KINDS, Results, RunResult, shared_stage_1
+from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, RunResult
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
-from cdtrans.studies.tables import NOTHING, cost, grid
+from cdtrans.studies.tables import NOTHING, Document, Table, cost_notes, markdown
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method
@@ -60,7 +68,7 @@ PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs
 
 
 @dataclass(frozen=True)
-class Plan:
+class AblationPlan:
     """Everything that is decided before the first process starts."""
 
     ablation: Ablation
@@ -70,9 +78,9 @@ class Plan:
     true: TargetClasses  # the same labels, to compare pairs with
     force: bool = False
 
-    def study(self, write: "Callable[[Plan, Results], dict[str, Any]]", table: str) -> Study:
+    def study(self, write: Callable[[FinishedRuns], dict[str, Any]], table: str) -> Study:
         """`write` writes the files of the ablation, of which `table` is the one to read first."""
-        return Study("ablation", self.out, self.recipe(), self.runs(), table, lambda results, _: write(self, results))
+        return Study("ablation", self.out, self.recipe(), self.runs(), table, lambda finished, _: write(finished))
 
     def runs(self) -> tuple[PlannedRun, ...]:
         return tuple(self._run(variant) for variant in self.ablation.variants)
@@ -108,10 +116,9 @@ class Plan:
         places = {"source": config.source, "target": config.target, "labels": str(self.labels)}
         return {"ablation": self.ablation.name, **places, "backbone": config.backbone}
 
-    def write_files(self, record: dict[str, Any], paragraphs: Sequence[str]) -> None:
+    def write_files(self, record: dict[str, Any], document: Document) -> None:
         """NAME.json and NAME.md."""
-        page = "\n\n".join(paragraphs) + "\n"
-        for ending, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", page)):
+        for ending, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", markdown(document))):
             with atomic(self.out / f"{self.ablation.name}.{ending}") as file:
                 file.write(text.encode("utf-8", "surrogateescape"))
 
@@ -133,24 +140,33 @@ def ablate(
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the recipe."""
     composed, _ = compose_run(source, target, config, {**settings}, DEFAULTS)
     plan = make_plan(ablation, composed, Path(labels), Path(out), screen, force=force)
-    return plan.study(write_table, f"{ablation.name}.md").carry_out(jobs, screen)
+    return plan.study(partial(write_table, plan), f"{ablation.name}.md").carry_out(jobs, screen)
 
 
-losses, pseudo_labels = partial(ablate, LOSSES), partial(ablate, PSEUDO_LABELS)
+ablate_losses, ablate_pseudo_labels = partial(ablate, LOSS_ABLATION), partial(ablate, PSEUDO_LABEL_ABLATION)
 
 
 def make_plan(
     ablation: Ablation, config: Config, labels: Path, out: Path, screen: Screen, *, force: bool = False
-) -> Plan:
-    """The plan of an ablation whose settings and input have been checked."""
+) -> AblationPlan:
+    """The plan of an ablation. Problems with settings and input that some run would have are reported here."""
+    from cdtrans.network.weights import read_state
     from cdtrans.run.pipeline import resolve
+    from cdtrans.run.stage1 import require_stage_1
 
-    for variant in ablation.variants:  # report settings that the run of some row would refuse, before the first one
+    for variant in ablation.variants:
         row = row_config(ablation, variant, config)
         if not variant.with_labels:
             require_method(row.method)
         resolve(row, _class_of(row.method))
-    return Plan(ablation, config, labels, out, read_input(config, labels, screen), force)
+    check_distinct(Path(config.source), Path(config.target))
+    true = read_target_classes(config, labels, screen)
+    if config.source_model:
+        require_stage_1(Path(config.source_model))
+    elif config.weights:
+        read_state(Path(config.weights))
+    require_target_images(true, labels)  # last: it may decode
+    return AblationPlan(ablation, config, labels, out, true, force)
 
 
 def row_config(ablation: Ablation, variant: Variant, config: Config) -> Config:
@@ -177,97 +193,84 @@ def _class_of(method: str) -> "type[Method]":
     return known_pairs_class(method) or method_class(method)
 
 
-def read_input(config: Config, labels: Path, screen: Screen) -> TargetClasses:
-    """The target labels. Problems with the input that every run would have are reported here."""
-    from cdtrans.network.weights import read_state
-    from cdtrans.run.stage1 import require_stage_1
-
-    check_distinct(Path(config.source), Path(config.target))
-    true = read_target_classes(config, labels, screen)
-    if config.source_model:
-        require_stage_1(Path(config.source_model))
-    elif config.weights:
-        read_state(Path(config.weights))
-    require_target_images(true, labels)  # last: it may decode
-    return true
-
-
 @dataclass(frozen=True)
-class Row:
+class AblationRow:
     """A row of the paper's table, and the run that stands for it."""
 
-    paper: PaperRow
     variant: Variant
+    paper: Cells
     result: RunResult | None  # None: not finished
     pairs: tuple[PairQuality, ...] = ()  # every round's, where the table is about pairs
 
     def record(self) -> dict[str, Any]:
         return {
-            "row": self.paper.method,
+            "row": self.variant.paper,
             "run": self.variant.folder,
             "settings": self.variant.settings,
             "trained_with_labels": self.variant.with_labels,
-            **(run_record(self.result) if self.result else {}),
+            **(asdict(self.result) if self.result else {}),
             **({"pairs": [asdict(quality) for quality in self.pairs]} if self.pairs else {}),
-            "paper": self.paper.cells,
+            "paper": self.paper,
         }
 
+    def cells(self, ablation: Ablation) -> tuple[str, ...]:
+        names = self.variant.paper.split(" ") if len(ablation.named_by) > 1 else [self.variant.paper]
+        ours = [self._score(kind) for kind in SCORE_TITLES]
+        if not ablation.about_pairs:
+            return (*names, *ours, self.paper[AVERAGE])
+        last = self.pairs[-1] if self.pairs else None
+        shares = (last.recall_source, last.recall_target, last.precision) if last else (None,) * len(PAPER_PAIRS)
+        pairs = [NOTHING if share is None else f"{100 * share:.1f}" for share in shares]
+        return (*names, *pairs, *ours, *(self.paper[name] for name in (*PAPER_PAIRS, AVERAGE)))
 
-def run_record(result: RunResult) -> dict[str, Any]:
-    """A run's numbers in the JSON of an ablation."""
-    names = ("epochs", "images", "target_images", "device", "seconds", "stage_1")
-    scores = {
-        kind: {"accuracy": score, "class_mean_accuracy": result.class_means[kind]}
-        for kind, score in result.scores.items()
-    }
-    return {"scores": scores, "per_class": result.per_class["label_free"]} | {n: getattr(result, n) for n in names}
+    def _score(self, kind: str) -> str:
+        if self.result is None or kind not in self.result.scores:  # the guard may have ended the run before stage 2
+            return NOTHING
+        return f"{100 * self.result.scores[kind]:.1f} ({100 * self.result.class_means[kind]:.1f})"
 
 
-def write_table(plan: Plan, results: Results) -> dict[str, Any]:
+def write_table(plan: AblationPlan, finished: FinishedRuns) -> dict[str, Any]:
     """Write the table from what the run folders hold now. Returns the content of NAME.json."""
-    by_paper = {variant.paper: variant for variant in plan.ablation.variants}
-    papers = (paper for paper in plan.ablation.paper() if paper.method in by_paper)
-    rows = [read_row(plan, results, by_paper[paper.method], paper) for paper in papers]
+    paper = paper_table(plan.ablation.name)
+    rows = [read_row(plan, finished, variant, paper[variant.paper]) for variant in plan.ablation.variants]
     unfinished = [row.variant.folder for row in rows if row.result is None]
     record = plan.described() | {"seed": plan.config.seed, "unfinished": unfinished}
     record["rows"] = [row.record() for row in rows]
-    plan.write_files(record, page(plan, rows, unfinished))
+    plan.write_files(record, ablation_document(plan, rows, unfinished))
     return record
 
 
-def read_row(plan: Plan, results: Results, variant: Variant, paper: PaperRow) -> Row:
+def read_row(plan: AblationPlan, finished: FinishedRuns, variant: Variant, paper: Cells) -> AblationRow:
     folder = plan.out / variant.folder
-    result = results.get(folder)
+    result = finished.get(folder)
     if result is None or not plan.ablation.about_pairs or not variant.measured:
-        return Row(paper, variant, result)
+        return AblationRow(variant, paper, result)
     record = RunRecord(folder)
     try:
-        return Row(paper, variant, result, pair_quality(record, plan.true.in_order(record)))
+        return AblationRow(variant, paper, result, pair_quality(record, plan.true.in_order(record)))
     except CdtransError as error:
-        results.leave_out(folder, error)
-        return Row(paper, variant, None)
+        finished.leave_out(folder, error)
+        return AblationRow(variant, paper, None)
 
 
-def page(plan: Plan, rows: Sequence[Row], unfinished: Sequence[str]) -> list[str]:
-    """The paragraphs of NAME.md."""
+def ablation_document(plan: AblationPlan, rows: Sequence[AblationRow], unfinished: Sequence[str]) -> Document:
     ablation, config = plan.ablation, plan.config
     finished = [row.result for row in rows if row.result]
-    labelled = [row.paper.method for row in rows if row.variant.with_labels]
+    labelled = [row.variant.paper for row in rows if row.variant.with_labels]
     trained = f"{' and '.join(labelled)} was also trained with them, no other row was."
     pairs = PAPER_PAIRS if ablation.about_pairs else ()
-    head = (*ablation.named_by, *pairs, *KINDS.values(), *(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
-    return [
-        f"# {ablation.title}",
+    printed = (*(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
+    before = [
         f"{config.source} to {config.target}; {config.backbone}, seed {config.seed}, one run for each row. Percent:"
         " accuracy (class-mean accuracy); the paper's are class means.",
         f"Target labels: {plan.labels}. Every number of ours was scored with them, after training; the best epoch by"
         f" target labels was also chosen with them. {trained if labelled else 'No row was trained with them.'}",
         *scored_images(finished),
         *missing_runs(unfinished, len(rows)),
-        grid(head, (_cells(row, ablation) for row in rows)),
-        *ablation.notes,
-        *([cost(finished), shared_stage_1(finished)] if finished else []),
     ]
+    head = (*ablation.named_by, *pairs, *SCORE_TITLES.values(), *printed)
+    table = Table(head, [[row.cells(ablation) for row in rows]])
+    return Document(ablation.title, before, [table], [*ablation.notes, *cost_notes(finished)])
 
 
 def scored_images(results: Sequence[RunResult]) -> list[str]:
@@ -278,20 +281,3 @@ def scored_images(results: Sequence[RunResult]) -> list[str]:
 
 def missing_runs(unfinished: Sequence[str], runs: int) -> list[str]:
     return [f"UNFINISHED: {len(unfinished)} of {runs} runs are missing: {', '.join(unfinished)}."] if unfinished else []
-
-
-def _cells(row: Row, ablation: Ablation) -> tuple[str, ...]:
-    names = row.paper.method.split(" ") if len(ablation.named_by) > 1 else [row.paper.method]
-    ours = [_score(row.result, kind) for kind in KINDS]
-    if not ablation.about_pairs:
-        return (*names, *ours, row.paper.cells[AVERAGE])
-    last = row.pairs[-1] if row.pairs else None
-    shares = (last.recall_source, last.recall_target, last.precision) if last else (None,) * len(PAPER_PAIRS)
-    pairs = [NOTHING if share is None else f"{100 * share:.1f}" for share in shares]
-    return (*names, *pairs, *ours, *(row.paper.cells[name] for name in (*PAPER_PAIRS, AVERAGE)))
-
-
-def _score(result: RunResult | None, kind: str) -> str:
-    if result is None or kind not in result.scores:  # the guard may have ended the run before stage 2
-        return NOTHING
-    return f"{100 * result.scores[kind]:.1f} ({100 * result.class_means[kind]:.1f})"

@@ -1,8 +1,9 @@
 """`cdtrans bench`: methods x tasks x seeds on a benchmark's data, and the tables of their results."""
 
+import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +17,11 @@ from cdtrans.methods import METHODS
 from cdtrans.record.files import atomic
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, checked
-from cdtrans.studies.comparison import Comparison, comparison_files
+from cdtrans.studies.comparison import comparison_files, method_rows
 from cdtrans.studies.recipes import DECIDED_HERE, Request, label, misfits, recipe_of, start_of
-from cdtrans.studies.results import KINDS, Results, RunResult, columns, is_scored, result_lines, spread, values
+from cdtrans.studies.results import BenchResults, FinishedRuns, is_scored
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
-from cdtrans.studies.tables import BenchTable, latex, markdown
+from cdtrans.studies.tables import latex, markdown, paper_layout
 
 FIRST_SEED = 1234  # the authors'; the others are 1, 2, ...
 LONGEST_SEED = len(str(LARGEST_SEED))  # digits
@@ -29,7 +30,7 @@ LISTS = "data"  # subfolder: lists, rewritten to start from --data
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """Everything that is decided before the first process starts."""
 
     data: FoundBenchmark
@@ -49,50 +50,45 @@ class Plan:
         )
 
     def folder(self, method: str, task: BenchmarkTask, seed: int) -> Path:
-        return self.out / method / task.folder / f"seed-{seed}"
+        """Several methods have a folder each below `out`."""
+        return self.out / (method if self.start else "") / task.folder / f"seed-{seed}"
 
-    def methods(self) -> tuple[str, ...]:
-        """The methods' folders below `out`, in the order of the rows, with those of earlier calls. One method has
-        none."""
-        if self.start is None:
-            return ("",)
+    def methods(self) -> list[str]:
+        """In the order of the rows, with those of earlier calls."""
         asked = [*(label(config.method) for config in self.configs), *self.misfits]
-        known = [name for name in METHODS if name in asked or (self.out / name).is_dir()]
-        return (*known, *(name for name in asked if name not in METHODS))
+        known = [name for name in METHODS if name in asked or (self.start and (self.out / name).is_dir())]
+        return [*known, *(name for name in asked if name not in METHODS)]
 
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds of this call, then those of earlier ones that have finished runs."""
-        tasks = [self.out / method / task.folder for method in self.methods() for task in self.data.benchmark.tasks]
+        tasks = [self.folder(method, task, 0).parent for method in self.methods() for task in self.data.benchmark.tasks]
         scored = [run.name for task in tasks for run in task.glob("seed-*") if is_scored(run)]
         numbers = {name.removeprefix("seed-") for name in scored}
         return tuple(dict.fromkeys([*self.seeds, *sorted(int(number) for number in numbers if number.isdecimal())]))
 
+    def begins_like(self, method: str, other: str) -> bool:
+        """Whether two methods start from the same stage 1."""
+        return start_of(method, self.start) == start_of(other, self.start)
+
     def _run(self, config: Config, task: BenchmarkTask, seed: int) -> PlannedRun:
-        method = label(config.method) if self.start else ""
-        folder = self.folder(method, task, seed)
+        method = label(config.method)
         source, target = (self.data.domains[domain.name] for domain in task)
         root = str(self.data.root) if None in (source.folder, target.folder) else None
         places = (self._labelled(source), target.folder or self._list(target, "unlabelled"))
         images = dict(zip(("source", "target"), map(os.path.abspath, places), strict=True))
         return PlannedRun(
-            name=f"{method} {task.name} seed {seed}".lstrip(),
-            folder=folder,
+            name=f"{method if self.start else ''} {task.name} seed {seed}".lstrip(),
+            folder=self.folder(method, task, seed),
             adapt=("adapt", "--force") if self.force else ("adapt",),
             labels=self._labelled(target),
             settings=config.to_dict() | images | {"root": root, "seed": seed},
             peers=tuple(
                 self.folder(other_method, other, seed)
-                for other_method in self._same_start(method)
+                for other_method in self.methods()
                 for other in self.data.benchmark.tasks  # including tasks of earlier calls
-                if other.source == task.source
+                if self.begins_like(method, other_method) and other.source == task.source
             ),
         )
-
-    def _same_start(self, method: str) -> list[str]:
-        """The folders of the methods that begin with the same stage 1."""
-        if self.start is None:
-            return [method]
-        return [other for other in self.methods() if start_of(other, self.start) == start_of(method, self.start)]
 
     def _labelled(self, domain: FoundDomain) -> Path:
         return domain.folder or self._list(domain, "labelled")
@@ -104,14 +100,11 @@ class Plan:
         """For domains that come as lists: one list with labels, for the source and for `eval`, and one without."""
         for domain in self.data.domains.values():
             if domain.folder is None:
-                images = domain.images
-                with atomic(self._list(domain, "labelled")) as file:
-                    file.writelines(
-                        f"{path} {label}\n".encode("utf-8", "surrogateescape")
-                        for path, label in zip(images.paths, images.labels, strict=True)
-                    )
-                with atomic(self._list(domain, "unlabelled")) as file:
-                    file.writelines(f"{path}\n".encode("utf-8", "surrogateescape") for path in images.paths)
+                paths = domain.images.paths
+                labelled = [f"{path} {label}" for path, label in zip(paths, domain.images.labels, strict=True)]
+                for kind, lines in (("labelled", labelled), ("unlabelled", paths)):
+                    with atomic(self._list(domain, kind)) as file:
+                        file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
 
     def study(self) -> Study:
         return Study(
@@ -181,7 +174,7 @@ def bench(
     configs, start = request.configs(start)
     complete = find_benchmark(benchmark, Path(data), chosen, allow_incomplete=allow_incomplete)
     unfit = misfits(configs, next(iter(complete.domains.values())).images.classes) if start else {}
-    plan = Plan(
+    plan = BenchPlan(
         data=complete,
         tasks=chosen,
         seeds=parse_seeds(str(seeds) if isinstance(seeds, int | str) else f"{','.join(map(str, seeds))},"),
@@ -219,51 +212,47 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return (FIRST_SEED, *range(1, numbers[0]))
 
 
-def write_tables(plan: Plan, results: Results, failed: frozenset[Path]) -> dict[str, Any]:
+def write_tables(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
     """Write results.jsonl and the tables from all finished runs, also those of earlier calls. Returns the numbers for
     `bench --json`."""
-    by_method = {method: read_results(plan, results, method) for method in plan.methods()}
-    every = [result for of_method in by_method.values() for result in of_method]
+    bench = read_results(plan, runs, failed)
+    rows = method_rows(bench)
     if plan.start is None:
-        table = BenchTable(plan.data, plan.all_seeds(), tuple(every), plan.shared.method)
-        numbers = {"mean": _means(table)}
-        contents = {"table.md": markdown(table), "table.tex": latex(table)}
+        numbers: dict[str, Any] = {"mean": {kind: s and s.mean for row in rows for kind, s in row.means.items()}}
+        document = paper_layout(bench)
+        contents = {"table.md": markdown(document), "table.tex": latex(document)}
     else:
-        comparison = compare(plan, plan.start, by_method, failed | results.damaged)
-        numbers, contents = comparison.summary(), comparison_files(comparison)
-    for name, content in {"results.jsonl": result_lines(every), **contents}.items():
+        names = ("start", "backbone", "tasks", "seeds")
+        numbers = {name: getattr(bench, name) for name in names} | {"methods": [row.numbers() for row in rows]}
+        contents = comparison_files(bench, rows)
+    lines = "".join(json.dumps(asdict(result)) + "\n" for result in bench.finished)
+    for name, content in {"results.jsonl": lines, **contents}.items():
         with atomic(plan.out / name) as file:
             file.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
     return numbers
 
 
-def read_results(plan: Plan, results: Results, method: str) -> list[RunResult]:
-    """A method's finished runs."""
-    runs = ((task, plan.folder(method, task, seed)) for task in plan.data.benchmark.tasks for seed in plan.all_seeds())
-    return [result for task, folder in runs if (result := results.get(folder, task.name)) is not None]
-
-
-def _means(table: BenchTable) -> dict[str, float | None]:
-    """The means in percent, by kind of row: the last column of the table."""
-    means = {kind: spread(values(table.benchmark, table.results, kind), columns(table.benchmark)) for kind in KINDS}
-    return {kind: None if mean is None else mean.mean for kind, mean in means.items()}
-
-
-def compare(
-    plan: Plan, start: str, results: dict[str, list[RunResult]], failed: frozenset[Path] | set[Path]
-) -> Comparison:
-    """The comparison of several methods, from all finished runs."""
-    run_before = {result.task for of_method in results.values() for result in of_method}
-    tasks = [task for task in plan.data.benchmark.tasks if task in plan.tasks or task.name in run_before]
-    seeds = plan.all_seeds()
-    return Comparison(
+def read_results(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path] = frozenset()) -> BenchResults:
+    """All finished runs. Means over the tasks of one method are over all tasks; of several, over those that are run."""
+    every, seeds = plan.data.benchmark.tasks, plan.all_seeds()
+    folders = {m: {plan.folder(m, t, seed): t for t in every for seed in seeds} for m in plan.methods()}
+    results = {
+        method: [result for folder, task in of_method.items() if (result := runs.get(folder, task.name))]
+        for method, of_method in folders.items()
+    }
+    asked = {task.name for task in plan.tasks} | {result.task for some in results.values() for result in some}
+    tasks = [task for task in every if plan.start is None or task.name in asked]
+    wrong = failed | runs.damaged
+    return BenchResults(
         data=plan.data,
         seeds=seeds,
         tasks=tuple(task.name for task in tasks),
-        start=start,
         backbone=plan.shared.backbone,
-        results=results,
-        own_start=[method for method in results if start_of(method, start) != start],
+        by_method=results,
+        start=plan.start,
+        own_start=[method for method in results if start_of(method, plan.start) != plan.start],
         misfits=plan.misfits,
-        failed={m: sum(plan.folder(m, task, seed) in failed for task in tasks for seed in seeds) for m in results},
+        failed={
+            m: sum(f in wrong and task in tasks for f, task in of_method.items()) for m, of_method in folders.items()
+        },
     )

@@ -147,9 +147,9 @@ def label(method: str) -> str:
     return method.rpartition(":")[2]
 
 
-def start_of(method: str, start: str) -> str:
-    """The recipe that a method begins with."""
-    return "best" if method in OWN_START else start
+def start_of(method: str, start: str | None) -> str | None:
+    """The recipe that a method of several begins with; of one it has no name."""
+    return "best" if start and method in OWN_START else start
 
 
 def misfits(configs: tuple[Config, ...], classes: tuple[str, ...]) -> dict[str, str]:

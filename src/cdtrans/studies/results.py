@@ -3,13 +3,13 @@
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from cdtrans.errors import CdtransError
-from cdtrans.inputs.benchmarks import Benchmark
+from cdtrans.inputs.benchmarks import Benchmark, FoundBenchmark
 from cdtrans.record import layout
 from cdtrans.record.files import intact
 from cdtrans.record.record import RunRecord
@@ -17,18 +17,12 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.schema import check_value
 
 # The numbers reported of every run, in the order of the table's rows.
-KINDS = {
+SCORE_TITLES = {
     "source_only": "source only",
     "last_epoch": "last epoch",
     "label_free": "label-free choice",
     "best_by_labels": "best epoch by target labels",
 }
-
-
-def row_title(kind: str, method: str) -> str:
-    """The title of a row of a method's runs."""
-    name = "CDTrans" if method == "cdtrans" else method
-    return KINDS[kind] if kind == "source_only" else f"{name}, {KINDS[kind]}"
 
 
 @dataclass(frozen=True)
@@ -56,13 +50,13 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Session:
-    """A session of `adapt` in a study: its duration, and the mean number of runs that were active."""
+    """A session of `adapt` in a study. The runs that are active at the same time share the device's seconds."""
 
     seconds: float
-    jobs: float
+    device_seconds: float
 
 
-class Results:
+class FinishedRuns:
     """The finished runs of a study, each read once. A damaged one is named on the screen and left out."""
 
     def __init__(self, out: Path, screen: Screen, *, by_class: bool = False) -> None:
@@ -106,7 +100,7 @@ def read_result(folder: Path, out: Path, task: str, *, by_class: bool) -> RunRes
     if len(curve) > 1:  # the guard may have ended the run before stage 2
         epochs["best_by_labels"] = max(range(1, len(curve)), key=lambda epoch: curve[epoch])
         scores |= {"last_epoch": measured.epochs[-1], "best_by_labels": measured.epochs[epochs["best_by_labels"]]}
-    scores = {kind: scores[kind] for kind in KINDS if kind in scores}
+    scores = {kind: scores[kind] for kind in SCORE_TITLES if kind in scores}
     sessions = read_sessions(folder)
     return RunResult(
         task=task,
@@ -123,7 +117,7 @@ def read_result(folder: Path, out: Path, task: str, *, by_class: bool) -> RunRes
         epochs=epochs,
         curve=curve,
         seconds=sum(session.seconds for session in sessions),
-        device_seconds=sum(session.seconds / session.jobs for session in sessions),
+        device_seconds=sum(session.device_seconds for session in sessions),
         peak_memory=max(
             (peak for line in record.timings if isinstance(peak := line.get("peak_memory"), int)), default=None
         ),
@@ -155,8 +149,6 @@ def read_sessions(folder: Path) -> list[Session]:
         return []
     with intact(file, "delete it; the table then lacks the run's time"):
         sessions: list[Session] = check_value(json.loads(file.read_text(encoding="utf-8")), list[Session], "")
-        if not all(session.jobs >= 1 for session in sessions):
-            raise ValueError("fewer than one run was active")
     return sessions
 
 
@@ -174,8 +166,31 @@ def shared_stage_1(results: Sequence[RunResult]) -> str:
     return f"{note} Not in the cost, since the table has no such run: {', '.join(elsewhere)}." if elsewhere else note
 
 
-def result_lines(results: Sequence[RunResult]) -> str:
-    return "".join(json.dumps(asdict(result)) + "\n" for result in results)
+@dataclass(frozen=True)
+class BenchResults:
+    """The finished runs of a benchmark."""
+
+    data: FoundBenchmark
+    seeds: tuple[int, ...]
+    tasks: tuple[str, ...]  # means are over these
+    backbone: str
+    by_method: Mapping[str, Sequence[RunResult]]  # in the order of the rows
+    start: str | None = None  # start of several methods; None if there is one
+    own_start: Collection[str] = ()  # methods that begin with another recipe than `start`
+    misfits: Mapping[str, str] = field(default_factory=dict)  # methods that the backbone does not suit; their needs
+    failed: Mapping[str, int] = field(default_factory=dict)  # failed runs by method
+
+    @property
+    def benchmark(self) -> Benchmark:
+        return self.data.benchmark
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.benchmark.class_names if self.benchmark.class_mean else self.tasks
+
+    @property
+    def finished(self) -> list[RunResult]:
+        return [result for results in self.by_method.values() for result in results]
 
 
 class Spread(NamedTuple):
@@ -188,12 +203,8 @@ class Spread(NamedTuple):
         return f"{self.mean:.1f}" if self.deviation is None else f"{self.mean:.1f} ± {self.deviation:.1f}"
 
 
-Values = Mapping[int, Mapping[str, float]]  # seed -> column of the table -> percent
-
-
-def columns(benchmark: Benchmark) -> tuple[str, ...]:
-    """A column is a task, or for VisDA-2017, which has one task, a class."""
-    return benchmark.class_names if benchmark.class_mean else tuple(task.name for task in benchmark.tasks)
+# seed -> column of the table -> percent; a column is a task, or for VisDA-2017 a class
+Values = Mapping[int, Mapping[str, float]]
 
 
 def values(benchmark: Benchmark, results: Sequence[RunResult], kind: str) -> Values:
@@ -207,7 +218,7 @@ def values(benchmark: Benchmark, results: Sequence[RunResult], kind: str) -> Val
     return by_seed
 
 
-def spread(by_seed: Values, names: Sequence[str]) -> Spread | None:
+def seed_spread(by_seed: Values, names: Sequence[str]) -> Spread | None:
     """Mean and deviation, over the seeds, of the mean of these columns. Only seeds with all of them count; None without
     any."""
     means = [statistics.fmean(row[c] for c in names) for row in by_seed.values() if all(c in row for c in names)]

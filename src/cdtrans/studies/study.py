@@ -37,9 +37,8 @@ from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.schema import check_value
-from cdtrans.studies.results import KINDS, Results, Session, is_scored, read_sessions, sessions_file
+from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, Session, is_scored, read_sessions, sessions_file
 
-ARTICLES = {"benchmark": "a", "ablation": "an"}
 POLL_SECONDS = 0.05  # between checks of the processes
 
 
@@ -109,7 +108,7 @@ class PlannedRun:
         return lock is None
 
 
-class Job:
+class ActiveRun:
     """A run in progress. Call `advance` regularly; it returns True once the run has ended. `failure` then says what
     went wrong, or is empty."""
 
@@ -125,7 +124,7 @@ class Job:
             self.failure = str(error)
 
     def _begin(self, *, scoring: bool) -> None:
-        self.scoring, self.started, self.share = scoring, time.monotonic(), 0.0  # seconds of the device
+        self.scoring, self.started, self.device_seconds = scoring, time.monotonic(), 0.0
         arguments = self.run.score if scoring else self.run.command()
         self.process = processes.start_process(arguments, self.run.log, self.run.log, side_by_side=self.side_by_side)
 
@@ -138,45 +137,33 @@ class Job:
         self.note_time()
         harm = code == VERDICT_AGAINST and not self.scoring  # the guard's verdict is a result, not a failure
         if code and not harm:
-            how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            self.failure = f"{how}, {_last_line(self.run.log)} ({self.run.log})"
+            cause = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         elif not self.scoring:
             self._begin(scoring=True)
             return False
-        elif not self.run.scored:
-            self.failure = f"its scores could not be saved, {_last_line(self.run.log)} ({self.run.log})"
+        elif self.run.scored:
+            return True
+        else:
+            cause = "its scores could not be saved"
+        self.failure = f"{cause}, {_last_line(self.run.log)} ({self.run.log})"
         return True
 
-    def stop(self) -> None:
-        """Ask the process to save its state and end."""
-        if not self.failure:
-            self.process.terminate()
-
-    def wait(self) -> None:
-        if not self.failure:
-            self.process.join()
-            self.note_time()
-
-    def kill(self) -> None:
-        if not self.failure:
-            self.process.kill()
-
     def note_time(self) -> None:
-        """Save how long this session of `adapt` took, and how many runs were active on average. A resumed run has
-        several sessions."""
+        """Save how long this session of `adapt` took. A resumed run has several sessions."""
         if not self.scoring:
-            seconds = time.monotonic() - self.started
-            jobs = max(1.0, seconds / self.share) if self.share else 1.0
-            sessions = [*read_sessions(self.run.folder), Session(round(seconds, 3), round(jobs, 3))]
+            seconds = round(time.monotonic() - self.started, 3)
+            sessions = [*read_sessions(self.run.folder), Session(seconds, min(seconds, round(self.device_seconds, 3)))]
             with atomic(sessions_file(self.run.folder)) as file:
                 file.write((json.dumps([asdict(session) for session in sessions]) + "\n").encode())
 
 
-def run_jobs(title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, on_end: Callable[[Job], None]) -> None:
+def run_jobs(
+    title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, on_end: Callable[[ActiveRun], None]
+) -> None:
     """Run everything unfinished, `jobs` at a time; `on_end` is called with each run that has ended. A run that failed
     is named in a warning."""
     pending = [run for run in runs if not run.scored]
-    active: list[Job] = []
+    active: list[ActiveRun] = []
     finished, side_by_side = len(runs) - len(pending), min(jobs, max(1, len(pending)))
     screen.say(f"{counted(len(runs), 'run')}, {finished} of them finished already")
     checked_at = time.monotonic()
@@ -186,7 +173,7 @@ def run_jobs(title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, 
                 raise Interrupted(StopSignals.received)
             since, checked_at = checked_at, time.monotonic()
             for job in active:
-                job.share += (checked_at - since) / len(active)
+                job.device_seconds += (checked_at - since) / len(active)
             started = start_ready(pending, active, side_by_side)
             ended = [job for job in active if job.advance()]
             for job in ended:
@@ -203,7 +190,7 @@ def run_jobs(title: str, runs: Sequence[PlannedRun], jobs: int, screen: Screen, 
                 time.sleep(POLL_SECONDS)
 
 
-def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int) -> bool:
+def start_ready(pending: list[PlannedRun], active: list[ActiveRun], jobs: int) -> bool:
     """Start runs that need not wait, up to `jobs` at a time, and remove them from `pending`."""
     under_way = {job.run.folder for job in active} | {run.folder for run in pending if run.record.begun}
     before = len(active)
@@ -212,25 +199,27 @@ def start_ready(pending: list[PlannedRun], active: list[Job], jobs: int) -> bool
             break
         if not run.busy() and not run.waits(under_way):
             pending.remove(run)
-            active.append(Job(run, jobs))
+            active.append(ActiveRun(run, jobs))
             under_way.add(run.folder)
     return len(active) > before
 
 
 @contextmanager
-def stopped_at_end(active: list[Job]) -> Iterator[None]:
+def stopped_at_end(active: list[ActiveRun]) -> Iterator[None]:
     """At the end, stop every process: each saves its state and ends, and is killed if that is interrupted."""
     try:
         yield
     finally:
-        for job in active:
-            job.stop()
+        working = [job for job in active if not job.failure]  # a failed one may have no process
+        for job in working:
+            job.process.terminate()
         try:
-            for job in active:
-                job.wait()
+            for job in working:
+                job.process.join()
+                job.note_time()
         except KeyboardInterrupt:
-            for job in active:
-                job.kill()
+            for job in working:
+                job.process.kill()
             raise
 
 
@@ -267,24 +256,24 @@ class Study:
     recipe: dict[str, Any]  # the settings that all runs share
     runs: tuple[PlannedRun, ...]
     table: str  # the file to read first
-    write: Callable[[Results, frozenset[Path]], Mapping[str, Any]]
+    write: Callable[[FinishedRuns, frozenset[Path]], Mapping[str, Any]]
     by_class: bool = False  # whether scores are means over the classes
     prepare: Callable[[], None] = lambda: None  # writes files that the runs need
 
     def carry_out(self, jobs: int, screen: Screen) -> BenchResult:
         """Run everything unfinished, `jobs` at a time. A run that fails is named, and the others continue."""
-        results = Results(self.out, screen, by_class=self.by_class)
+        results = FinishedRuns(self.out, screen, by_class=self.by_class)
         failed: set[Path] = set()
 
         def write() -> Mapping[str, Any]:
             return self.write(results, frozenset(failed))
 
-        def ended(job: Job) -> None:
+        def ended(job: ActiveRun) -> None:
             if job.failure:
                 failed.add(job.run.folder)
             write()
             if not job.failure and (result := results.get(job.run.folder)):
-                scores = ", ".join(f"{KINDS[kind]} {100 * score:.1f}" for kind, score in result.scores.items())
+                scores = ", ".join(f"{SCORE_TITLES[kind]} {100 * score:.1f}" for kind, score in result.scores.items())
                 screen.say(f"{job.run.name}: {scores} ({result.seconds / 60:.1f} min)")
 
         with owned(self.out, self.kind, self.recipe):
@@ -305,10 +294,10 @@ def owned(out: Path, kind: Literal["benchmark", "ablation"], recipe: dict[str, A
     if launched_world() > 1:
         raise SettingsError(
             "study-under-torchrun",
-            f"The runs of {ARTICLES[kind]} {kind} are processes of their own; start the command in one process, with "
-            "--jobs N for several runs in parallel.",
+            f"The runs of the {kind} are processes of their own; start the command in one process, with --jobs N for "
+            "several runs in parallel.",
         )
-    check_folder(out, kind, recipe)
+    check_study_folder(out, kind, recipe)
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = try_lock(out / ".lock")
@@ -319,7 +308,7 @@ def owned(out: Path, kind: Literal["benchmark", "ablation"], recipe: dict[str, A
     if lock is None:
         raise RunError("study-locked", f"Another process is running the {kind} in '{out}'; choose another --out.")
     with lock:
-        check_folder(out, kind, recipe)
+        check_study_folder(out, kind, recipe)
         with atomic(recipe_file(out, kind)) as file:
             file.write((json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode())
         yield
@@ -330,7 +319,7 @@ def recipe_file(out: Path, kind: str) -> Path:
     return out / ("bench.json" if kind == "benchmark" else f"{kind}.json")
 
 
-def check_folder(out: Path, kind: str, recipe: dict[str, Any]) -> None:
+def check_study_folder(out: Path, kind: str, recipe: dict[str, Any]) -> None:
     """Refuse a folder with other contents. Writes nothing."""
     file = recipe_file(out, kind)
     if file.exists():
@@ -339,9 +328,5 @@ def check_folder(out: Path, kind: str, recipe: dict[str, Any]) -> None:
         if changed := [key for key in recipe if before.get(key) != json.loads(json.dumps(recipe[key]))]:
             differences = first_of([f"{key}: {before.get(key)} there, {recipe[key]} now" for key in changed])
             raise RunError("other-study", f"'{out}' holds another {kind}'s runs ({differences}); choose another --out.")
-    elif out.exists() and (
-        not out.is_dir() or any(p.name not in (".lock", f".{file.name}.draft") for p in out.iterdir())
-    ):
-        raise RunError(
-            "not-a-study", f"'{out}' exists and is not {ARTICLES[kind]} {kind}'s folder; choose another --out."
-        )
+    elif out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {".lock", f".{file.name}.draft"}):
+        raise RunError("not-a-study", f"'{out}' exists and holds no {kind}; choose another --out.")
