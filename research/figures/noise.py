@@ -19,12 +19,12 @@ from cdtrans.cli import app
 from cdtrans.config import SETTINGS, Force, Jobs, Settings, SettingsFile, SourceArgument, TargetArgument, compose_run
 from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import scan_unlabelled
-from cdtrans.paper.printed_tables import LEFT_OUT, Ablation, Variant
+from cdtrans.paper.printed_tables import Ablation, Variant, paper_ablation
 from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, Range
-from cdtrans.studies.ablation import DEFAULTS, AblationPlan, StudyFolder, make_plan, missing_runs, scored_images
+from cdtrans.studies.ablation import DEFAULTS, AblationPlan, StudyFolder, make_plan
 from cdtrans.studies.benchmark import parse_seeds
 from cdtrans.studies.results import (
     SCORE_TITLES,
@@ -36,7 +36,7 @@ from cdtrans.studies.results import (
     shared_stage_1,
 )
 from cdtrans.studies.study import BenchResult
-from cdtrans.studies.tables import NOTHING, Document, Table
+from cdtrans.studies.tables import NOTHING, Document, Table, missing_runs, scored_images
 from research.figures.sampled_pairs import MOST_PAIRS
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ NOTES = (
     "do, and is no way to adapt. With cross-attention: the three branches and all three losses. Without: the source's "
     "and the target's classification alone, each target image taught the label of its source image. Only true positive "
     "pairs: with cross-attention, on those that the false ones have not replaced, and so in fewer steps.",
-    LEFT_OUT,
+    paper_ablation("losses").notes[1],  # of a loss that is left out
     "The pairs are drawn once for a seed, for all curves and levels, and stay for the whole run: every target image of "
     "a known class once before any comes twice, with a random source image of its class. A false pair keeps the target "
     "image and has a random source image of another class; those of a higher level contain those of a lower one. The "

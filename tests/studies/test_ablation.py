@@ -20,7 +20,7 @@ from cdtrans.paper.pair_labels import (
     read_target_classes,
     require_target_images,
 )
-from cdtrans.paper.printed_tables import LOSS_ABLATION, PSEUDO_LABEL_ABLATION, Ablation, paper_table
+from cdtrans.paper.printed_tables import Ablation, paper_ablation, paper_table
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
@@ -34,6 +34,7 @@ from tiny_task import CLASSES, Task, after_stage_1, computed, log_lines, make_ta
 
 SMALL = {"source_epochs": 2, "epochs": 2, "rebuild_every": 1}
 QUIET = Screen(quiet=True)
+LOSS_ABLATION, PSEUDO_LABEL_ABLATION = paper_ablation("losses"), paper_ablation("pseudo-labels")
 
 
 @pytest.fixture(scope="module")
@@ -420,7 +421,7 @@ class TestLabels:
         for how in ({"pixels": "stream"}, {"cache": str(tmp_path / "cache")}):
             classes = classes_of(task, tmp_path / "labels", **how)
             require_target_images(classes, tmp_path / "labels")
-            assert sorted(classes.by_digest.values()) == [0] * 7 + [1] * 7 + [2] * 7
+            assert sorted(classes.labels) == [0] * 7 + [1] * 7 + [2] * 7
 
     def test_nothing_is_decoded_of_labels_that_are_the_target(self, task: Task, tmp_path: Path) -> None:
         labels = task.folder / "labels.txt"

@@ -118,7 +118,7 @@ class TestRows:
     def test_notes_say_why_a_row_is_not_complete(self) -> None:
         both = compared({"cdtrans": 0.0, "dann": 0.01})
         results = {"cotraining": (), "cdtrans": (), "dann": both.by_method["dann"][:9], "cdan_tn": ()}
-        why = {"failed": {"dann": 2}, "misfits": {"cdan_tn": "needs BatchNorm"}, "own_start": ["cotraining"]}
+        why = {"failed": {"dann": 2}, "misfits": {"cdan_tn": "needs BatchNorm"}, "start": "authors"}
         notes = [row.note for row in rows_of({}, by_method=results, **why)]
         assert notes == [
             *("", "12 of 12 to run; starts with its own recipe", "12 of 12 to run"),
@@ -131,7 +131,7 @@ class TestRows:
         for r in other:
             r.scores["source_only"] = 0.9
         results = {"cdtrans": both.by_method["cdtrans"], "cotraining": other}
-        source = rows_of({}, by_method=results, own_start=["cotraining"])[0]
+        source = rows_of({}, by_method=results, start="authors")[0]
         assert str(source.means["source_only"]) == "50.0 ± 0.0"
 
     def test_minutes_are_of_runs_that_found_stage_1_ready(self) -> None:

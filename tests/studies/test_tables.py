@@ -100,7 +100,7 @@ def test_a_half_finished_table_has_no_mean_and_says_what_is_missing() -> None:
     assert row(text, "source only")[:2] == ["52.0 ± 2.0", "–"]
     assert row(text, "source only")[2] == "53.0 ± 1.4"  # two seeds: 52 and 54
     assert row(text, "source only")[-1] == "–"
-    assert says(text, "unfinished", "4 of 18 runs", "A>W (seeds 1234, 1, 2), D>A (seed 2)")
+    assert says(text, "unfinished", "4 of 18 runs", "A>W seed 1234, A>W seed 1, A>W seed 2, D>A seed 2")
     assert says(text, "not the published data", "amazon lacks 'x_y'")
 
 

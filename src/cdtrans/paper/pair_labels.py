@@ -38,14 +38,11 @@ class TargetClasses:
         files = UnlabelledDomain(self.target.root, tuple(str(file.absolute()) for file in self.files))
         return decode_files(files, self.config, self.screen, "labelled")[0].digests
 
-    @cached_property
-    def by_digest(self) -> dict[str, int]:
-        return {digest: label for digest, label in zip(self.digests, self.labels, strict=True) if digest}
-
     def in_order(self, record: RunRecord) -> np.ndarray:
         """[Nt] the true class of each target image of a run."""
+        by_digest = dict(zip(self.digests, self.labels, strict=True))
         digests = record.images.digests["target"]
-        return np.array([self.by_digest.get(digest, UNKNOWN) for digest in digests], dtype=np.int64)
+        return np.array([by_digest.get(digest, UNKNOWN) for digest in digests], dtype=np.int64)
 
 
 def read_target_classes(config: Config, labels: Path, screen: Screen) -> TargetClasses:

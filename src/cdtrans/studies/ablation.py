@@ -39,11 +39,10 @@ from cdtrans.paper.pair_labels import (
 )
 from cdtrans.paper.printed_tables import (
     AVERAGE,
-    LOSS_ABLATION,
-    PSEUDO_LABEL_ABLATION,
     Ablation,
     Cells,
     Variant,
+    paper_ablation,
     paper_table,
 )
 from cdtrans.record import layout
@@ -54,7 +53,7 @@ from cdtrans.schema import Help
 from cdtrans.studies.recipes import recipe_of
 from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, RunResult
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
-from cdtrans.studies.tables import NOTHING, Document, Table, cost_notes, markdown
+from cdtrans.studies.tables import NOTHING, Document, Table, cost_notes, markdown, missing_runs, scored_images
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method
@@ -124,7 +123,7 @@ class AblationPlan:
 
 
 def ablate(
-    ablation: Ablation,
+    name: str,
     source: SourceArgument,
     target: TargetArgument,
     *,
@@ -139,11 +138,11 @@ def ablate(
     """Run the rows that are not yet done, `jobs` at a time, score them with the target labels and write the table into
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the recipe."""
     composed, _ = compose_run(source, target, config, {**settings}, DEFAULTS)
-    plan = make_plan(ablation, composed, Path(labels), Path(out), screen, force=force)
-    return plan.study(partial(write_table, plan), f"{ablation.name}.md").carry_out(jobs, screen)
+    plan = make_plan(paper_ablation(name), composed, Path(labels), Path(out), screen, force=force)
+    return plan.study(partial(write_table, plan), f"{name}.md").carry_out(jobs, screen)
 
 
-ablate_losses, ablate_pseudo_labels = partial(ablate, LOSS_ABLATION), partial(ablate, PSEUDO_LABEL_ABLATION)
+ablate_losses, ablate_pseudo_labels = partial(ablate, "losses"), partial(ablate, "pseudo-labels")
 
 
 def make_plan(
@@ -271,13 +270,3 @@ def ablation_document(plan: AblationPlan, rows: Sequence[AblationRow], unfinishe
     head = (*ablation.named_by, *pairs, *SCORE_TITLES.values(), *printed)
     table = Table(head, [[row.cells(ablation) for row in rows]])
     return Document(ablation.title, before, [table], [*ablation.notes, *cost_notes(finished)])
-
-
-def scored_images(results: Sequence[RunResult]) -> list[str]:
-    """The number of labelled images. Labels of a part of the target give the scores of that part."""
-    counts = dict.fromkeys((result.images, result.target_images) for result in results)
-    return [f"Scored on {images} of the target's {of} images." for images, of in counts]
-
-
-def missing_runs(unfinished: Sequence[str], runs: int) -> list[str]:
-    return [f"UNFINISHED: {len(unfinished)} of {runs} runs are missing: {', '.join(unfinished)}."] if unfinished else []

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from typing_extensions import Unpack
 
-from cdtrans.config import LARGEST_SEED, Config, Force, Jobs, Settings, SettingsFile
+from cdtrans.config import LARGEST_SEED, Config, Force, Jobs, Settings, SettingsFile, read_yaml
 from cdtrans.errors import SettingsError
 from cdtrans.inputs.benchmarks import BenchmarkTask, FoundBenchmark, FoundDomain, benchmark_named, find_benchmark
 from cdtrans.methods import METHODS
@@ -164,13 +164,15 @@ def bench(
     `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the recipe. Their
     `method` may name several, as in "cdtrans,dann", which all start from `start`. `allow_incomplete` accepts data
     that differ from the published data. A run that fails is listed in the result, and the others continue."""
-    screen, config = screen or Screen(quiet=quiet), None if config is None else Path(config)
+    screen = screen or Screen(quiet=quiet)
     given: dict[str, Any] = {**settings}
     backbone = str(given.pop("backbone", "deit_small"))
     benchmark = benchmark_named(name)
     words = tasks.split(",") if isinstance(tasks, str) else tasks
     chosen = tuple(dict.fromkeys(benchmark.task(text.strip()) for text in words)) if words else benchmark.tasks
-    request = Request(benchmark, backbone, config, given)
+    from_file = {} if config is None else read_yaml(Path(config))
+    from_file.pop("out", None)
+    request = Request(benchmark, backbone, from_file, given)
     configs, start = request.configs(start)
     complete = find_benchmark(benchmark, Path(data), chosen, allow_incomplete=allow_incomplete)
     unfit = misfits(configs, next(iter(complete.domains.values())).images.classes) if start else {}
@@ -250,7 +252,6 @@ def read_results(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path] = 
         backbone=plan.shared.backbone,
         by_method=results,
         start=plan.start,
-        own_start=[method for method in results if start_of(method, plan.start) != plan.start],
         misfits=plan.misfits,
         failed={
             m: sum(f in wrong and task in tasks for f, task in of_method.items()) for m, of_method in folders.items()

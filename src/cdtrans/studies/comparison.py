@@ -1,8 +1,6 @@
 """Several methods on one benchmark: the numbers of every row, a paired test against CDTrans, and the files that show
 them: compared.md, compared.tex, compared.csv and bench.html."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cdtrans.paper.printed_tables import PrintedMean, printed_means
+from cdtrans.record.files import csv_lines
 from cdtrans.reporting.page import templates
 from cdtrans.runtime import package_version
 from cdtrans.studies.results import SCORE_TITLES, BenchResults, RunResult, Spread, seed_spread, values
@@ -95,7 +94,7 @@ class MethodRow:
 def method_rows(bench: BenchResults) -> list[MethodRow]:
     """Source only, then the methods. Every run of one source and seed has the same source-only model, except those with
     a start of their own."""
-    shared = [r for m, results in bench.by_method.items() if m not in bench.own_start for r in results]
+    shared = [r for m, results in bench.by_method.items() if not bench.own_start(m) for r in results]
     source_only = {(r.task, r.seed): r for r in shared if SOURCE_ONLY in r.scores}
     rows = [_row(bench, SOURCE_ONLY, [*source_only.values()], (SOURCE_ONLY,), SOURCE_ONLY)]
     for method, results in bench.by_method.items():
@@ -136,7 +135,7 @@ def _note(bench: BenchResults, method: str) -> str:
     elif missing:
         notes += [f"{failed} of {wanted} failed"] if failed else []
         notes += [f"{missing - failed} of {wanted} to run"] if missing > failed else []
-    if method in bench.own_start:
+    if bench.own_start(method):
         notes.append("starts with its own recipe")
     return "; ".join(notes)
 
@@ -219,14 +218,12 @@ def csv_table(bench: BenchResults, rows: Sequence[MethodRow]) -> str:
     """One line per method, all numbers in full."""
     names = ("difference", "p", "pairs", "minutes", "memory")
     spreads = [name for kind in METHOD_KINDS for name in (kind, f"{kind}_deviation")]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", *spreads, *names, "paper", "note", *bench.columns])
+    lines: list[list[object]] = [["method", *spreads, *names, "paper", "note", *bench.columns]]
     for row in rows:
         means = [number for kind in METHOD_KINDS for number in (row.shown(kind) or (None, None))]
         numbers, tasks = [getattr(row, name) for name in names], [s and s.mean for s in row.by_column.values()]
-        writer.writerow([row.method, *means, *numbers, row.paper(), row.note, *tasks])
-    return text.getvalue()
+        lines.append([row.method, *means, *numbers, row.paper(), row.note, *tasks])
+    return csv_lines(lines).decode("utf-8", "surrogateescape")
 
 
 def html_page(document: Document, rows: Sequence[MethodRow]) -> str:

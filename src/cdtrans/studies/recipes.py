@@ -19,7 +19,6 @@ from cdtrans.config import (
     flat,
     make_config,
     read_recipe,
-    read_yaml,
 )
 from cdtrans.errors import CdtransError, MethodError, SettingsError, nearest
 from cdtrans.inputs.benchmarks import Benchmark
@@ -40,7 +39,7 @@ class Request:
 
     benchmark: Benchmark
     backbone: str
-    file: Path | None
+    from_file: dict[str, Any]
     settings: dict[str, Any]
 
     @property
@@ -48,11 +47,6 @@ class Request:
         """The authors' recipe for the benchmark; backbones without one take that of DeiT-small."""
         backbone = self.backbone if self.backbone in AUTHORS_BACKBONES else AUTHORS_BACKBONES[0]
         return f"{self.benchmark.name}-{backbone.replace('_', '-')}"
-
-    @property
-    def from_file(self) -> dict[str, Any]:
-        values = read_yaml(self.file) if self.file is not None else {}
-        return {key: value for key, value in values.items() if key != "out"}
 
     def configs(self, start: str | None) -> tuple[tuple[Config, ...], str | None]:
         """The configuration of every requested method, checked before any run starts, and the start of several."""

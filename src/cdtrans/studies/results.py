@@ -3,7 +3,7 @@
 import json
 import os
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from cdtrans.record.files import intact
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import check_value
+from cdtrans.studies.recipes import start_of
 
 # The numbers reported of every run, in the order of the table's rows.
 SCORE_TITLES = {
@@ -176,13 +177,16 @@ class BenchResults:
     backbone: str
     by_method: Mapping[str, Sequence[RunResult]]  # in the order of the rows
     start: str | None = None  # start of several methods; None if there is one
-    own_start: Collection[str] = ()  # methods that begin with another recipe than `start`
     misfits: Mapping[str, str] = field(default_factory=dict)  # methods that the backbone does not suit; their needs
     failed: Mapping[str, int] = field(default_factory=dict)  # failed runs by method
 
     @property
     def benchmark(self) -> Benchmark:
         return self.data.benchmark
+
+    def own_start(self, method: str) -> bool:
+        """Whether a method of several begins with another recipe than `start`."""
+        return start_of(method, self.start) != self.start
 
     @property
     def columns(self) -> tuple[str, ...]:

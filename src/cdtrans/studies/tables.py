@@ -2,7 +2,7 @@
 paper's rows: table.md, table.tex."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import NamedTuple
 
 from cdtrans.errors import counted
@@ -87,13 +87,16 @@ def paper_layout(bench: BenchResults) -> Document:
     benchmark, ((method, results),) = bench.benchmark, bench.by_method.items()
     scores = {_row_title(kind, method): values(benchmark, results, kind) for kind in SCORE_TITLES}
     in_paper = benchmark.in_paper
+    wanted = [f"{task} seed {seed}" for seed in bench.seeds for task in bench.tasks]
+    finished = {f"{result.task} seed {result.seed}" for result in results}
     by_labels = _row_title("best_by_labels", method)
     as_there = ", as the authors' code does for the paper's Ours rows" if in_paper else ""
     before = [
         f"{metric(benchmark)} on the target in percent, {over_seeds(bench.seeds)}. Only '{by_labels}' used target "
-        f"labels, to choose its epoch{as_there}: it is out of reach without labels.",
+        f"labels, to choose its epoch{as_there}: it is out of reach without labels. A mean stands only where a seed "
+        "has every task.",
         *difference_notes(bench.data),
-        *_missing_runs(bench, results),
+        *missing_runs([run for run in wanted if run not in finished], len(wanted)),
     ]
     domains = "; ".join(f"{d.name} ({d.layout}, {len(d.images):,} images)" for d in bench.data.domains.values())
     after = [
@@ -149,19 +152,15 @@ def _cell(by_seed: Values, names: Sequence[str]) -> str:
     return str(seed_spread(by_seed, names) or NOTHING)
 
 
-def _missing_runs(bench: BenchResults, results: Sequence[RunResult]) -> list[str]:
-    finished = {(result.task, result.seed) for result in results}
-    wanted = [(task.name, seed) for task in bench.benchmark.tasks for seed in bench.seeds]
-    missing = [run for run in wanted if run not in finished]
-    by_task = []
-    for task, runs in groupby(missing, key=lambda run: run[0]):
-        seeds = [str(seed) for _, seed in runs]
-        by_task.append(f"{task} (seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)})")
-    sentence = (
-        f"UNFINISHED: {len(missing)} of {len(wanted)} runs are missing: {', '.join(by_task)}. A mean over tasks"
-        " stands only where a seed has all of them."
-    )
-    return [sentence] if missing else []
+def missing_runs(names: Sequence[str], runs: int) -> list[str]:
+    """A sentence if runs are missing, of which there will be so many."""
+    return [f"UNFINISHED: {len(names)} of {runs} runs are missing: {', '.join(names)}."] if names else []
+
+
+def scored_images(results: Sequence[RunResult]) -> list[str]:
+    """The number of labelled images. Labels of a part of the target give the scores of that part."""
+    counts = dict.fromkeys((result.images, result.target_images) for result in results)
+    return [f"Scored on {images} of the target's {of} images." for images, of in counts]
 
 
 def metric(benchmark: Benchmark) -> str:
