@@ -73,15 +73,6 @@ def test_every_augmented_image_is_a_crop_or_a_mirrored_crop(device: str) -> None
     assert 0 < draws.flip.sum() < len(indices)
 
 
-def test_augmentation_normalises_like_the_test_transform() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (1, RESIZE, RESIZE, 3), np.uint8)
-    images = Images(pixels, np.array([0]), crop=CROP, mean=MEAN, std=STD, device=torch.device("cpu"))
-    middle, one = torch.tensor([(RESIZE - CROP) // 2]), torch.tensor([0])
-    plain, mirrored = (images.augmented(one, Augmentation(middle, middle, torch.tensor([f]))) for f in (False, True))
-    assert torch.equal(plain, images.centred(one))
-    assert torch.equal(mirrored, plain.flip(3))
-
-
 def test_crops_are_uniform_and_flips_do_not_depend_on_them() -> None:
     """Chi-square over the 5 x 5 x 2 outcomes: 49 degrees of freedom exceed 85.4 once in a thousand."""
     draws = drawn(coordinates(), 25_000)
