@@ -19,6 +19,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from cdtrans.errors import DataError, MissingFileError, SettingsError, first_of, named, nearest
 from cdtrans.inputs.scan import (
     LabelledDomain,
@@ -29,6 +31,7 @@ from cdtrans.inputs.scan import (
     scan_labelled,
     subfolders,
 )
+from cdtrans.schema import build
 
 ARROWS = (">", "→", "-")  # '-' last: 'A->W' and 'Real-World>Art' contain it too; 'A-W' needs no quotes in a shell
 INNER_FOLDER = "images"  # Office-31 has it between a domain and its classes
@@ -95,64 +98,9 @@ class Benchmark:
         raise SettingsError("task-unknown", f"'{text}' is not a task of {self.title}: {nearest(text, names)}")
 
 
-# Image counts are those of the authors' lists (docs/method.md, section 4.1). Three are not in them: VisDA's `train` is
-# the count of its own paper; DomainNet's `quickdraw` and `real` are the sums of the official train and test lists,
-# 120,750 + 51,750 and 120,906 + 52,041.
-OFFICE31 = Benchmark(
-    "office31",
-    "Office-31",
-    (Domain("A", "amazon", 2817), Domain("D", "dslr", 498), Domain("W", "webcam", 795)),
-    classes=31,
-)
-OFFICE_HOME = Benchmark(
-    "office-home",
-    "Office-Home",
-    (
-        Domain("Ar", "Art", 2427),
-        Domain("Cl", "Clipart", 4365),
-        Domain("Pr", "Product", 4439),
-        Domain("Re", "Real_World", 4357, ("Rw", "Real")),
-    ),
-    classes=65,
-)
-VISDA2017 = Benchmark(
-    "visda2017",
-    "VisDA-2017",
-    (Domain("S", "train", 152_397, ("synthetic",)), Domain("R", "validation", 55_388, ("real",))),
-    classes=12,
-    class_names=(
-        *("aeroplane", "bicycle", "bus", "car", "horse", "knife"),
-        *("motorcycle", "person", "plant", "skateboard", "train", "truck"),
-    ),
-    one_way=True,
-    class_mean=True,
-)
-DOMAINNET = Benchmark(
-    "domainnet",
-    "DomainNet",
-    (
-        Domain("clp", "clipart", 48_129),
-        Domain("inf", "infograph", 51_605),
-        Domain("pnt", "painting", 72_266),
-        Domain("qdr", "quickdraw", 172_500),
-        Domain("rel", "real", 172_947),
-        Domain("skt", "sketch", 69_128),
-    ),
-    classes=345,
-)
-PACS = Benchmark(
-    "pacs",
-    "PACS",
-    (
-        Domain("P", "photo", 1670),
-        Domain("A", "art_painting", 2048, ("art",)),
-        Domain("C", "cartoon", 2344),
-        Domain("S", "sketch", 3929),
-    ),
-    classes=7,
-    in_paper=False,
-)
-BENCHMARKS = {b.name: b for b in (OFFICE31, OFFICE_HOME, VISDA2017, DOMAINNET, PACS)}
+_PUBLISHED = yaml.safe_load((resources.files("cdtrans.inputs") / "benchmarks.yaml").read_text(encoding="utf-8"))
+BENCHMARKS = {values["name"]: build(Benchmark, values) for values in _PUBLISHED}
+OFFICE31, OFFICE_HOME, VISDA2017, DOMAINNET, PACS = BENCHMARKS.values()
 
 
 def benchmark_named(name: str) -> Benchmark:

@@ -150,31 +150,36 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
 
 def check_distinct(source: Path, target: Path) -> None:
     """Refuse places that are equal or contain each other: images would be in both domains."""
-    places = os.path.realpath(source), os.path.realpath(target)
-    if places[0] == places[1]:
+    if _real(source) == _real(target):
         raise SettingsError(
             "same-domain",
             f"Source and target are the same, {_quoted(target)}: give labelled images of one kind as the source and"
             " unlabelled images of another kind as the target.",
         )
-    common = os.path.commonpath(places)
-    if common in places and os.path.isdir(common):
+    if _is_inside(source, target) or _is_inside(target, source):
         raise SettingsError(
             "domains-overlap",
-            f"The source {_quoted(source)} and the target {_quoted(target)} overlap, as one is inside the other: give "
-            "two separate folders.",
+            f"The source {_quoted(source)} and the target {_quoted(target)} overlap, as one is inside the other: give"
+            " two separate folders.",
         )
 
 
 def require_outside(out: Path, *places: Path) -> None:
     """Refuse a run folder inside a folder of images: later runs would take the run's figures for images."""
-    real = Path(os.path.realpath(out))
-    for place in filter(os.path.isdir, places):
-        if Path(os.path.realpath(place)) in (real, *real.parents):
+    for place in places:
+        if _is_inside(out, place):
             raise SettingsError(
                 "run-inside-images",
                 f"The run folder {_quoted(out)} would be inside the images in {_quoted(place)}: choose another --out.",
             )
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return folder.is_dir() and _real(path).is_relative_to(_real(folder))
 
 
 def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
