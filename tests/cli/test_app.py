@@ -26,7 +26,7 @@ from cdtrans.cli.tables import class_table, confusion_table
 from cdtrans.config import SETTINGS, TABLE_DEFAULTS
 from cdtrans.errors import DataError, Interrupted, printable
 from cdtrans.inputs.pixels import open_pixels
-from cdtrans.measure.measured import score
+from cdtrans.measure.measured import score_predictions
 from cdtrans.methods import METHODS, method_class
 from cdtrans.record.outcome import Choice, Interval, Measured, Outcome, Scores, Verdict
 from cdtrans.run.check import Check
@@ -405,7 +405,7 @@ class TestEval:
     def test_a_long_name_is_not_cut(self) -> None:
         """Two that begin alike would look the same."""
         names = tuple(f"{'an_endless_name_of_a_class_' * 3}{k}" for k in range(12))
-        scores = score(np.arange(12), np.roll(np.arange(12), 1), 12)
+        scores = score_predictions(np.arange(12), np.roll(np.arange(12), 1), 12)
         for table in (class_table, confusion_table):
             console = Console(width=80)
             with console.capture() as shown:
@@ -414,7 +414,7 @@ class TestEval:
 
     @pytest.mark.parametrize("names", [("a\nerror: fake", "b\x1b[2J"), ("[/blue]", ":smile:"), ("caf\udce9", "[b]x")])
     def test_a_class_is_one_line_and_no_markup_whatever_it_is_called(self, run: Run, answering, names) -> None:
-        answering("eval", of_model(score(np.array([0, 1]), np.array([0, 0]), 2), names))
+        answering("eval", of_model(score_predictions(np.array([0, 1]), np.array([0, 0]), 2), names))
         out = run("eval", "run", "labelled").out
         assert says(out, *(printable(name) for name in names))
         assert "\x1b" not in out
@@ -422,7 +422,7 @@ class TestEval:
     @pytest.mark.parametrize("classes", [12, 13])
     def test_a_confusion_matrix_that_does_not_fit_is_not_shown(self, run: Run, answering, classes: int) -> None:
         labels = np.arange(classes)
-        answering("eval", of_model(score(labels, labels, classes), tuple(f"class-{k}" for k in labels)))
+        answering("eval", of_model(score_predictions(labels, labels, classes), tuple(f"class-{k}" for k in labels)))
         shown = run("eval", "run", "labelled").out
         assert ("of 13 classes is in --json" in shown) == (classes == 13)
 

@@ -14,7 +14,7 @@ from cdtrans.errors import CdtransError
 from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.measure.intervals import wilson
 from cdtrans.measure.matching import match_classes
-from cdtrans.measure.measured import calibration, evaluate, score
+from cdtrans.measure.measured import calibration, evaluate, score_predictions
 from cdtrans.record.outcome import Measured
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
@@ -120,7 +120,9 @@ def test_models_are_scored_by_name(finished) -> None:
 
 
 def test_the_best_epoch_is_never_the_source_only_one() -> None:
-    every = [score(np.zeros(10, dtype=int), (np.arange(10) >= right).astype(int), 2) for right in (9, 2, 5, 5)]
+    every = [
+        score_predictions(np.zeros(10, dtype=int), (np.arange(10) >= right).astype(int), 2) for right in (9, 2, 5, 5)
+    ]
     measured = Measured("source", ("a", "b"), 10, 10, True, {"source": every[0]}, tuple(every))
     assert [s.accuracy for s in measured.epochs] == [0.9, 0.2, 0.5, 0.5]
     assert measured.best_epoch == 2
@@ -227,7 +229,7 @@ def test_unreadable_images_are_skipped_and_counted(finished, tmp_path: Path) -> 
 
 def test_both_rules_of_the_authors(golden) -> None:
     g = golden("metrics")
-    scores = score(g["labels"].numpy(), g["logits"].argmax(1).numpy(), g["logits"].shape[1])
+    scores = score_predictions(g["labels"].numpy(), g["logits"].argmax(1).numpy(), g["logits"].shape[1])
     assert sum(scores.images) == 452
     assert scores.accuracy == pytest.approx(float(g["OfficeHome/accuracy"]), abs=1e-12)
     assert scores.class_mean_accuracy == pytest.approx(float(g["VisDA/accuracy"]), abs=1e-12)
@@ -235,12 +237,12 @@ def test_both_rules_of_the_authors(golden) -> None:
 
 
 def test_scores_by_hand() -> None:
-    scores = score(np.array([0, 0, 0, 0, 2]), np.array([0, 0, 1, 2, 2]), 3)
+    scores = score_predictions(np.array([0, 0, 0, 0, 2]), np.array([0, 0, 1, 2, 2]), 3)
     assert scores.confusion == ((2, 1, 1), (0, 0, 0), (0, 0, 1))  # true classes down, predicted across
     assert (scores.accuracy, scores.per_class, scores.class_mean_accuracy) == (3 / 5, (0.5, None, 1.0), 0.75)
-    with_none = score(np.array([0, 0, 0, 0, 2, -1]), np.array([0, 0, 1, 2, 2, 2]), 3)
+    with_none = score_predictions(np.array([0, 0, 0, 0, 2, -1]), np.array([0, 0, 1, 2, 2, 2]), 3)
     assert (with_none.accuracy, with_none.confusion) == (3 / 6, scores.confusion), "no class is wrong"
-    assert score(np.array([-1]), np.array([0]), 3).accuracy == 0
+    assert score_predictions(np.array([-1]), np.array([0]), 3).accuracy == 0
 
 
 @given(
@@ -248,7 +250,7 @@ def test_scores_by_hand() -> None:
 )
 def test_scores_against_a_count_one_by_one(answers: list[tuple[int, int]]) -> None:
     true, predicted = np.array(answers).T
-    scores = score(true, predicted, 5)
+    scores = score_predictions(true, predicted, 5)
     right = [t == p for t, p in answers]
     assert scores.accuracy == pytest.approx(sum(right) / len(right))
     of_class = {k: [r for r, (t, _) in zip(right, answers, strict=True) if t == k] for k in set(true.tolist())}
@@ -261,6 +263,6 @@ def test_calibration_by_hand() -> None:
     assert [b.images for b in bins] == [1, 2, 2]  # from 0.3, from 0.8, from 0.9; 1.0 is in the last
     assert [b.confidence for b in bins] == pytest.approx([0.31, 0.85, 0.975])
     assert [b.accuracy for b in bins] == [1.0, 0.5, 1.0]
-    scores = score(np.array([0]), np.array([0]), 1)
+    scores = score_predictions(np.array([0]), np.array([0]), 1)
     measured = Measured("source", ("a",), 5, None, False, {"source": scores}, calibration=bins)
     assert measured.calibration_error == pytest.approx((0.69 + 2 * 0.35 + 2 * 0.025) / 5)

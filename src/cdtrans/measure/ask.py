@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from xml.sax.saxutils import quoteattr
 
 import numpy as np
 from PIL import Image
@@ -16,9 +15,9 @@ from cdtrans.config import RunFolder
 from cdtrans.errors import DataError, counted
 from cdtrans.inputs.images import UnreadableImage, decode
 from cdtrans.measure.intervals import strata, strata_for
-from cdtrans.measure.labels import COLUMNS, NO_CLASS, UNSURE, Labels, read_rows, require_clear
+from cdtrans.measure.labels import LABEL_COLUMNS, NO_CLASS, UNSURE, LabelsByImage, read_rows, require_clear
 from cdtrans.measure.matching import RunTarget, find, read_target, require_untrained
-from cdtrans.measure.measured import answered_labels, asked_parts
+from cdtrans.measure.measured import asked_parts, labels_so_far
 from cdtrans.record import layout
 from cdtrans.record.files import atomic, csv_lines
 from cdtrans.record.outcome import Part, Question, Questions
@@ -78,10 +77,10 @@ def ask(
     folder = Path(out) if out else (record.folder / layout.QUESTIONS.name).parent
     for name in (PAGE, LABELS, TASKS, LABELLING_CONFIG):
         require_output(folder / name, "questions", "--out")
-    labels = answered_labels(target)
+    labels = labels_so_far(target)
     if not force:
         refuse_to_lose(folder / LABELS, target, labels)
-    chosen = choose(target, labels, budget, seed)
+    chosen = choose_images(target, labels, budget, seed)
     images = read_images(target, [i for i in chosen if i not in labels], screen)
     if not images:
         raise DataError(
@@ -95,29 +94,22 @@ def ask(
     return Asked(folder, asked)
 
 
-def refuse_to_lose(file: Path, target: RunTarget, labels: Labels) -> None:
+def refuse_to_lose(file: Path, target: RunTarget, labels: LabelsByImage) -> None:
     """An error if the file holds labels that the run has neither read with `answer` nor been trained with."""
     if not file.exists():
         return
-    unread = strange = 0
+    lost = 0
     for row in filter(lambda row: row.label, read_rows(file)):
         index, trained_as = find(row, file, target)
-        if index is not None:
-            unread += index not in labels or labels[index].name != row.label
-        else:
-            strange += row.label != trained_as
-    advice = "give another --out, or use --force to replace them"
-    if unread:
-        advice = f"read them with 'cdtrans answer {target.record.folder} {file}', or use --force to replace them"
-    if unread and strange:
-        are = counted(strange, "is of an image", "are of images")
-        advice += f" ({are} that 'answer' cannot use: copy the file to keep them)"
-    if unread + strange:
-        lost = counted(unread + strange, "label")
-        raise DataError("labels-lost", f"'{file}' holds {lost} that would be lost: {advice}.")
+        known = trained_as if index is None else labels[index].label if index in labels else None
+        lost += row.label != known
+    if lost:
+        advice = f"read them with 'cdtrans answer {target.record.folder} {file}', give another --out, or use --force"
+        holds = f"'{file}' holds {counted(lost, 'label')} that would be lost"
+        raise DataError("labels-lost", f"{holds}: {advice} to replace them.")
 
 
-def choose(target: RunTarget, labels: Labels, budget: int, seed: int) -> dict[int, Part]:
+def choose_images(target: RunTarget, labels: LabelsByImage, budget: int, seed: int) -> dict[int, Part]:
     """The part of at most `budget` new images, in random order, so that stopping half-way leaves a random half
     labelled. Images that have a label and are now drawn for the random part come in addition: they need not be labelled
     again."""
@@ -207,34 +199,22 @@ def write_files(folder: Path, target: RunTarget, asked: dict[int, Part], images:
         {"path": target.paths[i], "digest": target.digests[i], "part": part, "image": images[i]}
         for i, part in asked.items()
     ]
-    contents = {
-        PAGE: page(target, tasks).encode("utf-8", "backslashreplace"),
-        TASKS: (json.dumps([{"data": task} for task in tasks], indent=1) + "\n").encode(),
-        LABELLING_CONFIG: labelling_config(target.classes).encode("utf-8", "backslashreplace"),
-        LABELS: csv_lines([COLUMNS, *((task["path"], "", task["part"]) for task in tasks)]),
+    others = [UNSURE, NO_CLASS]
+    asked_for = repr([target.classes, *(task["digest"] for task in tasks)])
+    store = hashlib.sha256(asked_for.encode()).hexdigest()[:16]  # where the browser keeps the answers so far
+    page = {"store": store, "classes": target.classes, "others": others, "images": tasks}
+    texts = {
+        PAGE: template_text("page.html", data=page, run=str(target.record.folder), count=len(tasks)),
+        TASKS: json.dumps([{"data": task} for task in tasks], indent=1) + "\n",
+        LABELLING_CONFIG: template_text("label-studio.xml", names=(*target.classes, *others)),
     }
+    contents = {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
+    contents[LABELS] = csv_lines([LABEL_COLUMNS, *((task["path"], "", task["part"]) for task in tasks)])
     for name, content in contents.items():
         with atomic(folder / name) as file:
             file.write(content)
 
 
-def page(target: RunTarget, tasks: list[dict[str, str]]) -> str:
-    """The page on which images are labelled: one self-contained HTML file. It shows neither predictions nor parts."""
-    asked = repr([target.classes, *(task["digest"] for task in tasks)])
-    data = {
-        "store": hashlib.sha256(asked.encode()).hexdigest()[:16],  # where the browser keeps the answers so far
-        "classes": target.classes,
-        "others": [UNSURE, NO_CLASS],
-        "images": tasks,
-    }
-    template = templates("measure").get_template("page.html")
-    return template.render(data=data, run=str(target.record.folder), count=len(tasks))
-
-
-def labelling_config(classes: tuple[str, ...]) -> str:
-    """Label Studio's labelling interface for the tasks."""
-    choices = "\n".join(f"    <Choice value={quoteattr(name)}/>" for name in (*classes, UNSURE, NO_CLASS))
-    return (
-        '<View>\n  <Image name="image" value="$image"/>\n'
-        f'  <Choices name="label" toName="image" choice="single">\n{choices}\n  </Choices>\n</View>\n'
-    )
+def template_text(template: str, **values: Any) -> str:
+    """The text of a template of this package."""
+    return templates("measure").get_template(template).render(values)

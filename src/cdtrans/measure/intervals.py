@@ -68,16 +68,13 @@ def accuracy_interval(score: np.ndarray, labelled: np.ndarray, correct: np.ndarr
     """An estimate of the accuracy on all N images, and its interval. `score`: [N] any score, known for all. `labelled`:
     [n] positions of the labelled images, a random sample, all with the same chance. `correct`: [n] whether the model is
     right on each."""
-    count = strata_for(len(labelled))
-    while True:
+    for count in range(strata_for(len(labelled)), 0, -1):
         stratum = strata(score, count)
-        size = np.bincount(stratum, minlength=count)
         known = np.bincount(stratum[labelled], minlength=count)
-        if known.all() or count == 1:
+        if known.all():
             break
-        count -= 1
     right = np.bincount(stratum[labelled], weights=correct, minlength=count).astype(np.int64)
-    return stratified_interval(size, known, right)
+    return stratified_interval(np.bincount(stratum, minlength=count), known, right)
 
 
 def stratified_interval(size: np.ndarray, known: np.ndarray, right: np.ndarray) -> tuple[float, Interval]:
@@ -105,16 +102,11 @@ def _unlabelled_right(unlabelled: np.ndarray, right: np.ndarray, wrong: np.ndarr
 
 def beta_binomial(images: int, a: float, b: float) -> np.ndarray:
     """[images + 1] the probability of each number of correct images, if the accuracy is Beta(a, b) distributed."""
-    if a == 0 or b == 0 or images == 0:
-        certain = np.zeros(images + 1)
-        certain[0 if a == 0 else images] = 1
-        return certain
-    k = np.arange(images)
-    steps = np.log((images - k) * (a + k)) - np.log((k + 1) * (b + images - k - 1))  # steps of log p from k to k + 1
-    logs = np.concatenate([[0.0], steps.cumsum()])
-    p = np.exp(logs - logs.max())
-    distribution: np.ndarray = p / p.sum()
-    return distribution
+    from scipy.stats import betabinom
+
+    if a == 0 or b == 0:
+        return np.asarray(np.eye(1, images + 1, 0 if a == 0 else images)[0])
+    return np.asarray(betabinom.pmf(np.arange(images + 1), images, a, b))
 
 
 def labels_to_decide(wins: int, losses: int, labelled: int, images: int) -> int | None:

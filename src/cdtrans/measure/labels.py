@@ -8,22 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdtrans.errors import DataError, MissingFileError
-from cdtrans.record.outcome import Part
+from cdtrans.record.outcome import Part, StoredLabel
 
 UNSURE = "unsure"
 NO_CLASS = "none of these classes"  # the image belongs to no class of the run
-COLUMNS = ("path", "label", "part")
+LABEL_COLUMNS = ("path", "label", "part")
 HOW_TO = "'cdtrans ask RUN' writes one to fill in"
 
 
-class Label(NamedTuple):
-    """A person's label for an image: a class, UNSURE or NO_CLASS."""
-
-    name: str
-    part: Part
-
-
-Labels = dict[int, Label]  # by index in the target
+LabelsByImage = dict[int, StoredLabel]  # by index in the target
 
 
 def require_clear(names: Iterable[str]) -> None:
@@ -46,7 +39,7 @@ def settled_part(*parts: str) -> Part:
     return "informative" if "informative" in parts else "other"
 
 
-class Row(NamedTuple):
+class LabelRow(NamedTuple):
     """One line of a labels file; the label is empty if none was given."""
 
     place: str  # 'line 3' or 'task 3', for messages
@@ -56,16 +49,15 @@ class Row(NamedTuple):
     digest: str = ""
 
 
-def read_rows(file: Path) -> list[Row]:
+def read_rows(file: Path) -> list[LabelRow]:
     """Every row of the file, including those without a label."""
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError as error:
-        raise MissingFileError("no-labels-file", f"The labels file '{file}' does not exist; {HOW_TO}.") from error
-    except IsADirectoryError as error:
+    if not file.exists():
+        raise MissingFileError("no-labels-file", f"The labels file '{file}' does not exist; {HOW_TO}.")
+    if file.is_dir():
         raise DataError(
             "labels-format", f"'{file}' is a folder, not a file of labels; for class folders use 'cdtrans eval'."
-        ) from error
+        )
+    content = file.read_bytes()
     if b"\0" in content:
         raise DataError("labels-format", f"'{file}' is neither a CSV nor a JSON file; {HOW_TO}.")
     text = content.decode("utf-8-sig", "surrogateescape")
@@ -74,7 +66,7 @@ def read_rows(file: Path) -> list[Row]:
     return _json_rows(file, text) if text.lstrip()[0] in "[{" else _csv_rows(file, text)
 
 
-def _csv_rows(file: Path, text: str) -> list[Row]:
+def _csv_rows(file: Path, text: str) -> list[LabelRow]:
     header = text.lstrip().splitlines()[0]
     delimiter = next((d for d in ",;\t" if d in header), ",")  # spreadsheets may save with ';' or a tab
     try:
@@ -91,15 +83,16 @@ def _csv_rows(file: Path, text: str) -> list[Row]:
                 "labels-predicted",
                 f"'{file}' has a column 'probability', so it holds predictions and no labels; {HOW_TO}.",
             )
+        columns = [names.get(name, name) for name in (*LABEL_COLUMNS, "digest")]
         return [
-            Row(f"line {reader.line_num}", *((line.get(names.get(n, n)) or "").strip() for n in (*COLUMNS, "digest")))
+            LabelRow(f"line {reader.line_num}", *((line.get(column) or "").strip() for column in columns))
             for line in reader
         ]
     except csv.Error as error:
         raise DataError("labels-format", f"'{file}' cannot be read as a CSV ({error}); {HOW_TO}.") from error
 
 
-def _json_rows(file: Path, text: str) -> list[Row]:
+def _json_rows(file: Path, text: str) -> list[LabelRow]:
     """Label Studio's exports 'JSON' and 'JSON-MIN', of the tasks that `ask` writes."""
     try:
         tasks = json.loads(text)
@@ -111,11 +104,9 @@ def _json_rows(file: Path, text: str) -> list[Row]:
         ) from error
 
 
-def _task_rows(place: str, task: dict[str, Any]) -> list[Row]:
+def _task_rows(place: str, task: dict[str, Any]) -> list[LabelRow]:
     """One row for each annotation, or one without a label."""
-    if "data" not in task:  # JSON-MIN
-        return [Row(place, task["path"], _choice(task.get("label")), task.get("part", ""), task.get("digest", ""))]
-    data = task["data"]
+    data = task.get("data", task)  # JSON-MIN has neither 'data' nor 'annotations'
     given = [
         _choice(result["value"])
         for annotation in task.get("annotations", ())
@@ -123,7 +114,8 @@ def _task_rows(place: str, task: dict[str, Any]) -> list[Row]:
         for result in annotation["result"]
         if result.get("type") == "choices"
     ]
-    return [Row(place, data["path"], label, data.get("part", ""), data.get("digest", "")) for label in given or [""]]
+    labels = given or [_choice(data.get("label"))]
+    return [LabelRow(place, data["path"], label, data.get("part", ""), data.get("digest", "")) for label in labels]
 
 
 def _choice(value: Any) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from cdtrans.errors import CdtransError, DataError, RunError, counted, named, nearest
 from cdtrans.inputs.images import UnreadableImage, decode, pixel_digest, resized
 from cdtrans.inputs.scan import LabelledDomain, scan_labelled
-from cdtrans.measure.labels import NO_CLASS, UNSURE, Label, Labels, Row, read_rows, require_clear, settled_part
-from cdtrans.record.outcome import ModelName, Part
+from cdtrans.measure.labels import NO_CLASS, UNSURE, LabelRow, LabelsByImage, read_rows, require_clear, settled_part
+from cdtrans.record.outcome import ModelName, StoredLabel
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 
@@ -31,16 +31,14 @@ class TargetImages:
         return len(self.paths)
 
     @cached_property
-    def _by_path(self) -> dict[str, int]:
-        return {path: index for index, path in enumerate(self.paths)}
-
-    @cached_property
-    def _by_digest(self) -> dict[str, int]:
-        return {digest: index for index, digest in reversed(list(enumerate(self.digests)))}
+    def _indices(self) -> dict[str, int]:
+        """By path and by digest, the first of equal images."""
+        by_digest = {digest: index for index, digest in reversed(list(enumerate(self.digests)))}
+        return by_digest | {path: index for index, path in enumerate(self.paths)}
 
     def find(self, path: str, digest: str = "") -> int | None:
         """The index of an image, by its path relative to the target or else by its pixels."""
-        return self._by_path.get(path, self._by_digest.get(digest))
+        return self._indices.get(path, self._indices.get(digest))
 
     def trained_label(self, path: str, digest: str = "") -> str | None:
         """The label of an image that the run was trained with."""
@@ -109,7 +107,7 @@ def match_classes(labelled: LabelledDomain, classes: tuple[str, ...], where: Pat
     return order[np.array(labelled.labels, dtype=np.int64)]
 
 
-def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[Row], int]:
+def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[LabelRow], int]:
     """The rows of a file that have a label, all of known classes, and the number of all rows."""
     rows = read_rows(file)
     filled = [row for row in rows if row.label]
@@ -128,13 +126,13 @@ def filled_rows(file: Path, classes: tuple[str, ...]) -> tuple[list[Row], int]:
     return filled, len(rows)
 
 
-def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Screen) -> Labels:
-    """The labels in a file for images of the target; `parts` are those of images that were asked for."""
+def match(file: Path, target: TargetImages, screen: Screen) -> LabelsByImage:
+    """The labels in a file for images of the target, one per image; contradicting rows are left out with a warning."""
     filled, rows = filled_rows(file, target.classes)
     if len(filled) < rows:
         have = "has" if len(filled) == 1 else "have"
         screen.say(f"{len(filled)} of {rows} rows {have} a label; the others are left for later.")
-    by_image: dict[int, list[Row]] = {}
+    by_image: dict[int, list[LabelRow]] = {}
     strange, trained = [], 0
     for row in filled:
         index, trained_as = find(row, file, target)
@@ -156,14 +154,26 @@ def match(file: Path, target: TargetImages, parts: dict[int, Part], screen: Scre
         if not by_image and not trained:
             raise DataError("images-not-in-target", f"{problem}; give paths relative to '{target.root}'.")
         screen.warn(f"{problem}; they are skipped.")
-    labels = settle(by_image, parts, target, screen)
-    names = {label.name for label in labels.values() if label.name != UNSURE}
-    if len(names) == 1 and len(labels) > 1:
-        screen.warn(f"All labels of '{file}' are {names.pop()!r}; if the target has other classes too, label some.")
+    labels: LabelsByImage = {}
+    contradicting = []
+    for index, same in by_image.items():
+        names = sorted({row.label for row in same})
+        if len(names) > 1:
+            contradicting.append(f"{target.paths[index]}: {' or '.join(names)}")
+        else:
+            part = settled_part(*(row.part for row in same))
+            labels[index] = StoredLabel(target.paths[index], target.digests[index], names[0], part)
+    if contradicting:
+        have = counted(len(contradicting), "image has", "images have")
+        advice = f"{'it is' if len(contradicting) == 1 else 'they are'} left out; keep one label of each"
+        screen.warn(f"{have} contradicting labels ({named(contradicting)}): {advice}.")
+    different = {entry.label for entry in labels.values() if entry.label != UNSURE}
+    if len(different) == 1 and len(labels) > 1:
+        screen.warn(f"All labels of '{file}' are {different.pop()!r}; if the target has other classes too, label some.")
     return labels
 
 
-def find(row: Row, file: Path, target: TargetImages) -> tuple[int | None, str | None]:
+def find(row: LabelRow, file: Path, target: TargetImages) -> tuple[int | None, str | None]:
     """The index of a row's image, or else the label that it was trained with. The image is found by its path relative
     to the target, or else by its pixels."""
     path = os.path.normpath(row.path)
@@ -178,24 +188,3 @@ def find(row: Row, file: Path, target: TargetImages) -> tuple[int | None, str | 
                 break
             return target.find("", digest), target.trained_label("", digest)
     return None, None
-
-
-def settle(by_image: dict[int, list[Row]], parts: dict[int, Part], target: TargetImages, screen: Screen) -> Labels:
-    """One label per image; contradicting rows are left out with a warning."""
-    labels: Labels = {}
-    contradicting = []
-    for index, rows in by_image.items():
-        names = sorted({row.label for row in rows})
-        if len(names) > 1:
-            contradicting.append(f"{target.paths[index]}: {' or '.join(names)}")
-        else:
-            labels[index] = Label(names[0], settled_part(parts.get(index, ""), *(row.part for row in rows)))
-    if contradicting:
-        have = counted(len(contradicting), "image has", "images have")
-        advice = f"{'it is' if len(contradicting) == 1 else 'they are'} left out; keep one label of each"
-        screen.warn(f"{have} contradicting labels ({named(contradicting)}): {advice}.")
-    elsewhere = sum(labels[i].part == "random" != parts.get(i) for i in labels)
-    if parts and elsewhere:
-        are = counted(elsewhere, "label is", "labels are")
-        screen.say(f"{are} of a random part that was drawn for another run, and used to measure this one too.")
-    return labels

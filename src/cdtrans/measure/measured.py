@@ -1,6 +1,7 @@
 """Measure the models of a finished run with target labels: `eval` reads labelled images, `answer` labels of the run's
 own target images. Both make one `Measured`."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +14,7 @@ from cdtrans.errors import CdtransError, DataError, counted, named
 from cdtrans.inputs.images import judge_unreadable
 from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.measure.intervals import accuracy_interval, class_mean_interval, labels_to_decide, sign_test, wilson
-from cdtrans.measure.labels import NO_CLASS, UNSURE, Label, Labels, settled_part
+from cdtrans.measure.labels import NO_CLASS, UNSURE, LabelsByImage, settled_part
 from cdtrans.measure.matching import RunTarget, match, match_classes, read_target, require_untrained, scan_labels
 from cdtrans.record import layout, wording
 from cdtrans.record.outcome import (
@@ -25,7 +26,6 @@ from cdtrans.record.outcome import (
     Measured,
     Part,
     Scores,
-    StoredLabel,
 )
 from cdtrans.record.probabilities import temperature
 from cdtrans.record.record import RunRecord
@@ -76,32 +76,21 @@ def evaluate(
         screen.warn(warning)
     true = match_classes(labelled, classifier.classes, where)
     target = read_target(record)
-    results = predict_labelled(classifier, labelled, true, target, where, max_bad, screen)
-    own = {name: score(results.true, results.predicted, len(classifier.classes))}
-    facts: dict[str, Any] = {"model": name, "skipped": results.skipped, "trained_with": results.trained_with}
-    facts["calibration"] = calibration(results.confidence, results.predicted == results.true)
-    places = [target.find("", digest) for digest in results.digests]
+    rows, skipped, trained_with = predict_labelled(classifier, labelled, true, target, where, max_bad, screen)
+    digests, classes, predicted, confidence = (np.array(column) for column in zip(*rows, strict=True))
+    own = {name: score_predictions(classes, predicted, len(classifier.classes))}
+    facts: dict[str, Any] = {"model": name, "skipped": skipped, "trained_with": trained_with}
+    facts["calibration"] = calibration(confidence, predicted == classes)
+    places = [target.find("", digest) for digest in digests]
     if None in places:
-        warn_of_source(record, results.digests, screen)
-        count = len(results.true)
+        warn_of_source(record, digests, screen)
+        count = len(classes)
         return Measured(classes=classifier.classes, images=count, target=None, whole_target=False, models=own, **facts)
-    both = measure(target, np.array(places), results.true)
+    both = measure(target, np.array(places), classes)
     measured = replace(both, models=both.models | own, **facts)
     if model == "chosen":
         keep(record, measured, screen)
     return measured
-
-
-@dataclass(frozen=True)
-class LabelledPredictions:
-    """A model's predictions for those labelled images that can measure it."""
-
-    digests: tuple[str, ...]
-    true: np.ndarray  # [n] classes
-    predicted: np.ndarray  # [n]
-    confidence: np.ndarray  # [n]
-    skipped: int
-    trained_with: int
 
 
 def predict_labelled(
@@ -112,8 +101,9 @@ def predict_labelled(
     where: Path,
     max_bad: float,
     screen: Screen,
-) -> LabelledPredictions:
-    """Predict the labelled images. Unreadable ones are skipped, and those left out that the run was trained with."""
+) -> tuple[list[tuple[str, int, int, float]], int, int]:
+    """Digest, class, predicted class and confidence of the labelled images that can measure a model; how many others
+    cannot be read, and how many the run was trained with."""
     position = {name: i for i, name in enumerate(classifier.classes)}
     rows: list[tuple[str, int, int, float]] = []
     skipped: list[Unreadable] = []
@@ -143,13 +133,10 @@ def predict_labelled(
         raise DataError(
             "no-readable-image", f"No labelled image of '{where}' can be read: restore the files, or choose others."
         )
-    digests, true_classes, predicted, confidence = zip(*rows, strict=True)
-    return LabelledPredictions(
-        digests, np.array(true_classes), np.array(predicted), np.array(confidence), len(skipped), trained_with
-    )
+    return rows, len(skipped), trained_with
 
 
-def warn_of_source(record: RunRecord, digests: tuple[str, ...], screen: Screen) -> None:
+def warn_of_source(record: RunRecord, digests: Collection[str], screen: Screen) -> None:
     """Source images say nothing about the target."""
     if of_source := len(set(record.images.digests["source"]) & set(digests)):
         are = "is a source image" if of_source == 1 else "are source images"
@@ -191,9 +178,9 @@ def answer(
     screen, record = screen or Screen(quiet=True), RunRecord(Path(run))
     target = read_target(record)
     require_untrained(target)
-    given = match(Path(labels), target, asked_parts(target), screen)
-    every = merge(answered_labels(target), given, target, screen)
-    sure = {i: label for i, label in every.items() if label.name != UNSURE}
+    before, given = labels_so_far(target), match(Path(labels), target, screen)
+    every = labels_so_far(target, given)
+    announce(target, before, given, every, screen)
     measured = measure_answers(target, every)
     if measured and measured.model == "adapted" and measured.images >= ENOUGH:
         logits = record.logits.adapted
@@ -201,8 +188,15 @@ def answer(
         # a model is surer of images that it was trained with, and they are not measured
         recalibrate(record, temperature(logits[target.rows], measured.accuracy))
         measured = replace(measured, recalibrated=True)
-    write_answers(target, every, measured)
-    return Answered(len(target), len(sure), measured)
+    earlier = record.answers is not None and record.answers.calibrated
+    answers = Answers(
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        calibrated=earlier or (measured is not None and measured.recalibrated),
+        measured=measured,
+        labels=tuple(every[i] for i in sorted(every)),
+    )
+    rewrite(record.folder, layout.ANSWERS, answers)
+    return Answered(len(target), sum(entry.label != UNSURE for entry in every.values()), measured)
 
 
 def asked_parts(target: RunTarget) -> dict[int, Part]:
@@ -212,49 +206,42 @@ def asked_parts(target: RunTarget) -> dict[int, Part]:
     return {index: q.part for q in images if (index := target.find(q.path, q.digest)) is not None}
 
 
-def answered_labels(target: RunTarget) -> Labels:
-    """The labels so far. An image that was answered for the informative part may have been drawn for the random part
-    since."""
+def labels_so_far(target: RunTarget, given: LabelsByImage | None = None) -> LabelsByImage:
+    """The labels that the run has read and those given now, which replace earlier ones. The part of an image is settled
+    by every question about it and by every label: it may have been drawn for the random part since."""
     answers, parts = target.record.answers, asked_parts(target)
-    labels: Labels = {}
-    for entry in answers.labels if answers else ():
+    labels: LabelsByImage = {}
+    for entry in (*(answers.labels if answers else ()), *(given or {}).values()):
         if (index := target.find(entry.path, entry.digest)) is not None:
-            labels[index] = Label(entry.label, settled_part(parts.get(index, ""), entry.part))
+            parts[index] = settled_part(parts.get(index, ""), entry.part)
+            labels[index] = replace(entry, part=parts[index])
     return labels
 
 
-def merge(before: Labels, given: Labels, target: RunTarget, screen: Screen) -> Labels:
-    """Earlier labels and new ones; a new one replaces an earlier one."""
-    changed = [target.paths[i] for i, new in given.items() if i in before and before[i].name != new.name]
-    if changed:
+def announce(
+    target: RunTarget, before: LabelsByImage, given: LabelsByImage, every: LabelsByImage, screen: Screen
+) -> None:
+    """Which labels replace others, and which were not asked for by this run's questions."""
+    asked = asked_parts(target)
+    elsewhere = sum(every[i].part == "random" != asked.get(i) for i in given)
+    if asked and elsewhere:
+        are = counted(elsewhere, "label is", "labels are")
+        screen.say(f"{are} of a random part that was drawn for another run, and used to measure this one too.")
+    if changed := [target.paths[i] for i, new in given.items() if i in before and before[i].label != new.label]:
         screen.warn(f"{counted(len(changed), 'image')} had another label before, which is replaced: {named(changed)}.")
-    kept = len(before.keys() - given.keys())
-    if kept:
+    if kept := len(before.keys() - given.keys()):
         screen.say(f"{counted(kept, 'label of earlier answers is', 'labels of earlier answers are')} used too.")
-    again = {i: Label(new.name, settled_part(before[i].part, new.part)) for i, new in given.items() if i in before}
-    return before | given | again
 
 
-def measure_answers(target: RunTarget, labels: Labels) -> Measured | None:
+def measure_answers(target: RunTarget, labels: LabelsByImage) -> Measured | None:
     """Both models by the random part only, or by all labels if every image has one; None without such a label."""
-    sure = {i: label for i, label in labels.items() if label.name != UNSURE}
-    used = sorted(i for i, label in sure.items() if len(sure) == len(target) or label.part == "random")
+    sure = {i: entry for i, entry in labels.items() if entry.label != UNSURE}
+    used = sorted(i for i, entry in sure.items() if len(sure) == len(target) or entry.part == "random")
     if not used:
         return None
-    true = [target.classes.index(name) if (name := sure[i].name) != NO_CLASS else -1 for i in used]
-    unsure = sum(label.name == UNSURE and label.part == "random" for label in labels.values())
+    true = [target.classes.index(name) if (name := sure[i].label) != NO_CLASS else -1 for i in used]
+    unsure = sum(entry.label == UNSURE and entry.part == "random" for entry in labels.values())
     return replace(measure(target, np.array(used), np.array(true), random=True), unsure=unsure)
-
-
-def write_answers(target: RunTarget, labels: Labels, measured: Measured | None) -> None:
-    before = target.record.answers
-    stored = tuple(
-        StoredLabel(target.paths[i], target.digests[i], label.name, label.part) for i, label in sorted(labels.items())
-    )
-    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    calibrated = (measured is not None and measured.recalibrated) or (before is not None and before.calibrated)
-    answers = Answers(date, calibrated, measured, stored)
-    rewrite(target.record.folder, layout.ANSWERS, answers)
 
 
 def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: bool = False) -> Measured:
@@ -265,7 +252,7 @@ def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: 
     classes = len(target.classes)
 
     def scores(predicted: np.ndarray) -> Scores:
-        counts = score(true, predicted, classes)
+        counts = score_predictions(true, predicted, classes)
         if whole or not random:
             return counts
         accuracy, interval = accuracy_interval(target.confidence, places, predicted == true)
@@ -283,13 +270,13 @@ def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: 
         models=models,
         epochs=tuple(replace(scores(predicted.astype(np.int64)), confusion=()) for predicted in every),
         adapted_epoch=outcome.adapted_epoch,
-        comparison=compare(target, places, true, whole=whole, random=random) if "adapted" in models else None,
+        comparison=compare_models(target, places, true, whole=whole, random=random) if "adapted" in models else None,
         random=random,
         no_class=int((true < 0).sum()),
     )
 
 
-def score(true: np.ndarray, predicted: np.ndarray, classes: int) -> Scores:
+def score_predictions(true: np.ndarray, predicted: np.ndarray, classes: int) -> Scores:
     """[n] true and [n] predicted classes -> scores. Images of no class, -1, count as wrong."""
     known = true >= 0
     counts = np.bincount(true[known] * classes + predicted[known], minlength=classes * classes)
@@ -304,7 +291,7 @@ def score(true: np.ndarray, predicted: np.ndarray, classes: int) -> Scores:
     return Scores(accuracy, interval, class_mean, class_interval, tuple(right.tolist()), tuple(images.tolist()), rows)
 
 
-def compare(target: RunTarget, places: np.ndarray, true: np.ndarray, *, whole: bool, random: bool) -> Comparison:
+def compare_models(target: RunTarget, places: np.ndarray, true: np.ndarray, *, whole: bool, random: bool) -> Comparison:
     """The adapted model against the source-only one. If every target image is labelled, chance plays no part."""
     adapted, source = (target.predicted[name][places] == true for name in ("adapted", "source"))
     wins, losses = int((adapted & ~source).sum()), int((source & ~adapted).sum())

@@ -79,8 +79,8 @@ class Given:
     @classmethod
     def _matched(cls, file: str, images: TargetImages, screen: Screen) -> "Given":
         """All but the random part."""
-        matched = match(Path(file), images, {}, screen)
-        kept = sorted((i, label.name) for i, label in matched.items() if label.part != "random")
+        matched = match(Path(file), images, screen)
+        kept = sorted((i, entry.label) for i, entry in matched.items() if entry.part != "random")
         labels = {i: images.classes.index(name) for i, name in kept if name not in (UNSURE, NO_CLASS)}
         return cls(labels, len(matched) - len(kept))
 
