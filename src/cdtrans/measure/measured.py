@@ -74,9 +74,8 @@ def evaluate(
     classifier = load(run, model=model, device=device)
     if warning := wording.trained_with_labels(record.outcome, name):
         screen.warn(warning)
-    true = match_classes(labelled, classifier.classes, where)
     target = read_target(record)
-    rows, skipped, trained_with = predict_labelled(classifier, labelled, true, target, where, max_bad, screen)
+    rows, skipped, trained_with = predict_labelled(classifier, labelled, where, target, max_bad, screen)
     digests, classes, predicted, confidence = (np.array(column) for column in zip(*rows, strict=True))
     own = {name: score_predictions(classes, predicted, len(classifier.classes))}
     facts: dict[str, Any] = {"model": name, "skipped": skipped, "trained_with": trained_with}
@@ -84,8 +83,9 @@ def evaluate(
     places = [target.find("", digest) for digest in digests]
     if None in places:
         warn_of_source(record, digests, screen)
-        count = len(classes)
-        return Measured(classes=classifier.classes, images=count, target=None, whole_target=False, models=own, **facts)
+        return Measured(
+            classes=classifier.classes, images=len(rows), target=None, whole_target=False, models=own, **facts
+        )
     both = measure(target, np.array(places), classes)
     measured = replace(both, models=both.models | own, **facts)
     if model == "chosen":
@@ -94,17 +94,11 @@ def evaluate(
 
 
 def predict_labelled(
-    classifier: Classifier,
-    labelled: LabelledDomain,
-    true: np.ndarray,
-    target: RunTarget,
-    where: Path,
-    max_bad: float,
-    screen: Screen,
+    classifier: Classifier, labelled: LabelledDomain, where: Path, target: RunTarget, max_bad: float, screen: Screen
 ) -> tuple[list[tuple[str, int, int, float]], int, int]:
     """Digest, class, predicted class and confidence of the labelled images that can measure a model; how many others
     cannot be read, and how many the run was trained with."""
-    position = {name: i for i, name in enumerate(classifier.classes)}
+    true = match_classes(labelled, classifier.classes, where)
     rows: list[tuple[str, int, int, float]] = []
     skipped: list[Unreadable] = []
     trained_with = 0
@@ -116,7 +110,7 @@ def predict_labelled(
             elif target.trained_label("", result.digest) is not None:
                 trained_with += 1
             else:
-                rows.append((result.digest, true[i], position[result.label], result.probability))
+                rows.append((result.digest, true[i], classifier.classes.index(result.label), result.probability))
             task.advance(1)
     if skipped:
         first = skipped[0]
