@@ -27,39 +27,15 @@ from cdtrans.run.pipeline import resolve
 from support import raises
 
 # docs/method.md, sections 2 and 3: what the authors' scripts say.
-AUTHORS = {
-    "resize": 256,
-    "crop": 224,
-    "flip": 0.5,
-    "neck": "batchnorm",
-    "drop_path": 0.1,
-    "first_block_residual": True,
-    "source_epochs": 10,
-    "source_lr": 0.008,
-    "label_smoothing": 0.1,
-    "epochs": 40,
-    "lr": 0.008,
-    "rebuild_every": 10,
-    "detach_teacher": False,
-    "loss_source": "cls",
-    "loss_source_target": "dtl",
-    "loss_target": "cls",
-    "pairing": "two_way",
-    "center_aware": True,
-    "target_class": "center",
-    "mutual_pairs": "twice",
-    "optimizer": "sgd",
-    "batch_size": 64,
-    "momentum": 0.9,
-    "weight_decay": 1e-4,
-    "bias_lr_factor": 2.0,
-    "warmup_epochs": 10,
-    "clip_norm": 1.0,
-    "seed": 1234,
-    "encode_batch": 256,
-    "backbone": "deit_small_distilled_patch16_224.fb_in1k",
-    "pretrained": True,
-}
+AUTHORS = yaml.safe_load("""
+    {resize: 256, crop: 224, flip: 0.5, neck: batchnorm, drop_path: 0.1, first_block_residual: true,
+    source_epochs: 10, source_lr: 0.008, label_smoothing: 0.1, epochs: 40, lr: 0.008, rebuild_every: 10,
+    detach_teacher: false, loss_source: cls, loss_source_target: dtl, loss_target: cls,
+    pairing: two_way, center_aware: true, target_class: center, mutual_pairs: twice,
+    optimizer: sgd, batch_size: 64, momentum: 0.9, weight_decay: 0.0001, bias_lr_factor: 2.0, warmup_epochs: 10,
+    clip_norm: 1.0, seed: 1234, encode_batch: 256,
+    backbone: deit_small_distilled_patch16_224.fb_in1k, pretrained: true}
+""")
 
 
 def test_the_defaults_are_the_authors_recipe() -> None:

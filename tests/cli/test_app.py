@@ -48,17 +48,7 @@ FLAGS = {  # flags of each verb, beside those of every verb and the settings
     **{"push": {"--private", "--model"}, "report": set(), "choose": set(), "methods": set(), "answer": set()},
     "predict": SCORING | {"--csv", "--parquet", "--top", "--abstain", "--keep", "--accuracy", "--unknown"},
     **{"ask": {"--budget", "--out", "--seed", "--force"}, "cache": {"--cache", "--clear", "--root"}},
-    "bench": {
-        "--data",
-        "--seeds",
-        "--tasks",
-        "--jobs",
-        "--out",
-        "--config",
-        "--allow-incomplete",
-        "--force",
-        "--start",
-    },
+    "bench": PAIRS - {"--labels"} | {"--data", "--seeds", "--tasks", "--allow-incomplete", "--start"},
     **{"ablate losses": PAIRS, "ablate pseudo-labels": PAIRS},
 }
 
@@ -351,12 +341,6 @@ class TestAdapt:
         assert says(quiet.out, "runs/x", "epoch 7", "60% to 90%")
         assert (quiet.out.count("\n"), quiet.err, loud.err) == (1, "", "")
 
-    def test_a_finished_run_is_not_run_again(self, run: Run, finished) -> None:
-        ended = run(*finished.task.adapt(finished.run), "--json")
-        assert ended.code == 0, ended.err
-        assert json.loads(ended.out)["run"] == str(finished.run)
-        assert "already finished" in ended.err
-
 
 class TestCheck:
     def test_only_what_was_given_is_passed_on(self, run: Run, answering) -> None:
@@ -377,13 +361,6 @@ class TestCheck:
         expected = {"state": "stop", "findings": [row | {"details": {"d": 1}}], "backbone": None}
         assert json.loads(ended.out) == expected | {"skipped": "it is Sunday"}
         assert ended.out.count("\n") == 1
-
-    def test_real_images(self, run: Run, finished, tmp_path: Path) -> None:
-        places = finished.task.source, finished.task.target
-        ended = run("check", *places, "--config", finished.task.config, "--json")
-        assert (ended.code, json.loads(ended.out)["state"]) == (0, "ok")
-        assert "does not exist" in one_sentence(run("check", places[0], tmp_path / "nowhere").err)
-        assert "are the same" in one_sentence(run("check", places[0], places[0]).err)
 
 
 def of_model(scores: Scores, names: tuple[str, ...]) -> Measured:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import CDTransOptions, make_config
+from cdtrans.config import CDTransOptions
 from cdtrans.methods.base import Batch, Sizes
 from cdtrans.methods.cdtrans import Branches, CDTrans, branch_losses, distillation_loss
 from cdtrans.network.network import Network, Output
-from cdtrans.run.pipeline import make_method
 from support import from_authors_names
 
 PROGRESS = torch.zeros(())
@@ -92,10 +91,3 @@ def test_the_first_block_s_residual_is_an_option(tiny: Tiny, residual: bool) -> 
     losses = golden_losses(tiny, first_block_residual=residual)
     same = torch.allclose(losses["loss_distillation"], tiny[1]["train/loss_distill"], atol=1e-10)
     assert same == residual, "the authors' code has it"
-
-
-def test_the_settings_of_a_run_reach_the_method(tiny: Tiny) -> None:
-    values: dict[str, Any] = {"center_aware": False, "target_class": "pair", "detach_teacher": True}
-    for settings in (values, {"method_args": values}):
-        method = make_method(CDTrans, tiny[0], make_config(settings), Sizes(5, 10, 10))
-        assert method.options == CDTransOptions(**values)

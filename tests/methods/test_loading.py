@@ -11,7 +11,7 @@ from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method
 from cdtrans.network.network import Head, Network, feature_dim
-from cdtrans.run.pipeline import require_source, resolve
+from cdtrans.run.pipeline import require_source
 from cdtrans.studies.recipes import OWN_START
 from commands import warm
 from support import raises, says
@@ -70,20 +70,6 @@ def test_a_backbone_that_a_method_cannot_work_with(name: str, backbone: str) -> 
     model = timm.create_model(backbone, num_classes=0, **args)
     with raises("backbone-misfit"):
         method_class(name).check(Network(model, Head(feature_dim(model), 3, "none")), backbone)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"method_args": {"trade_of": 1}},
-        {"pairing": "two_way"},  # an option of another method
-        *({"method_args": {"trade_off": value}} for value in (-1, "much", None)),
-    ],
-    ids=str,
-)
-def test_a_wrong_option(settings: dict) -> None:
-    with pytest.raises(ValueError, match="trade_off"):
-        resolve(make_config({"method": "dann", "crop": 16, "resize": 18} | settings))
 
 
 class TestOwnFile:

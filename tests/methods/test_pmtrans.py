@@ -1,5 +1,7 @@
 """PMTrans by hand: the mixed images and the two losses on them."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,9 +11,7 @@ from cdtrans.methods.base import Batch
 from cdtrans.methods.pmtrans import PMTrans, feature_loss, label_loss
 from support import tiny_batch, tiny_method
 
-
-def make_method() -> PMTrans:
-    return tiny_method(PMTrans, depth=2)  # type: ignore[no-any-return]
+make_method = partial(tiny_method, PMTrans, depth=2)
 
 
 def make_batch() -> Batch:

@@ -1,6 +1,7 @@
 """SSRT by hand: the perturbed tokens, the refinement, and the safe training's decisions."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,7 @@ from cdtrans.methods.ssrt import MEANINGFUL, SSRT, SafeTraining, perturbing, ref
 from cdtrans.network.blocks import Tokens, run_blocks
 from support import tiny_batch, tiny_method
 
-
-def make_method() -> SSRT:
-    return tiny_method(SSRT, depth=3, hidden=8)  # type: ignore[no-any-return]
+make_method = partial(tiny_method, SSRT, depth=3, hidden=8)
 
 
 def test_tokens_are_moved_towards_the_neighbour_s_before_one_block() -> None:

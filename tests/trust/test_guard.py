@@ -87,10 +87,6 @@ def test_weak_features_or_few_images_are_not_decisive(learnable: float, images: 
     assert decide(measures).kind == "unknown"
 
 
-def test_what_speaks_against_the_start_speaks_against_the_end() -> None:
-    assert "source-not-learnt" in names(judge_adapted(healthy(0.2), healthy(0.2), evidence()))
-
-
 def test_predictions_that_the_source_does_not_support_are_no_harm_but_unknown() -> None:
     apart = torch.where(torch.arange(600) < 420, (TARGET + 1) % 6, TARGET)
     measures = judge_adapted(healthy(), healthy(), evidence(nearest=apart))

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from cdtrans.inputs.images import THUMBNAIL as SIDE, Header, Traces
 from cdtrans.trust import preflight
-from cdtrans.trust.preflight import Finding, examine, examine_target, graded, gravest, refuse
+from cdtrans.trust.preflight import Finding, examine, examine_target, gravest, refuse
 from support import raises, says
 
 
@@ -200,11 +200,6 @@ class TestFindings:
     def test_the_gravest_decides(self, states: list[str]) -> None:
         expected = next((s for s in ("stop", "warning") if s in states), "ok")
         assert gravest([Finding(s, "x", "y") for s in states]) == expected  # type: ignore[arg-type]
-
-    def test_grades_are_beyond_their_limit(self) -> None:
-        states = [graded(v, warning=0.1, stop=0.5) for v in (0.1, 0.11, 0.5, 0.51)]
-        assert states == ["ok", "warning", "warning", "stop"]
-        assert graded(1e9, warning=1) == "warning"
 
     def test_refusal(self) -> None:
         refuse([Finding("ok", "a", "b"), Finding("warning", "a", "b")])
