@@ -177,10 +177,9 @@ def _as_kind(value: Any, kind: Any, place: str, written: bool, limits: Range) ->
         made = [check_value(each, arguments[1], _inside(place, key), written=written) for key, each in value.items()]
         return dict(zip(names, made, strict=True))
     wanted = types.NoneType if kind is None else origin or kind
-    if origin is Literal or (wanted is Sequence and isinstance(value, str)):
-        raise _unlike(kind, value, place)
     checkable = isinstance(wanted, type) and wanted.__module__ != "typing"  # not Any, IO and the like
-    if checkable and not isinstance(value, wanted):
+    text = wanted is Sequence and isinstance(value, str)
+    if origin is Literal or text or (checkable and not isinstance(value, wanted)):
         raise _unlike(kind, value, place)
     return value
 

@@ -38,11 +38,12 @@ def probe(source: Sample, labels: np.ndarray, classes: Sequence[str], target: Sa
     x, y = _standardised(source.features), _standardised(target.features)
     with warnings.catch_warnings():  # about classes smaller than the folds, and a solver stopped early
         warnings.simplefilter("ignore")
-        held_out = _cross_validated(x, labels, seed)  # [N, K]
+        held_out = _held_out(x, labels, seed, "predict_proba")  # [N, K]
         domain_accuracy = _domain_accuracy(source.features, target.features, seed)
+    guess = np.unique(labels)[held_out.argmax(axis=1)]
     return [
-        separability(held_out, labels),
-        label_errors(held_out, labels, classes, source.paths),
+        separability(guess, labels),
+        label_errors(held_out, guess, labels, classes, source.paths),
         domain_distance(domain_accuracy),
         class_shares(_nearest_labels(x, labels, y), labels, [classes[k] for k in np.unique(labels)]),
     ]
@@ -53,12 +54,11 @@ def enough(labels: np.ndarray, targets: int) -> bool:
     return bool((np.bincount(labels) >= FOLDS).sum() >= 2) and targets >= FOLDS
 
 
-def separability(held_out: np.ndarray, labels: np.ndarray) -> Finding:
-    accuracy = float((_best(held_out, labels) == labels).mean())
-    guess = float(np.bincount(labels).max() / len(labels))
-    gain = (accuracy - guess) / (1 - guess)
+def separability(guess: np.ndarray, labels: np.ndarray) -> Finding:
+    accuracy, largest = float((guess == labels).mean()), float(np.bincount(labels).max() / len(labels))
+    gain = (accuracy - largest) / (1 - largest)
     statement = f"A linear classifier predicts the label of held-out source images in {accuracy:.0%} of cases"
-    details = {"accuracy": accuracy, "largest_class": guess, "images": len(labels)}
+    details = {"accuracy": accuracy, "largest_class": largest, "images": len(labels)}
     if gain < CHANCE and len(labels) >= ENOUGH:
         advice = "Check that the labels belong to the images: these labels cannot be learnt."
         return Finding("stop", "separability", statement, advice, details)
@@ -68,11 +68,12 @@ def separability(held_out: np.ndarray, labels: np.ndarray) -> Finding:
     return Finding("ok", "separability", statement, details=details)
 
 
-def label_errors(held_out: np.ndarray, labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]) -> Finding:
+def label_errors(
+    held_out: np.ndarray, guess: np.ndarray, labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]
+) -> Finding:
     """Most confident first. The limit is relative to the confidence in correct predictions, which grows with the number
     of images."""
-    guess, present = _best(held_out, labels), np.unique(labels)
-    sure, own = held_out.max(axis=1), held_out[np.arange(len(labels)), np.searchsorted(present, labels)]
+    sure, own = held_out.max(axis=1), held_out[np.arange(len(labels)), np.searchsorted(np.unique(labels), labels)]
     right = guess == labels
     usual = sure[right].mean() if right.any() else np.inf
     doubtful = np.flatnonzero(~right & (sure >= SURE * usual) & (own <= DOUBTED * sure))
@@ -108,8 +109,7 @@ def domain_distance(accuracy: float) -> Finding:
 def class_shares(nearest: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> Finding:
     """Class shares by the nearest source images of the target images, compared with the source's own. Neither this nor
     anything else that was tried can tell a target with classes missing from the source from a distant one."""
-    expected = _shares(labels, labels)
-    observed = _shares(nearest, labels)
+    expected, observed = (np.array([(x == k).mean() for k in np.unique(labels)]) for x in (labels, nearest))
     shift = float(np.abs(observed - expected).sum() / 2)
     rare = np.flatnonzero((observed < RARE * expected) & (len(nearest) * expected >= EXPECTED))
     details: dict[str, Any] = {"shift": shift, "rare": [names[k] for k in rare.tolist()]}
@@ -120,11 +120,6 @@ def class_shares(nearest: np.ndarray, labels: np.ndarray, names: Sequence[str]) 
     seldom = f": {named(details['rare'])} are rare or missing" if details["rare"] else ""
     advice = "Remove source classes that the target does not have: a run assumes the same classes."
     return Finding("warning", "class shares", f"{statement}{seldom}", advice, details)
-
-
-def _shares(labels: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """The share of each class in `of`."""
-    return np.array([(labels == k).mean() for k in np.unique(of)])
 
 
 def _nearest_labels(x: np.ndarray, labels: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -138,14 +133,11 @@ def _standardised(features: np.ndarray) -> np.ndarray:
     return np.asarray((features - features.mean(axis=0)) / np.where(deviation > 0, deviation, 1))
 
 
-def _classifier() -> LogisticRegression:
-    return LogisticRegression(C=STRENGTH, max_iter=ROUNDS)
-
-
-def _cross_validated(x: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
-    """[N, K] probabilities of each image from a classifier that was fitted without it."""
+def _held_out(x: np.ndarray, labels: np.ndarray, seed: int, method: str) -> np.ndarray:
+    """What this method of a classifier says about each image, fitted without it."""
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-    return np.asarray(cross_val_predict(_classifier(), x, labels, cv=folds, method="predict_proba"))
+    classifier = LogisticRegression(C=STRENGTH, max_iter=ROUNDS)
+    return np.asarray(cross_val_predict(classifier, x, labels, cv=folds, method=method))
 
 
 def _domain_accuracy(source: np.ndarray, target: np.ndarray, seed: int) -> float:
@@ -153,9 +145,4 @@ def _domain_accuracy(source: np.ndarray, target: np.ndarray, seed: int) -> float
     rng, count = np.random.default_rng(seed), min(len(source), len(target))
     drawn = [domain[rng.choice(len(domain), count, replace=False)] for domain in (source, target)]
     x, domain = _standardised(np.concatenate(drawn)), np.repeat([0, 1], count)
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-    return float((cross_val_predict(_classifier(), x, domain, cv=folds) == domain).mean())
-
-
-def _best(held_out: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return np.asarray(np.unique(labels)[held_out.argmax(axis=1)])
+    return float((_held_out(x, domain, seed, "predict") == domain).mean())

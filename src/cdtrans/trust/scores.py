@@ -41,13 +41,14 @@ def score(encoded: Encoded) -> Scores:
     diversity = float(shannon_entropy(p.mean(dim=0))) / most
     predicted = p.argmax(dim=1)
     features = F.normalize(encoded.features[:SAMPLE])
-    clusters = cluster(features, p.shape[1])
+    labellings = torch.stack([predicted[:SAMPLE], cluster(features, p.shape[1])])
+    alike = bool((labellings[0] == predicted[0]).all())  # one class alone would agree with a single cluster
     return Scores(
         confidence=1 - uncertainty,
         diversity=diversity,
         information=diversity - uncertainty,
         nuclear_norm=nuclear_norm(p),
-        clusters=agreement(predicted[:SAMPLE], clusters),
+        clusters=0.0 if alike else adjusted_mutual_information(*labellings.cpu().numpy()),
         density=density(p[:SAMPLE].float()),
         centers=float((pseudo_labels(encoded.features, encoded.logits) == predicted).double().mean()),
     )
@@ -57,12 +58,6 @@ def shannon_entropy(p: Tensor) -> Tensor:
     """The entropy of distributions along the last dimension, in nats. Not torch's `entr`, which takes a third of a
     second to compile."""
     return -torch.xlogy(p, p).sum(dim=-1)
-
-
-def agreement(predicted: Tensor, clusters: Tensor) -> float:
-    """Adjusted mutual information; 0 if only one class is predicted, which would agree with a single cluster."""
-    first, second = torch.stack([predicted, clusters]).cpu().numpy()
-    return 0.0 if (first == first[0]).all() else adjusted_mutual_information(first, second)
 
 
 def nuclear_norm(p: Tensor) -> float:
