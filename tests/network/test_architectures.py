@@ -7,6 +7,7 @@ import torch
 
 from architectures import CROSS, OTHERS, Small, images, small_network
 from cdtrans.methods.cdtrans import branch_features, require_cross_attention
+from cdtrans.network.blocks import embed
 from cdtrans.network.network import Network
 from slow_attention import slow_features
 from support import raises
@@ -54,12 +55,28 @@ def test_which_of_them_have_cross_attention(family: str) -> None:
 
 
 @pytest.mark.parametrize("first_block_residual", [True, False])
-@torch.no_grad()
-def test_one_batch_equals_attention_written_out(cross: tuple[Network, Small], first_block_residual: bool) -> None:
+def test_one_batch_and_its_gradients_are_those_of_attention_written_out(
+    cross: tuple[Network, Small], first_block_residual: bool
+) -> None:
     network, small = cross
-    source, target = images(small.size, 0), images(small.size, 1)
-    fast = branch_features(network, source, target, first_block_residual=first_block_residual)
+    source, target = images(small.size, 0, count=1), images(small.size, 1, count=1)
     tolerance = ROUNDED if getattr(network.backbone, "rope_mixed", False) else TOLERANCE
-    slow = slow_features(network.backbone, source[:1], target[:1], first_block_residual)
-    for a, b in zip(fast, slow, strict=True):
-        torch.testing.assert_close(a[:1], b, **tolerance)
+    fast = torch.cat(branch_features(network, source, target, first_block_residual=first_block_residual))
+    slow = torch.cat(slow_features(network.backbone, source, target, first_block_residual))
+    torch.testing.assert_close(fast, slow, **tolerance)
+    parameters, weight = list(network.backbone.parameters()), torch.randn_like(slow)
+    ours, theirs = (torch.autograd.grad((x * weight).sum(), parameters, allow_unused=True) for x in (fast, slow))
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, **tolerance)
+
+
+def test_only_what_the_pooling_reads_is_computed_in_the_last_block(cross: tuple[Network, Small]) -> None:
+    (network, small), rows = cross, []
+    backbone, x = network.backbone, images(small.size, 0)
+    hook = backbone.blocks[-1].mlp.register_forward_hook(lambda mlp, inputs, output: rows.append(output.shape[1]))
+    branch_features(network, x, x)
+    hook.remove()
+    read = 1 if backbone.global_pool == "token" and backbone.num_prefix_tokens else embed(backbone, x).x.shape[1]
+    assert rows == [read]

@@ -74,16 +74,12 @@ def test_a_run_whose_encoded_images_are_on_the_cpu(
     assert (tmp_path / "run" / "result.json").exists()
 
 
-def test_precision_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pick_precision("auto", CPU) == "fp32"
+def test_the_precision_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_bf16, expected in ((True, "bf16"), (False, "fp16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bf16: has)
         assert pick_precision("auto", CUDA) == expected
-
-
-def test_precision_by_name() -> None:
     assert [pick_precision(name, CUDA) for name in ("fp32", "bf16", "fp16")] == ["fp32", "bf16", "fp16"]
-    assert [pick_precision(name, CPU) for name in ("fp32", "bf16")] == ["fp32", "bf16"]
+    assert [pick_precision(name, CPU) for name in ("auto", "fp32", "bf16")] == ["fp32", "fp32", "bf16"]
     with raises("precision-of-device"):
         pick_precision("fp16", CPU)
 

@@ -101,19 +101,21 @@ def test_a_run_with_more_processes_than_gpus_is_refused_before_anything_is_writt
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_with_a_gpu_each_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(monkeypatch, processes=2, gpus=2)
-    group.others_take(1)
-    with ranks.joined("auto"):
-        assert group.backends == ["nccl"]
-
-
-def test_processes_that_each_see_only_their_own_gpu_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Slurm's --gpus-per-task and torchrun's --virtual-local-rank do it: GPU 0 is another one for each of them."""
-    group = Group(monkeypatch, processes=2, gpus=1)
-    group.others_take(5)
-    with ranks.joined("auto"):
-        assert group.backends == ["nccl"]
+@pytest.mark.parametrize(
+    ("device", "gpus", "taken_by_the_other", "backend"),
+    [
+        ("auto", 2, 1, "nccl"),
+        ("auto", 1, 5, "nccl"),  # each sees only its own, as by Slurm's --gpus-per-task: GPU 0 is another one for each
+        ("cpu", 1, 0, "gloo"),
+    ],
+)
+def test_processes_with_a_gpu_each_use_nccl_and_others_gloo(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, taken_by_the_other: int, backend: str
+) -> None:
+    group = Group(monkeypatch, processes=2, gpus=gpus)
+    group.others_take(taken_by_the_other)
+    with ranks.joined(device):
+        assert group.backends == [backend]
 
 
 def test_a_gpu_named_by_its_number_is_one_for_all_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,12 +133,6 @@ def test_processes_of_a_machine_take_its_gpus_in_turn(monkeypatch: pytest.Monkey
         with ranks.joined("cpu"):
             pass
     assert taken == [0, 1, 0, 1]
-
-
-def test_processes_on_the_cpu_of_a_machine_with_gpus_do_not_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(monkeypatch, processes=4, gpus=1)
-    with ranks.joined("cpu"):
-        assert group.backends == ["gloo"]
 
 
 def test_several_processes_on_mps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,23 +99,6 @@ def test_seeds_stay_what_they_are() -> None:
 # Restoring
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_stopped_after_any_step_it_continues_as_if_nothing_had_happened(tmp_path: Path, optimizer: str) -> None:
-    whole = new_run(tmp_path / "whole")
-    model, seen = train(whole, optimizer=optimizer)
-    for stop in range(1, EPOCHS * STEPS + 1):
-        run = new_run(tmp_path / str(stop))
-        with pytest.raises(Stopped):
-            train(run, optimizer=optimizer, stop_after=stop)
-        again, seen_again = train(run, optimizer=optimizer)
-        assert_equal(again.state_dict(), model.state_dict())
-        assert seen_again == seen[len(seen) - len(seen_again) :]
-        assert (run.folder / "log.jsonl").read_bytes() == (whole.folder / "log.jsonl").read_bytes()
-        run.close()
-    whole.close()
-
-
 def test_only_whole_states_count_and_what_came_after_is_done_again(tmp_path: Path) -> None:
     whole, run = new_run(tmp_path / "whole"), new_run(tmp_path / "run")
     model, seen = train(whole)

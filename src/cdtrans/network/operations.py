@@ -76,8 +76,8 @@ def queries_keys_values(attn: Any, x: Tensor, *, rows: int | None = None, cross:
 
 def mlp(layers: Any, layer_scale: LayerScale | None, x: Tensor) -> Residual:
     """[B, N, D] -> [B, N, D]"""
-    has_kernel = type(layers) is Mlp and is_exact_gelu(layers.act) and layers.fc1.bias is not None
-    if not (usable(x) and has_kernel):
+    gelu = type(layers) is Mlp and isinstance(layers.act, nn.GELU) and layers.act.approximate == "none"
+    if not (usable(x) and gelu and layers.fc1.bias is not None):
         return Residual(layers(x) if layer_scale is None else layer_scale(layers(x)))
     hidden = BiasGELU.apply(Linear.apply(rounded(x), layers.fc1.weight), layers.fc1.bias)
     return project(layers.fc2, layers.drop2, layer_scale, layers.norm(layers.drop1(hidden)))
@@ -89,10 +89,6 @@ def project(linear: Any, drop: Any, layer_scale: LayerScale | None, x: Tensor) -
         return Residual(Linear.apply(rounded(x), linear.weight), linear.bias)
     y = drop(linear(x))
     return Residual(y if layer_scale is None else layer_scale(y))
-
-
-def is_exact_gelu(act: nn.Module) -> bool:
-    return isinstance(act, nn.GELU) and act.approximate == "none"
 
 
 def rounded(x: Tensor) -> Tensor:
