@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import cdtrans
+from cdtrans.inputs.stream import cut
 from cdtrans.record.layout import RESULT
 from cdtrans.record.record import RunRecord
 from cdtrans.serving.classifier import Classifier, Prediction, Unreadable, load
@@ -72,7 +73,7 @@ def test_neither_the_order_nor_the_batch_size_changes_a_label(
     classifier: Classifier, files: list[Path], batch: int
 ) -> None:
     expected = classifier.predict(files)[::-1]
-    for one, other in zip(classifier.stream(files[::-1], batch=batch), expected, strict=True):
+    for one, other in zip(classifier.stream_batches(cut(files[::-1], batch)), expected, strict=True):
         assert isinstance(one, Prediction)
         assert (one.path, one.label) == (other.path, other.label)
         assert one.probability == pytest.approx(other.probability, abs=1e-5)
@@ -153,7 +154,7 @@ def test_a_pil_image_whose_file_is_truncated_is_an_error_too(classifier: Classif
 def test_a_stream_goes_on_after_an_unreadable_image(classifier: Classifier, files: list[Path], tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"")
-    results = list(classifier.stream([bad, files[0], bad, files[1], bad], batch=2))
+    results = list(classifier.stream_batches(cut([bad, files[0], bad, files[1], bad], 2)))
     assert [type(r) for r in results] == [Unreadable, Prediction, Unreadable, Prediction, Unreadable]
     assert results[0] == Unreadable(bad, "empty file")
     alone = classifier.predict(files[:2])
@@ -175,7 +176,7 @@ def test_a_batch_is_launched_before_the_results_of_the_last_are_fetched(
     classifier, launched = load(finished.run, device="cpu"), []
     logits = classifier.device_logits
     monkeypatch.setattr(classifier, "device_logits", lambda pixels: launched.append(len(pixels)) or logits(pixels))
-    results = classifier.stream(files[:10], batch=4)
+    results = classifier.stream_batches(cut(files[:10], 4))
     launches = [(next(results).path, len(launched)) for _ in range(10)]
     assert launches == [(path, 2 if n < 4 else 3) for n, path in enumerate(files[:10])]
     assert launched == [4, 4, 2]

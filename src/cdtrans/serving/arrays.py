@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
-TOLERANCE = 1e-3  # interpolation may leave the range from 0 to 1 by so much
-KINDS = "a path, a PIL image, a numpy array or a torch tensor"
+OVERSHOOT = 1e-3  # interpolation may leave the range from 0 to 1 by so much
 
 One = Union[str, Path, Image.Image, np.ndarray, "torch.Tensor"]
 
@@ -49,8 +48,10 @@ def _one(image: object, name: str, *, batch: bool = False) -> Iterator[ImageSour
             raise DataError("image-shape", f"{name} has no pixels: its size is {size}; leave it out.")
         yield image
     elif (array := as_array(image)) is None:
-        kind = type(image).__name__
-        raise ArgumentTypeError("image-type", f"{name} must be {KINDS}, not a value of the type '{kind}'.")
+        kinds = "a path, a PIL image, a numpy array or a torch tensor"
+        raise ArgumentTypeError(
+            "image-type", f"{name} must be {kinds}, not a value of the type '{type(image).__name__}'."
+        )
     elif array.ndim == 4 and not batch:
         raise DataError("image-shape", f"{name} is a batch {array.shape}; give one batch, or images one by one.")
     else:
@@ -104,7 +105,7 @@ def eight_bits(image: np.ndarray, name: str) -> np.ndarray:
     if not np.isfinite(image).all():
         raise DataError("pixel-range", f"{name} has values that are NaN or infinite; replace them.")
     low, high = float(image.min()), float(image.max())
-    if low < -TOLERANCE or high > 1 + TOLERANCE:
+    if low < -OVERSHOOT or high > 1 + OVERSHOOT:
         advice = "divide by 255" if low >= 0 and high <= 255 else "give the pixels before any normalisation"
         raise DataError("pixel-range", f"{name} has floats from {low:.4g} to {high:.4g}, not 0 to 1; {advice}.")
     return np.asarray(np.rint(255 * image.clip(0, 1)).astype(np.uint8))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
     Compute = Callable[[torch.Tensor], torch.Tensor]  # images [B, 3, crop, crop] -> a row for each
 
-BATCH = 64  # images per forward pass
+CPU_BATCH = 64  # images per forward pass
 GPU_BATCH = 256  # images per forward pass on a GPU: with fewer, launching kernels takes longer than running them
-NAMED = 3  # classes that `repr` names
+LISTED_CLASSES = 3  # classes that `repr` names
 SUFFIXES = (".onnx", ".safetensors")
-FILES = ("model.safetensors", "model.onnx")  # in a hub folder; the first of them is loaded
+HUB_MODELS = ("model.safetensors", "model.onnx")  # in a hub folder; the first of them is loaded
 ON_HUB = re.compile(r"hf:/*(.*)")  # as a path, 'hf://' has lost a slash
 
 
@@ -112,8 +113,8 @@ class Classifier:
         return self.card.name
 
     def __repr__(self) -> str:
-        more = ", ..." if len(self.classes) > NAMED else ""
-        classes = f"{len(self.classes)} classes: {', '.join(self.classes[:NAMED])}{more}"
+        more = ", ..." if len(self.classes) > LISTED_CLASSES else ""
+        classes = f"{len(self.classes)} classes: {', '.join(self.classes[:LISTED_CLASSES])}{more}"
         return f"<Classifier {self.name}; {self.card.backbone}; {classes}; on {self.device}>"
 
     def predict(self, images: One | Iterable[One], *, top: int = 1) -> Predictions:
@@ -134,16 +135,16 @@ class Classifier:
         return self._rows(images, self.features, self.model.dim)
 
     def stream(
-        self, images: One | Iterable[One], *, top: int = 1, batch: int | None = None, digests: bool = False
+        self, images: One | Iterable[One], *, top: int = 1, digests: bool = False
     ) -> Iterator[Prediction | Unreadable]:
         """Labels for any number of images, in order, with a bounded number of them in memory. With `digests` each
         prediction also identifies its image by its pixels."""
-        return self.stream_batches(cut(each_image(images), batch or self.batch), top=top, digests=digests)
+        return self.stream_batches(cut(each_image(images), self.batch), top=top, digests=digests)
 
     @property
     def batch(self) -> int:
         """Images per forward pass, unless a GPU has too little memory."""
-        return GPU_BATCH if self.device.type == "cuda" else BATCH
+        return GPU_BATCH if self.device.type == "cuda" else CPU_BATCH
 
     def stream_batches(
         self, batches: Iterable[Sequence[ImageSource]], *, top: int = 1, digests: bool = False
@@ -152,24 +153,19 @@ class Classifier:
         next one has been launched, so that a GPU never waits for Python."""
         if top < 1:
             raise SettingsError("top-below-1", f"The number of classes to list, top, must be at least 1, not {top}.")
-        before: tuple[DecodedBatch, list[ToHost]] | None = None
-        for decoded in self._decoded(batches):
-            launched = decoded, self._launch(decoded.pixels)
-            if before is not None:
-                yield from self._results(*before, top, digests)
-            before = launched
-        if before is not None:
-            yield from self._results(*before, top, digests)
+        launched = ((decoded, self._launch(decoded.pixels)) for decoded in self._decoded(batches))
+        end: Any = None
+        for (decoded, logits), _ in pairwise(chain(launched, [end])):
+            yield from self._results(decoded, logits, top, digests)
 
     def _decoded(self, batches: Iterable[Sequence[ImageSource]]) -> Iterator[DecodedBatch]:
-        return decode_batches(batches, self.card.resize, self._allocate)
-
-    def _allocate(self, shape: tuple[int, ...]) -> np.ndarray:
-        """An array in memory that a GPU can copy from while Python continues."""
+        """Batches in memory that a GPU can copy from while Python continues."""
         import torch
 
-        array: np.ndarray = torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda").numpy()
-        return array
+        pinned = self.device.type == "cuda"
+        return decode_batches(
+            batches, self.card.resize, lambda shape: torch.empty(shape, dtype=torch.uint8, pin_memory=pinned).numpy()
+        )
 
     def _rows(self, images: One | Iterable[One], make: Callable[[np.ndarray], np.ndarray], width: int) -> np.ndarray:
         """[N, width] a row of `make` for every image."""
@@ -209,8 +205,7 @@ class Classifier:
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [B, resize, resize, 3] -> float32 [B, K], divided by the model's temperature"""
-        array: np.ndarray = self.device_logits(pixels).cpu().numpy()
-        return array
+        return np.asarray(self.device_logits(pixels).cpu())
 
     def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
         """Like `logits`, but left on the device. A GPU may still be computing them."""
@@ -218,8 +213,7 @@ class Classifier:
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [B, resize, resize, 3] -> float32 [B, D]"""
-        array: np.ndarray = self._computed(pixels, self.model.features).cpu().numpy()
-        return array
+        return np.asarray(self._computed(pixels, self.model.features).cpu())
 
     def _computed(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
         """Compute in smaller parts if a GPU has too little memory."""
@@ -316,7 +310,7 @@ def is_exported(place: str | Path) -> bool:
     path = Path(place)
     if path.is_dir():
         is_model = RunRecord(path).begun or (path / layout.CARD).exists()
-        return not is_model and any((path / name).exists() for name in FILES)
+        return not is_model and any((path / name).exists() for name in HUB_MODELS)
     return path.suffix.lower() in SUFFIXES or ON_HUB.fullmatch(path.as_posix()) is not None
 
 
@@ -330,11 +324,13 @@ def exported_file(place: str | Path) -> Path:
     """The file to load; one on the hub is downloaded."""
     file = Path(place)
     if on_hub := ON_HUB.fullmatch(file.as_posix()):
-        file = download(on_hub[1], FILES)
+        file = download(on_hub[1], HUB_MODELS)
     if file.is_dir():
-        present = [file / name for name in FILES if (file / name).exists()]
+        present = [file / name for name in HUB_MODELS if (file / name).exists()]
         if not present:
-            raise RunError("no-model", f"'{place}' holds neither {' nor '.join(FILES)}; 'cdtrans push' uploads them.")
+            raise RunError(
+                "no-model", f"'{place}' holds neither {' nor '.join(HUB_MODELS)}; 'cdtrans push' uploads them."
+            )
         file = present[0]
     if not file.is_file():
         raise MissingFileError("no-exported-file", f"'{file}' does not exist; 'cdtrans export RUN' writes such files.")

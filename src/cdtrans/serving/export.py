@@ -24,11 +24,11 @@ from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.hub import CODE, MADE_BY, hub_card, require_name, upload
 
 FORMATS = {".onnx": "onnx", ".safetensors": "timm"}
-HUB_FILES = ("config.json", "model.safetensors", "model.onnx", "README.md", *CODE)
+FOLDER_FILES = ("config.json", "model.safetensors", "model.onnx", "README.md", *CODE)
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 CHECKED = 8  # images of random noise, which exercise every part of a model
 LARGEST_ONNX = 2**31 - 2**24  # bytes of weights: protobuf cannot write a file over 2 GiB
-TOLERANCE = 1e-3  # share of the largest logit; float32 with another order of additions differs by about 1e-6
+LARGEST_DIFFERENCE = 1e-3  # share of the largest logit; float32 with another order of additions differs by about 1e-6
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def require_hub_folder(folder: Path, run: RunRecord) -> None:
     card, start = folder / "README.md", run.card(layout.SOURCE)
     require_output(card, "model card", "--out", Path(start.weights), Path(start.backbone.removeprefix("local-dir:")))
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    others = sorted(names - set(HUB_FILES))
+    others = sorted(names - set(FOLDER_FILES))
     if folder.exists() and folder.samefile(Path.cwd()):
         why = "is the current folder, which would be replaced"
     elif others:
@@ -172,12 +172,12 @@ def why_not_onnx(classifier: Classifier) -> str:
 
 def largest_difference(classifier: Classifier, exported: Callable[[np.ndarray], np.ndarray]) -> float:
     """The largest difference between the logits of the exported file and of the model, as a share of the largest logit.
-    More than TOLERANCE is an error."""
+    More than LARGEST_DIFFERENCE is an error."""
     size = classifier.card.resize
     images = np.random.default_rng(0).integers(0, 256, (CHECKED, size, size, 3), dtype=np.uint8)
     ours = classifier.logits(images)
     difference = float(np.abs(exported(images) - ours).max() / np.abs(ours).max())
-    if not difference <= TOLERANCE:
+    if not difference <= LARGEST_DIFFERENCE:
         advice = "it was not written; please report it with the versions of 'cdtrans --version'"
         raise RunError("export-differs", f"The export differs from the model (logits by {difference:.1g}): {advice}.")
     return difference

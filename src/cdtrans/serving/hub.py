@@ -6,20 +6,20 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from cdtrans.errors import DeviceError, SettingsError, counted, printable
+from cdtrans.network.backbone import HUB_TIMEOUT, config_of, timm_call
 from cdtrans.record import wording
 from cdtrans.record.model import FROM_SCRATCH, Card
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime import package_version
 
-HUB_SECONDS = 10.0  # a hub that has not answered by then is out of reach
-NAME = re.compile(r"[\w.-]+/[\w.-]+")
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 CODE = ("modeling_cdtrans.py", "tapped_vit.py")  # in a hub folder that timm cannot read; transformers runs them
 MADE_BY = "made by unsupervised domain adaptation with cdtrans"  # every card says so
 TEMPLATE = "hub_card.md"
 
 
 def require_name(name: str) -> None:
-    if not NAME.fullmatch(name) or "--" in name or ".." in name:
+    if not REPOSITORY.fullmatch(name) or "--" in name or ".." in name:
         raise SettingsError("hub-name", f"'{name}' is not the name of a repository on the hub; give USER/NAME.")
 
 
@@ -31,7 +31,7 @@ def download(name: str, files: Sequence[str]) -> Path:
 
     try:
         folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=list(files), etag_timeout=HUB_SECONDS
+            name, revision=revision or None, allow_patterns=list(files), etag_timeout=HUB_TIMEOUT
         )
     except Exception as error:  # whatever the client raises without a network, a repository or a permission
         raise _refused(name, "downloaded", error) from error
@@ -73,8 +73,6 @@ def hub_card(run: RunRecord, model: str, card: Card, *, folder: Path, name: str)
     """The model card: what the model was made of, how good it may be, how to load it. It names no path of this machine.
     `folder` has the files beside it; `name` is USER/NAME on the hub, or empty."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    from cdtrans.network.backbone import config_of, timm_call
 
     weights = "transformers" if (folder / CODE[0]).exists() else "timm"
     library = weights if (folder / "model.safetensors").exists() else "onnx"

@@ -334,14 +334,13 @@ def table_columns(classifier: Classifier, top: int) -> list[str]:
 
 def table_rows(predictions: Iterable[Prediction]) -> bytes:
     """CSV lines. Probabilities have six decimals, and a label that was left out is empty."""
-    return csv_lines([x if isinstance(x, str) else f"{x:.6f}" for x in fields(p)] for p in predictions)
-
-
-def fields(result: Prediction) -> list[str | float]:
-    """Values in the order of the columns."""
-    ranked = result.top if len(result.top) > 1 else ()
-    unknown = [] if result.no_class is None else [result.no_class]
-    return [str(result.path), result.label, result.probability, *unknown, *(x for pair in ranked for x in pair)]
+    rows = []
+    for p in predictions:
+        unknown = [] if p.no_class is None else [p.no_class]
+        best = chain(*p.top) if len(p.top) > 1 else ()
+        values = [str(p.path), p.label, p.probability, *unknown, *best]
+        rows.append([x if isinstance(x, str) else f"{x:.6f}" for x in values])
+    return csv_lines(rows)
 
 
 def write_csv(file: IO[bytes], columns: list[str], parts: Iterable[bytes]) -> None:
