@@ -11,10 +11,10 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from cdtrans.record.run import RunWriter
 from cdtrans.reporting import gallery, page
 from cdtrans.serving import parts
 from cdtrans.training.loop import Loop
+from commands import Ended
 
 TRIES = int(os.environ.get("CDTRANS_FUZZ", "0"))
 LONGEST_LINE = 400
@@ -34,25 +35,6 @@ ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 3, 10**12, 10**400, -2.5, 1e300, math.nan, math.inf, "", "x", "\x1b[2J", "a\nb", "y" * 5000),
     *([], [1], ["a"], {}, {"a": 1}, [[[]]], {"a": {"b": [None]}}, "../..", "\ud800"),
 )
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def cdtrans(*arguments: object) -> Ended:
-    """The command line in this process."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    before, sys.argv = sys.argv, ["cdtrans", *map(str, arguments)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-            entry.main()
-    finally:
-        sys.argv = before
-    out.flush()
-    return Ended(int(end.value.code or 0), out.buffer.getvalue().decode("utf-8", "replace"), err.getvalue())  # type: ignore[attr-defined]
 
 
 def problem(ended: Ended) -> str:
@@ -72,13 +54,27 @@ def problem(ended: Ended) -> str:
 class Problems(list[tuple[Any, ...]]):
     """Every problem that was found, so that one run shows all."""
 
+    def __init__(self, capsys: pytest.CaptureFixture) -> None:
+        self.capsys = capsys
+
+    def ended(self, *arguments: object) -> Ended:
+        """The command line in this process."""
+        with mock.patch.object(sys, "argv", ["cdtrans", *map(str, arguments)]), pytest.raises(SystemExit) as end:
+            entry.main()
+        return Ended(int(end.value.code or 0), *self.capsys.readouterr())
+
     def run(self, what: object, *arguments: object) -> None:
-        ended = cdtrans(*arguments)
+        ended = self.ended(*arguments)
         if found := problem(ended):
             self.append((what, found, ended))
 
-    def listed(self) -> str:
-        return "\n".join(map(str, self))
+
+@pytest.fixture
+def problems(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Problems]:
+    monkeypatch.setenv("COLUMNS", "200")
+    problems = Problems(capsys)
+    yield problems
+    assert not problems, "\n".join(map(str, problems))
 
 
 def with_odd_value(value: Any, rng: random.Random) -> Any:
@@ -176,10 +172,14 @@ def tries(few: int, kind: str) -> Iterator[tuple[int, random.Random]]:
         yield n, random.Random(f"{kind} {n}")
 
 
-@pytest.fixture(autouse=True)
-def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # nobody cuts the power
-    monkeypatch.setenv("COLUMNS", "200")
+def restored(folder: Path, few: int, kind: str) -> Iterator[tuple[int, random.Random]]:
+    """Tries, each with the folder as it was at the beginning."""
+    kept = folder.with_name(f"kept-{folder.name}")
+    shutil.copytree(folder, kept)
+    for chance in tries(few, kind):
+        yield chance
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
 
 
 @pytest.fixture
@@ -193,105 +193,75 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copied(finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a copy of the finished run and everything that belongs to it."""
     folder = tmp_path_factory.mktemp("fuzz") / "task"
     shutil.copytree(finished.task.folder, folder)
     return folder
 
 
-def test_settings(place: Path, no_run: None) -> None:
+@pytest.fixture
+def place(copied: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(copied)
+    return copied
+
+
+def test_settings(place: Path, no_run: None, problems: Problems) -> None:
     good = (place / "tiny.yaml").read_bytes()
-    problems = Problems()
     for n, rng in tries(25, "settings"):
         (place / "odd.yaml").write_bytes(mutated(good, ".yaml", rng))
-        places = (place / "source", place / "target")
-        problems.run(n, "adapt", *places, "--config", place / "odd.yaml", "--out", place / "new")
-    assert not problems, problems.listed()
+        problems.run(n, "adapt", "source", "target", "--config", "odd.yaml", "--out", "new")
 
 
-def test_lists(place: Path, no_run: None) -> None:
+def test_lists(place: Path, no_run: None, problems: Problems) -> None:
     source = "".join(f"{p.relative_to(place)} {p.parent.name}\n" for p in sorted((place / "source").rglob("*.png")))
-    problems = Problems()
     for n, rng in tries(20, "lists"):
         (place / "odd.txt").write_bytes(with_odd_bytes(source.encode(), rng))
-        places = (place / "odd.txt", place / "target")
-        problems.run(n, "adapt", *places, "--config", place / "tiny.yaml", "--out", place / "new")
-    assert not problems, problems.listed()
+        problems.run(n, "adapt", "odd.txt", "target", "--config", "tiny.yaml", "--out", "new")
 
 
-READERS: dict[str, tuple[tuple[str, ...], ...]] = {  # file of a run -> verbs that read it
-    "result.json": (("predict", "one"), ("eval", "key"), ("report",), ("choose", "source"), ("ask",), ("adapt",)),
-    "adapted/model.json": (("predict", "one"), ("eval", "key"), ("export",), ("report",)),
-    "adapted/model.safetensors": (("predict", "one"),),
-    "source/model.json": (
-        ("predict", "one", "--model", "source"),
-        ("choose", "source"),
-        ("report",),
-        ("adapt", "--source-model"),
-    ),
-    "images.csv": (("eval", "key"), ("ask",), ("choose", "source"), ("report",)),
-    "predictions/epoch-000.npz": (("eval", "key"), ("answer",)),
-    "predictions/epoch-004.npz": (("eval", "key"), ("answer",)),
-    "pairs/round-02.npz": (("report",),),
-    "logits.npz": (("predict", "one", "--keep", "0.5"), ("choose", "source"), ("report",), ("adapt",)),
-    "views.npz": (("ask",), ("answer",), ("eval", "key"), ("report",)),
-    "config.yaml": (("adapt",), ("report",), ("ask",)),
-    "data.json": (("adapt", "--source-model"), ("report",), ("adapt",)),
-    "environment.json": (("report",), ("adapt",)),
-    "log.jsonl": (("report",),),
-    "timings.jsonl": (("report",),),
-    "evaluation.json": (("report",), ("eval", "key")),
-    "answers.json": (("ask",), ("answer",), ("report",)),
-    "ask/questions.json": (("ask",), ("answer",)),
+PREDICT, EVAL, ASK, ANSWER = "predict run target/00.png", "eval run answers.txt", "ask run", "answer run labels.csv"
+REPORT, CHOOSE, EXPORT = "report run", "choose run source", "export run --out out.safetensors"
+RESUME = "adapt source target --config tiny.yaml --out run"
+REUSE = "adapt source target --config tiny.yaml --out new --source-model run"
+READERS = {  # file of a run -> commands that read it
+    "result.json": (PREDICT, EVAL, REPORT, CHOOSE, ASK, RESUME),
+    "adapted/model.json": (PREDICT, EVAL, EXPORT, REPORT),
+    "adapted/model.safetensors": (PREDICT,),
+    "source/model.json": (f"{PREDICT} --model source", CHOOSE, REPORT, REUSE),
+    "images.csv": (EVAL, ASK, CHOOSE, REPORT),
+    "predictions/epoch-000.npz": (EVAL, ANSWER),
+    "predictions/epoch-004.npz": (EVAL, ANSWER),
+    "pairs/round-02.npz": (REPORT,),
+    "logits.npz": (f"{PREDICT} --keep 0.5", CHOOSE, REPORT, RESUME),
+    "views.npz": (ASK, ANSWER, EVAL, REPORT),
+    "config.yaml": (RESUME, REPORT, ASK),
+    "data.json": (REUSE, REPORT, RESUME),
+    "environment.json": (REPORT, RESUME),
+    "log.jsonl": (REPORT,),
+    "timings.jsonl": (REPORT,),
+    "evaluation.json": (REPORT, EVAL),
+    "answers.json": (ASK, ANSWER, REPORT),
+    "ask/questions.json": (ASK, ANSWER),
 }
 
 
-def command(verb: tuple[str, ...], place: Path) -> list[object]:
-    run = place / "run"
-    match verb:
-        case ("predict", "one", *flags):
-            return ["predict", run, place / "target" / "00.png", *flags]
-        case ("eval", "key"):
-            return ["eval", run, place / "answers.txt"]
-        case ("export",):
-            return ["export", run, "--out", place / "out.safetensors"]
-        case ("adapt", "--source-model"):
-            places = ["adapt", place / "source", place / "target", "--config", place / "tiny.yaml"]
-            return [*places, "--out", place / "new", "--source-model", run]
-        case ("adapt",):
-            return ["adapt", place / "source", place / "target", "--config", place / "tiny.yaml", "--out", run]
-        case ("answer",):
-            return ["answer", run, place / "labels.csv"]
-        case (name, *rest):
-            return [name, run, *rest]
-    raise AssertionError(verb)
-
-
-def test_run_folders(place: Path, no_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folders(place: Path, no_run: None, problems: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, slow in ((page, "embedding"), (gallery, "gallery"), (gallery, "changed"), (gallery, "uncertain")):
         monkeypatch.setattr(module, slow, lambda *anything: page.Missing("It is slow."))
-    run, kept = place / "run", place / "kept"
-    if not kept.exists():
-        (place / "labels.csv").write_text("path,label\n00.png,blue\n01.png,green\n02.png,red\n")
-        assert cdtrans("eval", run, place / "answers.txt").code == 0
-        assert cdtrans("ask", run).code == 0
-        assert cdtrans("answer", run, place / "labels.csv").code == 0
-        shutil.copytree(run, kept)
-    problems = Problems()
-    for n, rng in tries(2 * len(READERS), "run"):
+    (place / "labels.csv").write_text("path,label\n00.png,blue\n01.png,green\n02.png,red\n")
+    for command in (EVAL, ASK, ANSWER):
+        assert problems.ended(*command.split()).code == 0
+    for n, rng in restored(place / "run", 2 * len(READERS), "run"):
         name = list(READERS)[n % len(READERS)]
-        verb = rng.choice(READERS[name])
-        shutil.rmtree(run)
-        shutil.copytree(kept, run)
-        (run / name).write_bytes(mutated((run / name).read_bytes(), Path(name).suffix, rng))
-        problems.run((n, name, verb), *command(verb, place))
-    assert not problems, problems.listed()
+        command, file = rng.choice(READERS[name]), place / "run" / name
+        file.write_bytes(mutated(file.read_bytes(), file.suffix, rng))
+        problems.run((n, name, command), *command.split())
 
 
-def test_unfinished_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_runs(place: Path, problems: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the first step after the saved state."""
-    run, kept, update, steps = place / "begun", place / "kept-begun", Loop.update, 0
+    run, update, steps = place / "begun", Loop.update, 0
 
     def stop_at_step(loop: Loop, *arguments: Any) -> None:
         nonlocal steps
@@ -301,72 +271,57 @@ def test_unfinished_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         update(loop, *arguments)
 
     monkeypatch.setattr(Loop, "update", stop_at_step)
-    adapt = ["adapt", place / "source", place / "target", "--config", place / "tiny.yaml", "--out", run]
-    assert cdtrans(*adapt).code == 0
-    shutil.copytree(run, kept)
-    problems = Problems()
-    for n, rng in tries(12, "begun"):
-        shutil.rmtree(run)
-        shutil.copytree(kept, run)
+    adapt = ["adapt", "source", "target", "--config", "tiny.yaml", "--out", run]
+    assert problems.ended(*adapt).code == 0
+    for n, rng in restored(run, 12, "begun"):
         file = run / rng.choice(("state/state.pt", "state/state.pt", "source/model.json", "data.json", "config.yaml"))
         if file.suffix == ".pt" and rng.random() < 0.8:
             torch.save(with_odd_value(torch.load(file, weights_only=True), rng), file)
         else:
             file.write_bytes(mutated(file.read_bytes(), file.suffix, rng))
         problems.run((n, file.name), *adapt)
-    assert not problems, problems.listed()
 
 
-def test_exported_files(place: Path) -> None:
+def test_exported_files(place: Path, problems: Problems) -> None:
     """Damaged metadata, weights or graph, and a flipped bit."""
     names = ["model.safetensors"] + ["model.onnx"] * (find_spec("onnxscript") is not None)
     for name in names:
-        assert cdtrans("export", place / "run", "--out", place / name).code == 0
-    contents, problems = {name: (place / name).read_bytes() for name in names}, Problems()
+        assert problems.ended("export", "run", "--out", name).code == 0
+    contents = {name: (place / name).read_bytes() for name in names}
     for n, rng in tries(16, "exported"):
         name = rng.choice(names)
         content = bytearray(contents[name])
         content[rng.randrange(min(len(content), 3000))] ^= 1 << rng.randrange(8)
         (place / name).write_bytes(content if rng.random() < 0.5 else with_odd_bytes(contents[name], rng))
-        problems.run((n, name), "predict", place / name, place / "target", "--csv", place / "p.csv")
-    assert not problems, problems.listed()
+        problems.run((n, name), "predict", name, "target", "--csv", "p.csv")
 
 
-def test_finished_parts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_parts(place: Path, problems: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever becomes of finished parts, a resumed command writes the bytes of an uninterrupted one."""
     monkeypatch.setattr(parts, "PART", 8)
     (place / "target" / "03b.png").write_bytes(b"")
-    file, problems = place / "parts.csv", Problems()
-    predict = ["predict", place / "run", place / "target", "--csv", file, "--device", "cpu"]
-    assert cdtrans(*predict, "--max-bad", "0.1").code == 0
+    file = place / "parts.csv"
+    predict = ["predict", "run", "target", "--csv", "parts.csv", "--device", "cpu", "--max-bad"]
+    assert problems.ended(*predict, "0.1").code == 0
     whole = file.read_bytes()
     for n, rng in tries(10, "parts"):
-        assert cdtrans(*predict, "--max-bad", "0").code == 2, "which keeps the parts"
+        assert problems.ended(*predict, "0").code == 2, "which keeps the parts"
         part = rng.choice(sorted(parts.folder_of(file).glob("*.part")))
         part.write_bytes(with_odd_bytes(part.read_bytes(), rng))
-        problems.run((n, part.name), *predict, "--max-bad", "0.1")
+        problems.run((n, part.name), *predict, "0.1")
         if file.read_bytes() != whole or parts.folder_of(file).exists():
             problems.append((n, part.name, "another table"))
         file.unlink()
     (place / "target" / "03b.png").unlink()
-    assert not problems, problems.listed()
 
 
-def test_the_cache(place: Path, no_run: None) -> None:
-    (place / "cache.yaml").write_text(
-        yaml.safe_dump(yaml.safe_load((place / "tiny.yaml").read_text()) | {"cache": str(place / "cache")})
-    )
-    adapt = ["adapt", place / "source", place / "target", "--config", place / "cache.yaml", "--out", place / "new"]
-    assert cdtrans(*adapt).code == 0
-    shutil.copytree(place / "cache", place / "kept-cache")
-    problems = Problems()
-    for n, rng in tries(12, "cache"):
-        shutil.rmtree(place / "cache")
-        shutil.copytree(place / "kept-cache", place / "cache")
+def test_the_cache(place: Path, no_run: None, problems: Problems) -> None:
+    adapt = ["adapt", "source", "target", "--config", "tiny.yaml", "--out", "new", "--cache", "cache"]
+    assert problems.ended(*adapt).code == 0
+    for n, rng in restored(place / "cache", 12, "cache"):
         file = rng.choice(sorted((place / "cache").rglob("index.sqlite")))
         file.write_bytes(mutated(file.read_bytes(), file.suffix, rng))
-        for words in (["cache", "--cache", place / "cache"], adapt, ["cache", "--clear", "--cache", place / "cache"]):
+        for words in (["cache", "--cache", "cache"], adapt, ["cache", "--clear", "--cache", "cache"]):
             problems.run((n, words[0]), *words)
         if list((place / "cache").rglob("index.sqlite")):
             problems.append((n, "not cleared"))
-    assert not problems, problems.listed()
