@@ -6,19 +6,14 @@ For every task of each data set: the target as it is, made imbalanced 10:1, with
 that lacks half of them. Prints the area under the ROC curve of each sign, the target as it is against the spoilt ones,
 and one made imbalanced against one of few classes."""
 
-import argparse
 import itertools
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import torch
-from instant import features_of, thinned
 from sklearn.metrics import roc_auc_score
+from tasks import encoded_domains, feature_parser, thinned
 
-from cdtrans.config import make_config, read_recipe
-from cdtrans.run.pipeline import resolve
-from cdtrans.runtime.screen import Screen
 from cdtrans.trust.probes import _nearest_labels, _standardised, class_shares
 
 DRAWS = 3  # random class sets for each task
@@ -39,22 +34,13 @@ def signs(x: np.ndarray, labels: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="+")
-    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--features", type=Path, help="keep the features here, in a folder for each data set")
-    arguments = parser.parse_args()
-    settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    config = resolve(make_config(read_recipe("best") | settings))
+    arguments = feature_parser(__doc__, "+").parse_args()
     print("| data | sign | few classes | few against 10:1 | classes the source lacks |\n|---|---|---|---|---|")
     for data in arguments.data:
-        kept = arguments.features and arguments.features / data.name
-        folders = sorted(path for path in data.iterdir() if path.is_dir())
-        domains = {folder.name: features_of(folder, config, Screen(quiet=True), kept)[:2] for folder in folders}
+        domains = encoded_domains(data, arguments)
         found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for source, target in itertools.permutations(domains, 2):
-            (x, labels), (y, answers) = domains[source], domains[target]
+            (x, labels, _), (y, answers, _) = domains[source], domains[target]
             classes = int(labels.max()) + 1
             for kind, rows, columns in conditions(labels, answers, classes):
                 for sign, value in signs(x[rows].numpy(), labels[rows].numpy(), y[columns].numpy()).items():

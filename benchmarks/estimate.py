@@ -22,22 +22,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from instant import features_of, thinned
+from tasks import both_domains, class_count, encoded_domains, feature_parser, thinned
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import make_config, read_recipe
 from cdtrans.measure.measured import calibration
 from cdtrans.methods.instant import probe_on_both
-from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record import layout
 from cdtrans.record.outcome import Support, calibration_error
 from cdtrans.record.probabilities import calibrated, probabilities, temperature
 from cdtrans.record.record import RunRecord
-from cdtrans.run.pipeline import resolve
-from cdtrans.runtime.screen import Screen
 from cdtrans.trust import estimate, guard
 from cdtrans.trust.support import Evidence
 
@@ -54,11 +50,9 @@ FORMULAS = {
 }
 
 
-def instant_rows(data: Path, settings: dict[str, Any], store: Path | None) -> Iterator[Row]:
-    config, screen = resolve(make_config(read_recipe("best") | settings)), Screen(quiet=True)
-    folders = sorted(path for path in data.iterdir() if path.is_dir())
-    domains = {f.name: features_of(f, config, screen, store and store / data.name) for f in folders}
-    classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())
+def instant_rows(data: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    domains = encoded_domains(data, arguments)
+    classes = class_count(domains)
     for (source, target), condition in itertools.product(itertools.permutations(domains, 2), CONDITIONS):
         (x, y, leading), (z, truth, _) = domains[source], domains[target]
         if condition == "imbalanced":
@@ -69,7 +63,7 @@ def instant_rows(data: Path, settings: dict[str, Any], store: Path | None) -> It
             each, side = condition.split()[:2]
             rows = some_of_each(y if side == "source" else truth, int(each), rng)
             x, y, z, truth = (x[rows], y[rows], z, truth) if side == "source" else (x, y, z[rows], truth[rows])
-        both, of_source = encoded(x, y, z, classes), Statistics.of(x)
+        both, of_source = both_domains(x, y, z, classes), Statistics.of(x)
         start = fit_probe(of_source.standardised(x), F.one_hot(y, classes).to(x), LOOSE)
         labels = label_target(both, classes=classes, leading=leading).probabilities
         probe, _, of_target = probe_on_both(both, labels)
@@ -99,13 +93,9 @@ def run_rows(name: str, folder: Path) -> Iterator[Row]:
         y = torch.from_numpy(record.views.source_labels).long()
         logits = {"source": torch.from_numpy(record.logits.source), "adapted": torch.from_numpy(record.logits.adapted)}
         truth = torch.tensor([classes.index(label) for label in images])
-        both = encoded(x, y, z, len(classes))
+        both = both_domains(x, y, z, len(classes))
         task = {"data": name, "task": str(run.relative_to(folder)), "condition": RUN}
         yield from (task | row for row in measured(both, len(classes), x.shape[1] // 2, logits, truth))
-
-
-def encoded(x: Tensor, y: Tensor, z: Tensor, classes: int) -> Domains:
-    return Domains(Encoded(x, torch.zeros(len(x), classes)), y, Encoded(z, torch.zeros(len(z), classes)))
 
 
 def measured(both: Domains, classes: int, leading: int, logits: dict[str, Tensor], truth: Tensor) -> Iterator[Row]:
@@ -212,13 +202,9 @@ def recorded(rows: list[Row], runs: list[Row]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="*")
+    parser = feature_parser(__doc__, "*")
     parser.add_argument("--rows", type=Path, help="print the tables of these rows and do nothing else")
     parser.add_argument("--guard", type=Path, help="with --rows: rows of benchmarks/guard.py")
-    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
     parser.add_argument("--runs", nargs="*", default=[], help="NAME=DIR")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -230,8 +216,7 @@ def main() -> None:
             for later in (False, True):
                 recorded(rows, [run for run in runs if ("stayed" in run) is later])
         return
-    settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    rows = [row for data in arguments.data for row in instant_rows(data, settings, arguments.features)]
+    rows = [row for data in arguments.data for row in instant_rows(data, arguments)]
     for name, folder in (pair.split("=", 1) for pair in arguments.runs):
         rows += run_rows(name, Path(folder))
     if arguments.out:

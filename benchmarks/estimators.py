@@ -13,24 +13,17 @@ calibrated on it (temperature). Then, for the target:
     GDE               agreement of two classifiers made from the two halves of the source (Jiang et al. 2022)
     agreement line    accuracy falls from source to target as that agreement does, in probit units (Baek et al. 2022)"""
 
-import argparse
 import itertools
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 import torch
-from instant import features_of
+from tasks import both_domains, class_count, encoded_domains, feature_parser
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import make_config, read_recipe
 from cdtrans.methods.instant import probe_on_both
-from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import label_target
-from cdtrans.pairing.pairs import Domains
-from cdtrans.run.pipeline import resolve
-from cdtrans.runtime.screen import Screen
 
 HELD_OUT = 5  # every fifth source image
 TEMPERATURES = torch.logspace(-1, 1, 41)
@@ -38,8 +31,7 @@ TEMPERATURES = torch.logspace(-1, 1, 41)
 
 def adapted(x: Tensor, y: Tensor, z: Tensor, held: Tensor, classes: int, leading: int) -> tuple[Tensor, Tensor]:
     """Logits of held-out source images and of the target, by the classifier of the instant effort."""
-    blank = torch.zeros(len(x), classes), torch.zeros(len(z), classes)
-    domains = Domains(Encoded(x, blank[0]), y, Encoded(z, blank[1]))
+    domains = both_domains(x, y, z, classes)
     labels = label_target(domains, classes=classes, leading=leading).probabilities
     probe, of_source, of_target = probe_on_both(domains, labels)
     return tuple(s.standardised(f) @ probe.weight + probe.bias for s, f in ((of_source, held), (of_target, z)))  # type: ignore[return-value]
@@ -71,17 +63,9 @@ def estimates(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
-    arguments = parser.parse_args()
-    settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    config, screen = resolve(make_config(read_recipe("best") | settings)), Screen(quiet=True)
-    folders = sorted(path for path in arguments.data.iterdir() if path.is_dir())
-    domains = {folder.name: features_of(folder, config, screen, arguments.features) for folder in folders}
-    classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())
+    arguments = feature_parser(__doc__).parse_args()
+    domains = encoded_domains(arguments.data, arguments)
+    classes = class_count(domains)
     errors: dict[str, list[float]] = {}
     for source, target in itertools.permutations(domains, 2):
         (x, y, leading), (z, truth, _) = domains[source], domains[target]

@@ -14,13 +14,11 @@ import argparse
 import io
 import itertools
 import json
-import multiprocessing
 import os
 import shlex
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from recipe import call, place
+from tasks import call, in_processes, place, tasks_of
 
 from cdtrans.config import make_config, read_recipe
 from cdtrans.errors import VERDICT_AGAINST
@@ -387,17 +385,14 @@ def main() -> None:
     flags = dict(pair.split("=", 1) for pair in arguments.flags)
     tasks = []
     for name, folder in (pair.split("=", 1) for pair in arguments.data):
-        domains = sorted(p.name for p in Path(folder).iterdir() if p.is_dir())
-        wanted = [tuple(t.split(":")) for t in arguments.tasks or ()] or list(itertools.permutations(domains, 2))
+        wanted = tasks_of(Path(folder), arguments.tasks)
         for (source, target), condition, recipe in itertools.product(wanted, arguments.conditions, arguments.recipes):
             if recipe != "instant" or condition != "rate":
                 there = [place(Path(folder), domain) for domain in (source, target)]
                 tasks.append(Task(name, there[0], there[1], condition, recipe))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(run, task, shlex.split(flags.get(task.data, "")), arguments.out) for task in tasks]
-        for future in futures:
-            future.result()
+    calls = ((task, shlex.split(flags.get(task.data, "")), arguments.out) for task in tasks)
+    in_processes(arguments.jobs, run, calls)
     read = [json.loads(file.read_text()) for file in sorted(arguments.out.glob("*.json"))]
     tables([row for rows in read for row in (rows if isinstance(rows, list) else [rows])])  # a list: of --compared
 

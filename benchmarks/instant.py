@@ -7,38 +7,16 @@ thins the target's classes out to 10:1, in that many random orders of the classe
 source; `--each 5` keeps five source images of each class, `--few 2` two of the target's classes; `--pull 0` leaves
 class shares as they are predicted."""
 
-import argparse
 import itertools
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
+from tasks import both_domains, class_count, encoded_domains, feature_parser, served_logits, thinned
 from torch import Tensor
 
-from cdtrans.config import Resolved, make_config, read_recipe
-from cdtrans.inputs.decode import decode_domain
-from cdtrans.inputs.scan import scan_labelled
-from cdtrans.methods.base import Round, Sizes
-from cdtrans.methods.instant import Instant
-from cdtrans.network.encoding import Encoded, Encoder
-from cdtrans.network.weights import make_card
+from cdtrans.config import read_recipe
 from cdtrans.pairing import graphs
-from cdtrans.pairing.pairs import Domains
-from cdtrans.run.pipeline import resolve
-from cdtrans.run.stage1 import initial_network
-from cdtrans.runtime.screen import Screen
-
-
-def thinned(labels: Tensor, ratio: float, seed: int) -> Tensor:
-    """Rows of a subset whose classes shrink geometrically to 1 / ratio, in a random order of the classes."""
-    rng = np.random.default_rng(seed)
-    classes = int(labels.max()) + 1
-    rows = []
-    for rank, k in enumerate(rng.permutation(classes)):
-        members = np.flatnonzero(labels.numpy() == k)
-        rows.append(rng.choice(members, max(1, round(len(members) * ratio ** (-rank / (classes - 1)))), replace=False))
-    return torch.from_numpy(np.sort(np.concatenate(rows)))
 
 
 def first_of_each(labels: Tensor, each: int) -> Tensor:
@@ -46,10 +24,7 @@ def first_of_each(labels: Tensor, each: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
-    parser.add_argument("--weights", type=Path)
+    parser = feature_parser(__doc__)
     parser.add_argument("--taps", type=int, default=read_recipe("best")["taps"])
     parser.add_argument("--imbalance", type=float, default=1)
     parser.add_argument("--source-imbalance", type=float, default=1)
@@ -57,23 +32,16 @@ def main() -> None:
     parser.add_argument("--each", type=int)
     parser.add_argument("--few", type=int)
     parser.add_argument("--pull", type=float, default=graphs.PULL)
-    parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
     arguments = parser.parse_args()
     graphs.PULL = arguments.pull
 
-    settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    config = resolve(make_config(read_recipe("best") | settings | {"taps": arguments.taps}))
-    screen, domains = Screen(quiet=True), {}
-    for folder in sorted(path for path in arguments.data.iterdir() if path.is_dir()):
-        domains[folder.name] = features_of(folder, config, screen, arguments.features)
-    classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())
-    leading = next(iter(domains.values()))[2]
-
+    domains = encoded_domains(arguments.data, arguments, taps=arguments.taps)
+    classes = class_count(domains)
     table = []
     for order in range(arguments.orders):
         for source, target in itertools.permutations(domains, 2):
             started = time.perf_counter()
-            (x, y, _), (z, answers, _) = domains[source], domains[target]
+            (x, y, leading), (z, answers, _) = domains[source], domains[target]
             if arguments.each:
                 x, y = (part[first_of_each(domains[source][1], arguments.each)] for part in (x, y))
             if arguments.source_imbalance > 1:
@@ -90,41 +58,11 @@ def main() -> None:
     print("mean of", len(table), *(f"{value:.2f}" for value in np.mean(table, axis=0)), "(source only, graphs, served)")
 
 
-def features_of(folder: Path, config: Resolved, screen: Screen, store: Path | None) -> tuple[Tensor, Tensor, int]:
-    """Features [N, D], labels [N], and how many features are those of the last two blocks."""
-    inner = folder / "images"
-    domain = scan_labelled(inner if inner.is_dir() else folder, None)
-    network = initial_network(config, make_card(config, domain.classes, stage="source", epoch=0))
-    kept = store and store / f"{folder.name}.npy"
-    if kept and kept.exists():
-        return torch.from_numpy(np.load(kept)), torch.tensor(domain.labels), network.leading
-    decoded = decode_domain(domain, config, screen, folder.name)
-    card = make_card(config, domain.classes, stage="source", epoch=0)
-    device = torch.device(config.device)
-    found = Encoder(network.to(device), config, screen, {})(decoded.images(card, device), folder.name).features.cpu()
-    if kept:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        np.save(kept, found.numpy())
-    return found, torch.tensor(decoded.domain.labels), network.leading
-
-
 def adapted(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> list[Tensor]:
     """Labels of the target by the probe on the source, the graphs and the served classifier."""
-    blank = torch.zeros(len(x), classes), torch.zeros(len(z), classes)
-    domains = Domains(Encoded(x, blank[0]), y, Encoded(z, blank[1]))
-    labels = graphs.label_target(domains, classes=classes, leading=leading)
-    method = Instant(Stand(x.shape[1], leading), None, Sizes(classes, len(x), len(z)))  # type: ignore[arg-type]
-    method.plan(domains, Round(1, 1, 1), torch.Generator())
-    served = method.probe.eval().classify(z).logits.argmax(dim=1)
+    labels = graphs.label_target(both_domains(x, y, z, classes), classes=classes, leading=leading)
+    served = served_logits(x, y, z, classes, leading).argmax(dim=1)
     return [labels.first, labels.probabilities.argmax(dim=1), served]
-
-
-class Stand(torch.nn.Module):
-    """In place of a network whose features are there already."""
-
-    def __init__(self, dim: int, leading: int) -> None:
-        super().__init__()
-        self.dim, self.leading = dim, leading
 
 
 if __name__ == "__main__":

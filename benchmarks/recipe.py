@@ -11,15 +11,11 @@ import gc
 import io
 import itertools
 import json
-import multiprocessing
 import statistics
-import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 
-from cdtrans.cli import app as entry
+from tasks import call, in_processes, place, run_parser, tasks_of
 
 VARIANTS = {
     "full": [],
@@ -39,21 +35,7 @@ VARIANTS = {
 COLUMNS = ("source_only_accuracy", "accuracy", "last_epoch_accuracy", "best_by_labels_accuracy")
 
 
-def place(data: Path, domain: str) -> Path:
-    return data / domain / "images" if (data / domain / "images").is_dir() else data / domain
-
-
-def call(words: list[str]) -> int:
-    """The verb of the program, in this process: starting one for each run would take longer than many runs."""
-    sys.argv = ["cdtrans", *words]
-    try:
-        entry.run_program()
-    except SystemExit as end:
-        return int(end.code or 0)
-    raise AssertionError("the program ends with an exit code")
-
-
-def run(arguments: argparse.Namespace, variant: str, task: tuple[str, str], seed: int) -> None:
+def run(arguments: argparse.Namespace, seed: int, variant: str, task: tuple[str, str]) -> None:
     out = arguments.out / variant.replace(" ", "-").replace("'", "") / f"{task[0]}-{task[1]}-{seed}"
     scores, log = out.with_suffix(".json"), out.with_suffix(".log")
     if scores.exists():
@@ -102,22 +84,13 @@ def table(arguments: argparse.Namespace, variant: str, tasks: list[tuple[str, st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
-    parser.add_argument("--out", type=Path, required=True)
+    parser = run_parser(__doc__)
     parser.add_argument("--variants", nargs="+", default=["full"], choices=VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1234])
-    parser.add_argument("--tasks", nargs="+")
-    parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
-    domains = sorted(path.name for path in arguments.data.iterdir() if path.is_dir())
-    tasks = [tuple(task.split(":")) for task in arguments.tasks or ()] or list(itertools.permutations(domains, 2))
-    jobs = itertools.product(arguments.seeds, arguments.variants, tasks)  # whole tables first
-    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(run, arguments, variant, task, seed) for seed, variant, task in jobs]:
-            done.result()
+    tasks = tasks_of(arguments.data, arguments.tasks)
+    calls = itertools.product([arguments], arguments.seeds, arguments.variants, tasks)  # whole tables first
+    in_processes(arguments.jobs, run, calls)
     print(f"| mean of {len(tasks)} tasks | source only | label-free choice | last epoch | best by labels | seeds |")
     print("|---|---|---|---|---|---|")
     for variant in arguments.variants:

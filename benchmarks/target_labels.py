@@ -6,22 +6,19 @@ DATA holds a folder of class folders for each domain (or DOMAIN/images). So many
 random and labelled; accuracy is that of the label-free choice on all other target images. A second call runs what is
 missing and prints the table of everything that is there. docs/results/labels.md."""
 
-import argparse
 import io
 import itertools
 import json
-import multiprocessing
 import statistics
 import time
 import zlib
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from guard import Images
-from recipe import call, place
+from tasks import call, in_processes, place, run_parser, tasks_of
 
 WAYS = ("target", "source")  # --target-labels, or added to the source
 
@@ -90,21 +87,14 @@ def table(out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
-    parser.add_argument("--weights", type=Path)
+    parser = run_parser(__doc__)
     parser.add_argument("--labels", nargs="+", type=int, default=[0, 1, 3, 10], help="of each class")
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--efforts", nargs="+", default=["instant"])
-    parser.add_argument("--tasks", nargs="+", help="SOURCE:TARGET; all of them unless given")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     flags = ["--backbone", arguments.backbone]
     flags += ["--weights", str(arguments.weights)] if arguments.weights else []
-    domains = sorted(path.name for path in arguments.data.iterdir() if path.is_dir())
-    tasks = [tuple(task.split(":")) for task in arguments.tasks or ()] or list(itertools.permutations(domains, 2))
+    tasks = tasks_of(arguments.data, arguments.tasks)
     arguments.out.mkdir(parents=True, exist_ok=True)
     cases = [
         Case(source, target, labels, draw, effort, way)
@@ -113,9 +103,7 @@ def main() -> None:
         )
         if labels or way == "target"  # without labels both are the same
     ]
-    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(run, case, arguments.data, flags, arguments.out) for case in cases]:
-            done.result()
+    in_processes(arguments.jobs, run, ((case, arguments.data, flags, arguments.out) for case in cases))
     table(arguments.out)
 
 

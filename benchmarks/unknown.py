@@ -6,45 +6,28 @@ DATA as for instant.py. For each task and split, a random half of the classes is
 backbone is adapted (`--effort instant`) to the whole target, and each score tells its images of absent classes from the
 others: 50 is guessing. Printed: mean, lowest, and how many tasks (means over the splits) are over 65."""
 
-import argparse
 import itertools
-from pathlib import Path
 
 import numpy as np
 import torch
-from instant import Stand, features_of
 from sklearn.metrics import roc_auc_score
+from tasks import class_count, encoded_domains, feature_parser, served_logits
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.config import make_config, read_recipe
-from cdtrans.methods.base import Round, Sizes
-from cdtrans.methods.instant import Instant
-from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
 from cdtrans.pairing.neighbours import unit_rows
-from cdtrans.pairing.pairs import Domains
-from cdtrans.run.pipeline import resolve
-from cdtrans.runtime.screen import Screen
 
 TEMPERATURES = ((1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 2.0))  # adapted and source-only model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--backbone", default="deit_tiny_patch16_224")
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--features", type=Path, help="keep the features here, and take them from here")
+    parser = feature_parser(__doc__)
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--known", type=float, default=0.5, help="share of the classes that the source has")
     arguments = parser.parse_args()
-
-    settings = {"backbone": arguments.backbone, "weights": arguments.weights and str(arguments.weights)}
-    config, screen, domains = resolve(make_config(read_recipe("best") | settings)), Screen(quiet=True), {}
-    for folder in sorted(path for path in arguments.data.iterdir() if path.is_dir()):
-        domains[folder.name] = features_of(folder, config, screen, arguments.features)
-    classes = 1 + max(int(labels.max()) for _, labels, _ in domains.values())
+    domains = encoded_domains(arguments.data, arguments)
+    classes = class_count(domains)
 
     found: dict[str, list[list[float]]] = {}  # by score: the areas of each task's splits
     for source, target in itertools.permutations(domains, 2):
@@ -67,14 +50,10 @@ def main() -> None:
 
 def scores(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> dict[str, Tensor]:
     """Scores of every target image, [Nt] each; high where no class fits."""
-    domains = Domains(Encoded(x, torch.zeros(len(x), classes)), y, Encoded(z, torch.zeros(len(z), classes)))
-    method = Instant(Stand(x.shape[1], leading), None, Sizes(classes, len(x), len(z)))  # type: ignore[arg-type]
-    method.plan(domains, Round(1, 1, 1), torch.Generator())
     of_source = Statistics.of(x)
     s, t = of_source.standardised(x), Statistics.of(z, prior=of_source).standardised(z)
     probe = fit_probe(s, F.one_hot(y, classes).to(s), LOOSE)
-    with torch.no_grad():
-        adapted, source_only = method.probe.eval().classify(z).logits, t @ probe.weight + probe.bias
+    adapted, source_only = served_logits(x, y, z, classes, leading), t @ probe.weight + probe.bias
     label = adapted.argmax(dim=1)
     found = of_one(adapted, "adapted") | of_one(source_only, "source-only")
     found |= distances(torch.cat([s, t]), torch.cat([y, label]), t, "adapted") | distances(s, y, t, "source-only")

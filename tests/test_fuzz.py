@@ -60,7 +60,7 @@ class Problems(list[tuple[Any, ...]]):
     def ended(self, *arguments: object) -> Ended:
         """The command line in this process."""
         with mock.patch.object(sys, "argv", ["cdtrans", *map(str, arguments)]), pytest.raises(SystemExit) as end:
-            entry.main()
+            entry.run_program()
         return Ended(int(end.value.code or 0), *self.capsys.readouterr())
 
     def run(self, what: object, *arguments: object) -> None:
