@@ -58,7 +58,7 @@ NOTES = (
     "do, and is no way to adapt. With cross-attention: the three branches and all three losses. Without: the source's "
     "and the target's classification alone, each target image taught the label of its source image. Only true positive "
     "pairs: with cross-attention, on those that the false ones have not replaced, and so in fewer steps.",
-    paper_ablation("losses").notes[1],  # of a loss that is left out
+    paper_ablation("losses").notes[1],  # a loss that is left out
     "The pairs are drawn once for a seed, for all curves and levels, and stay for the whole run: every target image of "
     "a known class once before any comes twice, with a random source image of its class. A false pair keeps the target "
     "image and has a random source image of another class; those of a higher level contain those of a lower one. The "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ablation_task import make_labels, run, start, true_classes
+from ablation_task import make_labels, run, true_classes
 from cdtrans.config import SETTINGS, compose, compose_run
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.pixels import list_stores
@@ -144,55 +144,6 @@ class TestLosses:
             text, "Scored on 21 of the target's 21 images.", "Cost: 5 runs", "pass through the head's BatchNorm"
         )
 
-    @pytest.mark.parametrize(
-        ("row", "jobs"), [("cls-none-none", "3"), ("none-none-cls", "1")], ids=["all wait", "later"]
-    )
-    def test_killed_it_goes_on_and_comes_to_the_same(
-        self, losses: Path, task: Task, tmp_path: Path, row: str, jobs: str
-    ) -> None:
-        out = tmp_path / "out"
-        killed = start(task, "losses", out, "--jobs", jobs)
-        assert killed.wait_until(lambda: (out / row / "state").exists())
-        killed.send(9)
-        assert killed.wait().code == -9
-        begun = {file.parent.name for file in out.glob("*/config.yaml")}
-        assert begun == {"cls-none-none", row}
-        text = (out / "losses.md").read_text(encoding="utf-8")
-        assert f"UNFINISHED: {5 - len(begun) + 1} of 5 runs are missing: {row}" in text
-        ended = run(task, "losses", out, "--jobs", "2", "--json")
-        assert ended.code == 0, ended.err
-        summary, times = json.loads(ended.out), {"seconds": 0, "device_seconds": 0}
-        assert summary["failed"] == summary["unfinished"] == []
-        for made, undisturbed in zip(summary["rows"], read(losses, "losses")["rows"], strict=True):
-            assert {**made, **times} == {**undisturbed, **times}
-        for variant in LOSS_ABLATION.variants:
-            assert computed(out / variant.folder) == computed(losses / variant.folder)
-
-    def test_a_finished_one_is_not_run_again_and_another_recipe_is_refused(self, losses: Path, task: Task) -> None:
-        before = {file: file.stat().st_mtime_ns for file in losses.rglob("*.safetensors")}
-        assert "5 runs, 5 of them finished already" in run(task, "losses", losses).out
-        for flags, words in ((("--lr", "0.07"), "lr: 0.05 there, 0.07 now"), (("--guard",), "False there, True now")):
-            ended = run(task, "losses", losses, *flags)
-            assert ended.code == 2
-            assert says(ended.err, "another ablation's runs", words, "--out")
-        assert {file: file.stat().st_mtime_ns for file in losses.rglob("*.safetensors")} == before
-
-    def test_a_row_that_fails_is_named_and_the_others_go_on(self, losses: Path, task: Task, tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        (out / "none-none-cls").mkdir(parents=True)
-        (out / "none-none-cls" / "mine.txt").write_text("not a run")
-        ended = run(task, "losses", out)
-        assert ended.code == 2, "a folder of something else is not written to"
-        assert f"'{out}' exists and holds no ablation; choose another --out." in ended.err
-        shutil.copy(losses / "ablation.json", out)
-        for row in ("cls-none-none", "cls-none-cls", "cls-cls-cls"):
-            shutil.copytree(losses / row, out / row)
-        ended = run(task, "losses", out)
-        assert ended.code == 3
-        assert "none-none-cls failed: exit code 2, error: " in ended.err
-        assert read(out, "losses")["unfinished"] == ["none-none-cls"]
-        assert f"4 of 5 runs are finished: {out / 'losses.md'}" in ended.out
-
 
 @pytest.mark.parametrize(
     ("code", "change"),
@@ -275,23 +226,12 @@ class TestPseudoLabels:
             assert rows[name][1:4] == ["–"] * 3
             assert "–" not in rows[name][4:8]
 
-    def test_the_other_methods_train_on_their_own_losses_and_continue_after_a_kill(
-        self, pseudo_labels: Path, task: Task, tmp_path: Path
-    ) -> None:
+    def test_the_other_methods_train_on_their_own_losses(self, pseudo_labels: Path) -> None:
         logged = {"rpll": {"source", "target"}, "mrkld-lrent": {"source", "target", "divergence"}}
         for folder, names in logged.items():
             for line in log_lines(pseudo_labels / folder):
                 if line.get("stage") == "adaptation":
                     assert {name for name in line if name.startswith("loss")} == {f"loss_{name}" for name in names}
-        out = tmp_path / "out"
-        killed = warm().start(task.adapt(out, "--method", "mrkld_lrent"), tmp_path / "logs")
-        assert killed.wait_until(lambda: (out / "predictions" / "epoch-001.npz").exists())
-        killed.send(9)
-        assert killed.wait().code == -9
-        assert warm().run(task.adapt(out, "--method", "mrkld_lrent"), tmp_path / "logs").code == 0
-        ours, row = computed(out), computed(pseudo_labels / "mrkld-lrent")
-        assert {name: row[name] for name in ours} == ours
-        assert after_stage_1(out) == after_stage_1(pseudo_labels / "mrkld-lrent")
 
     def test_labels_of_part_of_the_target_judge_that_part(self, pseudo_labels: Path, task: Task) -> None:
         record = RunRecord(pseudo_labels / "two-way")
@@ -315,16 +255,6 @@ class TestPseudoLabels:
             return {row["run"]: row for row in write_table(plan, results)["rows"] if "scores" in row}
 
         check_damages(pseudo_labels, "two-way", table)
-
-    def test_a_damaged_run_is_named_and_the_exit_code_is_3(self, pseudo_labels: Path, task: Task) -> None:
-        file = pseudo_labels / "two-way" / "pairs" / "round-01.npz"
-        before = file.read_bytes()
-        file.write_bytes(before[:50])
-        ended = run(task, "pseudo-labels", pseudo_labels)
-        file.write_bytes(before)
-        assert ended.code == 3
-        assert says(ended.err, str(file), "damaged", "delete this folder to make the run again")
-        assert read(pseudo_labels, "pseudo-labels")["unfinished"] == ["two-way"]
 
     def test_ground_truth_has_all_images_in_true_pairs_of_their_nearest(self, pseudo_labels: Path) -> None:
         rows = read(pseudo_labels, "pseudo-labels")["rows"]

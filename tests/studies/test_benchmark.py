@@ -24,7 +24,7 @@ from cdtrans.inputs.benchmarks import OFFICE31, find_benchmark
 from cdtrans.inputs.scan import scan_labelled, scan_unlabelled
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.benchmark import BenchPlan, bench, parse_seeds, read_results
-from cdtrans.studies.results import SCORE_TITLES, FinishedRuns
+from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, is_scored
 from cdtrans.studies.study import PlannedRun, Study, owned
 from cdtrans.studies.tables import markdown, paper_layout
 from commands import Ended, Process, warm
@@ -268,7 +268,7 @@ class TestKilled:
         assert process.wait().code == -signal.SIGKILL
         wait(lambda: not under_way.busy())  # its process was told to end, and saved its state
         assert not (under_way.folder / "result.json").exists()
-        assert second.folder.exists() == first.scored == (under_way.name == "A-W")
+        assert second.folder.exists() == is_scored(first.folder) == (under_way.name == "A-W")
         ended = mini_bench.run(*TWO, "--jobs", jobs)
         assert ended.code == 0, ended.err
         assert untimed(mini_bench.out) == untimed(whole)

@@ -99,30 +99,41 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return stage
 
 
-def test_side_by_side_the_others_wait_for_stage_1_but_not_for_the_end(stage: Stage) -> None:
-    assert stage.run(stage.plan("a", "b", "c"), 3) == []
-    assert stage.origins() == {"a": None, "b": "a", "c": "a"}
-    assert stage.side_by_side == [{"a"}, {"a", "b"}, {"a", "b", "c"}]
+@pytest.mark.parametrize(
+    ("fail", "side_by_side", "origins"),
+    [
+        pytest.param({}, 3, {"a": None, "b": "a", "c": "a"}, id="none"),
+        pytest.param({"a": 0}, 1, {"a": None, "b": None, "c": "b"}, id="the first at once"),
+        pytest.param({"a": 0}, 3, {"a": None, "b": None, "c": "b"}, id="the first at once, side by side"),
+        pytest.param({"a": 1}, 1, {"a": None, "b": None, "c": "b"}, id="the first in stage 1"),
+        pytest.param({"a": 1}, 3, {"a": None, "b": None, "c": "b"}, id="the first in stage 1, side by side"),
+        pytest.param({"a": 2}, 2, {"a": None, "b": "a", "c": "a"}, id="the first after its stage 1, which is good"),
+        pytest.param({"a": 3}, 1, {"a": None, "b": "a", "c": "a"}, id="the first without saving its scores"),
+    ],
+)
+def test_the_first_run_that_does_not_fail_before_trains_stage_1(
+    stage: Stage, fail: dict[str, int], side_by_side: int, origins: dict[str, str | None]
+) -> None:
+    stage.fail |= fail
+    assert stage.run(stage.plan("a", "b", "c"), side_by_side) == [*fail]
+    assert stage.origins() == origins
+    if side_by_side == 3 and not fail:
+        assert stage.side_by_side == [{"a"}, {"a", "b"}, {"a", "b", "c"}], "they wait for stage 1, not for the end"
 
 
-def test_runs_of_other_sources_go_on_meanwhile(stage: Stage) -> None:
-    assert stage.run(stage.plan("a", "b") + stage.plan("x", "y"), 2) == []
+def test_only_runs_of_one_source_wait_for_each_other(stage: Stage) -> None:
+    assert stage.run(stage.plan("a", "b") + stage.plan("x", "y") + stage.plan("z", peers=()), 2) == []
     assert [name for name, _ in stage.started][:2] == ["a", "x"]
-    assert stage.origins() == {"a": None, "b": "a", "x": None, "y": "x"}
+    assert stage.origins() == {"a": None, "b": "a", "x": None, "y": "x", "z": None}
 
 
-@pytest.mark.parametrize("when", [0, 1], ids=["at once", "in stage 1"])
-@pytest.mark.parametrize("side_by_side", [1, 3])
-def test_if_the_first_fails_before_it_has_one_the_next_trains_it(stage: Stage, when: int, side_by_side: int) -> None:
-    stage.fail["a"] = when
-    assert stage.run(stage.plan("a", "b", "c"), side_by_side) == ["a"]
-    assert stage.origins() == {"a": None, "b": None, "c": "b"}
-
-
-def test_if_it_fails_afterwards_its_stage_1_is_good(stage: Stage) -> None:
-    stage.fail["a"] = 2
-    assert stage.run(stage.plan("a", "b", "c"), 2) == ["a"]
-    assert stage.origins() == {"a": None, "b": "a", "c": "a"}
+@pytest.mark.parametrize(("stage_1", "origin"), [(True, "a"), (False, None)])
+def test_a_run_that_is_not_asked_for_gives_its_stage_1_but_nobody_waits_for_it(
+    stage: Stage, stage_1: bool, origin: str | None
+) -> None:
+    stage.begin("a", stage_1=stage_1)
+    assert stage.run(stage.plan("b", peers=("a", "b"))) == []
+    assert stage.origins() == {"b": origin}
 
 
 def test_all_fail_and_nothing_waits_for_ever(stage: Stage) -> None:
@@ -148,24 +159,6 @@ def test_one_that_began_with_another_s_stage_1_keeps_to_it_even_if_that_run_is_g
     assert run.command()[-2:] == ("--source-model", "/gone/a")
 
 
-def test_a_finished_run_that_is_not_asked_for_gives_its_stage_1(stage: Stage) -> None:
-    stage.begin("a", stage_1=True)
-    assert stage.run(stage.plan("b", peers=("a", "b"))) == []
-    assert stage.origins() == {"b": "a"}
-
-
-def test_nobody_waits_for_a_run_that_is_not_asked_for(stage: Stage) -> None:
-    stage.begin("a")
-    assert stage.run(stage.plan("b", peers=("a", "b"))) == []
-    assert stage.origins() == {"b": None}
-
-
-def test_without_peers_nothing_is_shared(stage: Stage) -> None:
-    assert stage.run(stage.plan("a", "b", peers=()), 2) == []
-    assert stage.origins() == {"a": None, "b": None}
-    assert stage.side_by_side == [{"a"}, {"a", "b"}]
-
-
 def test_the_device_is_shared_out_among_those_that_ran_and_not_those_that_waited(stage: Stage) -> None:
     begun = time.monotonic()
     stage.run(stage.plan("a", "b"), 4)
@@ -185,11 +178,6 @@ def test_where_stage_1_was_trained_also_through_several_hands(stage: Stage) -> N
     stage.begin("e", "/elsewhere/run")
     origins = {name: trained_in(stage.out / name, stage.out) for name in "abcde"}
     assert origins == {"a": "a", "b": "a", "c": "a", "d": "removed", "e": "/elsewhere/run"}
-
-
-def test_a_run_whose_scores_are_not_saved_has_failed(stage: Stage) -> None:
-    stage.fail["a"] = 3
-    assert stage.run(stage.plan("a", "b")) == ["a"]
 
 
 def test_a_run_reads_the_settings_that_were_planned(stage: Stage) -> None:

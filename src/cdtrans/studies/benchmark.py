@@ -66,10 +66,6 @@ class BenchPlan:
         numbers = {name.removeprefix("seed-") for name in scored}
         return tuple(dict.fromkeys([*self.seeds, *sorted(int(number) for number in numbers if number.isdecimal())]))
 
-    def begins_like(self, method: str, other: str) -> bool:
-        """Whether two methods start from the same stage 1."""
-        return start_of(method, self.start) == start_of(other, self.start)
-
     def _run(self, config: Config, task: BenchmarkTask, seed: int) -> PlannedRun:
         method = label(config.method)
         source, target = (self.data.domains[domain.name] for domain in task)
@@ -83,10 +79,10 @@ class BenchPlan:
             labels=self._labelled(target),
             settings=config.to_dict() | images | {"root": root, "seed": seed},
             peers=tuple(
-                self.folder(other_method, other, seed)
-                for other_method in self.methods()
-                for other in self.data.benchmark.tasks  # including tasks of earlier calls
-                if self.begins_like(method, other_method) and other.source == task.source
+                self.folder(other, other_task, seed)
+                for other in self.methods()
+                for other_task in self.data.benchmark.tasks  # including tasks of earlier calls
+                if start_of(other, self.start) == start_of(method, self.start) and other_task.source == task.source
             ),
         )
 
@@ -237,10 +233,10 @@ def write_tables(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path]) -
 def read_results(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path] = frozenset()) -> BenchResults:
     """All finished runs. Means over the tasks of one method are over all tasks; of several, over those that are run."""
     every, seeds = plan.data.benchmark.tasks, plan.all_seeds()
-    folders = {m: {plan.folder(m, t, seed): t for t in every for seed in seeds} for m in plan.methods()}
+    folders = {name: {plan.folder(name, t, seed): t for t in every for seed in seeds} for name in plan.methods()}
     results = {
-        method: [result for folder, task in of_method.items() if (result := runs.get(folder, task.name))]
-        for method, of_method in folders.items()
+        name: [result for run, task in of.items() if (result := runs.get(run, task.name))]
+        for name, of in folders.items()
     }
     asked = {task.name for task in plan.tasks} | {result.task for some in results.values() for result in some}
     tasks = [task for task in every if plan.start is None or task.name in asked]
@@ -253,7 +249,5 @@ def read_results(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path] = 
         by_method=results,
         start=plan.start,
         misfits=plan.misfits,
-        failed={
-            m: sum(f in wrong and task in tasks for f, task in of_method.items()) for m, of_method in folders.items()
-        },
+        failed={name: sum(run in wrong and task in tasks for run, task in of.items()) for name, of in folders.items()},
     )

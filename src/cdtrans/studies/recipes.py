@@ -26,7 +26,6 @@ from cdtrans.methods import METHODS, method_class, require_method
 
 AUTHORS_BACKBONES = ("deit_small", "deit_base")  # with a recipe of the authors for every benchmark
 DECIDED_HERE = ("source", "target", "root", "seed")  # settings that each run gets from its task
-ALL = "all"  # every method, as --method
 SHORTER = 4  # divisor of the epochs of the authors' stage 2 in a comparison: 10 epochs, like the best recipe
 SHORTENED = ("epochs", "rebuild_every")
 BEST, INSTANT = read_recipe("best"), read_recipe("instant")
@@ -127,7 +126,7 @@ class Request:
 
 def parse_methods(text: str) -> tuple[str, ...]:
     """'dann', 'cdtrans,dann' or 'all' -> methods in the order of METHODS, then the user's own."""
-    names = [name for word in text.split(",") for name in (METHODS if word.strip() == ALL else [word.strip()])]
+    names = [name for word in text.split(",") for name in (METHODS if word.strip() == "all" else [word.strip()])]
     for name in names:
         require_method(name)
     labels = [label(name) for name in names]

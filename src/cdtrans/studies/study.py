@@ -39,6 +39,7 @@ from cdtrans.runtime.signals import StopSignals
 from cdtrans.schema import check_value
 from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, Session, is_scored, read_sessions, sessions_file
 
+RECIPE_FILES = {"benchmark": "bench.json", "ablation": "ablation.json"}  # each marks a study's folder
 POLL_SECONDS = 0.05  # between checks of the processes
 
 
@@ -67,10 +68,6 @@ class PlannedRun:
     def record(self) -> RunRecord:
         """The run's folder as it is now."""
         return RunRecord(self.folder)
-
-    @property
-    def scored(self) -> bool:
-        return is_scored(self.folder)
 
     @property
     def score(self) -> tuple[str, ...]:
@@ -141,7 +138,7 @@ class ActiveRun:
         elif not self.scoring:
             self._begin(scoring=True)
             return False
-        elif self.run.scored:
+        elif is_scored(self.run.folder):
             return True
         else:
             cause = "its scores could not be saved"
@@ -162,7 +159,7 @@ def run_jobs(
 ) -> None:
     """Run everything unfinished, `jobs` at a time; `on_end` is called with each run that has ended. A run that failed
     is named in a warning."""
-    pending = [run for run in runs if not run.scored]
+    pending = [run for run in runs if not is_scored(run.folder)]
     active: list[ActiveRun] = []
     finished, side_by_side = len(runs) - len(pending), min(jobs, max(1, len(pending)))
     screen.say(f"{counted(len(runs), 'run')}, {finished} of them finished already")
@@ -309,19 +306,14 @@ def owned(out: Path, kind: Literal["benchmark", "ablation"], recipe: dict[str, A
         raise RunError("study-locked", f"Another process is running the {kind} in '{out}'; choose another --out.")
     with lock:
         check_study_folder(out, kind, recipe)
-        with atomic(recipe_file(out, kind)) as file:
+        with atomic(out / RECIPE_FILES[kind]) as file:
             file.write((json.dumps(recipe, indent=2, sort_keys=True) + "\n").encode())
         yield
 
 
-def recipe_file(out: Path, kind: str) -> Path:
-    """The file that marks the folder of a study and keeps the settings of its runs."""
-    return out / ("bench.json" if kind == "benchmark" else f"{kind}.json")
-
-
 def check_study_folder(out: Path, kind: str, recipe: dict[str, Any]) -> None:
     """Refuse a folder with other contents. Writes nothing."""
-    file = recipe_file(out, kind)
+    file = out / RECIPE_FILES[kind]
     if file.exists():
         with intact(file, "restore it, or choose another --out"):
             before: dict[str, Any] = check_value(json.loads(file.read_text(encoding="utf-8")), dict[str, Any], "")
