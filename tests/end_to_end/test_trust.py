@@ -188,26 +188,16 @@ def test_a_hopeless_start_ends_before_stage_2(task: Task) -> None:
     assert "source-not-learnt" in {finding.code for finding in result(out).verdict.findings}
 
 
-class TestHoldout:
-    def test_a_part_of_the_source_is_watched_and_not_trained_on(self, task: Task) -> None:
-        out = task.folder / "holdout"
-        assert cdtrans(*task.adapt(out, "--holdout", "0.25", "--no-guard")).code == 0
-        source, held = (RunRecord(out).images.paths[domain] for domain in ("source", "holdout"))
-        assert (len(source), len(held)) == (18, 6)
-        assert not set(source) & set(held)
-        with np.load(out / "pairs" / "round-01.npz") as arrays:
-            assert arrays["source"].max() < len(source)
-        lines = [line for line in log_lines(out) if line["event"] == "scores"]
-        assert all(0 <= line["holdout"] <= 1 for line in lines)
-        right = [p.label == Path(name).parent.name for name, p in zip(held, self.said(out, task, held), strict=True)]
-        assert lines[-1]["holdout"] == pytest.approx(sum(right) / len(right), abs=1e-4)
-
-    @staticmethod
-    def said(out: Path, task: Task, files: tuple[str, ...]) -> list:
-        return load(out, model="last", device="cpu").predict([task.source / name for name in files])
-
-    def test_it_can_be_chosen_by_and_must_be_there_then(self, task: Task) -> None:
-        ended = cdtrans(*task.adapt(task.folder / "none", "--select", "holdout"))
-        assert ended.code == 2
-        assert "--holdout 0.1" in ended.err
-        assert not (task.folder / "none").exists()
+def test_a_part_of_the_source_is_watched_and_not_trained_on(task: Task) -> None:
+    out = task.folder / "holdout"
+    assert cdtrans(*task.adapt(out, "--holdout", "0.25", "--no-guard")).code == 0
+    source, held = (RunRecord(out).images.paths[domain] for domain in ("source", "holdout"))
+    assert (len(source), len(held)) == (18, 6)
+    assert not set(source) & set(held)
+    with np.load(out / "pairs" / "round-01.npz") as arrays:
+        assert arrays["source"].max() < len(source)
+    lines = [line for line in log_lines(out) if line["event"] == "scores"]
+    assert all(0 <= line["holdout"] <= 1 for line in lines)
+    said = load(out, model="last", device="cpu").predict([task.source / name for name in held])
+    right = [p.label == Path(name).parent.name for name, p in zip(held, said, strict=True)]
+    assert lines[-1]["holdout"] == pytest.approx(sum(right) / len(right), abs=1e-4)

@@ -1,10 +1,6 @@
 """Mistakes in a command are told before torch, timm and scikit-learn are imported, which takes seconds."""
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,14 +18,6 @@ from tiny_task import TINY, draw, make_source, make_target
 pytestmark = pytest.mark.slow  # processes: seconds in all
 
 SLOW = ("torch", "timm", "torchvision", "sklearn", "matplotlib", "scipy")
-# The command line, and then on standard output which of the slow ones it has imported.
-LOOK = f"""
-import sys, cdtrans.cli.app
-try:
-    cdtrans.cli.app.run_program()
-finally:
-    print([name for name in {SLOW} if name in sys.modules])
-"""
 
 
 @pytest.fixture
@@ -52,14 +40,6 @@ def here(tmp_path: Path) -> Path:
 def forked(here: Path, command: str) -> Ended:
     """In a process of its own, which need not start Python anew."""
     return cold().run(command.split(), here.parent / "logs", folder=here, look_for=SLOW)
-
-
-def started(here: Path, command: str) -> Ended:
-    """As a user would start it."""
-    words = [sys.executable, "-c", LOOK, *command.split()]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 WRONG = [
@@ -118,18 +98,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("command", "words"), WRONG)
 def test_what_is_wrong_is_told_without_torch(here: Path, command: str, words: list[str]) -> None:
-    assert_told_at_once(here, command, words, forked)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "words"), [WRONG[0], WRONG[-1]])
-def test_also_when_python_is_started_for_it(here: Path, command: str, words: list[str]) -> None:
-    assert_told_at_once(here, command, words, started)
-
-
-def assert_told_at_once(here: Path, command: str, words: list[str], run: Callable[[Path, str], Ended]) -> None:
     before = sorted(here.rglob("*"))
-    ended = run(here, command)
+    ended = forked(here, command)
     assert ended.code == 2, ended.err
     assert ended.err.startswith("error: ")
     assert ended.err.count("\n") == 1
@@ -163,16 +133,6 @@ def test_what_is_right_goes_on_to_import_it(here: Path, command: str, words: lis
     assert ended.code == 2
     assert says(ended.err, *words)
     assert ended.err.count("\n") == 1
-    assert not (here / "new").exists()
-
-
-@pytest.mark.slow
-def test_and_imports_it_when_python_is_started_for_it(here: Path) -> None:
-    command, words = RIGHT[1]
-    ended = started(here, command)
-    assert ended.code == 2
-    assert says(ended.err, *words)
-    assert "torch" in ended.out.splitlines()[-1]
     assert not (here / "new").exists()
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cdtrans.config import read_yaml
 from cdtrans.network.backbone import create_backbone
 from cdtrans.record.outcome import Verdict
 from cdtrans.record.record import RunRecord
@@ -64,16 +63,6 @@ def test_it_is_that_of_the_pretrained_backbone(tmp_path: Path, monkeypatch: pyte
     assert {name for name, codes in measured.items() if "support-fell" not in codes} == own
 
 
-def test_without_pretrained_weights_there_is_none(tmp_path: Path) -> None:
-    task = make_task(tmp_path, source_epochs=1, epochs=1, save_every=30)
-    adapt(source=task.source, target=task.target, config=task.config, quiet=True, out=tmp_path / "run")
-    assert read_yaml(tmp_path / "run" / "config.yaml")["pretrained"] is False
-    assert not (tmp_path / "run" / "evidence.npz").exists()
-    basis = RunRecord(tmp_path / "run").outcome.basis
-    assert basis is not None
-    assert basis.features == "source-only"
-
-
 def test_its_own_features_give_a_source_only_model_no_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They flatter it: the demo's would be at least five points too high with each of four seeds."""
     task = make_task(tmp_path)
@@ -84,6 +73,7 @@ def test_its_own_features_give_a_source_only_model_no_range(tmp_path: Path, monk
     assert (outcome.basis and outcome.basis.features, outcome.verdict.kind) == ("source-only", "better")
     assert outcome.estimates["adapted"] is not None
     assert outcome.estimates["source"] is None
+    assert not (tmp_path / "run" / "evidence.npz").exists()
 
 
 def test_nor_a_method_that_serves_the_labels_it_would_be_compared_with(
