@@ -94,14 +94,14 @@ def replace_folder(draft: Path, final: Path) -> None:
     shutil.rmtree(older, ignore_errors=True)
 
 
-Lock = ExitStack  # held by this process until it is closed
+Lock = ExitStack[None]  # held by this process until it is closed
 
 
 def try_lock(file: Path) -> Lock | None:
     """A lock between processes; None if it is taken, even by this process."""
     from filelock import FileLock, Timeout  # takes a tenth of a second, which a wrong flag need not wait for
 
-    held, lock = FileLock(file, thread_local=False), ExitStack()
+    held, lock = FileLock(file, thread_local=False), Lock()
     lock.callback(held.release, force=True)
     try:
         held.acquire(blocking=False)

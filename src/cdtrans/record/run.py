@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,15 +30,16 @@ PACKAGES = ("cdtrans", "torch", "torchvision", "timm", "numpy", "pillow")
 OTHER = "choose another --out"
 
 
-class RunWriter:
-    """A run at work. `RunWriter.open` creates a folder or resumes an unfinished run; `close` releases it."""
+class RunWriter(ExitStack[None]):
+    """A run at work. `RunWriter.open` creates a folder or resumes an unfinished run; `close` calls what was added with
+    `callback`, and releases the folder."""
 
     def __init__(self, folder: Path, lock: Lock | None) -> None:
+        super().__init__()
         self.folder = folder
         self.writes = lock is not None  # only rank 0 has the lock
-        self._closing = ExitStack()
         if lock is not None:
-            self._closing.enter_context(lock)
+            self.enter_context(lock)
 
     @classmethod
     def open(cls, folder: Path, config: Config, data: DataRecord) -> "RunWriter":
@@ -85,19 +86,6 @@ class RunWriter:
     def record(self) -> RunRecord:
         """The folder as it is now."""
         return RunRecord(self.folder)
-
-    def at_close(self, action: Callable[[], object]) -> None:
-        """Do this when the run ends or is interrupted."""
-        self._closing.callback(action)
-
-    def close(self) -> None:
-        self._closing.close()
-
-    def __enter__(self) -> "RunWriter":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def write(self, file: File[Any], content: Any) -> None:
         if self.writes:

@@ -308,12 +308,9 @@ def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run:
     basis = f"all {n} images" if measured.whole_target else f"{counted(n, 'random image')} of {measured.target}"
     sentences = []
     for name, scores in sorted(measured.models.items(), key=lambda item: item[0] != chosen):
+        where = f", which this run uses, from {basis}" if name == chosen else " on the same images"
         value = f"{accuracy_percent(scores.accuracy, n)}, 95% interval {span(scores.interval, n)}"
-        if name == chosen:
-            model = f"{MODEL_NAMES[name]} model, which this run uses"
-            sentences.append(f"Accuracy of the {model}, from {basis}: {value}.")
-        else:
-            sentences.append(f"Accuracy of the {MODEL_NAMES[name]} model on the same images: {value}.")
+        sentences.append(f"Accuracy of the {MODEL_NAMES[name]} model{where}: {value}.")
     if measured.no_class:
         wrong = counted(measured.no_class, "image")
         sentences.append(f"Counted as wrong, because they belong to none of the classes: {wrong}.")

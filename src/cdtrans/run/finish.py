@@ -1,5 +1,6 @@
 """The end of a run: judge both models, save them, the predictions of the chosen one and the outcome, and show it."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -56,14 +57,16 @@ def finish(
     return outcome
 
 
-def complete(run: RunWriter, outcome: Outcome, config: Resolved, screen: Screen) -> None:
-    """Write the report, show the outcome, and drop what only an unfinished run needs."""
-    if run.writes:  # another rank may be here before the main rank has written what is shown
-        if config.report:
-            with run.timed("report"):
-                screen.say(f"report: {write_report(run.record, screen)}")
-        show(run.record, outcome, screen)
-        remove_state(run.folder)
+def complete(
+    record: RunRecord, config: Resolved, screen: Screen, timed: AbstractContextManager[None] = nullcontext()
+) -> None:
+    """Write the report if there is none, show the outcome, and drop what only an unfinished run needs."""
+    if is_main():  # another rank may be here before the main rank has written what is shown
+        if config.report and not record.has(REPORT):
+            with timed:
+                screen.say(f"report: {write_report(record, screen)}")
+        show(record, record.outcome, screen)
+        remove_state(record.folder)
     barrier()  # the others read the outcome that the main rank has written
 
 
@@ -80,11 +83,7 @@ def show_finished(plan: RunPlan, config: Resolved) -> Outcome:
             f"The {' and '.join(changed)} images have changed since the run in '{out}' began, but its result is "
             "for the earlier ones; choose another --out to adapt to them, or label new images with 'cdtrans predict'."
         )
-    if is_main():
-        remove_state(out)  # left over only if the run was killed at the very end, before its report was written
-        if config.report and not record.has(REPORT):
-            write_report(record, screen)
-    show(record, record.outcome, screen)
+    complete(record, config, screen)  # if the run was killed at the very end, before its report was written
     return record.outcome
 
 

@@ -193,7 +193,7 @@ def run_session(plan: RunPlan) -> Outcome:
                 images = images._replace(untouched=start.untouched)
                 adaptation = adapt_to_target(run, method, images, config, screen, start.frozen, start.evidence)
             outcome = finish(run, adaptation, start.card, inputs, config, kind)
-        complete(run, outcome, config, screen)
+        complete(run.record, config, screen, run.timed("report"))
     return outcome
 
 

@@ -255,7 +255,7 @@ def library(tracker: str) -> Any:
 def track_in_tensorboard(config: Config, run: RunWriter) -> Track:
     """Event files in the run folder."""
     writer = library("tensorboard").SummaryWriter(run.folder / layout.TENSORBOARD)
-    run.at_close(writer.close)
+    run.callback(writer.close)
 
     def track(stage: str, epoch: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -274,7 +274,7 @@ def track_in_wandb(config: Config, run: RunWriter) -> Track:
         about = {"name": run.folder.name, "dir": place, "config": config.to_dict()}
         name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16]  # the same when it resumes
         curves = wandb.init(project=PROJECT, id=name, resume="allow", **about)
-        run.at_close(curves.finish)
+        run.callback(curves.finish)
     for stage in ("source", "adaptation"):
         curves.define_metric(f"{stage}/*", step_metric=f"{stage}/epoch")
     return lambda stage, epoch, values: curves.log({f"{stage}/{x}": y for x, y in {**values, "epoch": epoch}.items()})
@@ -285,7 +285,7 @@ def track_in_mlflow(config: Config, run: RunWriter) -> Track:
     mlflow = library("mlflow")
     known = run.folder / layout.MLFLOW.name  # the name of the run, which a resumed one continues
     if mlflow.active_run() is None:  # otherwise stage 1's run, or the program's
-        run.at_close(mlflow.end_run)
+        run.callback(mlflow.end_run)
         if known.exists():
             mlflow.start_run(run_id=known.read_text(encoding="utf-8").strip())
         else:
