@@ -4,6 +4,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -221,16 +222,14 @@ def test_what_the_programs_summed_is_added_up(programs: int) -> None:
 def test_they_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model such as those above goes through every one of them."""
     calls = Counter()
+
+    def counted(name: str, apply: Callable, *arguments: object) -> object:
+        calls[name] += 1
+        return apply(*arguments)
+
     for name in ("AddNorm", "BiasGELU", "Linear", "QueriesKeysValues"):
-        real = getattr(operations, name)
-
-        class Spy:
-            @staticmethod
-            def apply(*arguments: object, name: str = name, real: type = real) -> object:
-                calls[name] += 1
-                return real.apply(*arguments)
-
-        monkeypatch.setattr(operations, name, Spy)
+        spy = SimpleNamespace(apply=partial(counted, name, getattr(operations, name).apply))
+        monkeypatch.setattr(operations, name, spy)
     vit = VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=0).to(DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
         branch_features(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -95,23 +96,25 @@ def interrupted(at: str, **how: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False, **how)
 
 
-@pytest.mark.parametrize("module", ["cdtrans.cli.app", "typer"])
-def test_ctrl_c_while_the_program_is_imported_is_one_line(module: str) -> None:
-    ended = interrupted(module)
-    assert (ended.returncode, ended.stderr) == (130, "error: Interrupted.\n")
-
-
-def test_ctrl_c_when_all_is_done_says_nothing() -> None:
-    ended = interrupted("the end")
-    assert ended.stdout.startswith("cdtrans ")
-    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
-
-
-def test_ctrl_c_stays_ignored_where_it_was() -> None:
+def ignoring() -> None:
     """As after nohup, or for a job in the background of a script."""
-    ended = interrupted("typer", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
-    assert ended.stdout.startswith("cdtrans ")
-    assert (ended.returncode, ended.stderr) == (0, "")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(
+    ("at", "before", "code", "err"),
+    [
+        *((module, None, 130, "error: Interrupted.\n") for module in ("cdtrans.cli.app", "typer")),
+        ("the end", None, -signal.SIGINT, ""),
+        ("typer", ignoring, 0, ""),
+    ],
+)
+def test_ctrl_c_is_one_line_while_the_program_is_imported_and_none_at_the_end(
+    at: str, before: Callable[[], None] | None, code: int, err: str
+) -> None:
+    ended = interrupted(at, preexec_fn=before)
+    assert (ended.returncode, ended.stderr) == (code, err)
+    assert ended.stdout.startswith("cdtrans ") == (not err)
 
 
 # Slow imports

@@ -65,10 +65,6 @@ class Memory:
             )
         self.screen.say(f"{batch}: {how} (slower; the losses are still those of the whole batch).")
 
-    def buffers(self) -> list[tuple[Tensor, Tensor]]:
-        """Everything that a forward pass may change, such as running statistics, and a copy of it."""
-        return [(buffer, buffer.clone()) for buffer in self.module.buffers()]
-
     def _set(self, parts: int, *, recompute_blocks: bool) -> None:
         self.parts, self.recompute_blocks = parts, recompute_blocks
         for network in self.networks:
@@ -124,7 +120,7 @@ class Step:
 
     def _plain(self, *inputs: Tensor) -> Tensor:
         self.optimisation.start_step()
-        buffers = self.memory.buffers()
+        buffers = [(buffer, buffer.clone()) for buffer in self.memory.module.buffers()]  # such as running statistics
 
         def use_less() -> None:
             had_graph = self.graph is not None
