@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from cdtrans.methods.instant import probe_on_both
 from cdtrans.network.encoding import Encoded
-from cdtrans.pairing.graphs import LOOSE, Probe, Statistics, fit_probe, label_target
+from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe, label_target
 from cdtrans.pairing.pairs import Domains
 
 
@@ -76,7 +76,11 @@ class InstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             statistics = Statistics.of(source)
             probe = fit_probe(statistics.standardised(source), one_hot, LOOSE)
-        self.coef_, self.intercept_ = on_plain_rows(probe, statistics)
+        weight = probe.weight.double() / (statistics.variance.double() + 1e-5).sqrt()[:, None]  # for rows as given
+        self.coef_, self.intercept_ = (
+            weight.T.numpy(),
+            (probe.bias.double() - statistics.mean.double() @ weight).numpy(),
+        )
         self.label_distributions_ = distributions
         self.transduction_ = self.classes_[distributions.argmax(axis=1)]
         return self
@@ -92,9 +96,3 @@ class InstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """[N, D] -> [N] labels."""
         best = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
-
-
-def on_plain_rows(probe: Probe, statistics: Statistics) -> tuple[np.ndarray, np.ndarray]:
-    """A probe on standardised rows -> coefficients [K, D] and intercepts [K] for the rows themselves."""
-    weight = probe.weight.double() / (statistics.variance.double() + 1e-5).sqrt()[:, None]
-    return weight.T.numpy(), (probe.bias.double() - statistics.mean.double() @ weight).numpy()

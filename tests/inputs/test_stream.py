@@ -75,7 +75,7 @@ class TestBatches:
 
     def test_a_few_are_decoded_ahead_and_no_thread_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Even from a source without end."""
-        monkeypatch.setattr(stream, "processor_share", lambda: 2)
+        monkeypatch.setattr(stream, "processor_count", lambda: 2)
         before, taken = threading.active_count(), itertools.count()
         batches = ([plain(next(taken) % 256) for _ in range(4)] for _ in itertools.repeat(None))
         decoded = decode_batches(batches, SIZE, lambda shape: np.empty(shape, np.uint8))

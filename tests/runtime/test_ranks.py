@@ -29,15 +29,6 @@ def test_a_rank_without_others_is_rank_0(monkeypatch: pytest.MonkeyPatch, rank: 
     assert (ranks.launched_rank(), ranks.launched_world()) == (0, 1)
 
 
-@pytest.mark.parametrize(("processes", "share"), [("1", 12), ("4", 3), ("5", 2), ("64", 1)])
-def test_processes_of_a_machine_share_its_processors(
-    monkeypatch: pytest.MonkeyPatch, processes: str, share: int
-) -> None:
-    monkeypatch.setattr(ranks, "processor_count", lambda: 12)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-    assert ranks.processor_share() == share
-
-
 @given(count=st.integers(0, 500), world=st.integers(1, 20), start=st.integers(0, 1000))
 def test_the_parts_of_a_batch_cover_it_once_and_in_order(count: int, world: int, start: int) -> None:
     taken = []

@@ -122,6 +122,15 @@ def test_a_file_is_computed_in_the_precision_of_its_run(tmp_path: Path) -> None:
     assert portable.open_timm(file)[1].precision == "bf16"
 
 
+def test_a_backbone_without_taps_is_exported_as_timm_s_own(tmp_path: Path) -> None:
+    """The card may ask for several, as the recipe does."""
+    model, card = model_of("ResNet", taps=4)
+    write_folder(tmp_path, model, card)
+    images = images_for(card, 4)
+    expected = logits_of(model, card, images)
+    np.testing.assert_allclose(read_timm(tmp_path)(images), expected, atol=1e-5 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("kind", TAPPED)
 def test_the_code_of_a_hub_folder_says_the_same_with_several_taps(kind: str, tmp_path: Path) -> None:
     model, card = model_of(kind, taps=3, depth=4)

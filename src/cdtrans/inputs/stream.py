@@ -26,7 +26,7 @@ from cdtrans.inputs.images import (
     thumbnails,
     upright_rgb,
 )
-from cdtrans.runtime.ranks import processor_count, processor_share
+from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 
 IN_FLIGHT_PER_WORKER = 16  # images decoded ahead of the reader; bounds memory and hides slow files
@@ -110,12 +110,13 @@ def make_in_order(
 ) -> Iterator[_Made | UnreadableImage]:
     """Decode, resize, and apply `make` to the pixels, keeping the order. Threads are enough, because PIL, numpy and
     hashlib release the GIL."""
-    return _in_order((partial(_decode, image, size, make) for image in images), processor_count())
+    return _in_order(partial(_decode, image, size, make) for image in images)
 
 
-def _in_order(tasks: Iterable[Callable[[], _Made]], workers: int) -> Iterator[_Made]:
+def _in_order(tasks: Iterable[Callable[[], _Made]]) -> Iterator[_Made]:
     """The results of the tasks; those of a few more are ready or under way."""
     waiting: deque[Future[_Made]] = deque()
+    workers = processor_count()
     pool = ThreadPoolExecutor(workers)
     try:
         for task in tasks:
@@ -156,7 +157,7 @@ def decode_batches(
             for image, row in zip(*begun[-1], strict=True):
                 yield partial(_decode, image, size, partial(np.copyto, row))
 
-    errors = _in_order(tasks(), processor_share())
+    errors = _in_order(tasks())
     for first in errors:
         batch, pixels = begun.popleft()
         problems = {n: str(error) for n, error in enumerate([first, *islice(errors, len(batch) - 1)]) if error}

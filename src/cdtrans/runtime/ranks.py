@@ -40,11 +40,6 @@ def processor_count() -> int:
     return os.cpu_count() or 1
 
 
-def processor_share() -> int:
-    """The same, divided among the processes that a launcher has started on this machine."""
-    return max(1, processor_count() // _number("LOCAL_WORLD_SIZE", 1))
-
-
 def _number(name: str, default: int) -> int:
     return int(os.environ.get(name) or default)
 

@@ -86,7 +86,7 @@ def onnx_file(model: Network, card: Card) -> bytes:
         node.metadata_props.clear()
         for value in node.outputs:
             value.metadata_props.clear()
-    program.model.metadata_props.update(card_entries(card))
+    program.model.metadata_props.update(card_entries(model, card))
     content: bytes = program.model_proto.SerializeToString()
     return content
 
@@ -123,7 +123,7 @@ def weights_file(model: Network, card: Card) -> bytes:
     in_timm = _timm_state(card)[f"{layer}.weight"]  # [K, D], or [K, D, 1, 1]: a convolution in some models
     weights[f"{layer}.weight"] = (weight / card.temperature).view(*weight.shape, *in_timm.shape[2:])
     weights[f"{layer}.bias"] = bias / card.temperature
-    return save(weights, metadata={"format": "pt", **card_entries(card)})  # transformers 4 asks for the format
+    return save(weights, metadata={"format": "pt", **card_entries(model, card)})  # transformers 4 asks for the format
 
 
 def why_no_weights(model: Network, card: Card) -> str:
@@ -234,15 +234,15 @@ def metadata(file: Path) -> dict[str, str]:
         return weights.metadata() or {}
 
 
-def card_entries(card: Card) -> dict[str, str]:
+def card_entries(model: Network, card: Card) -> dict[str, str]:
     """The metadata of an exported file, as text; lists and mappings are JSON. `card` is for `open_timm` and
-    `open_onnx`: the card without what lies in the weights (neck, temperature) or names a path of this machine."""
+    `open_onnx`: the card without what lies in the weights (neck, temperature) or names a path of this machine, and with
+    the taps that the backbone has."""
     architecture, arguments = timm_call(card.backbone, crop=card.crop, args=card.backbone_args)
     others = {name: value for name, value in arguments.items() if name != "img_size"}  # it follows from the crop
     named = replace(card, backbone=architecture, backbone_args=others, method=PurePath(card.method).name)
-    plain = replace(
-        named, neck="none", head={}, transferability=False, temperature=1.0, weights="exported", versions={}
-    )
+    plain = replace(named, taps=model.taps, neck="none", head={}, transferability=False, temperature=1.0)
+    plain = replace(plain, weights="exported", versions={})
     return {
         "classes": json.dumps(card.classes),
         "architecture": architecture,
