@@ -9,14 +9,7 @@ import torch
 from cdtrans.errors import Hopeless
 from cdtrans.record.outcome import Measure, Setback
 from cdtrans.trust import guard
-from cdtrans.trust.guard import (
-    decide,
-    fell_later,
-    gave_up,
-    judge_adapted,
-    judge_source,
-    labels_to_settle,
-)
+from cdtrans.trust.guard import decide, fell_later, gave_up, judge_adapted, judge_source, labels_to_settle
 from cdtrans.trust.support import Evidence, Impression
 from impressions import evidence_of, impression_of
 

@@ -10,15 +10,7 @@ from torch.nn import functional as F
 from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.pairs import Domains, TargetLabels
 from cdtrans.trust import support as module
-from cdtrans.trust.support import (
-    Evidence,
-    cross_validated,
-    impression,
-    kappa,
-    nearest_labels,
-    shifted,
-    views,
-)
+from cdtrans.trust.support import Evidence, cross_validated, impression, kappa, nearest_labels, shifted, views
 
 EVEN = [10] * 7
 

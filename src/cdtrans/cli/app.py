@@ -12,6 +12,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -57,12 +58,11 @@ def predictions_to_stdout(given: dict[str, Any], json: bool) -> bool:
     return json
 
 
+run_verb = partial(Verb, show=tables.show_run, against=lambda result: result.harm)
+study_verb = partial(Verb, show=tables.show_study, against=lambda result: bool(result.failed))
 VERBS = {
-    "adapt": Verb(
-        "cdtrans.run.pipeline:adapt",
-        "Adapt a classifier from labelled SOURCE images to unlabelled TARGET images.",
-        tables.show_run,
-        against=lambda result: result.harm,
+    "adapt": run_verb(
+        "cdtrans.run.pipeline:adapt", "Adapt a classifier from labelled SOURCE images to unlabelled TARGET images."
     ),
     "check": Verb(
         "cdtrans.run.check:check",
@@ -129,36 +129,28 @@ VERBS = {
         tables.show_methods,
         as_json=lambda methods: {"methods": methods},
     ),
-    "bench": Verb(
+    "bench": study_verb(
         "cdtrans.studies.benchmark:bench",
         "Rerun a table of the paper, or compare methods: every task and seed, scored with target labels.",
-        tables.show_study,
         settings=SETTINGS.keys() - OF_EACH_RUN,
         texts=BENCH_TEXTS,
         defaults=TABLE_DEFAULTS,
-        against=lambda result: bool(result.failed),
     ),
-    "ablate losses": Verb(
+    "ablate losses": study_verb(
         "cdtrans.studies.ablation:ablate_losses",
         "Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards.",
-        tables.show_study,
         settings=SETTINGS.keys() - LOSS_SETTINGS - {"method"} - NOT_IN_ROWS,
         defaults={"recipe": "authors", **TABLE_DEFAULTS},
-        against=lambda result: bool(result.failed),
     ),
-    "ablate pseudo-labels": Verb(
+    "ablate pseudo-labels": study_verb(
         "cdtrans.studies.ablation:ablate_pseudo_labels",
         "Rerun Table 5, the ways to find pairs: one run each, scored with target labels; one run trains on them.",
-        tables.show_study,
         settings=SETTINGS.keys() - PAIRING_SETTINGS - NOT_IN_ROWS,
         defaults={"recipe": "authors", **TABLE_DEFAULTS},
-        against=lambda result: bool(result.failed),
     ),
-    "ablate with-labels": Verb(  # a run of an ablation as a process of its own
+    "ablate with-labels": run_verb(  # a run of an ablation as a process of its own
         "cdtrans.paper.pair_labels:adapt_with_labels",
         "One run on pairs made with target labels: a measurement, not a way to adapt.",
-        tables.show_run,
-        against=lambda result: result.harm,
         hidden=True,
     ),
 }

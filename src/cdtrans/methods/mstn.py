@@ -56,10 +56,7 @@ class MSTN(Method):
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = (out.logits.float() for out in self.encode(batch))
         labels = gather(self.network.encode_in_eval_mode(batch.x_t).logits).argmax(dim=1)
-        centers = (
-            self.moved(self.source_centers, source, batch.y_s),
-            self.moved(self.target_centers, target, labels),
-        )
+        centers = (self.moved(self.source_centers, source, batch.y_s), self.moved(self.target_centers, target, labels))
         strength = rising(progress, self.options.ramp)
         domain = domain_loss(self.critic, source, target, torch.ones_like(progress))
         return {

@@ -58,10 +58,7 @@ class SHOTIM(Method):
 
     def information(self, logits: Tensor) -> dict[str, Tensor]:
         weight = self.options.information
-        return {
-            "loss_entropy": weight * entropy(logits).mean(),
-            "loss_diversity": -weight * entropy_of_mean(logits),
-        }
+        return {"loss_entropy": weight * entropy(logits).mean(), "loss_diversity": -weight * entropy_of_mean(logits)}
 
 
 class SHOT(SHOTIM):
