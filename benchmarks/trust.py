@@ -15,7 +15,6 @@ from cdtrans.config import HINTS
 from cdtrans.methods import METHODS, method_class
 from cdtrans.record import layout
 from cdtrans.record.record import RunRecord
-from cdtrans.trust.selection import value_of
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def regrets(run: dict[str, Any]) -> dict[str, float]:
     found = {}
     for name in HINTS["select"].__args__:
         if name in ("last", *run["scores"][0]):
-            best = max(run["scores"], key=lambda line: (value_of(name, line["epoch"], line), line["epoch"]))["epoch"]
+            best = max(run["scores"], key=lambda line: (0 if name == "last" else line[name], line["epoch"]))["epoch"]
             found[name] = 100 * (max(run["accuracy"][1:]) - run["accuracy"][best])
     return found
 

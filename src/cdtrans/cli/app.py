@@ -79,7 +79,7 @@ VERBS = {
     "predict": Verb(
         "cdtrans.serving.predict:predict",
         "Label IMAGES with a run's classifier.",
-        tables.show_nothing,
+        lambda result, screen, given: None,  # it has written its result
         prepare=predictions_to_stdout,
     ),
     "export": Verb(
@@ -187,14 +187,10 @@ def build_program(words: Collection[str] | None = None) -> typer.Typer:
     ablate = typer.Typer(no_args_is_help=True, help="Rerun the paper's ablations.")
     for name, verb in VERBS.items():
         group, _, word = name.rpartition(" ")
-        function = verb_command(verb) if words is None or word in words else _listed
+        function = verb_command(verb) if words is None or word in words else lambda: None  # only listed
         (ablate if group else app).command(word, help=verb.help, hidden=verb.hidden)(function)
     app.add_typer(ablate, name="ablate")
     return app
-
-
-def _listed() -> None:
-    """A verb that the command line does not use."""
 
 
 def _show_versions(wanted: bool) -> None:
@@ -248,7 +244,8 @@ def _exit_code(words: Sequence[str], debug: bool) -> int:
         sentence = f"{where}{error.strerror or error}; check the path, its permissions and the disk."
         return _fail(2, "system-error", sentence, debug)
     except Exception as error:
-        if is_out_of_memory(error):
+        # Main memory; GPU memory is handled where it is used. torch has no exception type for it.
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
             sentence = "This computer does not have enough memory for this; use smaller images (--crop) or batches."
             return _fail(2, "out-of-memory", sentence, debug)
         sentence = f"Internal error, {type(error).__name__}: {error}. Run it again with --debug and report it."
@@ -263,11 +260,6 @@ def require_words(arguments: Sequence[str]) -> None:
             after = f" after {flag}" if flag.startswith("--") else ""
             sentence = f"An argument{after} is empty, perhaps an unset shell variable; give a value."
             raise SettingsError("argument-empty", sentence)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Out of main memory; GPU memory is handled where it is used. torch has no exception type for it."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
 
 
 def _fail_usage(error: Any, debug: bool) -> int:

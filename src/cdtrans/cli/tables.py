@@ -18,10 +18,6 @@ WIDEST_MATRIX = 12  # a wider confusion matrix does not fit in a terminal
 Arguments = dict[str, Any]
 
 
-def show_nothing(result: Any, screen: Screen, given: Arguments) -> None:
-    """Nothing is left to show: the verb has written its result."""
-
-
 def show_run(result: Any, screen: Screen, given: Arguments) -> None:
     screen.result(wording.done(result.outcome, result.run, with_estimate=screen.quiet))  # shown already if not quiet
     screen.say(wording.next_step(result.run))

@@ -27,11 +27,6 @@ def consensus(scores: dict[str, float]) -> float:
     return math.prod(max(0.0, scores[name]) for name in CONSENSUS) ** (1 / len(CONSENSUS))
 
 
-def value_of(rule: str, epoch: int, scores: dict[str, float]) -> float:
-    """An epoch's value by a rule of --select: a score, or its number for 'last'."""
-    return float(epoch) if rule == "last" else scores[rule]
-
-
 class BestEpoch(NamedTuple):
     """The best epoch so far."""
 
@@ -72,7 +67,7 @@ class Watch:
 
     def consider(self, epoch: int, scores: dict[str, float], network: nn.Module) -> None:
         """Keep a copy of the network if its epoch is the best. A later epoch wins a tie: it was trained longer."""
-        value = value_of(self.rule, epoch, scores)
+        value = float(epoch) if self.rule == "last" else scores[self.rule]
         if self.best is None or value >= self.best.value:
             weights = {name: x.detach().clone() for name, x in network.state_dict().items()}
             self.best = BestEpoch(epoch, value, weights)

@@ -125,11 +125,6 @@ class Evidence(NamedTuple):
         nearest = nearest_labels(domains).cpu()
         return cls(nearest, labels.cpu(), learnable, reference.cpu(), agreement, graphs.steady, pretrained)
 
-    @property
-    def features(self) -> str:
-        """The origin of the features, for result.json."""
-        return "pretrained" if self.pretrained else "source-only"
-
     def support(self, predicted: Tensor) -> Support:
         """The support of a model's predictions, [Nt]."""
         some = predicted[evenly(predicted, MOST_IMAGES)]
