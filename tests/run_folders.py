@@ -41,14 +41,18 @@ def stopped(run: Path) -> Path:
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     lines = [x for x in lines if not (x["event"] == "scores" and x["epoch"]) and x.get("stage") != "adaptation"]
     (run / "log.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines if x.get("round", 1) == 1))
-    with np.load(run / "views.npz") as arrays:
-        views = {name: arrays[name] for name in arrays.files}
+    views = vars(RunRecord(run).views)
     before = {name: views[name.replace("after", "before")] for name in views if "after" in name}
-    np.savez(run / "views.npz", **views | before | {"changed": np.zeros_like(views["changed"])})
+    change_views(run, **before, changed=np.zeros_like(views["changed"]))
     with np.load(run / LOGITS.name) as arrays:
         source = arrays["source"]
     np.savez(run / LOGITS.name, source=source)
     return run
+
+
+def change_views(run: Path, **arrays: np.ndarray) -> None:
+    """A finished run whose models see the images differently."""
+    np.savez(run / "views.npz", **vars(RunRecord(run).views) | arrays)
 
 
 def change(run: Path, **fields: Any) -> Outcome:

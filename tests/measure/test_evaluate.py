@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from cdtrans.errors import CdtransError
 from cdtrans.inputs.scan import LabelledDomain
@@ -243,18 +242,6 @@ def test_scores_by_hand() -> None:
     with_none = score_predictions(np.array([0, 0, 0, 0, 2, -1]), np.array([0, 0, 1, 2, 2, 2]), 3)
     assert (with_none.accuracy, with_none.confusion) == (3 / 6, scores.confusion), "no class is wrong"
     assert score_predictions(np.array([-1]), np.array([0]), 3).accuracy == 0
-
-
-@given(
-    st.integers(1, 5).flatmap(lambda k: st.lists(st.tuples(st.integers(0, k - 1), st.integers(0, k - 1)), min_size=1))
-)
-def test_scores_against_a_count_one_by_one(answers: list[tuple[int, int]]) -> None:
-    true, predicted = np.array(answers).T
-    scores = score_predictions(true, predicted, 5)
-    right = [t == p for t, p in answers]
-    assert scores.accuracy == pytest.approx(sum(right) / len(right))
-    of_class = {k: [r for r, (t, _) in zip(right, answers, strict=True) if t == k] for k in set(true.tolist())}
-    assert scores.class_mean_accuracy == pytest.approx(np.mean([np.mean(r) for r in of_class.values()]))
 
 
 def test_calibration_by_hand() -> None:

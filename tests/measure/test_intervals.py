@@ -1,5 +1,7 @@
 """Intervals and the paired test against published numbers, exact sums and simulation."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -27,14 +29,9 @@ def population(images: int, seed: int, sure: float = 3.0) -> tuple[np.ndarray, n
     return score, rng.random(images) < 1 / (1 + np.exp(-sure * (2 * score - 0.4)))
 
 
-@pytest.mark.parametrize(
-    ("right", "images", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
-)
-def test_wilson_as_newcombe_printed_it(right: int, images: int, low: float, high: float) -> None:
+def test_wilson_as_newcombe_printed_it() -> None:
     """Statistics in Medicine 17 (1998), table I, method 3."""
-    interval = wilson(right, images)
-    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+    assert astuple(wilson(81, 263)) == pytest.approx((0.2553, 0.3662), abs=5e-5)
 
 
 def test_the_class_mean_of_one_class_is_its_accuracy_and_of_two_equal_ones_surer() -> None:
@@ -114,13 +111,10 @@ def test_a_large_target_is_computed_in_a_moment() -> None:
     assert 0.6 < interval.low < 0.8 < interval.high < 0.95
 
 
-def test_beta_binomial_is_the_urns() -> None:
-    """With one right and one wrong ball in Polya's urn every count is as likely."""
-    assert beta_binomial(4, 1.0, 1.0) == pytest.approx(np.full(5, 0.2))
+def test_beta_binomial_of_a_certain_accuracy() -> None:
+    assert beta_binomial(4, 1.0, 1.0) == pytest.approx(np.full(5, 0.2)), "as in Polya's urn"
     assert beta_binomial(3, 0.0, 2.0).tolist() == [1, 0, 0, 0]
     assert beta_binomial(3, 2.0, 0.0).tolist() == [0, 0, 0, 1]
-    mean = beta_binomial(50, 8.0, 2.0) @ np.arange(51)
-    assert mean == pytest.approx(50 * 0.8)
 
 
 def test_strata_are_of_equal_size_and_in_the_order_of_the_score() -> None:
@@ -163,10 +157,7 @@ def test_labels_that_leave_strata_empty_are_put_into_fewer() -> None:
 
 def test_the_sign_test() -> None:
     assert [sign_test(0, 0), sign_test(3, 3)] == [1, 1]
-    assert sign_test(5, 0) == pytest.approx(2 / 32)
-    assert sign_test(0, 6) == pytest.approx(2 / 64)
     assert sign_test(9, 2) == sign_test(2, 9) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
-    assert sign_test(50, 29_000) < 1e-300
 
 
 def test_labels_to_decide() -> None:

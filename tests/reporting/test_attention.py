@@ -68,16 +68,3 @@ def test_the_map_is_the_last_block_s_attention_of_source_over_target(family: tup
     assert maps.shape == (3, 3, 4)
     for n in range(3):
         torch.testing.assert_close(maps[n], slow_map(model, prefix, source[n], target[n]), atol=1e-12, rtol=0)
-
-
-def test_shares_of_attention(family: tuple[Network, int]) -> None:
-    """Patches have what class token and registers leave them: all of it, or less than that."""
-    model, prefix = family
-    shares = attention_shares(model, images(0), images(1)).sum(dim=(1, 2))
-    assert (shares < 1 - 1e-6).all() if prefix else torch.allclose(shares, torch.ones_like(shares))
-
-
-def test_source_and_target_are_not_mixed_up(family: tuple[Network, int]) -> None:
-    model, _ = family
-    one, other = attention_shares(model, images(0), images(1)), attention_shares(model, images(1), images(0))
-    assert (one - other).abs().max() > 1e-3

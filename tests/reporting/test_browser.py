@@ -131,23 +131,6 @@ def test_the_filter_by_mouse(opened: Any) -> None:
     assert len(shown(page)) > len(both)
 
 
-def test_the_filter_by_keyboard(opened: Any) -> None:
-    page = opened()
-    everything = shown(page)
-    page.locator("select[name=class]").focus()
-    page.keyboard.press("ArrowDown")  # from all classes to the first
-    assert shown(page) == [p for p in everything if "blue" in p["class"].split("\t")] != everything
-    page.keyboard.press("Home")
-    page.keyboard.press("Tab")  # to the rounds
-    page.keyboard.press("ArrowDown")  # the last round comes first
-    assert shown(page) == [p for p in everything if p["round"] == "2"] != everything
-    page.keyboard.press("Tab")  # to the states
-    page.keyboard.press("ArrowRight")
-    assert shown(page) == [p for p in everything if p["round"] == "2" and p["state"] == "kept"]
-    page.keyboard.press("ArrowRight")
-    assert shown(page) == [p for p in everything if p["round"] == "2" and p["state"] == "rejected"]
-
-
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(opened: Any) -> None:
     page = opened(unfolded=False)
     page.keyboard.press("Tab")

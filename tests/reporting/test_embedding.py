@@ -8,7 +8,7 @@ import pytest
 from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.embedding import embedding, marks, mirrored_like, on_planes
-from run_folders import change
+from run_folders import change, change_views
 from support import says
 
 
@@ -58,8 +58,7 @@ def test_a_run_that_went_back_shows_the_refused_model_if_there_is_one(run: Path,
 
 
 def test_hardly_any_features(run: Path) -> None:
-    with np.load(run / "views.npz") as arrays:
-        views = {name: arrays[name] for name in arrays.files}
+    views = vars(RunRecord(run).views)
     few = {name: views[name][:4] for name in views if name.startswith(("sampled", "before", "after"))}
-    np.savez(run / "views.npz", **views | few)
+    change_views(run, **few)
     assert says(embedding(RunRecord(run)).why, "too few images")

@@ -19,7 +19,7 @@ from cdtrans.reporting.gallery import sample_pairs, turn
 from cdtrans.reporting.images import heated, jpeg, run_images
 from cdtrans.reporting.sections import Missing
 from cdtrans.runtime.screen import Screen
-from run_folders import change
+from run_folders import change, change_views
 from support import says
 
 QUIET = Screen(quiet=True)
@@ -168,23 +168,19 @@ class TestLooks:
 
     def test_mislabelled_are_those_that_the_model_contradicts(self, run: Path) -> None:
         """One label is wrong on purpose, and one odd image is contradicted less."""
-        with np.load(run / "views.npz") as arrays:
-            views = {name: arrays[name] for name in arrays.files}
-        count = len(views["source_labels"])
-        views["source_predicted"] = views["source_labels"].copy()
-        views["source_confidence"] = np.full(count, 0.9, np.float16)
-        views["source_own"] = views["source_confidence"].copy()
-        for i, sure, own in ((3, 0.5, 0.4), (10, 0.95, 0.01)):
-            views["source_predicted"][i] = (views["source_labels"][i] + 1) % 3
-            views["source_confidence"][i], views["source_own"][i] = sure, own
-        np.savez(run / "views.npz", **views)
+        labels = RunRecord(run).views.source_labels
+        predicted, sure = labels.copy(), np.full(len(labels), 0.9, np.float16)
+        own = sure.copy()
+        for i, *values in ((3, 0.5, 0.4), (10, 0.95, 0.01)):
+            predicted[i] = (labels[i] + 1) % 3
+            sure[i], own[i] = values
+        change_views(run, source_predicted=predicted, source_confidence=sure, source_own=own)
         record = RunRecord(run)
         looks, paths = gallery.doubtful_labels(record, run_images(record)[0]), record.images.paths["source"]
         assert [look.path for look in looks.images] == [paths[10], paths[3]]
         assert looks.images[0].headline == f"labelled {paths[10].split('/')[0]}"
         assert looks.images[0].detail.endswith("95% sure")
-        views |= {"source_predicted": views["source_labels"], "target_after": views["target_before"]}
-        np.savez(run / "views.npz", **views)
+        change_views(run, source_predicted=labels, target_after=record.views.target_before)
         record = RunRecord(run)
         assert says(gallery.doubtful_labels(record, run_images(record)[0]).why, "agrees", "every label")
         assert says(gallery.changed(record, run_images(record)[1]).why, "predicts the same", "source-only")

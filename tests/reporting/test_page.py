@@ -17,7 +17,7 @@ from cdtrans.record.run import rewrite
 from cdtrans.reporting import embedding, gallery, page, sections
 from cdtrans.reporting.images import THUMBNAIL_SIDE, jpeg
 from cdtrans.runtime.screen import Screen
-from run_folders import change, refused
+from run_folders import change, change_views, refused
 from support import raises, says
 
 QUIET = Screen(quiet=True)
@@ -109,9 +109,7 @@ def test_a_source_only_model_that_sees_one_class_is_named(run: Path) -> None:
         file.write_text(json.dumps(json.loads(file.read_text()) | {"classes": names}))
     data["source"]["classes"] = dict.fromkeys(names, 3)
     (run / "data.json").write_text(json.dumps(data))
-    with np.load(run / "views.npz") as arrays:
-        views = {name: arrays[name] for name in arrays.files}
-    np.savez(run / "views.npz", **views | {"target_before": np.array([1] * 20 + [0])})
+    change_views(run, target_before=np.array([1] * 20 + [0]))
     parsed = written(run)
     assert says(parsed.sections["evidence"], "source-only model puts 95%", "into the class 'b'")
     assert parsed.sections["classes"].count("!") == 2, "the mark and its meaning"
@@ -151,14 +149,6 @@ def test_the_expected_accuracy_of_the_surest_labels(parsed: Parsed, full: Path, 
     assert f"all{sure.mean():.0%}" in text
     assert f"the most confident 81%{sure[:17].mean():.0%}" in text, "17 of 21 images"
     assert "unknown without labels" in written(stopped_run).sections["keep"]
-
-
-def test_agreement_of_neighbours_is_shown_where_it_is_known(parsed: Parsed, full: Path) -> None:
-    text = parsed.sections["pairs"]
-    assert "source agreement" in text
-    for line in RunRecord(full).events("pairs"):
-        shares = "".join(f"{line[k]:.0%}" for k in ("source_agreement", "target_agreement", "source_accuracy"))
-        assert f"{line['classes_used']}{shares}" in text
 
 
 def test_equal_folders_have_equal_pages(full: Path) -> None:

@@ -241,35 +241,33 @@ class TestLabelled:
 class TestAccuracy:
     """The first line of the page: measured, else estimated, else unknown."""
 
-    RUN = Path("run")
+    WHOLE = replace(MEASURED, images=2344, target=2344, whole_target=True)
+    LIKE_THESE = "new images like these: 40.0 to 90.0%"
+    ALL = "The adapted model is right on 70.0% of the target images."
 
-    def test_a_measurement_comes_before_an_estimate(self) -> None:
-        shown = wording.accuracy(outcome(), MEASURED, self.RUN)
-        assert (shown.kind, shown.value) == ("measured", "70%")
-        assert shown.headline == "The adapted model is right on 70% of 10 labelled target images."
-        assert says(shown.basis, "10 target images", "95% interval: 40 to 90%")
-
-    def test_a_random_sample_is_about_the_whole_target(self) -> None:
-        shown = wording.accuracy(outcome(), replace(MEASURED, random=True), self.RUN)
-        assert says(shown.headline, "adapted model", "right on about 70% of the target images")
-        assert says(shown.basis, "10 random target images")
-
-    @pytest.mark.parametrize(("trained", "words"), [(0, "all 2,344 target images;"), (5, "it was not trained with")])
-    def test_the_interval_of_the_whole_target_is_for_other_images(self, trained: int, words: str) -> None:
-        whole = replace(MEASURED, images=2344, target=2344, whole_target=True)
-        shown = wording.accuracy(outcome(target_labels=trained), whole, self.RUN)
-        assert shown.headline == "The adapted model is right on 70.0% of the target images."
-        assert says(shown.basis, words, "new images like these: 40.0 to 90.0%")
-
-    @pytest.mark.parametrize("measured", [None, replace(MEASURED, models={"source": SOURCE})])
-    def test_without_labels_of_the_chosen_model_it_is_an_estimate(self, measured: Measured | None) -> None:
-        shown = wording.accuracy(outcome(), measured, self.RUN)
-        assert (shown.kind, shown.value, shown.command) == ("estimated", "47 to 98%", "cdtrans ask run")
-        assert says(shown.headline, "estimated", "47 to 98%")
+    @pytest.mark.parametrize(
+        ("trained", "measured", "value", "headline", "basis"),
+        [
+            (0, MEASURED, "70%", "right on 70% of 10 labelled target images.", ["10 target", "interval: 40 to 90%"]),
+            (0, replace(MEASURED, random=True), "70%", "right on about 70% of the target images", ["10 random target"]),
+            (0, WHOLE, "70.0%", ALL, ["all 2,344 target images;", LIKE_THESE]),
+            (5, WHOLE, "70.0%", ALL, ["it was not trained with", LIKE_THESE]),
+            (0, None, "47 to 98%", "estimated", []),
+            (0, replace(MEASURED, models={"source": SOURCE}), "47 to 98%", "estimated", []),
+        ],
+    )
+    def test_a_measurement_of_the_chosen_model_comes_before_an_estimate(
+        self, trained: int, measured: Measured | None, value: str, headline: str, basis: list[str]
+    ) -> None:
+        shown = wording.accuracy(outcome(target_labels=trained), measured, Path("run"))
+        assert (shown.kind, shown.value) == ("measured" if basis else "estimated", value)
+        assert says(shown.headline, "adapted model", headline)
+        assert says(shown.basis, *basis)
+        assert shown.command == "cdtrans ask run"
 
     def test_else_it_is_unknown_and_says_why(self) -> None:
         of_run: Outcome = outcome(choice=Choice("source", 0), estimates={"source": None, "adapted": None})
-        shown = wording.accuracy(of_run, None, self.RUN)
+        shown = wording.accuracy(of_run, None, Path("run"))
         assert (shown.kind, shown.value, shown.basis) == ("unknown", "unknown", wording.estimate(of_run))
         assert says(shown.headline, "source-only model", "unknown")
 
