@@ -77,18 +77,21 @@ def evaluate(
     target = read_target(record)
     rows, skipped, trained_with = predict_labelled(classifier, labelled, where, target, max_bad, screen)
     digests, classes, predicted, confidence = (np.array(column) for column in zip(*rows, strict=True))
-    own = {name: score_predictions(classes, predicted, len(classifier.classes))}
-    facts: dict[str, Any] = {"model": name, "skipped": skipped, "trained_with": trained_with}
-    facts["calibration"] = calibration(confidence, predicted == classes)
     places = [target.find("", digest) for digest in digests]
     if None in places:
         warn_of_source(record, digests, screen)
-        return Measured(
-            classes=classifier.classes, images=len(rows), target=None, whole_target=False, models=own, **facts
-        )
-    both = measure(target, np.array(places), classes)
-    measured = replace(both, models=both.models | own, **facts)
-    if model == "chosen":
+        measured = Measured(name, classifier.classes, len(rows), target=None, whole_target=False, models={})
+    else:
+        measured = measure(target, np.array(places), classes)
+    measured = replace(
+        measured,
+        model=name,
+        models=measured.models | {name: score_predictions(classes, predicted, len(classifier.classes))},
+        calibration=calibration(confidence, predicted == classes),
+        skipped=skipped,
+        trained_with=trained_with,
+    )
+    if model == "chosen" and measured.target is not None:
         keep(record, measured, screen)
     return measured
 
@@ -134,10 +137,8 @@ def warn_of_source(record: RunRecord, digests: Collection[str], screen: Screen) 
     """Source images say nothing about the target."""
     if of_source := len(set(record.images.digests["source"]) & set(digests)):
         are = "is a source image" if of_source == 1 else "are source images"
-        screen.warn(
-            f"{of_source} of {len(digests):,} labelled images {are} that the run was trained on; for the "
-            "accuracy on the target, give labelled target images only."
-        )
+        problem = f"{of_source} of {len(digests):,} labelled images {are} that the run was trained on"
+        screen.warn(f"{problem}; for the accuracy on the target, give labelled target images only.")
 
 
 def keep(record: RunRecord, measured: Measured, screen: Screen) -> None:
