@@ -143,12 +143,8 @@ def match(file: Path, target: TargetImages, screen: Screen) -> LabelsByImage:
         else:
             strange.append(row.path)
     if trained:
-        they = counted(
-            trained,
-            "label is of an image that the model was trained with; it is",
-            "labels are of images that the model was trained with; they are",
-        )
-        screen.say(f"{they} not used to measure it.")
+        are = counted(trained, "label is of an image", "labels are of images")
+        screen.say(f"{are} that the model was trained with, and not used to measure it.")
     if strange:
         problem = f"{len(strange)} of {len(filled)} labelled images of '{file}' are not in the target: {named(strange)}"
         if not by_image and not trained:
@@ -165,8 +161,7 @@ def match(file: Path, target: TargetImages, screen: Screen) -> LabelsByImage:
             labels[index] = StoredLabel(target.paths[index], target.digests[index], names[0], part)
     if contradicting:
         have = counted(len(contradicting), "image has", "images have")
-        advice = f"{'it is' if len(contradicting) == 1 else 'they are'} left out; keep one label of each"
-        screen.warn(f"{have} contradicting labels ({named(contradicting)}): {advice}.")
+        screen.warn(f"{have} contradicting labels, which are left out ({named(contradicting)}): keep one of each.")
     different = {entry.label for entry in labels.values() if entry.label != UNSURE}
     if len(different) == 1 and len(labels) > 1:
         screen.warn(f"All labels of '{file}' are {different.pop()!r}; if the target has other classes too, label some.")

@@ -175,7 +175,7 @@ def answer(
     require_untrained(target)
     before, given = labels_so_far(target), match(Path(labels), target, screen)
     every = labels_so_far(target, given)
-    announce(target, before, given, every, screen)
+    announce(target, before, given, screen)
     measured = measure_answers(target, every)
     if measured and measured.model == "adapted" and measured.images >= ENOUGH:
         logits = record.logits.adapted
@@ -213,12 +213,10 @@ def labels_so_far(target: RunTarget, given: LabelsByImage | None = None) -> Labe
     return labels
 
 
-def announce(
-    target: RunTarget, before: LabelsByImage, given: LabelsByImage, every: LabelsByImage, screen: Screen
-) -> None:
+def announce(target: RunTarget, before: LabelsByImage, given: LabelsByImage, screen: Screen) -> None:
     """Which labels replace others, and which were not asked for by this run's questions."""
     asked = asked_parts(target)
-    elsewhere = sum(every[i].part == "random" != asked.get(i) for i in given)
+    elsewhere = sum(label.part == "random" != asked.get(i) for i, label in given.items())
     if asked and elsewhere:
         are = counted(elsewhere, "label is", "labels are")
         screen.say(f"{are} of a random part that was drawn for another run, and used to measure this one too.")
