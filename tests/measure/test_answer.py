@@ -55,8 +55,6 @@ def test_accuracy_is_measured_on_the_random_part_only(asked: Path) -> None:
     result = answer(asked, labels)
     measured, target, stored = result.measured, read_target(asked), RunRecord(asked).answers
     assert (result.target, result.labelled) == (IMAGES, 30)
-    assert measured is not None
-    assert stored is not None
     assert (measured.images, measured.random, measured.whole_target) == (18, True, False)
     assert stored.measured == measured
     assert all(truth(entry.path) == entry.label for entry in stored.labels)
@@ -66,10 +64,8 @@ def test_accuracy_is_measured_on_the_random_part_only(asked: Path) -> None:
     assert abs(measured.accuracy - sum(right) / 18) < 0.05  # strata of 20 images each
     assert measured.scores.interval.low < measured.accuracy < measured.scores.interval.high
     again = answer(asked, fill(questions(asked), labels, informative="red")).measured
-    assert again is not None
     assert again.scores == measured.scores
     none = answer(asked, fill(questions(asked), labels, random="none of these classes")).measured
-    assert none is not None
     assert (none.accuracy, none.no_class) == (0, 18)
 
 
@@ -80,7 +76,6 @@ def test_an_epoch_is_measured_as_its_model_is(asked: Path) -> None:
         file = asked / "predictions" / f"epoch-{epoch:03}.npz"
         np.savez(file, predicted=predicted.astype(np.int32), confidence=confidence)
     measured = answer(asked, fill(questions(asked), asked / "l.csv")).measured
-    assert measured is not None
     for scores, name in zip(measured.epochs, ("source", "adapted"), strict=True):
         assert replace(measured.models[name], confusion=()) == scores
     summary = measured.summary()
@@ -92,11 +87,9 @@ def test_labels_for_all_images_give_the_exact_accuracy(asked: Path, capsys: pyte
     result, text = heard(capsys, asked, all_labels(asked))
     measured, true = result.measured, [CLASSES.index(truth(path)) for path in target.paths]
     right = int((target.predicted["adapted"] == true).sum())
-    assert measured is not None
     assert measured.whole_target
     assert measured.accuracy == pytest.approx(right / IMAGES)
     assert measured.scores.interval == wilson(right, IMAGES), "for new images like these"
-    assert measured.comparison is not None
     assert measured.comparison.better == "adapted"
     assert says(text, "all 60 images:", wording.EXACT, "better on this target, and the run uses it")
 
@@ -106,12 +99,9 @@ def test_a_better_model_that_the_run_does_not_use(asked: Path) -> None:
     first = answer(asked, labels).measured
     write_outcome(asked, choice=Choice("source", 0, "person"))
     measured = answer(asked, labels).measured
-    assert first is not None
-    assert measured is not None
     assert measured.scores == measured.models["source"] != first.scores == measured.models["adapted"]
     write_outcome(asked, choice=Choice("source", 0), adapted_epoch=0)
     alone = answer(asked, labels).measured
-    assert alone is not None
     assert (alone.comparison, alone.models.keys()) == (None, {"source"})
 
 
@@ -149,15 +139,12 @@ def test_the_adapted_model_is_calibrated_by_the_labels(run: Path) -> None:
     labels = fill(questions(run), run / "l.csv")
     before = RunRecord(run).confidences().mean()
     result = answer(run, labels).measured
-    assert result is not None
     assert result.recalibrated
     assert before - 0.1 > result.accuracy == pytest.approx(RunRecord(run).confidences().mean(), abs=1e-3)
     again = answer(run, labels).measured
-    assert again is not None
     assert again.accuracy == result.accuracy, "the same labels again"
     write_outcome(run, choice=Choice("source", 0))
     source = answer(run, labels).measured
-    assert source is not None
     assert not source.recalibrated
     assert RunRecord(run).calibrated_with("adapted") == "labels", "as it was left before"
 
@@ -172,7 +159,6 @@ def test_images_that_were_trained_with_do_not_calibrate(run: Path) -> None:
     np.savez(run / "logits.npz", source=logits, adapted=logits)
     ask(run, budget=1000)
     measured = answer(run, fill(questions(run), run / "l.csv")).measured
-    assert measured is not None
     assert measured.recalibrated
     assert measured.accuracy == pytest.approx(RunRecord(run).confidences()[20:].mean(), abs=1e-3)
     train_with(run, *whole.paths)
@@ -215,7 +201,6 @@ def test_the_random_part_of_an_earlier_run_measures_the_later_one(
     parts = {q.path: q.part for q in RunRecord(later).questions.images}
     assert {parts.get(path) for path in first} == {"random", "informative", None}, "so that all cases are tested"
     result, text = heard(capsys, later, labels)
-    assert result.measured is not None
     assert (result.measured.images, result.labelled) == (18, 18)
     elsewhere = sum(parts.get(path) != "random" for path in first)
     assert says(text, f"{elsewhere} labels are of a random part that was drawn for another run")

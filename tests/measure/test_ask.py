@@ -2,7 +2,6 @@ import csv
 import json
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,21 +192,6 @@ def test_two_runs_random_parts_cover_the_truth_together(run: Path, known: bool) 
         covered += interval.low <= true.mean() <= interval.high
     assert covered / 200 >= 0.92
     assert abs(np.mean(errors)) < 0.01
-
-
-@pytest.mark.parametrize(
-    ("damage", "code"),
-    [
-        (lambda run: (run / "result.json").unlink(), "run-unfinished"),
-        (lambda run: (run / "views.npz").unlink(), "run-damaged"),
-        (lambda run: (run / "images.csv").unlink(), "run-damaged"),
-        (lambda run: (run / "answers.json").write_text("{"), "run-damaged"),
-    ],
-)
-def test_a_run_that_cannot_be_asked_about(run: Path, damage: Callable[[Path], object], code: str) -> None:
-    damage(run)
-    with raises(code):
-        ask(run)
 
 
 @pytest.mark.parametrize("name", ["unsure", "none of these classes"])

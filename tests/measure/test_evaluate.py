@@ -105,7 +105,6 @@ def test_every_epoch_and_both_models_are_scored_and_kept(finished, tmp_path: Pat
     wanted = [by_hand[0], by_hand[outcome.adapted_epoch], by_hand[-1], max(by_hand[1:])]
     assert [summary[name] for name in named] == pytest.approx(wanted)
     compared = measured.comparison
-    assert compared is not None
     gained = 21 * (by_hand[outcome.adapted_epoch] - by_hand[0])
     assert compared.adapted_alone - compared.source_alone == pytest.approx(gained)
     assert compared.better == "adapted", "by the whole target, whatever chance may explain"

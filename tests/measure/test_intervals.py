@@ -163,7 +163,6 @@ def test_the_sign_test() -> None:
 def test_labels_to_decide() -> None:
     assert labels_to_decide(4, 0, 20, 1000) == 10, "six of them are needed, and one label in five is one"
     more = labels_to_decide(6, 2, 30, 1000)
-    assert more is not None
     assert 40 < more < 120
     assert labels_to_decide(6, 2, 30, 60) is None
     assert labels_to_decide(3, 3, 30, 1000) is None

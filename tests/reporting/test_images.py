@@ -10,7 +10,7 @@ from PIL import Image
 
 from cdtrans.inputs.batches import Images
 from cdtrans.inputs.images import decode, resized
-from cdtrans.reporting.images import THUMBNAIL_SIDE, DomainImages, enlarged, heated
+from cdtrans.reporting.images import THUMBNAIL_SIDE, DomainImages, heated
 from tiny_task import draw
 
 
@@ -48,9 +48,3 @@ def test_heat_is_brightest_where_the_weight_is(tmp_path: Path) -> None:
     assert row < THUMBNAIL_SIDE / 2
     assert column > THUMBNAIL_SIDE * 3 / 4
     assert image[:, : THUMBNAIL_SIDE // 2].max() < image.max() / 2
-
-
-def test_a_small_image_is_enlarged_smoothly() -> None:
-    edge = np.zeros((4, 4, 3), np.uint8)
-    edge[:, 2:] = 255
-    assert len(np.unique(np.asarray(enlarged(edge)))) > 10
