@@ -8,11 +8,10 @@ and VisDA themselves. A list's class numbers are kept, because the order of the 
 initialisation of a classifier.
 """
 
-import csv
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from itertools import permutations
@@ -46,6 +45,7 @@ class Domain:
     name: str
     images: int
     aliases: tuple[str, ...] = ()
+    per_class: dict[str, int] = field(default_factory=dict)  # the published images of each class, where known
 
     def is_called(self, text: str) -> bool:
         return _plain(text) in {_plain(name) for name in (self.short, self.name, *self.aliases)}
@@ -148,26 +148,18 @@ def find_benchmark(
     return FoundBenchmark(benchmark, root, domains, differences)
 
 
-def published_class_counts(benchmark: Benchmark) -> dict[str, dict[str, int]]:
-    """domain -> class -> images; only Office-31 has them, counted from its own files."""
-    file = resources.files("cdtrans.inputs") / "counts" / f"{benchmark.name}.csv"
-    if not file.is_file():
-        return {}
-    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
-    return {d.name: {row["class"]: int(row[d.name]) for row in rows} for d in benchmark.domains}
-
-
 def _difference(benchmark: Benchmark, domain: Domain, on_disk: FoundDomain) -> str | None:
     """How a domain differs from the published one; classes before counts."""
     images = on_disk.images
-    counts = published_class_counts(benchmark).get(domain.name, {})
-    published = set(benchmark.class_names) | set(counts)
+    published = {*benchmark.class_names, *domain.per_class}
     if published and (unlike := _unlike(set(images.classes), published)):
         return f"{domain.name} {unlike}"
     if len(images.classes) != benchmark.classes:
         return f"{domain.name} has {len(images.classes)} classes where {benchmark.classes} were published"
     per_class = images.counts()
-    wrong = [f"{name} {per_class[name]} of {count}" for name, count in counts.items() if per_class[name] != count]
+    wrong = [
+        f"{name} {per_class[name]} of {count}" for name, count in domain.per_class.items() if per_class[name] != count
+    ]
     if len(images) != domain.images or wrong:
         which = f" ({first_of(wrong)})" if wrong else ""
         return f"{domain.name} has {len(images):,} images where {domain.images:,} were published{which}"

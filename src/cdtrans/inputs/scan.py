@@ -143,7 +143,8 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
     first without its label; the first reading that is an existing file is used.
     """
     if is_folder(where):
-        return UnlabelledDomain(where, *_files_below(where))
+        ignored: list[str] = []
+        return UnlabelledDomain(where, tuple(_images_below(where, ignored)), tuple(ignored))
     base = _list_base(where, root)
     return UnlabelledDomain(base, existing(where, base, _image_lines(where)))
 
@@ -204,7 +205,8 @@ def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:
 
 
 def _labelled_folder(where: Path) -> LabelledDomain:
-    images, ignored = _files_below(where)
+    ignored: list[str] = []
+    images = tuple(_images_below(where, ignored))
     paths = tuple(path for path in images if "/" in path)
     if not paths:
         raise DataError(
@@ -215,7 +217,9 @@ def _labelled_folder(where: Path) -> LabelledDomain:
     parts = [path.split("/", 2) for path in paths]
     classes, labels = _indexed([names[0] for names in parts])
     empty = tuple(folder.name for folder in subfolders(where) if folder.name not in classes)
-    return LabelledDomain(where, paths, labels, classes, len(images) - len(paths), empty, _splits(parts), ignored)
+    return LabelledDomain(
+        where, paths, labels, classes, len(images) - len(paths), empty, _splits(parts), tuple(ignored)
+    )
 
 
 def _splits(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -285,13 +289,17 @@ def is_folder(where: Path) -> bool:
     return False
 
 
-def _files_below(top: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The images below a folder, and ignored files that may be images."""
-    files = list(walk(top))
-    images, ignored = (tuple(path for path, is_image in files if is_image == kind) for kind in (True, False))
-    if not images:
+def _images_below(top: Path, ignored: list[str]) -> Iterator[str]:
+    """The images below a folder; files that may be images but have another suffix are added to `ignored`."""
+    empty = True
+    for path, is_image in walk(top):
+        if is_image:
+            empty = False
+            yield path
+        else:
+            ignored.append(path)
+    if empty:
         raise no_image(top, ignored)
-    return images, ignored
 
 
 def no_image(top: Path, ignored: Sequence[str] = ()) -> DataError:
@@ -496,15 +504,8 @@ def stream_names(where: Path, root: Path | None = None, ignored: list[str] | Non
     if where.is_file() and is_image_name(where.name):
         yield str(where)
     elif is_folder(where):
-        empty, ignored = True, [] if ignored is None else ignored
-        for path, is_image in walk(where):
-            if is_image:
-                empty = False
-                yield os.path.join(where, path)
-            else:
-                ignored.append(path)
-        if empty:
-            raise no_image(where, ignored)
+        for path in _images_below(where, [] if ignored is None else ignored):
+            yield os.path.join(where, path)
     else:
         base, exists = _list_base(where, root), False
         for _, *readings in _image_lines(where, tar=False):
