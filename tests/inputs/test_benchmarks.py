@@ -83,37 +83,24 @@ class TestTasks:
 
 
 class TestFolders:
-    def test_class_folders(self, tmp_path: Path) -> None:
-        found = find(folders(tmp_path))
-        assert found.root == tmp_path
-        assert {name: len(domain.images) for name, domain in found.domains.items()} == {
-            **{"amazon": 4, "dslr": 4, "Real_World": 4},
-        }
-        assert found.domains["amazon"].folder == tmp_path / "amazon"
-        assert found.domains["amazon"].layout == "folder amazon"
-        assert found.differences == ()
-
-    def test_the_images_folder_of_office31(self, tmp_path: Path) -> None:
-        folders(tmp_path)
-        (tmp_path / "amazon").rename(tmp_path / "x")
-        (tmp_path / "amazon").mkdir()
-        (tmp_path / "x").rename(tmp_path / "amazon" / "images")
-        found = find(tmp_path)
-        assert found.domains["amazon"].layout == "folder amazon/images"
-        assert found.domains["amazon"].images.classes == ("mug", "pen")
-
-    @pytest.mark.parametrize("name", ["Real World", "Real_World", "RealWorld", "real-world"])
-    def test_real_world_in_every_spelling(self, tmp_path: Path, name: str) -> None:
-        (folders(tmp_path) / "Real_World").rename(tmp_path / name)
-        assert find(tmp_path).domains["Real_World"].folder == tmp_path / name
-        (tmp_path / "Real_World.txt").write_text("./Real_World/pen/0.jpg 0\n./Real_World/mug/0.jpg 1\n")
-        listed = find(tmp_path, allow_incomplete=True).domains["Real_World"]
-        assert listed.images.paths == (f"{name}/pen/0.jpg", f"{name}/mug/0.jpg")
-
-    def test_an_archive_s_own_folder_may_lie_between(self, tmp_path: Path) -> None:
-        folders(tmp_path / "OfficeHomeDataset_10072016")
+    @pytest.mark.parametrize("above", ["", "OfficeHomeDataset_10072016"])
+    @pytest.mark.parametrize("place", ["Real World", "Real_World", "RealWorld", "real-world", "Real_World/images"])
+    def test_class_folders_and_lists_in_every_layout(self, tmp_path: Path, above: str, place: str) -> None:
         touch(tmp_path / "__MACOSX" / "x.txt")
-        assert find(tmp_path).root == tmp_path / "OfficeHomeDataset_10072016"
+        root = tmp_path / above
+        for name in ("amazon", "dslr", place):
+            fill(root / name)
+        found = find(tmp_path)
+        domain = found.domains["Real_World"]
+        assert (found.root, found.differences, len(domain.images)) == (root, (), 4)
+        assert (domain.folder, domain.layout, domain.images.classes) == (
+            root / place,
+            f"folder {place}",
+            ("mug", "pen"),
+        )
+        (root / "Real_World.txt").write_text("./Real_World/pen/0.jpg 0\n./Real_World/mug/0.jpg 1\n")
+        listed = find(tmp_path, allow_incomplete=True).domains["Real_World"]
+        assert listed.images.paths == (f"{place}/pen/0.jpg", f"{place}/mug/0.jpg")
 
     def test_office31_complete_and_with_an_image_less(self, tmp_path: Path) -> None:
         for domain in OFFICE31.domains:

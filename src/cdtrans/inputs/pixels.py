@@ -241,16 +241,20 @@ class StoreInfo:
 
 def list_stores(cache: Path) -> list[StoreInfo]:
     """Every store with a readable index, the most recently used first."""
-    with explained(cache):
-        stores = [_info(folder) for folder in _folders(cache)]
-    return sorted((store for store in stores if store), key=lambda store: store.last_used, reverse=True)
+    return sorted(filter(None, _stores(cache).values()), key=lambda store: store.last_used, reverse=True)
 
 
 def clear_stores(cache: Path, root: Path | None = None) -> int:
     """Delete all stores, or those of `root`; one that is being built stays. Returns the bytes freed."""
+    stores = _stores(cache).items()
     with explained(cache):
-        stores = {folder: _info(folder) for folder in _folders(cache)}
-        return sum(_clear(f) for f, info in stores.items() if root is None or (info and info.root == _real(root)))
+        return sum(_clear(f) for f, info in stores if root is None or (info and info.root == _real(root)))
+
+
+def _stores(cache: Path) -> dict[Path, StoreInfo | None]:
+    """The folder of every store; None if its index cannot be read."""
+    with explained(cache):
+        return {lock.parent: _info(lock.parent) for lock in (cache / "pixels").glob(f"*/{LOCK_FILE}")}
 
 
 def _info(folder: Path) -> StoreInfo | None:
@@ -330,10 +334,6 @@ def store_folder(cache: Path, root: Path, size: int) -> Path:
     """The folder of a store; one of another format has another name."""
     name = hashlib.sha256(os.fsencode(_real(root)) + f"\0{size}\0{FORMAT}".encode()).hexdigest()
     return cache / "pixels" / name[:16]
-
-
-def _folders(cache: Path) -> list[Path]:
-    return [lock.parent for lock in (cache / "pixels").glob(f"*/{LOCK_FILE}")]
 
 
 def _real(root: Path) -> Path:

@@ -167,8 +167,8 @@ def decode_batches(
 
 def _path(image: ImageSource) -> Path | None:
     """None for an image that was not read from a file."""
-    if isinstance(image, Path | TarMember):
-        return image if isinstance(image, Path) else image.path
+    if isinstance(image, TarMember):
+        return image.path
     return None if isinstance(image, Image.Image) else Path(image)
 
 
@@ -197,22 +197,21 @@ class StreamedPixels:
 
     def fetch(self, positions: list[int]) -> np.ndarray:
         """uint8 [B, size, size, 3]"""
-        decoded, files = [], [self.files[n] for n in positions]
-        for path, pixels in zip(files, decode_in_order(files, self.size), strict=True):
-            if isinstance(pixels, UnreadableImage):
-                raise DataError(
-                    "image-lost", f"'{path}' was readable when the run began and cannot be read any more: {pixels}."
-                )
-            decoded.append(pixels)
-        return np.stack(decoded)
+        files = [self.files[n] for n in positions]
+        (batch,) = decode_batches([files], self.size, partial(np.empty, dtype=np.uint8))
+        for n, cause in batch.problems.items():
+            raise DataError(
+                "image-lost", f"'{files[n]}' was readable when the run began and cannot be read any more: {cause}."
+            )
+        return batch.pixels
 
 
 def _decode(image: ImageSource, size: int, make: Callable[[np.ndarray], _Made]) -> _Made | UnreadableImage:
     try:
-        if isinstance(image, TarMember):
-            rgb = decode(image.read())
+        if isinstance(image, Image.Image):
+            rgb = upright_rgb(image)
         else:
-            rgb = upright_rgb(image) if isinstance(image, Image.Image) else decode(Path(image))
+            rgb = decode(image.read() if isinstance(image, TarMember) else Path(image))
         return make(resized(rgb, size))
     except UnreadableImage as error:
         return error
