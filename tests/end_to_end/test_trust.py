@@ -124,7 +124,7 @@ def test_the_report_is_written_at_the_end_if_wanted(task: Task, healthy: Path) -
     assert "<html" in page
     timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
     assert [line["stage"] for line in timings][-2:] == ["session", "report"]
-    (total,) = re.findall(r"<tfoot>.*>([\d.]+) s</td></tr></tfoot>", page)
+    (total,) = re.findall(r">Total</th>.*>([\d.]+) s</td></tr>", page)
     assert float(total) == round(timings[-2]["seconds"], 1), "known when the page is written the first time"
     assert says(page, "time to write this page")
 
