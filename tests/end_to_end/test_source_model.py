@@ -115,10 +115,6 @@ def another_image(task: Task) -> None:
     draw(task.source / "red" / "99.png", 2, seed=99)
 
 
-def nothing(task: Task) -> None:
-    pass
-
-
 class TestRefused:
     """Before anything is written."""
 
@@ -136,10 +132,10 @@ class TestRefused:
             (fewer_classes, {}, "other-network"),
             (another_name, {}, "other-network"),
             (another_image, {}, "other-source"),
-            (nothing, {"neck": "none"}, "other-network"),
-            (nothing, {"crop": 8}, "other-network"),
-            (nothing, {"backbone": "deit_tiny_patch16_224"}, "other-network"),
-            (nothing, {"holdout": 0.25}, "other-source"),
+            (lambda task: None, {"neck": "none"}, "other-network"),
+            (lambda task: None, {"crop": 8}, "other-network"),
+            (lambda task: None, {"backbone": "deit_tiny_patch16_224"}, "other-network"),
+            (lambda task: None, {"holdout": 0.25}, "other-source"),
         ],
     )
     def test_what_does_not_fit(

@@ -131,11 +131,6 @@ def test_an_empty_folder_may_become_a_run_and_so_may_what_a_kill_in_the_first_mo
         assert ".config.yaml.draft" not in names(folder)
 
 
-def test_looking_at_a_folder_writes_nothing(tmp_path: Path) -> None:
-    require_resumable(tmp_path / "new", config())
-    assert names(tmp_path) == set()
-
-
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with raises("run-unwritable"):

@@ -172,6 +172,4 @@ def _with_model(
 
 
 def draw_sample(count: int, seed: int) -> list[int]:
-    if count <= PROBED:
-        return list(range(count))
-    return sorted(np.random.default_rng(seed).choice(count, PROBED, replace=False).tolist())
+    return sorted(np.random.default_rng(seed).choice(count, min(count, PROBED), replace=False).tolist())
