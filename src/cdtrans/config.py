@@ -26,6 +26,11 @@ RECIPES = Path(__file__).with_name("recipes")
 LARGEST_YAML, MOST_VALUES = 10**6, 10**4  # bytes of a file of settings, and values in it
 
 Auto = Literal["auto"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Pairing = Literal["two_way", "one_way_source", "one_way_target"]
+Rule = Literal[
+    "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
+]
 
 
 def _option(group: str, default: Any, text: str, minimum: float | None = None, maximum: float | None = None) -> Any:
@@ -112,16 +117,12 @@ class Config:
     holdout: float | Auto = _trust(
         "auto", "Share of the source to hold out (auto: 0.1 if there are 50 images per class, else 0).", 0, 0.5
     )
-    select: Literal[
-        "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
-    ] = _trust("consensus", "The epoch to keep: the last, or the best by a label-free score.")
+    select: Rule = _trust("consensus", "The epoch to keep: the last, or the best by a label-free score.")
     guard: bool = _trust(True, "Keep the source-only model if adaptation seems to have done harm.")
 
     seed: int = _run(1234, "Random seed.", 0, LARGEST_SEED)
     device: str = _run("auto", "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = _run(
-        "auto", "Floating-point type (auto: bf16 on a GPU that has it, else fp16; fp32 on CPU)."
-    )
+    precision: Precision = _run("auto", "Floating-point type (auto: bf16 on a GPU with it, else fp16; fp32 on CPU).")
     compile: Literal["auto", "off", "graph"] = _run(
         "auto", "Capture GPU steps as a CUDA graph or not (auto: graph if there are enough steps)."
     )
@@ -170,9 +171,7 @@ class CDTransOptions(BranchOptions):
     """The options of the method 'cdtrans'. They are declared here and not next to the method, because each is also a
     flag and a setting, which must be known without importing torch."""
 
-    pairing: Literal["two_way", "one_way_source", "one_way_target"] = _cdtrans(
-        "two_way", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5)."
-    )
+    pairing: Pairing = _cdtrans("two_way", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5).")
     center_aware: bool = _cdtrans(True, "Keep only the pairs whose target centre agrees with the source's label.")
     target_class: Literal["center", "pair"] = _cdtrans(
         "center", "Pseudo-label of a target image: its centre's class, or its pair's (Table 5)."
@@ -227,13 +226,11 @@ class Settings(TypedDict, total=False):
     layer_decay: float
     clip_norm: float
     holdout: float | Auto
-    select: Literal[
-        "consensus", "last", "confidence", "information", "nuclear_norm", "clusters", "density", "centers", "holdout"
-    ]
+    select: Rule
     guard: bool
     seed: int
     device: str
-    precision: Literal["auto", "fp32", "bf16", "fp16"]
+    precision: Precision
     compile: Literal["auto", "off", "graph"]
     encode_batch: int
     pixels: Literal["auto", "store", "stream"]
@@ -246,7 +243,7 @@ class Settings(TypedDict, total=False):
     loss_source: Literal["cls", "none"]
     loss_source_target: Literal["dtl", "cls", "none"]
     loss_target: Literal["cls", "none"]
-    pairing: Literal["two_way", "one_way_source", "one_way_target"]
+    pairing: Pairing
     center_aware: bool
     target_class: Literal["center", "pair"]
     mutual_pairs: Literal["twice", "once"]

@@ -21,7 +21,6 @@ from cdtrans.schema import Help, alternatives
 COMMON = (  # settings that --help shows; --help-all shows all
     *("recipe", "effort", "backbone", "weights", "method", "source_model", "target_labels", "guard", "seed", "device"),
 )
-COMMON_PANEL = "Settings"
 NOT_FLAGS = ("source", "target", "backbone_args", "method_args")  # arguments of a verb, YAML only, or --set
 OF_THE_PROGRAM = ("screen", "quiet")  # parameters of public functions that every command handles alike
 EVERY_VERB = {
@@ -143,7 +142,7 @@ def _setting_flags(names: Collection[str], verb: Verb) -> list[inspect.Parameter
         option = typer.Option(
             f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}",
             help=verb.texts.get(name) or help_line(name, verb.defaults, composed),
-            rich_help_panel=COMMON_PANEL if name in COMMON else spec.metadata["group"],
+            rich_help_panel="Settings" if name in COMMON else spec.metadata["group"],
             hidden=name not in COMMON,
         )
         parameters.append(_flag(name, kind | None, option, None))
