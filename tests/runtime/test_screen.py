@@ -103,10 +103,10 @@ def test_no_time_is_given_for_a_task_that_has_not_moved_or_has_no_known_end(
 
 def test_on_a_terminal_a_task_is_a_bar_with_its_note() -> None:
     screen, drawn = Screen(), io.StringIO()
-    screen.console = Console(file=drawn, force_terminal=True, width=120)
-    with screen.track("adaptation 1/4", 10, done=4) as task:
-        task.advance(3, "loss 0.5 [x]")
-    for part in ("adaptation 1/4", "7/10", "loss 0.5 [x]"):
+    screen.console = Console(file=drawn, force_terminal=True, width=80)
+    with screen.track("adaptation 1/4", 1000, done=4) as task:
+        task.advance(3, "loss 0.5 [x]  lr 0.00152  1234 images/s")
+    for part in ("adaptation 1/4", "7/1000", "loss 0.5 [x]"):
         assert part in drawn.getvalue()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from cdtrans.errors import printable
@@ -89,7 +90,7 @@ class Screen:
         columns = [
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[note]}"),
         ]
         with Progress(*columns, console=self.console, transient=True) as bars:
