@@ -42,7 +42,7 @@ class TestSample:
     def test_rounds_and_states_have_equal_parts_and_classes_come_in_turn(self) -> None:
         rounds = {n: random_round(n, 3000, 0.02) for n in range(1, 17)}
         chosen = sample_pairs(rounds)
-        assert len(chosen) == gallery.PAIRS
+        assert len(chosen) == gallery.SHOWN_PAIRS
         cells = Counter((n, bool(rounds[n].kept[i])) for n, i in chosen)
         assert cells == {(n, kept): 9 for n in (1, 6, 11, 16) for kept in (True, False)}
         for number, kept in cells:
@@ -56,7 +56,7 @@ class TestSample:
         assert order == sorted(order)
 
     def test_without_rejected_pairs_kept_ones_fill_the_page(self) -> None:
-        assert len(sample_pairs({1: random_round(1, 500, 0.0)})) == gallery.PAIRS
+        assert len(sample_pairs({1: random_round(1, 500, 0.0)})) == gallery.SHOWN_PAIRS
         assert len(sample_pairs({1: random_round(1, 5, 0.5)})) == 5
 
     def test_a_pair_found_from_both_sides_is_shown_once(self) -> None:

@@ -261,7 +261,7 @@ def test_the_largest_page_is_small_enough(full: Path) -> None:
     """Every image of noise, which JPEG can do nothing about."""
     noise = np.random.default_rng(0).integers(0, 256, (THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3), dtype=np.uint8)
     image = len(jpeg(Image.fromarray(noise)))
-    count = 3 * gallery.PAIRS + 3 * gallery.LOOKS
+    count = 3 * gallery.SHOWN_PAIRS + 3 * gallery.LOOKS
     plots = 4 * 720 * 720 * 4 // 3 // 4  # four planes, an eighth of a byte a pixel and channel
     assert count * image + plots + (full / "report.html").stat().st_size < LARGEST
 

@@ -34,7 +34,7 @@ PAGE, LABELS, TASKS, LABELLING_CONFIG = "ask.html", "labels.csv", "label-studio.
 RANDOM_SHARE = 0.6
 CANDIDATES = 10  # the informative part is chosen among this many times as many of the least certain images
 TIE = 1e-9  # smaller than any difference between two shares; breaks ties at random
-SIDE = 480  # pixels of the longer side of an image on the page
+IMAGE_SIDE = 480  # pixels of the longer side of an image on the page
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def read_images(target: RunTarget, indices: list[int], screen: Screen) -> dict[i
             except UnreadableImage as error:
                 missing.append((target.paths[index], str(error)))
             else:
-                image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+                image.thumbnail((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.LANCZOS)
                 images[index] = jpeg(image)
             task.advance(1)
     if missing:

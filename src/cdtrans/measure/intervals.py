@@ -15,10 +15,10 @@ import numpy as np
 
 from cdtrans.record.outcome import Interval
 
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 # Pseudo-labels per limit, spread over the strata: half a wrong one for the lower limit, half a right one for the upper
 # limit. Between Jeffreys' interval (half of both for both limits) and Clopper and Pearson's (a whole one).
-PSEUDO_LABELS = 0.5
+PSEUDO_COUNT = 0.5
 POWER_QUANTILE = 0.8416  # quantile of the normal distribution: the next test decides with a chance of 80%
 TWO_SIDED_QUANTILE = 1.96
 FEWEST_TO_DECIDE = 6  # images on which exactly one model is right: 6 to 0 is the first result with p below 0.05
@@ -29,7 +29,7 @@ def wilson(right: int, images: int) -> Interval:
     """Wilson's score interval of a proportion, which holds for few images and near 0 and 1 too."""
     from scipy.stats import binomtest
 
-    limits = binomtest(right, images).proportion_ci(LEVEL, "wilson")
+    limits = binomtest(right, images).proportion_ci(CONFIDENCE_LEVEL, "wilson")
     return Interval(float(limits.low), float(limits.high))
 
 
@@ -80,8 +80,8 @@ def accuracy_interval(score: np.ndarray, labelled: np.ndarray, correct: np.ndarr
 def stratified_interval(size: np.ndarray, known: np.ndarray, right: np.ndarray) -> tuple[float, Interval]:
     """Estimate and interval from [H] images, labelled images and correct ones among them, by stratum; every stratum has
     a label."""
-    images, tail = int(size.sum()), (1 - LEVEL) / 2
-    pseudo = PSEUDO_LABELS * size / images
+    images, tail = int(size.sum()), (1 - CONFIDENCE_LEVEL) / 2
+    pseudo = PSEUDO_COUNT * size / images
     low = _unlabelled_right(size - known, right, known - right + pseudo)
     high = _unlabelled_right(size - known, right + pseudo, known - right)
     at_low = int(np.searchsorted(low.cumsum(), tail))

@@ -35,7 +35,7 @@ from cdtrans.schema import Help, checked
 from cdtrans.serving.classifier import Classifier, Unreadable, load
 
 CALIBRATION_BINS = 10  # equal widths, a common choice
-ENOUGH = 20  # labels of the random part that calibrate better than no label
+ENOUGH_TO_CALIBRATE = 20  # labels of the random part that calibrate better than no label
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def answer(
     every = labels_so_far(target, given)
     announce(target, before, given, screen)
     measured = measure_answers(target, every)
-    if measured and measured.model == "adapted" and measured.images >= ENOUGH:
+    if measured and measured.model == "adapted" and measured.images >= ENOUGH_TO_CALIBRATE:
         logits = record.logits.adapted
         assert logits is not None, "there is an adapted model"
         # a model is surer of images that it was trained with, and they are not measured

@@ -7,9 +7,9 @@ import numpy as np
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.sections import Missing
 
-SAMPLE = 500  # images of each domain: t-SNE takes seconds at most, and more dots would overlap
+PLOTTED_IMAGES = 500  # images of each domain: t-SNE takes seconds at most, and more dots would overlap
 PERPLEXITY = 30.0  # the usual value; smaller with few images
-PLANE_SIDE, MARGIN = 360, 8  # side and margin of a plot, in SVG units
+PLANE_SIDE, PLANE_MARGIN = 360, 8  # side and margin of a plot, in SVG units
 COLOURS = 20  # distinguishable ones, .k0 to .k19 in style.css
 LEGEND_CLASSES = 40  # classes up to which the legend is open; a longer one is collapsed
 FEWEST = 5  # images of a domain; fewer make no useful plot
@@ -57,8 +57,8 @@ def embedding(record: RunRecord) -> Embedding | Missing:
 
 
 def evenly_spread(count: int) -> np.ndarray:
-    """At most SAMPLE rows of `count`, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
+    """At most PLOTTED_IMAGES rows of `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, PLOTTED_IMAGES)).round().astype(int))
 
 
 def on_planes(features: np.ndarray, record: RunRecord) -> np.ndarray:
@@ -81,7 +81,7 @@ def mirrored_like(points: np.ndarray, others: np.ndarray) -> np.ndarray:
 def marks(points: np.ndarray, classes: np.ndarray) -> tuple[Mark, ...]:
     """[N, 2] coordinates and [N] classes, as marks that fill a square of PLANE_SIDE; both axes have the same scale."""
     low, high = points.min(axis=0), points.max(axis=0)
-    scale = (PLANE_SIDE - 2 * MARGIN) / max(float((high - low).max()), 1e-12)
+    scale = (PLANE_SIDE - 2 * PLANE_MARGIN) / max(float((high - low).max()), 1e-12)
     placed = (points - (low + high) / 2) * scale * (1, -1) + PLANE_SIDE / 2  # in SVG, y grows downwards
     every = zip(placed.tolist(), classes.tolist(), strict=True)
     return tuple((f"{x:.1f}", f"{y:.1f}", k % COLOURS) for (x, y), k in every)

@@ -12,8 +12,8 @@ from cdtrans.reporting.images import DomainImages
 from cdtrans.reporting.sections import Missing, pairs_meaning
 from cdtrans.runtime.screen import Screen
 
-ROUNDS = 4  # rounds with pairs on the page: the first, the last, and some in between
-PAIRS = 72  # pairs in all: about 1.5 MB of page
+SHOWN_ROUNDS = 4  # rounds with pairs on the page: the first, the last, and some in between
+SHOWN_PAIRS = 72  # pairs in all: about 1.5 MB of page
 LOOKS = 24  # images in each section of images worth a look: full rows on a desktop and on a phone
 SEED = 0  # seed for the choice of pairs, so that equal runs have equal pages
 
@@ -80,14 +80,14 @@ def sample_pairs(rounds: dict[int, PairsRecord]) -> list[tuple[int, int]]:
     number of the round, and the place in it. Sorted by round, the last first, then by class."""
     numbers, rng = sorted(rounds), np.random.default_rng(SEED)
     cells = []
-    for n in dict.fromkeys(np.linspace(0, len(numbers) - 1, ROUNDS).round().astype(int).tolist()):
+    for n in dict.fromkeys(np.linspace(0, len(numbers) - 1, SHOWN_ROUNDS).round().astype(int).tolist()):
         r = rounds[numbers[n]]
         _, once = np.unique(np.stack([r.source, r.target]), axis=1, return_index=True)  # a mutual pair is there twice
         for state in (True, False):
             cell = rng.permutation(once[r.kept[once] == state])
             cell = cell[np.argsort(turn(r.source_labels[cell]), kind="stable")]
-            cells.append([(numbers[n], i) for i in cell[:PAIRS].tolist()])
-    mixed = [pair for pairs in zip_longest(*cells) for pair in pairs if pair][:PAIRS]
+            cells.append([(numbers[n], i) for i in cell[:SHOWN_PAIRS].tolist()])
+    mixed = [pair for pairs in zip_longest(*cells) for pair in pairs if pair][:SHOWN_PAIRS]
     return sorted(mixed, key=lambda p: (-p[0], rounds[p[0]].source_labels[p[1]], not rounds[p[0]].kept[p[1]]))
 
 
