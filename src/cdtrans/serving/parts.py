@@ -25,7 +25,7 @@ class PartInput(NamedTuple):
 
     number: int
     images: list[Path | TarMember]
-    states: dict[Path, str]  # of their files, or of their tars
+    states: dict[Path, str]  # sizes and times of their files or tars
 
     def digest(self) -> str:
         return _digest(repr((self.images, self.states)).encode()).decode()
