@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from cdtrans.inputs.benchmarks import DOMAINNET, OFFICE31, PACS, VISDA2017, Benchmark, FoundBenchmark, FoundDomain
 from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.paper.printed_tables import printed_means
-from cdtrans.studies.comparison import MethodRow, comparison_files, method_rows, signed_rank_p
+from cdtrans.studies.comparison import MethodRow, comparison_document, csv_table, html_page, method_rows, signed_rank_p
 from cdtrans.studies.results import SCORE_TITLES, BenchResults, RunResult
 from cdtrans.studies.tables import Document, latex, markdown, paper_layout
 from support import says
@@ -63,8 +63,14 @@ def rows_of(methods: dict[str, float], benchmark: Benchmark = OFFICE31, **change
 
 
 def rendered(bench: BenchResults, ending: str) -> str:
-    (text,) = (text for name, text in comparison_files(bench, method_rows(bench)).items() if name.endswith(ending))
-    return text
+    rows = method_rows(bench)
+    document = comparison_document(bench, rows)
+    return {
+        "md": markdown(document),
+        "tex": latex(document),
+        "csv": csv_table(bench, rows),
+        "html": html_page(document, rows),
+    }[ending]
 
 
 def row_of(text: str, start: str) -> list[str]:

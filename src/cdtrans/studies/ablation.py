@@ -106,8 +106,7 @@ class AblationPlan:
         """The settings that are the same for the rows of one table. Where the runs are made may change."""
         fixed = {name if name in FIELDS else f"method.{name}": x for name, x in self.ablation.fixed.items()}
         shared = recipe_of(self.config, self.ablation.varied) | fixed
-        places = {name: os.path.abspath(place) for name in ("source", "target") if (place := shared.pop(name))}
-        return {"ablation": self.ablation.name, "labels": os.path.abspath(self.labels), **places, **shared}
+        return {"ablation": self.ablation.name, "labels": os.path.abspath(self.labels), **shared}
 
     def described(self) -> dict[str, Any]:
         """The keys that NAME.json begins with."""

@@ -17,7 +17,7 @@ from cdtrans.methods import METHODS
 from cdtrans.record.files import atomic
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, checked
-from cdtrans.studies.comparison import comparison_files, method_rows
+from cdtrans.studies.comparison import comparison_document, csv_table, html_page, method_rows
 from cdtrans.studies.recipes import DECIDED_HERE, Request, label, misfits, recipe_of, start_of
 from cdtrans.studies.results import BenchResults, FinishedRuns, is_scored
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
@@ -217,15 +217,16 @@ def write_tables(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path]) -
     rows = method_rows(bench)
     if plan.start is None:
         numbers: dict[str, Any] = {"mean": {kind: s and s.mean for row in rows for kind, s in row.means.items()}}
-        document = paper_layout(bench)
-        contents = {"table.md": markdown(document), "table.tex": latex(document)}
+        name, document, others = "table", paper_layout(bench), {}
     else:
         names = ("start", "backbone", "tasks", "seeds")
         numbers = {name: getattr(bench, name) for name in names} | {"methods": [row.numbers() for row in rows]}
-        contents = comparison_files(bench, rows)
+        name, document = "compared", comparison_document(bench, rows)
+        others = {"compared.csv": csv_table(bench, rows), "bench.html": html_page(document, rows)}
     lines = "".join(json.dumps(asdict(result)) + "\n" for result in bench.finished)
-    for name, content in {"results.jsonl": lines, **contents}.items():
-        with atomic(plan.out / name) as file:
+    contents = {"results.jsonl": lines, f"{name}.md": markdown(document), f"{name}.tex": latex(document), **others}
+    for file_name, content in contents.items():
+        with atomic(plan.out / file_name) as file:
             file.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
     return numbers
 

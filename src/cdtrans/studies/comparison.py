@@ -21,8 +21,6 @@ from cdtrans.studies.tables import (
     Table,
     cost_notes,
     difference_notes,
-    latex,
-    markdown,
     metric,
     over_seeds,
 )
@@ -169,17 +167,6 @@ def signed_rank_p(differences: Sequence[float]) -> float | None:
         chance = 0.5 * (chance + np.concatenate([np.zeros(rank), chance[:-rank]]))
     smaller = min(twice_ranks[d > 0].sum(), twice_ranks[d < 0].sum())
     return min(1.0, 2 * float(chance[: smaller + 1].sum()))
-
-
-def comparison_files(bench: BenchResults, rows: Sequence[MethodRow]) -> dict[str, str]:
-    """The contents of every file that shows a comparison, by name."""
-    document = comparison_document(bench, rows)
-    return {
-        "compared.md": markdown(document),
-        "compared.tex": latex(document),
-        "compared.csv": csv_table(bench, rows),
-        "bench.html": html_page(document, rows),
-    }
 
 
 def comparison_document(bench: BenchResults, rows: Sequence[MethodRow]) -> Document:
