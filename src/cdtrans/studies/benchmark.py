@@ -219,8 +219,8 @@ def write_tables(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path]) -
         numbers: dict[str, Any] = {"mean": {kind: s and s.mean for row in rows for kind, s in row.means.items()}}
         name, document, others = "table", paper_layout(bench), {}
     else:
-        names = ("start", "backbone", "tasks", "seeds")
-        numbers = {name: getattr(bench, name) for name in names} | {"methods": [row.numbers() for row in rows]}
+        numbers = {key: getattr(bench, key) for key in ("start", "backbone", "tasks", "seeds")}
+        numbers["methods"] = [row.numbers() for row in rows]
         name, document = "compared", comparison_document(bench, rows)
         others = {"compared.csv": csv_table(bench, rows), "bench.html": html_page(document, rows)}
     lines = "".join(json.dumps(asdict(result)) + "\n" for result in bench.finished)

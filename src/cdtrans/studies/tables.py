@@ -84,7 +84,8 @@ def latex(document: Document) -> str:
 
 def paper_layout(bench: BenchResults) -> Document:
     """The results of one method, beside the paper's rows."""
-    benchmark, ((method, results),) = bench.benchmark, bench.by_method.items()
+    benchmark = bench.benchmark
+    ((method, results),) = bench.by_method.items()
     scores = {_row_title(kind, method): values(benchmark, results, kind) for kind in SCORE_TITLES}
     in_paper = benchmark.in_paper
     wanted = [f"{task} seed {seed}" for seed in bench.seeds for task in bench.tasks]
