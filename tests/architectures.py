@@ -16,9 +16,8 @@ class Small(NamedTuple):
 
 
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 2, "num_heads": 2}
-EVA = {**VIT, "num_heads": 2}
-WIDE = {**EVA, "img_size": 48}  # nine patches: rotary positions differ along both axes
-TEST_VIT = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}
+WIDE = {**VIT, "img_size": 48}  # nine patches: rotary positions differ along both axes
+UNPATCHED = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}
 
 VISION_TRANSFORMERS = {
     "deit": Small("deit_tiny_patch16_224", VIT),
@@ -30,7 +29,7 @@ VISION_TRANSFORMERS = {
     "siglip, attention pooling": Small("vit_base_patch16_siglip_224", VIT),
     "siglip, average pooling": Small("vit_base_patch16_siglip_gap_224", VIT),
     "registers, average pooling": Small("vit_little_patch16_reg4_gap_256", VIT),
-    "convolutional stem": Small("vit_tiny_r_s16_p8_224", {**TEST_VIT, "img_size": 64}, 64),
+    "convolutional stem": Small("vit_tiny_r_s16_p8_224", {**UNPATCHED, "img_size": 64}, 64),
     "norm of attention and mlp": Small(
         "vit_tiny_patch16_224", {**VIT, "scale_attn_norm": True, "scale_mlp_norm": True}
     ),
@@ -38,7 +37,7 @@ VISION_TRANSFORMERS = {
     "no biases": Small("vit_tiny_patch16_224", {**VIT, "qkv_bias": False, "proj_bias": False}),
 }
 EVAS = {
-    "eva, clip": Small("eva_giant_patch14_clip_224", EVA),
+    "eva, clip": Small("eva_giant_patch14_clip_224", VIT),
     "eva02, split qkv, SwiGLU": Small("eva02_tiny_patch14_224", WIDE, 48),
     "eva02, norm in attention": Small("eva02_base_patch16_clip_224", WIDE, 48),
     "dinov3": Small("vit_small_patch16_dinov3", WIDE, 48),
@@ -69,7 +68,7 @@ OTHERS = {
     "mambaout": Small("test_mambaout", {}),
     "poolformer": Small("poolformer_s12", {}),
     "pvt": Small("pvt_v2_b0", STAGES),
-    "xcit": Small("xcit_nano_12_p16_224", {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}),
+    "xcit": Small("xcit_nano_12_p16_224", UNPATCHED),
     "swinv2": Small("swinv2_tiny_window8_256", {**SWIN, "img_size": 64}, 64),
     "maxvit": Small(
         "maxvit_rmlp_pico_rw_256", {"img_size": 64, "embed_dim": (32, 32, 32, 32), "depths": (1, 1, 1, 1)}, 64
@@ -82,12 +81,12 @@ OTHERS = {
     "swin": Small("swin_tiny_patch4_window7_224", {**SWIN, "img_size": 64}, 64),
     "mixer": Small("mixer_s32_224", {"img_size": 64}, 64),
     "edgenext": Small("edgenext_xx_small", {}),
-    "cait": Small("cait_xxs24_224", {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}),
-    "beit": Small("beit_base_patch16_224", {"img_size": 32, "depth": 2, "embed_dim": 32, "num_heads": 2}),
+    "cait": Small("cait_xxs24_224", UNPATCHED),
+    "beit": Small("beit_base_patch16_224", UNPATCHED),
     "ViT, parallel blocks": Small("vit_small_patch16_18x2_224", VIT),
     "ViT, norm after": Small("vit_base_patch16_rpn_224", VIT),
-    "Eva, norm after": Small("eva02_enormous_patch14_clip_224", EVA),
-    "Eva, patch dropout": Small("vit_small_patch16_dinov3", {**EVA, "patch_drop_rate": 0.5}),
+    "Eva, norm after": Small("eva02_enormous_patch14_clip_224", VIT),
+    "Eva, patch dropout": Small("vit_small_patch16_dinov3", {**VIT, "patch_drop_rate": 0.5}),
 }
 
 

@@ -11,9 +11,9 @@ import yaml
 
 from cdtrans.inputs.images import decode, pixel_digest, resized
 from cdtrans.record import layout
-from cdtrans.record.outcome import Choice, Interval, Outcome, Verdict
+from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
-from run_folders import make_card
+from run_folders import make_card, outcome
 from tiny_task import CLASSES, make_target
 
 RESIZE = 18
@@ -59,10 +59,8 @@ def make_run(folder: Path) -> Path:
 
 def write_outcome(run: Path, **changes: Any) -> None:
     """result.json of a run that uses its adapted model, but for these fields."""
-    estimates = {"source": Interval(0.4, 0.8), "adapted": Interval(0.5, 0.9)}
-    fields: dict[str, Any] = {"verdict": Verdict("better", ()), "guard": True, "choice": Choice("adapted", 1)}
-    fields |= {"adapted_epoch": 1, "estimates": estimates, "labels": 30, "selection": "consensus"}
-    (run / layout.RESULT.name).write_text(json.dumps(asdict(Outcome(**fields | changes))))
+    by_default = {"choice": Choice("adapted", 1), "adapted_epoch": 1}
+    (run / layout.RESULT.name).write_text(json.dumps(asdict(outcome(**by_default | changes))))
 
 
 def train_with(run: Path, *paths: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +35,7 @@ from cdtrans.run.pipeline import Result
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.study import BenchResult
 from cdtrans.trust.preflight import Finding
+from commands import Ended
 from support import says
 from tiny_task import CLASSES, draw
 
@@ -51,12 +52,6 @@ FLAGS = {  # flags of each verb, beside those of every verb and the settings
     "bench": PAIRS - {"--labels"} | {"--data", "--seeds", "--tasks", "--allow-incomplete", "--start"},
     **{"ablate losses": PAIRS, "ablate pseudo-labels": PAIRS},
 }
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 Run = Callable[..., Ended]
