@@ -131,7 +131,7 @@ def test_a_bar_does_not_move_for_every_small_step(clock: Clock) -> None:
 def test_the_time_left_of_a_stage_is_by_the_pace_of_all_its_epochs(
     capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
-    """What happens between two epochs counts; the first steps, which build kernels, do not."""
+    """The time between two epochs counts; the first steps, which build kernels, do not."""
     screen, pace = Screen(), Pace(untimed=2, stage=" of stage 1")
     with screen.track("source 1/2", 20, pace=pace) as task:
         clock.steps(task, 2, seconds=90.0)

@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
     state: str  # size and time of the file when it was decoded; they show whether it has changed since
     row: int
-    digest: str  # of the row's pixels
+    digest: str  # digest of the row's pixels
 
 
 def resize_for(crop: int) -> int:
@@ -205,7 +205,7 @@ class Store:
 
     def append(self, images: dict[str, tuple[str, np.ndarray, str]]) -> None:
         """Write the pixels of key -> (state, pixels, digest) to disk first, then their entries."""
-        (self.folder / PIXELS).touch()  # of a new store, or deleted
+        (self.folder / PIXELS).touch()  # a new store has none, nor one whose file was deleted
         with (self.folder / PIXELS).open("r+b") as file:
             file.seek(self.rows * image_bytes(self.size))
             for _, pixels, _ in images.values():

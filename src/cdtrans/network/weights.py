@@ -158,7 +158,7 @@ def prepare_for_vit(vit: VisionTransformer, state: StateDict) -> StateDict:
     positions = state.get("pos_embed")
     if state.pop("dist_token", None) is not None:
         state = {name: value for name, value in state.items() if not name.startswith("head")}
-        if positions is not None:  # of class, distillation, patches: [1, 2 + patches, D]
+        if positions is not None:  # rows for class, distillation, patches: [1, 2 + patches, D]
             positions = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
     if positions is not None:
         state["pos_embed"] = positions

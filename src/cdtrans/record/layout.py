@@ -142,7 +142,7 @@ CONFIG = File("config.yaml", Resolved, AGAIN)
 DATA = File("data.json", DataRecord, AGAIN)
 ENVIRONMENT = File("environment.json", Environment)
 IMAGES = File("images.csv", ImageTable)
-TARGET_LABELS = File("target_labels.csv", StoredLabel)  # what the run was trained with (--target-labels)
+TARGET_LABELS = File("target_labels.csv", StoredLabel)  # used in training (--target-labels)
 EVIDENCE = File("evidence.npz", SavedEvidence, AGAIN)
 # While it trains
 LOG = File("log.jsonl", Line)  # events; without timestamps, so that equal runs have equal logs

@@ -38,7 +38,7 @@ LOSSES = {
     "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
 }
 NOT_LOSSES = ("event", "stage", "epoch", "lr", "pairs")  # other keys of an epoch's line in the log
-USED = {  # what takes part in a round's pairs, by its line of the log -> their columns
+USED = {  # the members of a round's pairs, by their line of the log -> their columns
     "sources_used": "source images used",
     "targets_used": "target images used",
     "classes_used": "classes used",

@@ -178,7 +178,7 @@ def difference_notes(data: FoundBenchmark) -> list[str]:
 
 
 def cost_notes(results: Sequence[RunResult]) -> list[str]:
-    """What the runs cost, and which of them trained stage 1."""
+    """Notes on the cost of the runs, and on those that trained stage 1."""
     if not results:
         return []
     minutes = [result.seconds / 60 for result in results]

@@ -25,7 +25,7 @@ from cdtrans.schema import Range, build
 from cdtrans.training.optimisation import Optimisation
 from cdtrans.training.step import Step
 
-SEED_NUMBERS = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # of a stage
+SEED_NUMBERS = {"init": 0, "source": 1, "adaptation": 2, "method": 3}  # by stage
 UNTIMED_STEPS = 5  # first steps of a stage: they load libraries, build kernels and capture graphs
 REFRESH_SECONDS = 1.0  # reading the loss waits for the device, so it is read this often and not every step
 PROJECT = "cdtrans"  # the group of runs in Weights & Biases and MLflow

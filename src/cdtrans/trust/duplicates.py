@@ -36,7 +36,7 @@ def near_groups(digests: Sequence[str], thumbnails: np.ndarray) -> np.ndarray:
     group = exact_groups(digests)
     distinct = np.unique(group)
     pairs = distinct[near_pairs(thumbnails[distinct])]
-    first = np.arange(len(group))  # of each image's group, as far as it is known
+    first = np.arange(len(group))  # first image of each one's group, as far as it is known
     while np.ptp(first[pairs], axis=1).any():
         np.minimum.at(first, first[pairs], first[pairs].min(axis=1, keepdims=True))
         first = first[first]

@@ -134,7 +134,7 @@ def _standardised(features: np.ndarray) -> np.ndarray:
 
 
 def _held_out(x: np.ndarray, labels: np.ndarray, seed: int, method: str) -> np.ndarray:
-    """What this method of a classifier says about each image, fitted without it."""
+    """The answer of this method of a classifier for each image, fitted without it."""
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     classifier = LogisticRegression(C=STRENGTH, max_iter=ROUNDS)
     return np.asarray(cross_val_predict(classifier, x, labels, cv=folds, method=method))
