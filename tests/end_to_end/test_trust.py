@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from cdtrans import load
 from cdtrans.record.outcome import Choice, Outcome
 from cdtrans.record.record import RunRecord
-from cdtrans.trust.scores import Scores
+from cdtrans.trust.scores import LabelFreeScores
 from commands import Ended, warm
 from support import says
 from tiny_task import Task, log_lines, make_task
@@ -58,7 +58,7 @@ def equal(a: Path, b: Path) -> bool:
 def test_a_healthy_run_is_better_with_its_best_epoch_by_consensus(healthy: Path) -> None:
     lines = [line for line in log_lines(healthy) if line["event"] == "scores"]
     assert [line["epoch"] for line in lines] == [0, 1, 2, 3, 4]
-    assert all({*Scores._fields, "consensus"} <= line.keys() for line in lines)
+    assert all({*LabelFreeScores._fields, "consensus"} <= line.keys() for line in lines)
     found = result(healthy)
     best = max(lines[1:], key=lambda line: (line["consensus"], line["epoch"]))
     assert found.choice == Choice("adapted", best["epoch"])

@@ -6,12 +6,12 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from cdtrans.config import HINTS
-from cdtrans.trust.scores import Scores
+from cdtrans.trust.scores import LabelFreeScores
 from cdtrans.trust.selection import CONSENSUS, Watch, consensus
 
 
 def scores(value: float, **others: float) -> dict[str, float]:
-    every = dict.fromkeys((*Scores._fields, "holdout"), 0.5) | {"information": value} | others
+    every = dict.fromkeys((*LabelFreeScores._fields, "holdout"), 0.5) | {"information": value} | others
     return every | {"consensus": consensus(every)}
 
 
@@ -66,6 +66,8 @@ def test_consensus_takes_confidence_only_together_with_diversity() -> None:
 
 def test_every_rule_can_be_asked_for_and_every_score_is_a_rule() -> None:
     rules = HINTS["select"].__args__
-    assert set(rules) == {*Scores._fields, "consensus", "holdout", "last"} - {"diversity"}  # alone it says nothing
+    assert set(rules) == {*LabelFreeScores._fields, "consensus", "holdout", "last"} - {
+        "diversity"
+    }  # alone it says nothing
     for rule in rules:
         assert chosen(rule, [scores(0.5)])[0] == 1

@@ -36,7 +36,7 @@ from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
 
 FORMAT = 4  # raise it when the layout changes, or when the same file would give another row
-PIXELS, INDEX, LOCK_FILE = "pixels.u8", "index.sqlite", "lock"
+PIXELS, INDEX, STORE_LOCK = "pixels.u8", "index.sqlite", "lock"
 CONTENT = (PIXELS, INDEX, f"{INDEX}-journal")
 SCHEMA = """
 CREATE TABLE store (root BLOB, size INTEGER);
@@ -254,7 +254,7 @@ def clear_stores(cache: Path, root: Path | None = None) -> int:
 def _stores(cache: Path) -> dict[Path, StoreInfo | None]:
     """The folder of every store; None if its index cannot be read."""
     with explained(cache):
-        return {lock.parent: _info(lock.parent) for lock in (cache / "pixels").glob(f"*/{LOCK_FILE}")}
+        return {lock.parent: _info(lock.parent) for lock in (cache / "pixels").glob(f"*/{STORE_LOCK}")}
 
 
 def _info(folder: Path) -> StoreInfo | None:
@@ -263,7 +263,7 @@ def _info(folder: Path) -> StoreInfo | None:
     with suppress(sqlite3.Error), closing(sqlite3.connect(folder / INDEX)) as index:
         for root, size in index.execute("SELECT root, size FROM store"):
             (images,) = index.execute("SELECT count(*) FROM images").fetchone()
-            used = datetime.fromtimestamp((folder / LOCK_FILE).stat().st_mtime)
+            used = datetime.fromtimestamp((folder / STORE_LOCK).stat().st_mtime)
             return StoreInfo(Path(os.fsdecode(root)), int(size), images, _content_bytes(folder), used)
     return None
 
@@ -277,7 +277,7 @@ def _clear(folder: Path) -> int:
         for name in CONTENT:
             (folder / name).unlink(missing_ok=True)
         with suppress(PermissionError):  # Windows: the file is open, and stays
-            (folder / LOCK_FILE).unlink(
+            (folder / STORE_LOCK).unlink(
                 missing_ok=True
             )  # last and still held, so that nobody starts a new store before
     with suppress(OSError):  # not empty: it has files of the user, or a new store
@@ -301,8 +301,8 @@ def _locked(folder: Path, disk: Callable[[], AbstractContextManager], screen: Sc
 def _try_lock(folder: Path) -> Lock | None:
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # another process has just deleted it
-        if (lock := try_lock(folder / LOCK_FILE)) is not None:
-            os.utime(folder / LOCK_FILE)
+        if (lock := try_lock(folder / STORE_LOCK)) is not None:
+            os.utime(folder / STORE_LOCK)
         return lock
     return None
 

@@ -21,7 +21,7 @@ CLUSTER_TRIES, CLUSTER_STEPS = 3, 20  # k-means; the tightest result is used
 DENSITY_TEMPERATURE = 0.05  # as in the paper on soft neighbourhood density (Saito et al., ICCV 2021)
 
 
-class Scores(NamedTuple):
+class LabelFreeScores(NamedTuple):
     """The scores of one model."""
 
     confidence: float  # 1 - mean entropy of the predictions / its maximum
@@ -33,7 +33,7 @@ class Scores(NamedTuple):
     centers: float  # share of the images whose nearest class centre is the predicted class
 
 
-def score(encoded: Encoded) -> Scores:
+def score(encoded: Encoded) -> LabelFreeScores:
     """The scores of one pass."""
     p = encoded.logits.double().softmax(dim=1)  # [N, K]
     most = math.log(p.shape[1])
@@ -43,7 +43,7 @@ def score(encoded: Encoded) -> Scores:
     features = F.normalize(encoded.features[:SAMPLE])
     labellings = torch.stack([predicted[:SAMPLE], cluster(features, p.shape[1])])
     alike = bool((labellings[0] == predicted[0]).all())  # one class alone would agree with a single cluster
-    return Scores(
+    return LabelFreeScores(
         confidence=1 - uncertainty,
         diversity=diversity,
         information=diversity - uncertainty,
