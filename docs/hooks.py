@@ -6,7 +6,7 @@ import typer
 
 from cdtrans.cli.app import build_program
 from cdtrans.cli.options import help_line
-from cdtrans.config import SETTINGS
+from cdtrans.config import SETTINGS, compose
 
 NO_FLAGS = ("source", "target")  # arguments
 
@@ -24,7 +24,7 @@ def settings() -> list[str]:
     for group in dict.fromkeys(spec.metadata["group"] for spec in SETTINGS.values()):
         lines += [f"\n### {group}\n", "| setting | |", "|---|---|"]
         of_group = [name for name, spec in SETTINGS.items() if spec.metadata["group"] == group and name not in NO_FLAGS]
-        lines += [f"| `{name}` | {cell(help_line(name, {}))} |" for name in of_group]
+        lines += [f"| `{name}` | {cell(help_line(name, {}, compose({})))} |" for name in of_group]
     return lines
 
 
