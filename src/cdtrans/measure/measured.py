@@ -214,7 +214,7 @@ def labels_so_far(target: RunTarget, given: LabelsByImage | None = None) -> Labe
 
 
 def announce(target: RunTarget, before: LabelsByImage, given: LabelsByImage, screen: Screen) -> None:
-    """Which labels replace others, and which were not asked for by this run's questions."""
+    """Warnings about labels that replace others, or that this run's questions did not ask for."""
     asked = asked_parts(target)
     elsewhere = sum(label.part == "random" != asked.get(i) for i, label in given.items())
     if asked and elsewhere:
