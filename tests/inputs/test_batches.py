@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision import transforms
 
 import cdtrans.inputs.batches as batches
-from cdtrans.inputs.batches import GREY, MASKED, SQUARES, Augmentation, EpochBatches, Images, masked, strong
+from cdtrans.inputs.batches import GREY, MASK_SQUARES, MASKED, Augmentation, EpochBatches, Images, masked, strong
 from cdtrans.inputs.images import resized
 from cdtrans.inputs.stream import StreamedPixels
 from support import devices, raises
@@ -188,8 +188,8 @@ class TestStrong:
         torch.manual_seed(0)
         x = torch.rand(200, 3, 28, 28) + 1
         y = masked(x)
-        squares = y.unflatten(3, (SQUARES, 4)).unflatten(2, (SQUARES, 4))
-        empty = (squares == 0).all(dim=(1, 3, 5))  # [B, SQUARES, SQUARES]
+        squares = y.unflatten(3, (MASK_SQUARES, 4)).unflatten(2, (MASK_SQUARES, 4))
+        empty = (squares == 0).all(dim=(1, 3, 5))  # [B, MASK_SQUARES, MASK_SQUARES]
         assert abs(float(empty.float().mean()) - MASKED) < 0.02
         assert ((y == x) | (y == 0)).all()
         assert ((y == 0).float().mean() - empty.float().mean()).abs() < 1e-6, "nothing but whole squares"

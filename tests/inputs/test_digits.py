@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter
 from sklearn.datasets import load_digits
 
 from cdtrans.inputs import digits as digits_module
-from cdtrans.inputs.digits import DONE, SIDE, Digits, write_digits
+from cdtrans.inputs.digits import DONE, IMAGE_SIDE, Digits, write_digits
 
 IMAGES = 60
 
@@ -38,7 +38,7 @@ def test_source_has_ten_equal_classes_of_grey_images(digits: Digits) -> None:
     assert Counter(path.parent.name for path in paths) == {str(digit): IMAGES // 10 for digit in range(10)}
     for path in paths:
         with Image.open(path) as image:
-            assert (image.size, image.mode) == ((SIDE, SIDE), "L")
+            assert (image.size, image.mode) == ((IMAGE_SIDE, IMAGE_SIDE), "L")
             assert np.asarray(image).max() > 250, path
 
 
@@ -68,7 +68,9 @@ def test_target_is_flat_and_its_answers_are_those_of_the_scans(digits: Digits) -
     assert sorted(path for path, _ in labelled(digits)) == sorted(digits.target.iterdir())
     scans = load_digits()
     pixels = (np.pad(scans.images, ((0, 0), (1, 1), (1, 1))) * 255 / 16).round().astype(np.uint8)
-    enlarged = [Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC).tobytes() for image in pixels]
+    enlarged = [
+        Image.fromarray(image).resize((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.BICUBIC).tobytes() for image in pixels
+    ]
     written = [(Image.open(path).tobytes(), label) for path, label in labelled(digits)]
     assert sorted(written) == sorted(zip(enlarged, scans.target.tolist(), strict=True))
     assert [label for _, label in written] != scans.target.tolist()  # shuffled

@@ -24,7 +24,7 @@ COLOUR = 0.4  # contrast and saturation are multiplied by 1 - COLOUR to 1 + COLO
 BRIGHTNESS = 0.6  # largest change, in standard deviations of ImageNet's pixels
 GREY = 0.1  # probability that an image loses its colours
 GREY_WEIGHTS = (0.299, 0.587, 0.114)
-MASKED, SQUARES = 0.3, 7  # share of masked squares, and squares per side
+MASKED, MASK_SQUARES = 0.3, 7  # share of masked squares, and squares per side
 
 
 class Augmentation(NamedTuple):
@@ -174,7 +174,7 @@ def strong(x: Tensor) -> Tensor:
     return grey + (x - grey) * colours
 
 
-def masked(x: Tensor, share: float = MASKED, squares: int = SQUARES) -> Tensor:
+def masked(x: Tensor, share: float = MASKED, squares: int = MASK_SQUARES) -> Tensor:
     """About this share of each image's squares set to zero, the mean of all pixels."""
     kept = (random_rows(x, squares * squares) >= share).to(x.dtype).view(-1, 1, squares, squares)
     return x * F.interpolate(kept, size=x.shape[2:])

@@ -16,9 +16,9 @@ from sklearn.datasets import load_digits
 
 from cdtrans.record.files import atomic
 
-SIDE = 32  # pixels of an image of either domain
-MARGIN = 0.1  # black border, as a share of SIDE: a random crop then shifts a digit and does not cut it
-CANVAS = 3 * SIDE  # glyphs are deformed at this size and then reduced, which smooths their edges
+IMAGE_SIDE = 32  # pixels of an image of either domain
+BORDER = 0.1  # black border, as a share of IMAGE_SIDE: a random crop then shifts a digit and does not cut it
+CANVAS = 3 * IMAGE_SIDE  # glyphs are deformed at this size and then reduced, which smooths their edges
 GLYPH_POINTS = 96  # font size: a glyph is about as tall as its canvas, so it is hardly resampled
 WARP_CELLS = 3  # per side of the mesh that bends a glyph
 WARP = 0.06  # how far a mesh point may move, as a share of the canvas
@@ -84,9 +84,9 @@ def _write_target(digits: Digits, rng: np.random.Generator) -> None:
 
 def _enlarged(scan: np.ndarray) -> Image.Image:
     """An 8x8 scan as an image of the common size, white on black."""
-    framed = np.pad(scan, 1)  # one of ten pixels: MARGIN
+    framed = np.pad(scan, 1)  # one of ten pixels: BORDER
     pixels = np.round(framed * (255 / HANDWRITING_MAX)).astype(np.uint8)
-    return Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    return Image.fromarray(pixels).resize((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.BICUBIC)
 
 
 @cache
@@ -106,12 +106,12 @@ def _glyph(font: str, digit: int) -> Image.Image:
 
 def _deformed(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
     """A glyph varied like handwriting, in ranges that match the scans' mean height, width, ink and sharpness."""
-    height = CANVAS * (1 - 2 * MARGIN) * rng.uniform(0.8, 1.05)
+    height = CANVAS * (1 - 2 * BORDER) * rng.uniform(0.8, 1.05)
     width = height * glyph.width / glyph.height * rng.uniform(0.65, 1.15)
     bent = _bent(glyph, (width, height), rng)
     growth = int(rng.integers(0, 4))  # pixels on each side
     thick = bent.filter(ImageFilter.MaxFilter(1 + 2 * growth)) if growth else bent  # size 1 crashes Pillow 12.3
-    blurred = thick.filter(ImageFilter.GaussianBlur(rng.uniform(1, 5))).reduce(CANVAS // SIDE)
+    blurred = thick.filter(ImageFilter.GaussianBlur(rng.uniform(1, 5))).reduce(CANVAS // IMAGE_SIDE)
     return ImageOps.autocontrast(blurred)  # else thin strokes fade, while the scans use their whole grey scale
 
 

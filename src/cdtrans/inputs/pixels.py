@@ -42,7 +42,7 @@ SCHEMA = """
 CREATE TABLE store (root BLOB, size INTEGER);
 CREATE TABLE images (path BLOB PRIMARY KEY, state TEXT, row INTEGER, digest TEXT) WITHOUT ROWID;
 """
-POLL_SECONDS = 0.1  # between attempts to take a lock that another process holds
+LOCK_POLL_SECONDS = 0.1  # between attempts to take a lock that another process holds
 RESIZE_RATIO = 256 / 224  # the authors' resize to crop
 CHUNK_IMAGES = 64  # written at a time; a kill loses at most two chunks, and memory holds at most two
 
@@ -292,7 +292,7 @@ def _locked(folder: Path, disk: Callable[[], AbstractContextManager], screen: Sc
     if lock is None:
         screen.say(f"Waiting for another run to decode the {name} images.")
     while lock is None:
-        time.sleep(POLL_SECONDS)
+        time.sleep(LOCK_POLL_SECONDS)
         with disk():
             lock = _try_lock(folder)
     return lock

@@ -261,12 +261,9 @@ def _indexed(values: Sequence[_Label]) -> tuple[tuple[_Label, ...], tuple[int, .
 
 def _folder_names(paths: Sequence[str], labels: Sequence[int], classes: int) -> tuple[str, ...] | None:
     """The classes named after their images' folders, if every class has one folder name and no two share it."""
-    folders: list[set[str]] = [set() for _ in range(classes)]
-    for path, label in zip(paths, labels, strict=True):
-        folders[label].add(os.path.basename(os.path.dirname(path)))
-    names = tuple(min(names) for names in folders)
-    one_each = all(len(names) == 1 for names in folders)
-    return names if one_each and all(names) and len(set(names)) == classes else None
+    folders = (os.path.basename(os.path.dirname(path)) for path in paths)
+    names = tuple(folder for _, folder in sorted(set(zip(labels, folders, strict=True))))
+    return names if all(names) and len(names) == len(set(names)) == classes else None
 
 
 # Folders
