@@ -4,6 +4,7 @@ import base64
 import io
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import torch
 from PIL import Image
@@ -48,3 +49,11 @@ def test_heat_is_brightest_where_the_weight_is(tmp_path: Path) -> None:
     assert row < THUMBNAIL_SIDE / 2
     assert column > THUMBNAIL_SIDE * 3 / 4
     assert image[:, : THUMBNAIL_SIDE // 2].max() < image.max() / 2
+
+
+def test_heat_has_the_colours_of_inferno() -> None:
+    """Within the share of the colours over the grey image: 60 %."""
+    weights = np.linspace(0, 1, THUMBNAIL_SIDE)[None].repeat(THUMBNAIL_SIDE, axis=0)
+    image = np.asarray(heated(np.zeros((8, 8, 3), np.uint8), weights)).astype(float)
+    expected = matplotlib.colormaps["inferno"](np.linspace(0, 1, THUMBNAIL_SIDE))[:, :3] * 255 * 0.6
+    assert np.abs(image[THUMBNAIL_SIDE // 2] - expected).max() < 7

@@ -17,6 +17,12 @@ from cdtrans.runtime.ranks import processor_count
 
 THUMBNAIL_SIDE = 144  # pixels of a thumbnail: twice its size on the page, for screens of double density
 QUALITY = 80  # JPEG quality; a photo takes about 6 kB
+INFERNO = np.array(  # matplotlib's colours: even in brightness, so they also work in grey and for colour-blind readers
+    [
+        *((0, 0, 4), (23, 11, 59), (66, 10, 104), (107, 23, 110), (147, 38, 103), (187, 55, 85)),
+        *((221, 81, 58), (243, 119, 26), (252, 165, 10), (246, 214, 68), (252, 255, 164)),
+    ]
+)
 HEAT_SHARE = 0.6  # opacity of the colours over the image
 
 
@@ -72,16 +78,13 @@ def enlarged(pixels: np.ndarray) -> Image.Image:
 
 
 def heated(pixels: np.ndarray, weights: np.ndarray) -> Image.Image:
-    """The image in grey with its patches' weights as colours, [rows, columns], scaled from smallest to largest. The
-    colours are even in brightness, so they also work in grey and for colour-blind readers."""
-    import matplotlib
-
+    """The image in grey with its patches' weights as colours, [rows, columns], scaled from smallest to largest."""
     low, high = float(weights.min()), float(weights.max())
     scaled = (weights.astype(np.float32) - low) / max(high - low, 1e-12)
     smooth = np.asarray(
         Image.fromarray(scaled).resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
     )  # [THUMBNAIL_SIDE, THUMBNAIL_SIDE]
-    colours = matplotlib.colormaps["inferno"](smooth)[..., :3] * 255
+    colours = np.stack([np.interp(smooth, np.linspace(0, 1, len(INFERNO)), hue) for hue in INFERNO.T], axis=-1)
     grey = np.asarray(enlarged(pixels).convert("L"), dtype=np.float64)[..., None]
     return Image.fromarray(np.rint(HEAT_SHARE * colours + (1 - HEAT_SHARE) * grey).astype(np.uint8))
 
