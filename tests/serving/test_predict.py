@@ -13,7 +13,7 @@ import pytest
 
 import cdtrans
 from cdtrans.errors import CdtransError
-from cdtrans.record.layout import OWN
+from cdtrans.record.layout import RESERVED
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import Predicted
 from support import Notes, error_says, raises, says
@@ -61,7 +61,7 @@ def test_neither_the_input_nor_a_run_is_replaced(finished, write: Write, tmp_pat
             write(images, file)
     assert all(file.read_bytes() == content for file, content in before.items())
     assert not part.exists()
-    assert {file.name for file in finished.run.iterdir()} <= OWN
+    assert {file.name for file in finished.run.iterdir()} <= RESERVED
     for _ in range(2):  # predictions may be replaced, wherever they are
         assert write(tmp_path, tmp_path / "predictions.csv").images == 1
 
