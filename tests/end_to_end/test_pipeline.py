@@ -52,11 +52,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Task:
 # Input that is wrong
 
 
-def refused(task: Task, out: Path, code: str, source: str = "source", target: str = "target", **settings: Any) -> None:
+def refused(task: Task, out: Path, code: str, source: str = "source", target: str = "target") -> None:
     """The error has this code, and nothing is written: no run folder, and not even the cache."""
     before = tree(task.folder)
     with raises(code):
-        cdtrans.adapt(task.folder / source, task.folder / target, out=out, config=task.config, quiet=True, **settings)
+        cdtrans.adapt(task.folder / source, task.folder / target, out=out, config=task.config, quiet=True)
     assert tree(task.folder) == before
     assert not out.exists()
 

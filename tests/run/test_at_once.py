@@ -76,7 +76,6 @@ WRONG = [
     ("check source target --weights other", ["other'", "--weights"]),
     ("adapt source target --source-model nowhere", ["nowhere'", "no finished stage 1"]),
     ("check source nowhere", ["nowhere'", "not exist"]),
-    ("check source target --crop 64 --resize 32", ["--crop 64", "--resize 32"]),
     ("eval nowhere source", ["run folder 'nowhere'", "not exist", "cdtrans adapt"]),
     ("eval begun source", ["'begun'", "no finished run"]),
     ("eval finished nowhere", ["nowhere'", "not exist"]),
