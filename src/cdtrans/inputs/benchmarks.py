@@ -45,7 +45,7 @@ class Domain:
     name: str
     images: int
     aliases: tuple[str, ...] = ()
-    per_class: dict[str, int] = field(default_factory=dict)  # the published images of each class, where known
+    per_class: dict[str, int] = field(default_factory=dict, hash=False)  # published, by class
 
     def is_called(self, text: str) -> bool:
         return _plain(text) in {_plain(name) for name in (self.short, self.name, *self.aliases)}
