@@ -228,6 +228,7 @@ def test_the_figure_has_a_line_for_each_curve_and_bars_for_several_seeds() -> No
     assert len(axes.containers) == 2
 
 
+@pytest.mark.slow
 def test_the_command_has_the_flags_of_a_verb() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "research.figures.noise", "--help-all"], capture_output=True, text=True
