@@ -15,7 +15,7 @@ ELSEWHERE = {"transformers"}  # imported by a file that is copied into hub folde
 WHERE_NEEDED = {  # by hub folders, `check`, `demo`, the report, the paper's figures and scikit-learn users
     "transformers": {"serving/modeling_cdtrans.py"},
     "sklearn": {"sklearn.py", "inputs/digits.py", "trust/probes.py"},
-    "matplotlib": {"inputs/digits.py", "reporting/images.py"},
+    "matplotlib": {"inputs/digits.py"},
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from cdtrans.cli import app
 from cdtrans.cli.options import Verb
-from cdtrans.config import DeviceName, Root, RunFolder
+from cdtrans.config import HELP, DeviceName, Root, RunFolder
 from cdtrans.errors import DataError, RunError, SettingsError, counted
 from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.matching import match_classes, scan_labels
@@ -190,12 +190,10 @@ def attention(
     sizes = {"resize": card.resize, "crop": card.crop}
     source = DomainImages(record.root("source"), record.images.paths["source"], **sizes)
     target = DomainImages(record.root("target"), record.images.paths["target"], **sizes)
-    source.fetch(pair.source for pair in pairs)
-    target.fetch(pair.target for pair in pairs)
+    pixels = list(zip(source.fetch(p.source for p in pairs), target.fetch(p.target for p in pairs), strict=True))
     if source.missing or target.missing:
         images = counted(source.missing + target.missing, "image")
         raise DataError("images-gone", f"{images} of the pairs can no longer be read; put them back.")
-    pixels = [(source[pair.source], target[pair.target]) for pair in pairs]
     for start in range(0, len(pixels), PAIRS_AT_ONCE):
         sources, targets = (np.stack(side) for side in zip(*pixels[start : start + PAIRS_AT_ONCE], strict=True))  # type: ignore[arg-type]
         yield from zip(sources, targets, look(model, card, sources, targets, where), strict=True)
@@ -232,7 +230,8 @@ def show(result: Shown, screen: Screen, given: dict[str, Any]) -> None:
 def main() -> None:
     """The command, with the common flags of the verbs of `cdtrans`."""
     about = "Draw the attention of false-positive pairs of RUN, found with target labels, or of chosen pairs."
-    app.VERBS["attention"] = Verb("research.figures.attention:draw_attention", about, show)
+    HELP["verbs"]["attention"] = about
+    app.VERBS["attention"] = Verb("research.figures.attention:draw_attention", show)
     sys.argv.insert(1, "attention")
     app.run_program()
 

@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typing_extensions import Unpack
 
 from cdtrans.cli import app
-from cdtrans.config import SETTINGS, Force, Jobs, Settings, SettingsFile, SourceArgument, TargetArgument, compose_run
+from cdtrans.config import (
+    HELP,
+    SETTINGS,
+    Force,
+    Jobs,
+    Settings,
+    SettingsFile,
+    SourceArgument,
+    TargetArgument,
+    compose_run,
+)
 from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import scan_unlabelled
 from cdtrans.paper.printed_tables import Ablation, Variant, paper_ablation
@@ -296,10 +306,11 @@ def figure(curves: Curves, source_only: Spread | None) -> "Figure":
 
 def main() -> None:
     """The command, with the flags of the verbs of `cdtrans`."""
+    about = "Replace true pairs, made with target labels, by false ones; with and without cross-attention."
+    HELP["verbs"][NAME] = about
     app.VERBS[NAME] = replace(
         app.VERBS["ablate losses"],
         function="research.figures.noise:ablate_noise",
-        help="Replace true pairs, made with target labels, by false ones; with and without cross-attention.",
         settings=SETTINGS.keys() - DECIDED_HERE - app.NOT_IN_ROWS,
     )
     sys.argv.insert(1, NAME)

@@ -1,22 +1,22 @@
 """The settings of a run: one flat, frozen, strict record, and the options of a method, which are checked the same way.
 
-The defaults are the authors' recipe (docs/method.md). A field's help line is also the help of its command-line flag.
-Where the paper and the authors' code differ, the default is the code's, because the published numbers come from it, and
-the help names the paper's value.
+The defaults are the authors' recipe (docs/method.md). help.yaml says what every setting means, under its heading in
+--help. Where the paper and the authors' code differ, the default is the code's, because the published numbers come from
+it, and the help names the paper's value.
 """
 
-import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 import yaml
 
 from cdtrans.errors import MissingFileError, SettingsError, ended, nearest
-from cdtrans.schema import Help, Misfit, Range, build, option, record_fields, short_repr
+from cdtrans.schema import Help, Misfit, Range, build, record_fields, short_repr
 
 LARGEST_SIDE = 4096  # pixels of an image, which then takes 50 MB
 LARGEST_RATE = 1e30  # beyond it a step does not fit into float32
@@ -33,107 +33,76 @@ Rule = Literal[
 ]
 
 
-def _option(group: str, default: Any, text: str, minimum: float | None = None, maximum: float | None = None) -> Any:
-    return option(default, text, group=group, minimum=minimum, maximum=maximum)
-
-
-# A function for each heading in --help.
-_data, _recipe, _model = (functools.partial(_option, group) for group in ("Data", "Recipe", "Model"))
-_stage_1, _stage_2 = (functools.partial(_option, group) for group in ("Stage 1: source", "Stage 2: adaptation"))
-_steps, _trust, _run = (functools.partial(_option, group) for group in ("Optimisation", "Trust", "Run"))
-_cdtrans = functools.partial(_option, "Method: cdtrans")
+Share = Annotated[float, Range(0, 1)]
+Rate = Annotated[float, Range(0, LARGEST_RATE)]
+Factor = Annotated[float, Range(0, LARGEST_FACTOR)]
+BelowOne = Annotated[float, Range(0, 0.99)]
+Count = Annotated[int, Range(1)]
+Pixels = Annotated[int, Range(8, LARGEST_SIDE)]
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that decides what a run computes."""
 
-    source: str = _data("", "Labelled images: a folder of class folders, or a list of 'path label' lines.")
-    target: str = _data("", "Unlabelled images: a folder of any depth, or a list of paths.")
-    target_labels: str | None = _data(None, "Train with the labels of some target images, in a file of 'cdtrans ask'.")
-    root: str | None = _data(None, "Folder that paths in lists are relative to (default: the list's folder).")
-    crop: int | Auto = _data("auto", "Image size the model sees (auto: the backbone's).", 8, LARGEST_SIDE)
-    resize: int | Auto = _data("auto", "Image size before cropping (auto: 8/7 of the crop).", 8, LARGEST_SIDE)
-    flip: float = _data(0.5, "Probability of mirroring a training image.", 0, 1)
-    max_bad: float = _data(0.05, "Largest accepted share of unreadable files.", 0, 1)
+    source: str = ""
+    target: str = ""
+    target_labels: str | None = None
+    root: str | None = None
+    crop: Pixels | Auto = "auto"
+    resize: Pixels | Auto = "auto"
+    flip: Share = 0.5
+    max_bad: Share = 0.05
 
-    recipe: Literal["best", "authors"] = _recipe(
-        "authors",
-        "Defaults of other settings: the best recipe, the CDTrans authors' (also for other methods), or a named change "
-        "of one of them, such as office31-deit-base.",
-    )
-    effort: Literal["instant", "quick", "full"] = _recipe(
-        "full", "For the best recipe: instant does not train the backbone, quick trains a quarter as much as full."
-    )
+    recipe: Literal["best", "authors"] = "authors"
+    effort: Literal["instant", "quick", "full"] = "full"
 
-    backbone: str = _model(
-        "deit_small_distilled_patch16_224.fb_in1k",
-        "Any timm model: a name with its tag, or a short name such as dinov2_small.",
-    )
-    backbone_args: dict = _model({}, "Arguments for timm's create_model, such as {depth: 4} (YAML only).")
-    weights: str | None = _model(None, "A .safetensors or .pth file to start from instead of timm's weights.")
-    pretrained: bool = _model(True, "Start from timm's pretrained weights, or from scratch.")
-    neck: Literal["batchnorm", "none"] = _model(
-        "batchnorm", "The authors' bottleneck norm before the classifier, or a plain linear head (the paper)."
-    )
-    taps: int = _model(1, "How many of a ViT's last blocks give their class token to the feature.", 1)
-    drop_path: float = _model(0.1, "Stochastic depth of the last block.", 0, 0.99)
+    backbone: str = "deit_small_distilled_patch16_224.fb_in1k"
+    backbone_args: dict = field(default_factory=dict)
+    weights: str | None = None
+    pretrained: bool = True
+    neck: Literal["batchnorm", "none"] = "batchnorm"
+    taps: Count = 1
+    drop_path: BelowOne = 0.1
 
-    source_model: str | None = _stage_1(
-        None, "Start from this run's source-only model; without SOURCE also from a weights file of a timm classifier."
-    )
-    source_classes: str | None = _stage_1(
-        None, "For a weights file as --source-model: a file of its class names, one per line, in its outputs' order."
-    )
-    source_fit: Literal["train", "probe"] = _stage_1(
-        "train", "Train the network on the source, or only a linear probe on the frozen backbone."
-    )
-    source_epochs: int = _stage_1(10, "Epochs on the labelled source.", 1)
-    source_lr: float = _stage_1(0.008, "Learning rate (the paper: 0.003).", 0, LARGEST_RATE)
-    label_smoothing: float = _stage_1(0.1, "Label smoothing.", 0, 0.99)
+    source_model: str | None = None
+    source_classes: str | None = None
+    source_fit: Literal["train", "probe"] = "train"
+    source_epochs: Count = 10
+    source_lr: Rate = 0.008
+    label_smoothing: BelowOne = 0.1
 
-    epochs: int = _stage_2(40, "Epochs on source-target pairs.", 1)
-    lr: float = _stage_2(0.008, "Learning rate (the paper: 0.003).", 0, LARGEST_RATE)
-    rebuild_every: int = _stage_2(10, "Epochs between searches for new pairs.", 1)
-    method: str = _stage_2("cdtrans", "A name from 'cdtrans methods', or FILE.py:CLASS for your own method.")
-    method_args: dict = _stage_2({}, "Options of the method, such as {trade_off: 0.5}.")
+    epochs: Count = 40
+    lr: Rate = 0.008
+    rebuild_every: Count = 10
+    method: str = "cdtrans"
+    method_args: dict = field(default_factory=dict)
 
-    optimizer: Literal["sgd", "adamw"] = _steps("sgd", "SGD, which the authors use, or AdamW.")
-    batch_size: int = _steps(64, "Images (stage 1) or pairs (stage 2) per step.", 2)
-    momentum: float = _steps(0.9, "SGD's momentum.", 0, 1)
-    weight_decay: float = _steps(1e-4, "Weight decay.", 0, LARGEST_FACTOR)
-    bias_lr_factor: float = _steps(2.0, "Learning rate of biases, relative to that of weights.", 0, LARGEST_FACTOR)
-    schedule: Literal["authors", "cosine"] = _steps(
-        "authors",
-        "The authors' rate per epoch and weight decay on all parameters, or one cosine and decay on matrices.",
-    )
-    warmup_epochs: int = _steps(10, "Warm-up epochs of both stages; a short stage warms up for half of its epochs.", 0)
-    backbone_rate: float = _steps(
-        1.0, "Learning rate of the backbone in stage 2, relative to --lr (most methods' authors: 0.1).", 0
-    )
-    layer_decay: float = _steps(1.0, "Learning rate of a backbone layer in stage 2, relative to the next.", 0.01, 1)
-    clip_norm: float = _steps(1.0, "Clip gradients to this norm (1e9: never).", 0.001)
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    batch_size: Annotated[int, Range(2)] = 64
+    momentum: Share = 0.9
+    weight_decay: Factor = 1e-4
+    bias_lr_factor: Factor = 2.0
+    schedule: Literal["authors", "cosine"] = "authors"
+    warmup_epochs: Annotated[int, Range(0)] = 10
+    backbone_rate: Annotated[float, Range(0)] = 1.0
+    layer_decay: Annotated[float, Range(0.01, 1)] = 1.0
+    clip_norm: Annotated[float, Range(0.001)] = 1.0
 
-    holdout: float | Auto = _trust(
-        "auto", "Share of the source to hold out (auto: 0.1 if there are 50 images per class, else 0).", 0, 0.5
-    )
-    select: Rule = _trust("consensus", "The epoch to keep: the last, or the best by a label-free score.")
-    guard: bool = _trust(True, "Keep the source-only model if adaptation seems to have done harm.")
+    holdout: Annotated[float, Range(0, 0.5)] | Auto = "auto"
+    select: Rule = "consensus"
+    guard: bool = True
 
-    seed: int = _run(1234, "Random seed.", 0, LARGEST_SEED)
-    device: str = _run("auto", "cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")
-    precision: Precision = _run("auto", "Floating-point type (auto: bf16 on a GPU with it, else fp16; fp32 on CPU).")
-    compile: Literal["auto", "off", "graph"] = _run(
-        "auto", "Capture GPU steps as a CUDA graph or not (auto: graph if there are enough steps)."
-    )
-    encode_batch: int = _run(256, "Batch size for extracting features.", 1)
-    pixels: Literal["auto", "store", "stream"] = _run(
-        "auto", "Decode images once into the cache, or every time (auto: every time if the disk is too small)."
-    )
-    save_every: float = _run(30.0, "Seconds between checkpoints; a kill loses at most this much work.", 0)
-    cache: str | None = _run(None, "Folder for decoded images (default: $CDTRANS_CACHE, or the user's cache folder).")
-    report: bool = _run(True, "Write report.html at the end.")
-    tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = _run("none", "Also log to one of these.")
+    seed: Annotated[int, Range(0, LARGEST_SEED)] = 1234
+    device: str = "auto"
+    precision: Precision = "auto"
+    compile: Literal["auto", "off", "graph"] = "auto"
+    encode_batch: Count = 256
+    pixels: Literal["auto", "store", "stream"] = "auto"
+    save_every: Annotated[float, Range(0)] = 30.0
+    cache: str | None = None
+    report: bool = True
+    tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -153,13 +122,11 @@ class Resolved(Config):
 class BranchOptions:
     """The three branches of CDTrans and the loss on each."""
 
-    first_block_residual: bool = _cdtrans(True, "Residual in the source-target branch's first block (the paper: none).")
-    detach_teacher: bool = _cdtrans(False, "Stop distillation's gradient at its teacher, the source-target branch.")
-    loss_source: Literal["cls", "none"] = _cdtrans("cls", "Loss of the source branch ('none': for ablations).")
-    loss_source_target: Literal["dtl", "cls", "none"] = _cdtrans(
-        "dtl", "Loss of the source-target branch: distillation, or classification (Table 6)."
-    )
-    loss_target: Literal["cls", "none"] = _cdtrans("cls", "Loss of the target branch.")
+    first_block_residual: bool = True
+    detach_teacher: bool = False
+    loss_source: Literal["cls", "none"] = "cls"
+    loss_source_target: Literal["dtl", "cls", "none"] = "dtl"
+    loss_target: Literal["cls", "none"] = "cls"
 
     def __post_init__(self) -> None:
         if {self.loss_source, self.loss_source_target, self.loss_target} == {"none"}:
@@ -171,14 +138,10 @@ class CDTransOptions(BranchOptions):
     """The options of the method 'cdtrans'. They are declared here and not next to the method, because each is also a
     flag and a setting, which must be known without importing torch."""
 
-    pairing: Pairing = _cdtrans("two_way", "Pairs from both sides (Eq. 3 and 4), or from one (Table 5).")
-    center_aware: bool = _cdtrans(True, "Keep only the pairs whose target centre agrees with the source's label.")
-    target_class: Literal["center", "pair"] = _cdtrans(
-        "center", "Pseudo-label of a target image: its centre's class, or its pair's (Table 5)."
-    )
-    mutual_pairs: Literal["twice", "once"] = _cdtrans(
-        "twice", "How often to count a pair found from both sides; the paper's union counts it once."
-    )
+    pairing: Pairing = "two_way"
+    center_aware: bool = True
+    target_class: Literal["center", "pair"] = "center"
+    mutual_pairs: Literal["twice", "once"] = "twice"
 
 
 # Defaults of every run of a table: without the guard a row shows what its method did (its verdict is in the run folder
@@ -274,7 +237,12 @@ PATHS = ("source", "target", "target_labels", "root", "weights", "source_model",
 FIELDS = {name: spec for name, (_, spec) in record_fields(Config).items()}
 METHOD_FIELDS = {name: spec for name, (_, spec) in record_fields(CDTransOptions).items()}
 SETTINGS = FIELDS | METHOD_FIELDS  # everything that a YAML file or a flag may set
-HINTS = {name: hint for kind in (Config, CDTransOptions) for name, (hint, _) in record_fields(kind).items()}
+HINTS = {name: hint for kind in (Config, CDTransOptions) for name, hint in get_type_hints(kind).items()}
+HELP = yaml.safe_load(Path(__file__).with_name("help.yaml").read_text(encoding="utf-8"))
+# A setting's heading in --help, and its help line.
+for heading, lines in HELP["settings"].items():
+    for name, line in lines.items():
+        SETTINGS[name].metadata = MappingProxyType({"group": heading, "help": line})
 
 
 def choices(name: str) -> list[str]:

@@ -59,14 +59,9 @@ class Help:
     also: str = ""  # a hidden flag beside the argument
 
 
-def option(
-    default: Any, text: str, *, minimum: float | None = None, maximum: float | None = None, group: str = ""
-) -> Any:
-    """A field with its help line, its range and its heading in --help. Methods use it for their Options."""
-    metadata = {"group": group, "help": text, "range": Range(minimum, maximum)}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+def option(default: Any, text: str, *, minimum: float | None = None, maximum: float | None = None) -> Any:
+    """A field of a method's Options, with its help line and its range."""
+    return field(default=default, metadata={"help": text, "range": Range(minimum, maximum)})
 
 
 def build(kind: type[T], values: Any, place: str = "", *, written: bool = False, unknown: str = "There is no key") -> T:

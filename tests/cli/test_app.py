@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -80,7 +81,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], Asked]:
 
     def answering(verb: str, result: Any) -> Asked:
         asked: Asked = {}
-        original = app.VERBS[verb].load()
+        original = resolve_name(app.VERBS[verb].function)
 
         @functools.wraps(original)
         def function(**given: Any) -> Any:

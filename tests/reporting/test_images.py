@@ -28,7 +28,7 @@ def test_an_image_is_shown_as_the_model_sees_it(tmp_path: Path) -> None:
     stored = resized(decode(tmp_path / "a.png"), 18)[None]
     seen = Images(stored, np.arange(1), crop=13, mean=(0, 0, 0), std=(1, 1, 1), device=torch.device("cpu"))
     expected = next(seen.in_order(1))[0].permute(1, 2, 0) * 255
-    assert np.array_equal(images[0], expected.round().byte().numpy())
+    assert np.array_equal(images.fetch([0])[0], expected.round().byte().numpy())
     assert opened(*images.thumbnails([0])).size == (THUMBNAIL_SIDE, THUMBNAIL_SIDE)
 
 

@@ -20,7 +20,7 @@ import typer
 
 from cdtrans.cli import tables
 from cdtrans.cli.options import Verb, print_json, show_all_flags, verb_command
-from cdtrans.config import SETTINGS, TABLE_DEFAULTS, read_recipe
+from cdtrans.config import HELP, SETTINGS, TABLE_DEFAULTS, read_recipe
 from cdtrans.errors import CdtransError, Interrupted, SettingsError, printable, shortened
 from cdtrans.runtime import package_version
 
@@ -33,15 +33,6 @@ OF_EACH_RUN = {"root", "seed", "source_model", "source_classes", "target_labels"
 LOSS_SETTINGS = {"loss_source", "loss_source_target", "loss_target"}
 PAIRING_SETTINGS = {"method", "pairing", "center_aware", "target_class"}
 NOT_IN_ROWS = {"target_labels", "source_classes", "effort"}  # rows have a source and no target labels
-BENCH_TEXTS = {
-    "backbone": "deit_small or deit_base (with their recipes), or any timm model. (default: deit_small)",
-    "recipe": "With one method: authors, as for this benchmark, or best. With several methods, use --start. "
-    "(default: authors; best for cotraining and instant)",
-    "effort": "With --recipe best or --start best: quick trains a quarter as much as full. Without --method also "
-    "instant, which does not train the backbone. (default: full)",
-    "method": "A name from 'cdtrans methods', or FILE.py:CLASS for your own method; all, or several names with commas, "
-    "to compare them. (default: cdtrans; cotraining with --recipe best)",
-}
 COMPLETION = "_CDTRANS_COMPLETE"
 
 # typer bundles its own copy of click, so the class is found through one that every version of typer exports.
@@ -60,99 +51,61 @@ def predictions_to_stdout(given: dict[str, Any], json: bool) -> bool:
 
 run_verb = partial(Verb, show=tables.show_run, against=lambda result: result.harm)
 study_verb = partial(Verb, show=tables.show_study, against=lambda result: bool(result.failed))
-VERBS = {
-    "adapt": run_verb(
-        "cdtrans.run.pipeline:adapt", "Adapt a classifier from labelled SOURCE images to unlabelled TARGET images."
-    ),
+VERBS = {  # their help lines are in help.yaml
+    "adapt": run_verb("cdtrans.run.pipeline:adapt"),
     "check": Verb(
         "cdtrans.run.check:check",
-        "Check SOURCE and TARGET for problems before a run; exit 3 if it should not start.",
         tables.show_check,
         settings=CHECK_SETTINGS,
         against=lambda result: result.state == "stop",
     ),
-    "eval": Verb(
-        "cdtrans.measure.measured:evaluate",
-        "Measure the accuracy of a run on LABELLED target images.",
-        tables.show_evaluation,
-    ),
+    "eval": Verb("cdtrans.measure.measured:evaluate", tables.show_evaluation),
     "predict": Verb(
         "cdtrans.serving.predict:predict",
-        "Label IMAGES with a run's classifier.",
         lambda result, screen, given: None,  # it has written its result
         prepare=predictions_to_stdout,
     ),
-    "export": Verb(
-        "cdtrans.serving.export:export",
-        "Export a run's classifier for other programs, and check that its output is the same.",
-        tables.show_export,
-    ),
-    "push": Verb(
-        "cdtrans.serving.export:push",
-        "Upload a run's classifier to the Hugging Face hub: weights, ONNX and a model card, no images.",
-        tables.show_push,
-    ),
-    "choose": Verb(
-        "cdtrans.run.choose:choose",
-        "Change which model a finished run uses, whatever the guard said; nothing is trained.",
-    ),
+    "export": Verb("cdtrans.serving.export:export", tables.show_export),
+    "push": Verb("cdtrans.serving.export:push", tables.show_push),
+    "choose": Verb("cdtrans.run.choose:choose"),
     "report": Verb(
         "cdtrans.reporting.page:report",
-        "Write a one-page report, RUN/report.html: verdict, scores, pairs, images, cost.",
         lambda file, screen, given: screen.result(f"Report: {file}"),
         as_json=lambda file: {"report": str(file)},
     ),
     "demo": Verb(
         "cdtrans.run.demo:demo",
-        "Try it on a built-in task, from rendered digits to real handwriting: a few minutes on a CPU.",
         tables.show_demo,
         settings=SETTINGS.keys() - {"recipe"},
         defaults={**read_recipe("demo"), "seed": 0},
         against=lambda result: result.harm,
     ),
-    "cache": Verb(
-        "cdtrans.cli.lists:list_cache", "List the decoded images that runs share, or clear them.", tables.show_cache
-    ),
-    "ask": Verb(
-        "cdtrans.measure.ask:ask",
-        "Choose target images to label, and write a labelling page (ask.html), a CSV and a Label Studio file.",
-        tables.show_questions,
-    ),
-    "answer": Verb(
-        "cdtrans.measure.measured:answer",
-        "Measure a run with LABELS for some target images: accuracy with a 95% interval, and which model is better.",
-        tables.show_answers,
-    ),
+    "cache": Verb("cdtrans.cli.lists:list_cache", tables.show_cache),
+    "ask": Verb("cdtrans.measure.ask:ask", tables.show_questions),
+    "answer": Verb("cdtrans.measure.measured:answer", tables.show_answers),
     "methods": Verb(
         "cdtrans.cli.lists:describe_methods",
-        "List the adaptation methods, or the options of one.",
         tables.show_methods,
         as_json=lambda methods: {"methods": methods},
     ),
     "bench": study_verb(
         "cdtrans.studies.benchmark:bench",
-        "Rerun a table of the paper, or compare methods: every task and seed, scored with target labels.",
         settings=SETTINGS.keys() - OF_EACH_RUN,
-        texts=BENCH_TEXTS,
+        texts=HELP["bench"],
         defaults=TABLE_DEFAULTS,
     ),
     "ablate losses": study_verb(
         "cdtrans.studies.ablation:ablate_losses",
-        "Rerun Table 6, the losses of the three branches: five runs, scored with target labels afterwards.",
         settings=SETTINGS.keys() - LOSS_SETTINGS - {"method"} - NOT_IN_ROWS,
         defaults={"recipe": "authors", **TABLE_DEFAULTS},
     ),
     "ablate pseudo-labels": study_verb(
         "cdtrans.studies.ablation:ablate_pseudo_labels",
-        "Rerun Table 5, the ways to find pairs: one run each, scored with target labels; one run trains on them.",
         settings=SETTINGS.keys() - PAIRING_SETTINGS - NOT_IN_ROWS,
         defaults={"recipe": "authors", **TABLE_DEFAULTS},
     ),
-    "ablate with-labels": run_verb(  # a run of an ablation as a process of its own
-        "cdtrans.paper.pair_labels:adapt_with_labels",
-        "One run on pairs made with target labels: a measurement, not a way to adapt.",
-        hidden=True,
-    ),
+    # a run of an ablation as a process of its own
+    "ablate with-labels": run_verb("cdtrans.paper.pair_labels:adapt_with_labels", hidden=True),
 }
 
 
@@ -188,7 +141,7 @@ def build_program(words: Collection[str] | None = None) -> typer.Typer:
     for name, verb in VERBS.items():
         group, _, word = name.rpartition(" ")
         function = verb_command(verb) if words is None or word in words else lambda: None  # only listed
-        (ablate if group else app).command(word, help=verb.help, hidden=verb.hidden)(function)
+        (ablate if group else app).command(word, help=HELP["verbs"][name], hidden=verb.hidden)(function)
     app.add_typer(ablate, name="ablate")
     return app
 

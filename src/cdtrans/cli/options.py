@@ -5,8 +5,8 @@ import json as json_format
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -35,7 +35,6 @@ class Verb:
     """A verb of the command line: a public function, and how its result is shown."""
 
     function: str  # module:name, imported when the verb is used
-    help: str
     show: Callable[[Any, Screen, dict[str, Any]], None] = lambda result, screen, given: screen.result(str(result))
     settings: Collection[str] = tuple(SETTINGS)  # flags in place of its **settings
     texts: Mapping[str, str] = field(default_factory=dict)  # help of settings that have another meaning here
@@ -45,15 +44,10 @@ class Verb:
     prepare: Callable[[dict[str, Any], bool], bool] = lambda given, json: json  # says whether stdout is for a program
     hidden: bool = False
 
-    def load(self) -> Callable[..., Any]:
-        module, _, name = self.function.partition(":")
-        loaded: Callable[..., Any] = getattr(import_module(module), name)
-        return loaded
-
 
 def verb_command(verb: Verb) -> Callable[..., None]:
     """The function that typer makes a command of. Its exit code is 3 if the result is a verdict against the user."""
-    function = verb.load()
+    function = resolve_name(verb.function)
     signature = inspect.signature(function)
     hints = get_type_hints(getattr(function, "func", function), include_extras=True)  # it may be a partial function
     own = [p for name, p in signature.parameters.items() if name not in OF_THE_PROGRAM and p.kind is not p.VAR_KEYWORD]
@@ -83,7 +77,6 @@ def verb_command(verb: Verb) -> Callable[..., None]:
         if verb.against(result):
             raise typer.Exit(VERDICT_AGAINST)
 
-    run.__doc__ = verb.help
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 

@@ -63,12 +63,14 @@ def gallery(record: RunRecord, source: DomainImages, target: DomainImages, scree
         return Missing("The run folder has no pairs.")
     shown = [(number, record.rounds[number], i) for number, i in sample_pairs(record.rounds)]
     places = [(int(r.source[i]), int(r.target[i])) for _, r, i in shown]
-    sources, targets = source.thumbnails(s for s, _ in places), target.thumbnails(t for _, t in places)
+    sides = [(images, [place[n] for place in places]) for n, images in enumerate((source, target))]
+    thumbnails = [images.thumbnails(indices) for images, indices in sides]
     model = "adapted" if record.outcome.adapted_epoch else "source"
     with screen.track("report", len(places)) as task:
-        heat, why = heat_maps(record, model, [(source[s], target[t]) for s, t in places], task)
+        pixels = zip(*(images.fetch(indices) for images, indices in sides), strict=True)
+        heat, why = heat_maps(record, model, list(pixels), task)
     pairs, classes = [], record.classes
-    for (number, r, i), (s, t), *images in zip(shown, places, sources, targets, heat, strict=True):
+    for (number, r, i), (s, t), *images in zip(shown, places, *thumbnails, heat, strict=True):
         names = classes[r.source_labels[i]], classes[r.target_labels[i]]
         pairs.append(Pair(number, bool(r.kept[i]), *names, source.paths[s], target.paths[t], *images))
     class_names = sorted({name for pair in pairs for name in (pair.source_class, pair.target_class)})

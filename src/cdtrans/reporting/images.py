@@ -34,25 +34,18 @@ class DomainImages:
         self.root, self.paths, self.resize, self.crop = root, paths, resize, crop
         self.pixels: dict[int, np.ndarray | None] = {}  # index -> uint8 [crop, crop, 3], None if unreadable
 
-    def fetch(self, indices: Iterable[int]) -> None:
-        """Decode many at once, in parallel."""
-        new = [i for i in dict.fromkeys(map(int, indices)) if i not in self.pixels and i < len(self.paths)]
-        files = [self.root / self.paths[i] for i in new]
+    def fetch(self, indices: Iterable[int]) -> list[np.ndarray | None]:
+        """The pixels of these images, decoded in parallel."""
+        wanted = list(indices)
+        new = [i for i in dict.fromkeys(wanted) if i not in self.pixels]
         edge = round((self.resize - self.crop) / 2)
-        for i, pixels in zip(new, decode_in_order(files, self.resize), strict=True):
-            whole = None if isinstance(pixels, UnreadableImage) else pixels
-            self.pixels[i] = None if whole is None else whole[edge : edge + self.crop, edge : edge + self.crop]
-
-    def __getitem__(self, index: int) -> np.ndarray | None:
-        if index not in self.pixels:
-            self.fetch([index])
-        return self.pixels.get(index)
+        centre = slice(edge, edge + self.crop)
+        for i, pixels in zip(new, decode_in_order([self.root / self.paths[i] for i in new], self.resize), strict=True):
+            self.pixels[i] = None if isinstance(pixels, UnreadableImage) else pixels[centre, centre]
+        return [self.pixels[i] for i in wanted]
 
     def thumbnails(self, indices: Iterable[int]) -> list[str | None]:
-        indices = list(indices)
-        self.fetch(indices)
-        shown = (self.pixels.get(i) for i in indices)
-        return in_parallel(lambda pixels: None if pixels is None else jpeg(enlarged(pixels)), shown)
+        return in_parallel(lambda pixels: None if pixels is None else jpeg(enlarged(pixels)), self.fetch(indices))
 
     @property
     def missing(self) -> int:

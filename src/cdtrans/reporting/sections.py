@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
 from cdtrans.methods import method_class
 from cdtrans.record import wording
@@ -18,46 +20,12 @@ SHOWN_CLASSES = 40  # with more classes, only those that stand out are shown
 SHOWN_CONFUSIONS = 12  # the most frequent ones, by name
 MATRIX_CLASSES = 40  # a confusion matrix of more classes is too large to read
 
-# The scores of log.jsonl -> name and meaning, in the order of the page.
-SCORES = {
-    "consensus": ("Consensus", "the geometric mean of four scores; by default it selects the epoch"),
-    "information": ("Information", "predictions are certain and varied"),
-    "nuclear_norm": ("Nuclear norm", "predictions are certain and varied, measured differently"),
-    "clusters": ("Clusters", "clusters of the features match the predicted classes"),
-    "centers": ("Centres", "each image lies nearest to the centre of its own predicted class"),
-    "confidence": ("Confidence", "predictions are certain; also high after a collapse into one class"),
-    "diversity": ("Diversity", "all classes get equal probability on average; predictions may still be of one class"),
-    "density": ("Neighbourhood density", "images agree with their neighbours; also high after a collapse"),
-    "holdout": ("Held-out source", "accuracy on held-out source images"),
-}
-LOSSES = {
-    "loss_source": ("Loss, source branch", "cross-entropy on the source's labels"),
-    "loss_target": ("Loss, target branch", "cross-entropy on the target's pseudo-labels"),
-    "loss_distillation": ("Loss, distillation", "the target branch learns from the source-target branch"),
-    "loss_divergence": ("Loss, model regularisation", "the penalty of MRKLD+LRENT for certain predictions"),
-    "loss_source_target": ("Loss, source-target branch", "cross-entropy on the source's labels"),
-}
 NOT_LOSSES = ("event", "stage", "epoch", "lr", "pairs")  # other keys of an epoch's line in the log
-USED = {  # the members of a round's pairs, by their line of the log -> their columns
-    "sources_used": "source images used",
-    "targets_used": "target images used",
-    "classes_used": "classes used",
-}
-AGREEMENTS = {  # agreements of nearest neighbours in a round's line of the log -> their columns
-    "source_agreement": "source agreement",
-    "target_agreement": "target agreement",
-    "source_accuracy": "accuracy on source",
-}
-STAGES = {  # stages of timings.jsonl -> their names on the page
-    "source": "Stage 1, source",
-    "adaptation": "Stage 2, adaptation",
-    "probe": "Stage 1, probe on frozen features",
-    "check": "Check of the data",
-    "evidence": "Evidence for the guard",
-    "scores": "Label-free scores",
-    "verdict": "Verdict",
-    "report": "This page",
-}
+# Names and meanings of what a run logs, in the order of the page.
+LOGGED = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
+SCORES, LOSSES, USED, AGREEMENTS, STAGES = (
+    LOGGED[kind] for kind in ("scores", "losses", "used", "agreements", "stages")
+)
 
 
 @dataclass(frozen=True)
@@ -151,7 +119,8 @@ def loss_curves(record: RunRecord) -> tuple[Curve, ...] | Missing:
 
 def heading_of(name: str) -> tuple[str, str]:
     """Name and meaning of a score or a loss."""
-    return (SCORES | LOSSES).get(name, (name.replace("_", " ").capitalize(), ""))
+    heading, meaning = (SCORES | LOSSES).get(name, (name.replace("_", " ").capitalize(), ""))
+    return heading, meaning
 
 
 # Label-free scores
