@@ -28,8 +28,9 @@ def _description(name: str, method: Any) -> dict[str, Any]:
     options = [
         {"name": f.name, "default": f.default, "help": f.metadata.get("help", "")} for f in fields(method.Options)
     ]
-    facts = {key: getattr(method, key) for key in ("paper", "title", "backbones", "cost")}
-    return {"name": name, "summary": summary, **facts, "options": options}
+    facts = {key: getattr(method, key) for key in ("paper", "title", "backbones")}
+    cost = METHODS[name]["cost"] if name in METHODS else "?"
+    return {"name": name, "summary": summary, **facts, "cost": cost, "options": options}
 
 
 @dataclass(frozen=True)

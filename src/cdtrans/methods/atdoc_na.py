@@ -35,7 +35,6 @@ class ATDOCNA(Method):
     options: Options
     paper = "Liang et al. 2021"
     title = "Domain Adaptation with Auxiliary Target Domain-Oriented Classifier, CVPR"
-    cost = "0.89"
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

@@ -69,7 +69,6 @@ class Method(nn.Module):
     paper: ClassVar[str] = ""  # authors and year; empty if there is no paper
     title: ClassVar[str] = ""  # paper and venue, or the page that describes the method
     backbones: ClassVar[str] = "any"  # any, ViT, BatchNorm, or as the method checks it
-    cost: ClassVar[str] = "?"  # measured time of a step, relative to CDTrans (docs/results/methods.md)
     uses_target_labels: ClassVar[bool] = False  # only methods of `cdtrans ablate` do
     takes_target_labels: ClassVar[bool] = False  # whether `plan` uses the labels of --target-labels
     trains: ClassVar[bool] = True  # whether it has training steps; if not, `plan` does everything

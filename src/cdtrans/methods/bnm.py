@@ -32,7 +32,6 @@ class BNM(Method):
         "Towards Discriminability and Diversity: Batch Nuclear-norm Maximization under Label Insufficient Situations, "
         "CVPR"
     )
-    cost = "1.6"
     least_batch = 4  # with fewer images there is hardly a diversity to ask for
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:

@@ -43,11 +43,11 @@ class CAT(DANN):
     options: Options
     paper = "Deng et al. 2019"
     title = "Cluster Alignment with a Teacher for Unsupervised Domain Adaptation, ICCV"
-    cost = "0.91"
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         options = self.options
-        confidence, y_t = self.teach(batch.x_t)
+        taught = gather(self.network.encode_in_eval_mode(batch.x_t).logits.float())
+        confidence, y_t = taught.softmax(dim=1).max(dim=1)  # [B] each
         source, target = self.network.encode_together(batch.x_s, batch.x_t)
         f_s, f_t = source.feature.float(), target.feature.float()
         strength = options.largest * rising(progress, options.ramp)
@@ -59,12 +59,6 @@ class CAT(DANN):
             "loss_domain": options.trade_off * domain,
             "loss_clusters": options.clustering * late(progress) * (clusters + moved),
         }
-
-    def teach(self, x_t: Tensor) -> tuple[Tensor, Tensor]:
-        """Confidences and labels of target images, [B] each."""
-        logits = gather(self.network.encode_in_eval_mode(x_t).logits.float())
-        confidence, labels = logits.softmax(dim=1).max(dim=1)
-        return confidence, labels
 
 
 def late(progress: Tensor) -> Tensor:

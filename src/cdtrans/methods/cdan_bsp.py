@@ -32,7 +32,6 @@ class CDANBSP(CDANE):
     options: Options
     paper = "Chen et al. 2019"
     title = "Transferability vs. Discriminability: Batch Spectral Penalization for Adversarial Domain Adaptation, ICML"
-    cost = "0.80"
     least_batch = 4  # there must be other singular values than the largest
 
     def losses_of(self, source: Output, target: Output, batch: Batch, progress: Tensor) -> dict[str, Tensor]:

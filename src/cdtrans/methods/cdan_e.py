@@ -33,7 +33,6 @@ class CDANE(DANN):
     options: Options
     paper = "Long et al. 2018"
     title = "Conditional Adversarial Domain Adaptation, NeurIPS"
-    cost = "0.79"
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

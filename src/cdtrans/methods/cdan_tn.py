@@ -25,7 +25,6 @@ class CDANTN(CDANE):
 
     paper = "Wang et al. 2019"
     title = "Transferable Normalization: Towards Improving Transferability of Deep Neural Networks, NeurIPS"
-    cost = "?"  # not measured on a network with BatchNorm
     backbones = "BatchNorm"
 
     def __init__(self, network: Network, options: CDANE.Options, sizes: Sizes) -> None:
@@ -52,9 +51,8 @@ class TransNorm(nn.Module):
         super().__init__()
         self.served: nn.modules.batchnorm._BatchNorm = served.requires_grad_(False)  # type: ignore[assignment]
         self.weight, self.bias = (nn.Parameter(x.detach().clone()) for x in (self.served.weight, self.served.bias))
-        for name, value in (("source_mean", self.served.running_mean), ("source_var", self.served.running_var)):
-            assert value is not None, "timm's layers keep statistics"
-            self.register_buffer(name, value.clone())
+        self.register_buffer("source_mean", served.get_buffer("running_mean").clone())
+        self.register_buffer("source_var", served.get_buffer("running_var").clone())
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -78,10 +76,8 @@ class TransNorm(nn.Module):
     @torch.no_grad()
     def serve(self) -> None:
         """Make `served` compute as this layer does for target images."""
-        mean, variance = self.served.running_mean, self.served.running_var
-        assert mean is not None, "see above"
-        assert variance is not None, "see above"
-        scale = 1 + self.alpha(self.source_mean, self.source_var, mean, variance)
+        target = (self.served.get_buffer(name) for name in ("running_mean", "running_var"))
+        scale = 1 + self.alpha(self.source_mean, self.source_var, *target)
         self.served.weight.copy_(scale * self.weight)
         self.served.bias.copy_(scale * self.bias)
 

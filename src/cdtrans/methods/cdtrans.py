@@ -62,7 +62,6 @@ class CDTrans(ThreeBranches):
     options: CDTransOptions
     paper = "Xu et al. 2022"
     title = "CDTrans: Cross-domain Transformer for Unsupervised Domain Adaptation, ICLR"
-    cost = "1"
     pairs_mean = (
         "Each image proposes its nearest neighbour in the other domain. A pair is kept if the source image's class is "
         "the class of the target's nearest centre."

@@ -45,7 +45,6 @@ class CGDM(MCD):
     options: Options
     paper = "Du et al. 2021"
     title = "Cross-Domain Gradient Discrepancy Minimization for Unsupervised Domain Adaptation, CVPR"
-    cost = "5.1"
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
         options = self.options

@@ -57,7 +57,6 @@ class CoTraining(Method):
 
     options: Options
     title = "The best recipe of this project, described in docs/results/recipe.md"
-    cost = "0.96"
     takes_target_labels = True
     shares: Tensor
     first: Tensor

@@ -37,7 +37,6 @@ class DANN(Method):
     options: Options
     paper = "Ganin et al. 2016"
     title = "Domain-Adversarial Training of Neural Networks, JMLR"
-    cost = "0.75"
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

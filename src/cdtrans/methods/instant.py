@@ -15,7 +15,6 @@ class Instant(Method):
     """Probe and neighbour graphs on the frozen backbone."""
 
     title = "The start of this project's best recipe, described in docs/results/recipe.md"
-    cost = "0"
     trains = False
     takes_target_labels = True
     pairs_mean = "Each target image is paired with the most similar source image of the class that it was given."
@@ -55,7 +54,5 @@ def set_probe(head: Head, probe: Probe, statistics: Statistics) -> None:
 
 @torch.no_grad()
 def set_statistics(norm: torch.nn.BatchNorm1d, statistics: Statistics) -> None:
-    assert norm.running_mean is not None, "it keeps statistics"
-    assert norm.running_var is not None, "it keeps statistics"
-    norm.running_mean.copy_(statistics.mean)
-    norm.running_var.copy_(statistics.variance)
+    norm.get_buffer("running_mean").copy_(statistics.mean)
+    norm.get_buffer("running_var").copy_(statistics.variance)

@@ -29,7 +29,6 @@ class MCC(Method):
     options: Options
     paper = "Jin et al. 2020"
     title = "Minimum Class Confusion for Versatile Domain Adaptation, ECCV"
-    cost = "0.75"
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = self.network.encode_each(batch.x_s, batch.x_t)

@@ -41,7 +41,6 @@ class MCD(Method):
     options: Options
     paper = "Saito et al. 2018"
     title = "Maximum Classifier Discrepancy for Unsupervised Domain Adaptation, CVPR"
-    cost = "2.8"
     weight_per_class: ClassVar[float] = 1 / 3  # weight of the discrepancy per class, if 'auto'
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:

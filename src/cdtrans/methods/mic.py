@@ -38,7 +38,6 @@ class MIC(SDAT):
     options: Options
     paper = "Hoyer et al. 2023"
     title = "MIC: Masked Image Consistency for Context-Enhanced Domain Adaptation, CVPR"
-    cost = "2.6"
     steps: Tensor
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:

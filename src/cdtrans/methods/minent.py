@@ -25,7 +25,6 @@ class MinEnt(Method):
     options: Options
     paper = "Grandvalet & Bengio 2004"
     title = "Semi-supervised Learning by Entropy Minimization, NIPS"
-    cost = "0.75"
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         source, target = self.network.encode_each(batch.x_s, batch.x_t)

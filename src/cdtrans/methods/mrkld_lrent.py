@@ -36,7 +36,6 @@ class MRKLDLRENT(Method):
     options: Options
     paper = "Zou et al. 2019"
     title = "Confidence Regularized Self-Training, ICCV"
-    cost = "0.74"
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         options = self.options

@@ -40,7 +40,6 @@ class MSTN(Method):
     options: Options
     paper = "Xie et al. 2018"
     title = "Learning Semantic Representations for Unsupervised Domain Adaptation, ICML"
-    cost = "0.90"
     source_centers: Tensor
     target_centers: Tensor
 

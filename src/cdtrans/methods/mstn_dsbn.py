@@ -20,7 +20,6 @@ class MSTNDSBN(MSTN):
 
     paper = "Chang et al. 2019"
     title = "Domain-Specific Batch Normalization for Unsupervised Domain Adaptation, CVPR"
-    cost = "?"  # not measured on a network with BatchNorm
     backbones = "BatchNorm"
 
     def __init__(self, network: Network, options: MSTN.Options, sizes: Sizes) -> None:

@@ -40,7 +40,6 @@ class PMTrans(Method):
     options: Options
     paper = "Zhu et al. 2023"
     title = "Patch-Mix Transformer for Unsupervised Domain Adaptation: A Game Perspective, CVPR"
-    cost = "1.2"
     backbones = "ViT"
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:

@@ -22,7 +22,6 @@ class RPLL(Method):
 
     paper = "Zheng & Yang 2021"
     title = "Rectifying Pseudo Label Learning via Uncertainty Estimation, IJCV"
-    cost = "1.1"
 
     def plan(self, domains: Domains, round: Round, generator: torch.Generator) -> Proposals:
         p = domains.target.logits.softmax(dim=1)  # [Nt, K]

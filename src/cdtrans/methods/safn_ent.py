@@ -34,7 +34,6 @@ class SAFNENT(Method):
     options: Options
     paper = "Xu et al. 2019"
     title = "Larger Norm More Transferable: An Adaptive Feature Norm Approach for Unsupervised Domain Adaptation, ICCV"
-    cost = "0.76"
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

@@ -40,7 +40,6 @@ class SDAT(CDANE):
     options: Options
     paper = "Rangwani et al. 2022"
     title = "A Closer Look at Smoothness in Domain Adversarial Training, ICML"
-    cost = "1.5"
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
         source, target = self.network.encode_together(batch.x_s, batch.x_t)

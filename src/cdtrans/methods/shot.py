@@ -37,7 +37,6 @@ class SHOTIM(Method):
     options: Options
     paper = "Liang et al. 2020"
     title = "Do We Really Need to Access the Source Data? Source Hypothesis Transfer, ICML"
-    cost = "0.44"
     needs_source = False
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:

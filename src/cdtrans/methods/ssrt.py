@@ -53,7 +53,6 @@ class SSRT(DANN):
     paper = "Sun et al. 2022"
     title = "Safe Self-Refinement for Transformer-based Domain Adaptation, CVPR"
     backbones = "ViT"
-    cost = "1.2"
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:
         super().__init__(network, options, sizes)

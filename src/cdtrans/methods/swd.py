@@ -33,7 +33,6 @@ class SWD(MCD):
     options: Options
     paper = "Lee et al. 2019"
     title = "Sliced Wasserstein Discrepancy for Unsupervised Domain Adaptation, CVPR"
-    cost = "2.9"
     weight_per_class = 1.0
 
     @staticmethod

@@ -46,7 +46,6 @@ class TVT(Method):
     options: Options
     paper = "Yang et al. 2023"
     title = "TVT: Transferable Vision Transformer for Unsupervised Domain Adaptation, WACV"
-    cost = "0.80"
     backbones = "ViT"
 
     def __init__(self, network: Network, options: Options, sizes: Sizes) -> None:

@@ -1,14 +1,15 @@
 """Backbones: any timm model by name. Names are known without torch and timm, which are imported when they are used."""
 
+import copy
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cdtrans.config import read_yaml
 from cdtrans.errors import CdtransError, DataError, DeviceError, SettingsError, WeightsUnavailable, closest
 from cdtrans.record.model import Channels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from timm.models import PretrainedCfg
     from torch import nn
 
@@ -18,51 +19,9 @@ HUB_TIMEOUT = 10.0  # a hub that has not answered by then is out of reach
 LARGEST_ARGUMENT = 10_000  # limit of whole numbers in backbone_args, such as blocks or channels
 HUB, FOLDER = "hf-hub:", "local-dir:"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-NOT_IN_ARGS = {  # arguments of timm's create_model that are set elsewhere, and where
-    "img_size": "give --crop instead",
-    "in_chans": "images have three channels",
-    "num_classes": "the classes are those of the source",
-    "drop_path_rate": "give --drop-path instead",
-    "pretrained": "give --pretrained or --no-pretrained instead",
-    "checkpoint_path": "give --weights instead",
-    "pretrained_cfg": "give another --backbone instead",
-    "pretrained_cfg_overlay": "give another --backbone instead",
-    "features_only": "a backbone must give one feature vector",
-}
-
-# Only names that timm itself does not have: `resnet50` or `convnext_tiny` mean what timm means by them. The DeiTs are
-# those of the paper, which start from the distilled weights.
-FAMILIES = {  # the sizes of a family, and timm's name for one of them
-    "deit": ("tiny small base", "deit_{}_distilled_patch16_224.fb_in1k"),
-    "deit3": ("small base large", "deit3_{}_patch16_224.fb_in22k_ft_in1k"),
-    "vit": ("tiny small base large", "vit_{}_patch16_224.augreg_in21k_ft_in1k"),
-    "dino": ("small base", "vit_{}_patch16_224.dino"),
-    "dinov2": ("small base large", "vit_{}_patch14_reg4_dinov2.lvd142m"),
-    "dinov3": ("small base large", "vit_{}_patch16_dinov3.lvd1689m"),
-    "mae": ("base large", "vit_{}_patch16_224.mae"),
-    "eva02": ("tiny small base large", "eva02_{}_patch14_224.mim_in22k"),
-    "swin": ("small base large", "swin_{}_patch4_window7_224.ms_in22k_ft_in1k"),
-}
-SHORT_NAMES = {
-    **{f"{family}_{size}": name.format(size) for family, (sizes, name) in FAMILIES.items() for size in sizes.split()},
-    "vit_ti_16": "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-    "vit_s_16": "vit_small_patch16_224.augreg_in21k_ft_in1k",
-    "vit_s_32": "vit_small_patch32_224.augreg_in21k_ft_in1k",
-    "vit_b_16": "vit_base_patch16_224.augreg_in21k_ft_in1k",
-    "vit_b_32": "vit_base_patch32_224.augreg_in21k_ft_in1k",
-    "vit_l_16": "vit_large_patch16_224.augreg_in21k_ft_in1k",
-    "vit_h_14": "vit_huge_patch14_224.orig_in21k",
-    "clip_base": "vit_base_patch16_clip_224.openai",
-    "clip_large": "vit_large_patch14_clip_224.openai",
-    "siglip_base": "vit_base_patch16_siglip_224.v2_webli",
-    "siglip2_base": "vit_base_patch16_siglip_224.v2_webli",
-    "pe_core_base": "vit_pe_core_base_patch16_224.fb",
-    "pe_core_large": "vit_pe_core_large_patch14_336.fb",
-    "swin_tiny": "swin_tiny_patch4_window7_224.ms_in1k",
-    "beit_base": "beit_base_patch16_224.in22k_ft_in22k_in1k",
-    "mixer_base": "mixer_b16_224.goog_in21k_ft_in1k",
-    "mobilenetv3": "mobilenetv3_large_100.ra_in1k",
-}
+_NAMES = read_yaml(Path(__file__).with_name("backbones.yaml"))
+SHORT_NAMES: dict[str, str] = _NAMES["short_names"]
+SET_ELSEWHERE: dict[str, str] = _NAMES["set_elsewhere"]  # arguments of timm's create_model
 
 
 def resolve_name(name: str) -> str:
@@ -199,19 +158,24 @@ def unavailable(name: str, error: Exception) -> CdtransError:
 def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, Any]) -> "nn.Module":
     """The architecture with random weights, which gives one feature vector. Models without stochastic depth are built
     without it."""
+    import timm
+
     from cdtrans.network.blocks import why_no_shared_attention
 
     for argument in args:
-        if argument in NOT_IN_ARGS:
-            raise _unusable(f"'{argument}' cannot be in backbone_args: {NOT_IN_ARGS[argument]}.")
+        if argument in SET_ELSEWHERE:
+            raise _unusable(f"'{argument}' cannot be in backbone_args: {SET_ELSEWHERE[argument]}.")
         if _largest(args[argument]) > LARGEST_ARGUMENT:
             raise _unusable(f"'{argument}' in backbone_args must be at most {LARGEST_ARGUMENT}.")
     architecture, kwargs = timm_call(name, crop=crop, args=args)
     if "global_pool" in kwargs and not kwargs["global_pool"]:
         raise _unusable("'global_pool' in backbone_args must name a pooling, because a backbone gives one vector.")
-    kwargs |= {"drop_path_rate": drop_path, "num_classes": 0}
+    kwargs |= {"num_classes": 0, "pretrained": False}
     try:
-        backbone = _build(architecture, **kwargs)
+        try:
+            backbone = timm.create_model(architecture, drop_path_rate=drop_path, **kwargs)
+        except TypeError:  # an argument that this model does not have: stochastic depth is the one we add ourselves
+            backbone = timm.create_model(architecture, **kwargs)
     except Exception as error:  # timm raises almost anything for arguments and sizes that do not fit a model
         cause = " ".join(str(error).split())[:150]
         raise SettingsError(
@@ -220,8 +184,8 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
         ) from error
     _check_size(backbone, name, crop)
     if why_no_shared_attention(backbone):  # otherwise `blocks` runs it and knows what comes out
-        _check_output(backbone, name, crop, lambda: _build(architecture, **kwargs))
-    return backbone
+        _check_output(backbone, name, crop)
+    return backbone  # type: ignore[no-any-return]
 
 
 def _unusable(sentence: str) -> SettingsError:
@@ -233,16 +197,6 @@ def _largest(value: Any) -> int:
     if isinstance(value, dict | list | tuple):
         return max(map(_largest, value.values() if isinstance(value, dict) else value), default=0)
     return abs(value) if isinstance(value, int) else 0
-
-
-def _build(architecture: str, **kwargs: Any) -> "nn.Module":
-    import timm
-
-    try:
-        return timm.create_model(architecture, pretrained=False, **kwargs)  # type: ignore[no-any-return]
-    except TypeError:  # an argument that this model does not have: stochastic depth is the one we add ourselves
-        del kwargs["drop_path_rate"]
-        return timm.create_model(architecture, pretrained=False, **kwargs)  # type: ignore[no-any-return]
 
 
 def _check_size(backbone: Any, name: str, crop: int) -> None:
@@ -264,7 +218,7 @@ def _check_size(backbone: Any, name: str, crop: int) -> None:
         )
 
 
-def _check_output(backbone: Any, name: str, crop: int, build: "Callable[[], nn.Module]") -> None:
+def _check_output(backbone: Any, name: str, crop: int) -> None:
     """Refuse a model that does not give one feature vector for an image of this size. A copy on the meta device tells,
     where a model of any size takes no memory or time; some models cannot be run there."""
     import torch
@@ -275,10 +229,10 @@ def _check_output(backbone: Any, name: str, crop: int, build: "Callable[[], nn.M
     def shape_of(model: Any) -> torch.Size:
         return model.eval()(torch.zeros(2, 3, crop, crop)).shape  # type: ignore[no-any-return]
 
-    shape, on_meta = None, next(backbone.parameters()).is_meta
-    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.device("meta"):
-        shape = shape_of(backbone if on_meta else build())
-    if shape is None and on_meta:
+    shape = None
+    with suppress(Exception), torch.device("meta"):
+        shape = shape_of(copy.deepcopy(backbone).to("meta"))
+    if shape is None and next(backbone.parameters()).is_meta:
         return
     try:
         shape = shape or shape_of(backbone)

@@ -32,8 +32,8 @@ from cdtrans.network.network import Head, Network, build_head, feature_dim
 from cdtrans.record.model import FROM_SCRATCH, Card, read_card, read_weights
 
 LARGEST_WEIGHT = 1e12  # no trained network comes near, and its square still is a float32
-WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # vision transformers
-RESNETS = {8: "resnet18", 16: "resnet50", 33: "resnet101", 50: "resnet152"}  # by number of blocks
+SIZES = "tiny", "small", "base", "large", "huge"  # vision transformers
+DEPTHS = 18, 34, 50, 101, 152  # ResNets
 
 StateDict = dict[str, Tensor]
 
@@ -185,23 +185,17 @@ def misfit_error(backbone: nn.Module, state: StateDict, origin: str) -> CdtransE
     kinds = {kind: names for kind, names in differences.items() if names}
     cause = "; ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in kinds.items())
     name = getattr(backbone, "default_cfg", {}).get("architecture") or type(backbone).__name__
-    meant = likely_architecture(name, state)
-    advice = f"did you mean --backbone {meant}?" if meant and is_of(meant, state) else "check --backbone and --weights."
+    meant = next((other for other in likely_architectures(name) if other != name and is_of(other, state)), None)
+    advice = f"did you mean --backbone {meant}?" if meant else "check --backbone and --weights."
     error = DataError("weights-misfit", f"{origin} does not fit '{name}', so nothing was loaded: {cause}; {advice}")
     error.details = "\n".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())
     return error
 
 
-def likely_architecture(name: str, state: StateDict) -> str:
-    """By the file's width, the model's own family in another size, or a DeiT; a ResNet by its number of blocks."""
-    if "layer1.0.conv1.weight" in state:
-        blocks = {layer.rsplit(".conv1.", 1)[0] for layer in state if layer.endswith(".conv1.weight")}
-        return RESNETS.get(len(blocks), "")
-    width = state["patch_embed.proj.weight"].shape[0] if "patch_embed.proj.weight" in state else 0
-    if width not in WIDTHS:
-        return ""
-    sibling, same_family = re.subn(r"_(tiny|small|base|large|huge)(?=_)", f"_{WIDTHS[width]}", name, count=1)
-    return sibling if same_family else f"deit_{WIDTHS[width]}_patch16_224"
+def likely_architectures(name: str) -> list[str]:
+    """The model's own family in every size, the DeiTs and the ResNets."""
+    siblings = [re.sub(rf"_({'|'.join(SIZES)})(?=_)", f"_{size}", name, count=1) for size in SIZES]
+    return [*siblings, *(f"deit_{size}_patch16_224" for size in SIZES), *(f"resnet{depth}" for depth in DEPTHS)]
 
 
 def is_of(architecture: str, state: StateDict) -> bool:
