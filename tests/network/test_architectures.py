@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from architectures import CROSS, OTHERS, Small, images, small_network
-from cdtrans.methods.cdtrans import branch_features, require_cross_attention
+from cdtrans.methods.cdtrans import CDTrans, branch_features
 from cdtrans.network.blocks import embed
 from cdtrans.network.network import Network
 from slow_attention import slow_features
@@ -48,10 +48,10 @@ def test_which_of_them_have_cross_attention(family: str) -> None:
     network, small = network_of(family), EVERY[family]
     assert network.runs_blocks == (family in CROSS)
     if family in CROSS:
-        require_cross_attention(network.backbone, small.name)
+        CDTrans.check(network, small.name)
         return
     with raises("backbone-misfit"):
-        require_cross_attention(network.backbone, small.name)
+        CDTrans.check(network, small.name)
 
 
 @pytest.mark.parametrize("first_block_residual", [True, False])

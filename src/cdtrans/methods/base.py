@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from cdtrans.errors import MethodError
+from cdtrans.network.blocks import why_no_shared_attention
 from cdtrans.network.network import Network, has_batchnorm
 from cdtrans.pairing.pairs import Domains, Proposals
+
+VITS = "deit_small, dinov2_small or dinov3_small"
 
 
 class Batch(NamedTuple):
@@ -84,8 +87,9 @@ class Method(nn.Module):
     @classmethod
     def check(cls, network: Network, name: str) -> None:
         """Refuse a backbone (called `name`) that the method cannot work with, before anything is written."""
-        if cls.backbones == "ViT" and not network.runs_blocks:
-            raise cls.misfit(name, "whose blocks can be run one by one, such as deit_small or dinov2_small")
+        if cls.backbones == "ViT" and (why := why_no_shared_attention(network.backbone)):
+            sentence = f"The backbone '{name}' {why}; use a ViT such as {VITS}, or another --method such as dann."
+            raise MethodError("backbone-misfit", sentence)
         if cls.backbones == "BatchNorm" and not has_batchnorm(network.backbone):
             raise cls.misfit(name, "with BatchNorm layers, such as resnet50")
 

@@ -15,18 +15,15 @@ source-target and the target branch, without a copy.
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.config import BranchOptions, CDTransOptions
-from cdtrans.errors import MethodError
 from cdtrans.methods.base import Batch, Method, Round
-from cdtrans.network.blocks import attend, embed, position, project_heads, why_no_shared_attention
+from cdtrans.network.blocks import attend, embed, position, project_heads
 from cdtrans.network.network import Network, Output
 from cdtrans.network.operations import Residual, Stream, add_norm, queries_keys_values
 from cdtrans.pairing.pairs import Domains, Proposals, proposed
-
-EXAMPLES = "deit_small, dinov2_small or dinov3_small"
 
 
 class Branches(NamedTuple):
@@ -43,10 +40,6 @@ class ThreeBranches(Method):
     Options = BranchOptions
     backbones = "ViT"
     options: BranchOptions
-
-    @classmethod
-    def check(cls, network: Network, name: str) -> None:
-        require_cross_attention(network.backbone, name)
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
         branches = three_branches(
@@ -147,12 +140,3 @@ def cross_attention(block: Any, stream: Stream, rope: Tensor | None, rows: int |
     others = attend(attn, q_st, k_t, v_t)  # Eq. 2 for source-target, Eq. 1 for target  [P, 2N, heads, d]
     branches = torch.cat([source, others], dim=1).unflatten(1, (3, -1)).flatten(0, 1)  # [3P, N, heads, d]
     return x, project_heads(block, branches)
-
-
-def require_cross_attention(backbone: nn.Module, name: str) -> None:
-    """Refuse a backbone in which source and target cannot share attention."""
-    if why := why_no_shared_attention(backbone):
-        raise MethodError(
-            "backbone-misfit",
-            f"The backbone '{name}' {why}; use --method dann, or a ViT such as {EXAMPLES} with --method cdtrans.",
-        )
