@@ -77,10 +77,8 @@ class InstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             statistics = Statistics.of(source)
             probe = fit_probe(statistics.standardised(source), one_hot, LOOSE)
         weight = probe.weight.double() / (statistics.variance.double() + 1e-5).sqrt()[:, None]  # for rows as given
-        self.coef_, self.intercept_ = (
-            weight.T.numpy(),
-            (probe.bias.double() - statistics.mean.double() @ weight).numpy(),
-        )
+        self.coef_ = weight.T.numpy()
+        self.intercept_ = (probe.bias.double() - statistics.mean.double() @ weight).numpy()
         self.label_distributions_ = distributions
         self.transduction_ = self.classes_[distributions.argmax(axis=1)]
         return self

@@ -38,14 +38,14 @@ def test_the_order_is_kept_when_the_first_is_the_slowest(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(stream, "resized", slow)
     monkeypatch.setattr(stream, "processor_count", lambda: 4)
-    assert levels(decode_in_order([plain(n) for n in range(24)], SIZE)) == list(range(24))
+    assert levels(decode_in_order([plain(n) for n in range(24)], SIZE, np.asarray)) == list(range(24))
 
 
 def test_special_files_are_unreadable_and_never_opened(tmp_path: Path) -> None:
     """A reader would wait forever: nobody writes to the pipe, and the device never ends."""
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "device.png").symlink_to("/dev/zero")
-    errors = decode_in_order(stream_images(tmp_path), SIZE)
+    errors = decode_in_order(stream_images(tmp_path), SIZE, np.asarray)
     assert [str(error) for error in errors] == ["a pipe, device or other special file"] * 2
 
 
@@ -58,7 +58,7 @@ def test_an_image_of_pil_s_gives_the_pixels_of_its_file(tmp_path: Path) -> None:
     for image in (alpha, deep, colour.quantize(16), alpha.convert("L"), colour):
         image.save(file, exif=exif)
         with Image.open(file) as opened:
-            from_image, from_file = decode_in_order([opened, str(file)], SIZE)
+            from_image, from_file = decode_in_order([opened, str(file)], SIZE, np.asarray)
         np.testing.assert_array_equal(from_image, from_file)
         assert len(np.unique(from_file)) > 10
 
@@ -112,7 +112,7 @@ def test_a_member_has_the_pixels_of_the_file(tmp_path: Path) -> None:
             add_member(tar, f"{file.stem}.cls", b"2")
         add_member(tar, "bad.png", b"\x89PNG cut short")
         add_member(tar, "empty.png")
-    *good, bad, empty = decode_in_order(members(tmp_path / "s.tar"), 16)
+    *good, bad, empty = decode_in_order(members(tmp_path / "s.tar"), 16, np.asarray)
     for file, pixels in zip(files, good, strict=True):
         np.testing.assert_array_equal(pixels, resized(decode(file), 16))
     assert (str(bad), str(empty)) == ("truncated or damaged", "empty file")

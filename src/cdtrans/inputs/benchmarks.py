@@ -144,7 +144,14 @@ def find_benchmark(
             f"{benchmark.title} in '{root}' differs from the published data: {differences[0]}; complete it, or accept"
             " it with --allow-incomplete.",
         )
-    _check_same_classes(list(domains.values()))
+    first, *others = domains.values()
+    for domain in others:
+        if unlike := _unlike(set(domain.images.classes), set(first.images.classes)):
+            raise DataError(
+                "classes-differ",
+                f"Compared with {first.name}, the domain {domain.name} in '{domain.images.root}' {unlike}; rename or"
+                " complete classes.",
+            )
     return FoundBenchmark(benchmark, root, domains, differences)
 
 
@@ -164,17 +171,6 @@ def _difference(benchmark: Benchmark, domain: Domain, on_disk: FoundDomain) -> s
         which = f" ({first_of(wrong)})" if wrong else ""
         return f"{domain.name} has {len(images):,} images where {domain.images:,} were published{which}"
     return None
-
-
-def _check_same_classes(domains: list[FoundDomain]) -> None:
-    first, *others = domains
-    for domain in others:
-        if unlike := _unlike(set(domain.images.classes), set(first.images.classes)):
-            raise DataError(
-                "classes-differ",
-                f"Compared with {first.name}, the domain {domain.name} in '{domain.images.root}' {unlike}; rename or"
-                " complete classes.",
-            )
 
 
 def _unlike(classes: set[str], expected: set[str]) -> str:
@@ -198,12 +194,12 @@ def dataset_root(data: Path, domains: Sequence[str], title: str) -> Path:
             "benchmark-missing", f"There is no folder '{data}' with {title}: set --data to its folder."
         )
     candidates = [data, *subfolders(data)]
-    return max(candidates, key=lambda root: sum(bool(_folder(root, name) or _lists(root, name)) for name in domains))
+    return max(candidates, key=lambda root: sum(any(_places(root, name)) for name in domains))
 
 
 def find_domain(root: Path, name: str, title: str) -> FoundDomain:
     """The domain from its list if it has one, because a list also fixes the class numbers; else from class folders."""
-    lists, folder = _lists(root, name), _folder(root, name)
+    lists, folder = _places(root, name)
     if lists:
         files = " and ".join(os.path.relpath(file, root) for file in lists)
         together = f"lists {files} together" if len(lists) > 1 else f"list {files}"
@@ -220,21 +216,16 @@ def find_domain(root: Path, name: str, title: str) -> FoundDomain:
     return FoundDomain(name, scan_labelled(folder), folder, f"folder {os.path.relpath(folder, root)}")
 
 
-def _folder(root: Path, name: str) -> Path | None:
-    return next((folder for folder in subfolders(root) if _plain(folder.name) == _plain(name)), None)
-
-
-def _lists(root: Path, name: str) -> list[Path]:
-    """One list of the whole domain, or its train and test lists, which together are the whole domain."""
-    files = {_plain(file.stem): file for place in (root / LIST_FOLDER, root) for file in _texts(place)}
+def _places(root: Path, name: str) -> tuple[list[Path], Path | None]:
+    """The list of a whole domain, or its train and test lists, which together are the whole domain; and its folder."""
     domain = _plain(name)
-    for stem in (domain, f"{domain}list"):
-        if stem in files:
-            return [files[stem]]
-    if f"{domain}train" in files and f"{domain}test" in files:
-        return [files[f"{domain}train"], files[f"{domain}test"]]
-    folder = _folder(root, name)
-    return [file for file in _texts(folder) if _plain(file.stem).endswith("imagelist")][:1] if folder else []
+    folder = next((folder for folder in subfolders(root) if _plain(folder.name) == domain), None)
+    files = {_plain(file.stem): file for place in (root / LIST_FOLDER, root) for file in _texts(place)}
+    for stems in ([domain], [f"{domain}list"], [f"{domain}train", f"{domain}test"]):
+        if files.keys() >= {*stems}:
+            return [files[stem] for stem in stems], folder
+    inside = [file for file in _texts(folder) if _plain(file.stem).endswith("imagelist")] if folder else []
+    return inside[:1], folder
 
 
 def _texts(folder: Path) -> list[Path]:

@@ -6,11 +6,12 @@ import os
 import stat
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from cdtrans.errors import DataError
 
@@ -24,15 +25,11 @@ ARCHIVE_LEFTOVERS = "__MACOSX"  # the folder of an archive in which macOS stores
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"II*\0", b"MM\0*", b"GIF8")
 
-_ORIENTATION_TAG = 0x0112  # EXIF 2.3, table 4
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+_CAUSES: dict[type[Exception], str] = {
+    FileNotFoundError: "missing, or a broken link",
+    PermissionError: "no permission to read it",
+    IsADirectoryError: "a folder, not a file",
+    Image.DecompressionBombError: "too many pixels, it may be a decompression bomb",
 }
 
 # Possible values of white in a deep greyscale image: 16 bits for integers; for floats also 1 or 8 bits.
@@ -87,10 +84,14 @@ def _no_special(path: Path) -> Path:
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """Any PIL image as upright 8-bit RGB."""
+    """Any PIL image as upright 8-bit RGB. EXIF that cannot be parsed counts as none."""
     image.load()
-    rgb, turn = _rgb(image), _turn(image)
-    return rgb if turn is None else rgb.transpose(turn)
+    rgb = _rgb(image)
+    rgb.info.clear()  # the orientation is all that PIL needs, and damage elsewhere cannot stop it
+    with suppress(Exception):
+        rgb.getexif()[ExifTags.Base.Orientation] = image.getexif()[ExifTags.Base.Orientation]
+        ImageOps.exif_transpose(rgb, in_place=True)
+    return rgb
 
 
 def resized(image: Image.Image, size: int) -> np.ndarray:
@@ -134,14 +135,6 @@ def judge_unreadable(name: str, bad: int, total: int, first: str, cause: str, ma
     return f"{problem}; {'it is' if bad == 1 else 'they are'} skipped."
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    """How to turn the image upright. EXIF that cannot be parsed counts as none."""
-    try:
-        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:
-        return None
-
-
 def _rgb(image: Image.Image) -> Image.Image:
     if whites := _WHITES.get(image.mode[0]):
         return _eight_bits(image, whites).convert("RGB")
@@ -166,33 +159,20 @@ def _eight_bits(image: Image.Image, whites: tuple[float, ...]) -> Image.Image:
 
 
 def _cause(file: Path | bytes, error: Exception) -> str:
+    if cause := _CAUSES.get(type(error)):
+        return cause
     match error:
         case UnreadableImage():
             return str(error)
-        case FileNotFoundError():
-            return "missing, or a broken link"
-        case PermissionError():
-            return "no permission to read it"
-        case IsADirectoryError():
-            return "a folder, not a file"
-        case Image.DecompressionBombError():
-            return "too many pixels, it may be a decompression bomb"
         case UnidentifiedImageError():
-            return _why_unidentified(file)
+            with io.BytesIO(file) if isinstance(file, bytes) else file.open("rb") as content:
+                start = content.read(16)
+            if not start:
+                return "empty file"
+            return "truncated or damaged" if start.startswith(_SIGNATURES) else "not an image of a known format"
         case OSError() if error.errno is not None:
             return f"cannot be read ({error.strerror})"
         case OSError() if "truncated" in str(error).lower():
             return "truncated"
     detail = " ".join(str(error).split())[:80] or type(error).__name__
     return f"truncated or damaged ({detail})" if isinstance(error, OSError) else f"cannot be decoded ({detail})"
-
-
-def _why_unidentified(file: Path | bytes) -> str:
-    if isinstance(file, bytes):
-        start = file[:16]
-    else:
-        with file.open("rb") as content:
-            start = content.read(16)
-    if not start:
-        return "empty file"
-    return "truncated or damaged" if start.startswith(_SIGNATURES) else "not an image of a known format"

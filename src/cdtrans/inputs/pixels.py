@@ -30,7 +30,7 @@ import numpy as np
 
 from cdtrans.errors import DeviceError, DiskFull, counted
 from cdtrans.inputs.images import UnreadableImage, pixel_digest
-from cdtrans.inputs.stream import cut, make_in_order
+from cdtrans.inputs.stream import cut, decode_in_order
 from cdtrans.record.files import Lock, is_disk_full, try_lock
 from cdtrans.runtime.ranks import processor_count
 from cdtrans.runtime.screen import Screen
@@ -135,7 +135,7 @@ def fill_store(
         if todo:
             task = stack.enter_context(screen.track(f"decode {name}", total=len(states), done=len(old)))
             began, done = time.monotonic(), 0
-            images = make_in_order((paths[key] for key in todo), size, lambda pixels: (pixels, pixel_digest(pixels)))
+            images = decode_in_order((paths[key] for key in todo), size, lambda pixels: (pixels, pixel_digest(pixels)))
             for chunk in cut(zip(todo, images, strict=True), CHUNK_IMAGES):  # the next is decoded while one is written
                 bad |= {key: str(image) for key, image in chunk if isinstance(image, UnreadableImage)}
                 with disk():
@@ -179,7 +179,7 @@ class Store:
     def open(cls, folder: Path, root: Path, size: int) -> "Store":
         """The part of an existing store whose rows are on disk, or a new store if there is no index of this root and
         size."""
-        header = (os.fsencode(_real(root)), size)
+        header = (os.fsencode(os.path.realpath(root)), size)
         index = sqlite3.connect(folder / INDEX)
         with suppress(sqlite3.Error):
             sound = index.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)]
@@ -246,9 +246,10 @@ def list_stores(cache: Path) -> list[StoreInfo]:
 
 def clear_stores(cache: Path, root: Path | None = None) -> int:
     """Delete all stores, or those of `root`; one that is being built stays. Returns the bytes freed."""
+    real = None if root is None else Path(os.path.realpath(root))
     stores = _stores(cache).items()
     with explained(cache):
-        return sum(_clear(f) for f, info in stores if root is None or (info and info.root == _real(root)))
+        return sum(_clear(folder) for folder, info in stores if real is None or (info and info.root == real))
 
 
 def _stores(cache: Path) -> dict[Path, StoreInfo | None]:
@@ -276,10 +277,8 @@ def _clear(folder: Path) -> int:
         freed = _content_bytes(folder)
         for name in CONTENT:
             (folder / name).unlink(missing_ok=True)
-        with suppress(PermissionError):  # Windows: the file is open, and stays
-            (folder / STORE_LOCK).unlink(
-                missing_ok=True
-            )  # last and still held, so that nobody starts a new store before
+        with suppress(FileNotFoundError, PermissionError):  # Windows: the file is open, and stays
+            (folder / STORE_LOCK).unlink()  # last and still held, so that nobody starts a new store before
     with suppress(OSError):  # not empty: it has files of the user, or a new store
         folder.rmdir()
     return freed
@@ -332,12 +331,8 @@ def image_bytes(size: int) -> int:
 
 def store_folder(cache: Path, root: Path, size: int) -> Path:
     """The folder of a store; one of another format has another name."""
-    name = hashlib.sha256(os.fsencode(_real(root)) + f"\0{size}\0{FORMAT}".encode()).hexdigest()
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root)) + f"\0{size}\0{FORMAT}".encode()).hexdigest()
     return cache / "pixels" / name[:16]
-
-
-def _real(root: Path) -> Path:
-    return Path(os.path.realpath(root))
 
 
 def _bytes(file: Path) -> int:

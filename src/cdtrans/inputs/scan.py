@@ -1,8 +1,8 @@
 """Folders and lists of images -> the two domains of a run: a source with labels and a target without; or, for
 `predict`, their images one by one.
 
-UnlabelledDomain has no field for labels and shares no base with LabelledDomain, so code that gets the target cannot
-read target labels.
+UnlabelledDomain has no field for labels, nor has what it shares with LabelledDomain, so code that gets the target
+cannot read target labels.
 """
 
 import hashlib
@@ -31,17 +31,48 @@ _TEXT_SUFFIXES = {
     *(".log", ".html", ".htm", ".xmp", ".aae", ".py", ".ipynb", ".sh", ".parquet", ".part"),
 }
 _PLAIN_NAMES = {
-    *("readme", "license", "licence", "copying", "notice", "changelog", "citation"),
-    *("thumbs.db", "ehthumbs.db"),
+    "readme",
+    "license",
+    "licence",
+    "copying",
+    "notice",
+    "changelog",
+    "citation",
+    "thumbs.db",
+    "ehthumbs.db",
 }
 
 
 @dataclass(frozen=True)
-class LabelledDomain:
-    """Images with a class each: the source, or labelled target images for evaluation."""
+class _Files:
+    """The image files of a domain."""
 
     root: Path
     paths: tuple[str, ...]  # relative to root, with '/'
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def files(self) -> list[Path]:
+        return [self.root / path for path in self.paths]
+
+    def fingerprint(self, labels: tuple[int, ...] = ()) -> str:
+        """A hash of names and sizes, to see whether the domain has changed."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            try:
+                size = os.stat(self.root / path).st_size
+            except OSError:  # a broken link counts as an image that cannot be read
+                size = -1
+            digest.update(f"{path}\0{size}\0".encode("utf-8", "surrogateescape"))
+        digest.update(np.asarray(labels, dtype=np.int64).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class LabelledDomain(_Files):
+    """Images with a class each: the source, or labelled target images for evaluation."""
+
     labels: tuple[int, ...]  # an index into classes per path
     classes: tuple[str, ...]
     loose: int = 0  # images beside the class folders; they have no class and are not in paths
@@ -53,21 +84,15 @@ class LabelledDomain:
     def __post_init__(self) -> None:
         object.__setattr__(self, "origin", self.origin or (0,) * len(self.paths))
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def files(self) -> list[Path]:
-        return [self.root / path for path in self.paths]
-
     def keep(self, positions: Sequence[int]) -> "LabelledDomain":
         """Only the images at these positions. All classes stay, even those left without images."""
         paths = tuple(self.paths[i] for i in positions)
         labels, origin = (tuple(column[i] for i in positions) for column in (self.labels, self.origin))
         return replace(self, paths=paths, labels=labels, origin=origin)
 
-    def fingerprint(self) -> str:
-        """A hash of names, sizes and labels, to see whether the domain has changed."""
-        return _fingerprint(self.root, self.paths, self.labels)
+    def fingerprint(self, labels: tuple[int, ...] = ()) -> str:
+        """The labels are part of it."""
+        return super().fingerprint(labels or self.labels)
 
     def counts(self) -> dict[str, int]:
         """Images per class, in the order of `classes`."""
@@ -76,37 +101,13 @@ class LabelledDomain:
 
 
 @dataclass(frozen=True)
-class UnlabelledDomain:
+class UnlabelledDomain(_Files):
     """Images and nothing else: the target."""
 
-    root: Path
-    paths: tuple[str, ...]  # relative to root, with '/'
     ignored: tuple[str, ...] = ()  # files that may be images but have another suffix
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def files(self) -> list[Path]:
-        return [self.root / path for path in self.paths]
 
     def keep(self, positions: Sequence[int]) -> "UnlabelledDomain":
         return replace(self, paths=tuple(self.paths[i] for i in positions))
-
-    def fingerprint(self) -> str:
-        """A hash of names and sizes, to see whether the domain has changed."""
-        return _fingerprint(self.root, self.paths, ())
-
-
-def _fingerprint(root: Path, paths: tuple[str, ...], labels: tuple[int, ...]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            size = os.stat(root / path).st_size
-        except OSError:  # a broken link counts as an image that cannot be read
-            size = -1
-        digest.update(f"{path}\0{size}\0".encode("utf-8", "surrogateescape"))
-    digest.update(np.asarray(labels, dtype=np.int64).tobytes())
-    return digest.hexdigest()
 
 
 def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: bool = False) -> LabelledDomain:
@@ -151,7 +152,7 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
 
 def check_distinct(source: Path, target: Path) -> None:
     """Refuse places that are equal or contain each other: images would be in both domains."""
-    if _real(source) == _real(target):
+    if os.path.realpath(source) == os.path.realpath(target):
         raise SettingsError(
             "same-domain",
             f"Source and target are the same, {_quoted(target)}: give labelled images of one kind as the source and"
@@ -175,12 +176,8 @@ def require_outside(out: Path, *places: Path) -> None:
             )
 
 
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
-
-
 def _is_inside(path: Path, folder: Path) -> bool:
-    return folder.is_dir() and _real(path).is_relative_to(_real(folder))
+    return folder.is_dir() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def warnings_for(source: LabelledDomain) -> list[tuple[str, str]]:

@@ -100,16 +100,11 @@ def _why(tar: Path, error: Exception) -> str:
 ImageSource = str | Path | Image.Image | TarMember
 
 
-def decode_in_order(images: Iterable[ImageSource], size: int) -> Iterator[np.ndarray | UnreadableImage]:
-    """Decode and resize, keeping the order: uint8 [size, size, 3] each."""
-    return make_in_order(images, size, lambda pixels: pixels)
-
-
-def make_in_order(
+def decode_in_order(
     images: Iterable[ImageSource], size: int, make: Callable[[np.ndarray], _Made]
 ) -> Iterator[_Made | UnreadableImage]:
-    """Decode, resize, and apply `make` to the pixels, keeping the order. Threads are enough, because PIL, numpy and
-    hashlib release the GIL."""
+    """Decode, resize, and apply `make` to the pixels, uint8 [size, size, 3], keeping the order. Threads are enough,
+    because PIL, numpy and hashlib release the GIL."""
     return _in_order(partial(_decode, image, size, make) for image in images)
 
 
@@ -183,9 +178,7 @@ class StreamedPixels:
         those that cannot be read."""
         digests, bad = [""] * len(self.files), {}
         self.thumbnails = np.zeros((len(self.files), THUMBNAIL, THUMBNAIL, 3), np.uint8)
-        traces = make_in_order(
-            self.files, self.size, lambda pixels: (pixel_digest(pixels), thumbnails(pixels[None])[0])
-        )
+        traces = decode_in_order(self.files, self.size, lambda x: (pixel_digest(x), thumbnails(x[None])[0]))
         with screen.track(f"check {name}", len(self.files)) as task:
             for n, result in enumerate(traces):
                 if isinstance(result, UnreadableImage):

@@ -40,7 +40,8 @@ class DomainImages:
         new = [i for i in dict.fromkeys(wanted) if i not in self.pixels]
         edge = round((self.resize - self.crop) / 2)
         centre = slice(edge, edge + self.crop)
-        for i, pixels in zip(new, decode_in_order([self.root / self.paths[i] for i in new], self.resize), strict=True):
+        decoded = decode_in_order((self.root / self.paths[i] for i in new), self.resize, np.asarray)
+        for i, pixels in zip(new, decoded, strict=True):
             self.pixels[i] = None if isinstance(pixels, UnreadableImage) else pixels[centre, centre]
         return [self.pixels[i] for i in wanted]
 

@@ -287,10 +287,9 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
 
     It also loads what `export` wrote, a file or a hub folder, and `hf://USER/NAME`, a folder that `push` uploaded."""
     require_device(device)
-    if is_exported(run):
-        require_run(run, {"unknown": unknown, "model": model != "chosen"})
-        return _load_exported(exported_file(run), device)
-    record = RunRecord(Path(run))
+    record = find_model(run, {"unknown": unknown, "model": model != "chosen"})
+    if isinstance(record, Path):
+        return _load_exported(record, device)
     name = record.model_name(model)
     with importing():
         from cdtrans.network.weights import load_model
@@ -305,38 +304,33 @@ def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknow
     return classifier
 
 
-def is_exported(place: str | Path) -> bool:
-    """Whether this is no run folder but something that `export` wrote, existing or not."""
+def find_model(place: str | Path, run_options: dict[str, bool]) -> RunRecord | Path:
+    """A run, or the file that `export` wrote, existing or not; one on the hub is downloaded. `run_options` are given
+    (True) or not, and need what only a run has."""
     path = Path(place)
+    on_hub = ON_HUB.fullmatch(path.as_posix())
     if path.is_dir():
         is_model = RunRecord(path).begun or (path / layout.CARD).exists()
-        return not is_model and any((path / name).exists() for name in HUB_MODELS)
-    return path.suffix.lower() in SUFFIXES or ON_HUB.fullmatch(path.as_posix()) is not None
-
-
-def require_run(place: str | Path, options: dict[str, bool]) -> None:
-    """Refuse options that need what only a run folder has."""
-    if flag := next((name for name, is_set in options.items() if is_set), None):
+        is_exported = not is_model and any((path / name).exists() for name in HUB_MODELS)
+    else:
+        is_exported = path.suffix.lower() in SUFFIXES or on_hub is not None
+    if not is_exported:
+        return RunRecord(path)
+    if flag := next((name for name, given in run_options.items() if given), None):
         raise SettingsError("needs-a-run", f"--{flag} needs a run folder, not the exported '{place}'; leave it out.")
-
-
-def exported_file(place: str | Path) -> Path:
-    """The file to load; one on the hub is downloaded."""
-    file = Path(place)
-    if on_hub := ON_HUB.fullmatch(file.as_posix()):
-        file = download(on_hub[1], HUB_MODELS)
-    if file.is_dir():
-        present = [file / name for name in HUB_MODELS if (file / name).exists()]
-        if not present:
-            raise RunError(
-                "no-model", f"'{place}' holds neither {' nor '.join(HUB_MODELS)}; 'cdtrans push' uploads them."
-            )
-        file = present[0]
-    if not file.is_file():
-        raise MissingFileError("no-exported-file", f"'{file}' does not exist; 'cdtrans export RUN' writes such files.")
-    if file.suffix.lower() == ".onnx" and find_spec("onnxruntime") is None:
-        raise SettingsError("package-missing", f"'{file}' needs onnxruntime: 'pip install cdtrans[onnx]'.")
-    return file
+    if on_hub:
+        path = download(on_hub[1], HUB_MODELS)
+    if path.is_dir():
+        file = next((path / name for name in HUB_MODELS if (path / name).exists()), None)
+        if file is None:
+            models = " nor ".join(HUB_MODELS)
+            raise RunError("no-model", f"'{place}' holds neither {models}; 'cdtrans push' uploads them.")
+        path = file
+    if not path.is_file():
+        raise MissingFileError("no-exported-file", f"'{path}' does not exist; 'cdtrans export RUN' writes such files.")
+    if path.suffix.lower() == ".onnx" and find_spec("onnxruntime") is None:
+        raise SettingsError("package-missing", f"'{path}' needs onnxruntime: 'pip install cdtrans[onnx]'.")
+    return path
 
 
 def _load_exported(file: Path, device: str) -> Classifier:

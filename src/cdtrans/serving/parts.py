@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,6 @@ from cdtrans.record.files import atomic, try_lock
 from cdtrans.serving.classifier import Prediction, Unreadable
 
 PART = 8192  # images; a multiple of every batch size, so that the batches are the same wherever a command resumes
-_FILE = re.compile(r"(\d{5,})\.part")
 
 
 class PartInput(NamedTuple):
@@ -93,36 +91,36 @@ class PartFolder:
                 raise RunError("parts-locked", f"Another process writes to '{self.folder}'; wait until it ends.")
             with lock:
                 try:
-                    parts = filter(None, map(self.read, self.numbers()))
+                    parts = filter(None, map(self.read, self.files()))
                     yield sum(part.counts.images + part.counts.skipped for part in parts)
                 finally:
-                    if not self.numbers():
+                    if not self.files():
                         with suppress(OSError):  # Windows cannot delete an open file; there, its release does
                             file.unlink()  # before another process can take it
         except KeyboardInterrupt as error:
-            if self.numbers():
+            if self.files():
                 raise Interrupted(signal.SIGINT) from error
             raise
         finally:
             with suppress(OSError):  # parts, or files that are not ours, are in it
                 self.folder.rmdir()
 
-    def numbers(self) -> list[int]:
-        """The numbers of the parts in the folder; files of other names are not ours."""
-        return sorted(int(name[1]) for file in self.folder.iterdir() if (name := _FILE.fullmatch(file.name)))
+    def files(self) -> list[Path]:
+        """The parts in the folder; files of other names are not ours."""
+        return [file for file in self.folder.glob("*.part") if file.stem.isdecimal()]
 
     def missing(self, parts: Iterable[PartInput]) -> Iterator[PartInput]:
         """The parts without a finished one of the same images."""
         for part in parts:
             self.count += 1
-            finished = self.read(part.number)
+            finished = self.read(self._file(part.number))
             if finished is None or finished.digest != part.digest():
                 yield part
 
-    def read(self, number: int) -> PartOutput | None:
+    def read(self, file: Path) -> PartOutput | None:
         """A finished part; None if it is missing or damaged, and so must be predicted again."""
         try:
-            checksum, stored = self._file(number).read_bytes().split(b"\n", 1)
+            checksum, stored = file.read_bytes().split(b"\n", 1)
         except (OSError, ValueError):
             return None
         if checksum != _digest(stored):
@@ -147,15 +145,14 @@ class PartFolder:
 
     def __iter__(self) -> Iterator[PartOutput]:
         """All parts of the output in order."""
-        for number in range(self.count):
-            part = self.read(number)
-            if part is None:
+        for file in map(self._file, range(self.count)):
+            if (part := self.read(file)) is None:
                 raise RunError("part-damaged", f"A part in '{self.folder}' is damaged; run the same command again.")
             yield part
 
     def remove(self) -> None:
         """Delete the parts."""
-        for file in map(self._file, self.numbers()):
+        for file in self.files():
             file.unlink()
             file.with_name(f".{file.name}.draft").unlink(missing_ok=True)
 

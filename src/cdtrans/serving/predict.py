@@ -22,16 +22,7 @@ from cdtrans.record.run import require_output
 from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen, TrackedTask
 from cdtrans.schema import Help, Range, checked
-from cdtrans.serving.classifier import (
-    Classifier,
-    Prediction,
-    Predictions,
-    Unreadable,
-    exported_file,
-    is_exported,
-    load,
-    require_run,
-)
+from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, find_model, load
 from cdtrans.serving.parts import Counts, PartFolder, PartInput, PartOutput, folder_of, parts_of
 from cdtrans.trust.preflight import ignored
 
@@ -107,19 +98,17 @@ def predict(
     if csv is not None and parquet is not None:
         raise SettingsError("two-tables", "--csv and --parquet cannot be combined; give one of them.")
     images, screen = Path(images), screen or Screen(quiet=quiet)
-    record = None if is_exported(run) else RunRecord(Path(run))
+    run_options = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
+    found = find_model(run, run_options | {"model": model != "chosen"})
+    record, exported = (found, None) if isinstance(found, RunRecord) else (None, found)
     if record:
         record.model_name(model)
-    else:
-        only_runs = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
-        require_run(run, only_runs | {"model": model != "chosen"})
-        run = exported_file(run)
     root = None if root is None else Path(root)
     file = Path(parquet) if parquet is not None else Path(csv) if isinstance(csv, str | Path) else csv
     threshold = find_threshold(record, model, abstain, keep, accuracy, screen)
     kind = "parquet" if parquet is not None else "csv"
-    check_places(images, root, file, kind, None if record else Path(run))  # before torch is imported
-    classifier = load(run, model=model, device=device, unknown=unknown)
+    check_places(images, root, file, kind, exported)  # before torch is imported
+    classifier = load(exported or run, model=model, device=device, unknown=unknown)
     if record and (warning := wording.trained_with_labels(record.outcome, record.model_name(model))):
         screen.warn(warning)
     if record and {abstain, keep, accuracy} != {None} and record.calibrated_with(model) == "nothing":
@@ -218,8 +207,9 @@ class PredictionJob:
         """The number of images, for the progress bar; None for tars, which would have to be read to count them. Also
         warns about ignored files that may be images."""
         others: list[str] = []
-        total = None if self.tars else 0
-        if total is not None:
+        total = None
+        if not self.tars:
+            total = 0
             with self.screen.track("counting images", None) as task:
                 for names in cut(stream_names(self.images, self.root, others), COUNTED_AT_ONCE):
                     total += len(names)
