@@ -175,8 +175,7 @@ def ablate_noise(
     title = "Robustness to noise (the paper's Fig. 2b)"
     ablation = Ablation(NAME, title, (), study.variants(), NOTES, fixed=fixed)
     plan = make_plan(ablation, composed, Path(labels), Path(out), screen, force=force)
-    planned = plan.study(lambda results: write_curves(plan, study, results), f"{NAME}.png")
-    return planned.carry_out(jobs, screen)
+    return NoisePlan(**vars(plan), points=study).carry_out(jobs, screen)
 
 
 def parse_levels(text: str) -> tuple[float, ...]:
@@ -192,6 +191,17 @@ def parse_levels(text: str) -> tuple[float, ...]:
     return tuple(sorted(levels))
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoisePlan(AblationPlan):
+    """An ablation whose table is a figure."""
+
+    table = f"{NAME}.png"
+    points: Levels
+
+    def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
+        return write_curves(self, self.points, results)
+
+
 def write_curves(plan: AblationPlan, study: Levels, results: FinishedRuns) -> dict[str, Any]:
     """Write noise.json, noise.md and noise.png from what the run folders hold now, also those of earlier calls. Returns
     the content of noise.json."""
@@ -200,7 +210,7 @@ def write_curves(plan: AblationPlan, study: Levels, results: FinishedRuns) -> di
     points = [point for of_curve in curves.values() for point in of_curve]
     missing = [folder for point in points for seed, folder in point.runs.items() if seed not in point.results]
     unfinished = list(dict.fromkeys(missing))
-    record = plan.described() | {
+    numbers: dict[str, Any] = {
         "epochs": plan.config.epochs,
         "seeds": sorted({seed for point in points for seed in point.runs}),
         "sampled_pairs": study.pairs,
@@ -210,7 +220,8 @@ def write_curves(plan: AblationPlan, study: Levels, results: FinishedRuns) -> di
             for name, of_curve in curves.items()
         ],
     }
-    plan.write_files(record, noise_document(plan, curves, record["seeds"], unfinished, study.pairs))
+    document = noise_document(plan, curves, numbers["seeds"], unfinished, study.pairs)
+    record = plan.write_files(numbers, document)
     with atomic(plan.out / f"{NAME}.png") as file:
         figure(curves, source_only(points)).savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return record

@@ -24,7 +24,7 @@ from cdtrans.paper.printed_tables import Ablation, paper_ablation, paper_table
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting.page import write_report
 from cdtrans.runtime.screen import Screen
-from cdtrans.studies.ablation import DEFAULTS, AblationPlan, ablate_losses, make_plan, write_table
+from cdtrans.studies.ablation import DEFAULTS, AblationPlan, ablate_losses, make_plan
 from cdtrans.studies.results import SCORE_TITLES, FinishedRuns
 from cdtrans.studies.study import owned
 from commands import warm
@@ -249,10 +249,10 @@ class TestPseudoLabels:
     ) -> None:
         two = replace(PSEUDO_LABEL_ABLATION, variants=PSEUDO_LABEL_ABLATION.variants[1:3])
         plan = planned(task, pseudo_labels, two)
-        monkeypatch.setattr(AblationPlan, "write_files", lambda *content: None)
+        monkeypatch.setattr(AblationPlan, "write_files", lambda plan, record, document: record)
 
         def table(results: FinishedRuns) -> dict[str, Any]:
-            return {row["run"]: row for row in write_table(plan, results)["rows"] if "scores" in row}
+            return {row["run"]: row for row in plan.write(results, frozenset())["rows"] if "scores" in row}
 
         check_damages(pseudo_labels, "two-way", table)
 

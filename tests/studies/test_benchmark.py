@@ -25,7 +25,7 @@ from cdtrans.inputs.scan import scan_labelled, scan_unlabelled
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies.benchmark import BenchPlan, bench, parse_seeds, read_results
 from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, is_scored
-from cdtrans.studies.study import PlannedRun, Study, owned
+from cdtrans.studies.study import PlannedRun, owned
 from cdtrans.studies.tables import markdown, paper_layout
 from commands import Ended, Process, warm
 from damages import check_damages
@@ -71,9 +71,7 @@ Planned = Callable[..., BenchPlan]
 def planned(mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
     """planned(**how) -> the plan of a benchmark whose runs are not started."""
     plans: list[BenchPlan] = []
-    study = BenchPlan.study
-    monkeypatch.setattr(BenchPlan, "study", lambda plan: plans.append(plan) or study(plan))
-    monkeypatch.setattr(Study, "carry_out", lambda *how: None)
+    monkeypatch.setattr(BenchPlan, "carry_out", lambda plan, *how: plans.append(plan))
 
     def plan(**how: Any) -> BenchPlan:
         arguments = {"data": mini, "out": tmp_path / "out", "allow_incomplete": True, "quiet": True} | how
@@ -530,7 +528,7 @@ class TestSettings:
         listed = "".join(f"{p.relative_to(data).as_posix()} {names[p.parent.name]}\n" for p in images)
         (data / "dslr.txt").write_text(listed)
         plan = planned(data=data)
-        plan.write_lists()
+        plan.prepare()
         domain = find_benchmark(OFFICE31, data, OFFICE31.tasks, allow_incomplete=True).domains["dslr"].images
         assert scan_labelled(tmp_path / "out" / "data" / "dslr.labelled.txt", data) == domain
         unlabelled = scan_unlabelled(tmp_path / "out" / "data" / "dslr.unlabelled.txt", data)

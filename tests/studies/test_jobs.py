@@ -12,7 +12,7 @@ from cdtrans.config import Config, read_yaml
 from cdtrans.runtime import processes
 from cdtrans.runtime.screen import Screen
 from cdtrans.studies import study
-from cdtrans.studies.results import read_sessions, trained_in
+from cdtrans.studies.results import beside, read_sessions, trained_in
 from cdtrans.studies.study import ActiveRun, PlannedRun, run_jobs
 
 STEP = 10  # how often a job is asked whether it has ended, in each stage that it pretends
@@ -184,7 +184,7 @@ def test_a_run_reads_the_settings_that_were_planned(stage: Stage) -> None:
     settings = RESOLVED | {"backbone_args": {"init_values": 1e-5}, "root": "/data/\N{GRINNING FACE} \udcff"}
     run = replace(stage.plan("a")[0], settings=settings)
     assert stage.run([run]) == []
-    assert read_yaml(run.settings_file) == settings
+    assert read_yaml(beside(run.folder, "yaml")) == settings
 
 
 def test_a_run_that_was_killed_before_it_opened_its_log_has_failed(stage: Stage) -> None:

@@ -83,6 +83,10 @@ class PairQuality:
     recall_target: float  # share of the target images
     precision: float | None  # share of the pairs whose images are of one class; None without a labelled pair
 
+    @property
+    def shares(self) -> tuple[float, float, float | None]:
+        return self.recall_source, self.recall_target, self.precision
+
 
 def pair_quality(record: RunRecord, true: np.ndarray) -> tuple[PairQuality, ...]:
     """The quality of every round's pairs; `true` holds the target's true classes, [Nt]."""

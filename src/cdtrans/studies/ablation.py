@@ -6,7 +6,7 @@ second one would not be the same, and the difference as large as that of two row
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ from cdtrans.schema import Help
 from cdtrans.studies.recipes import recipe_of
 from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, RunResult
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
-from cdtrans.studies.tables import NOTHING, Document, Table, cost_notes, markdown, missing_runs, scored_images
+from cdtrans.studies.tables import NOTHING, Document, Table, cost_notes, document, markdown, missing_runs, scored_images
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method
@@ -67,8 +67,10 @@ PAPER_PAIRS = ("Rec_s", "Rec_t", "Prec")  # Table 5's columns about the pairs
 
 
 @dataclass(frozen=True)
-class AblationPlan:
+class AblationPlan(Study):
     """Everything that is decided before the first process starts."""
+
+    kind = "ablation"
 
     ablation: Ablation
     config: Config  # every run's, except for what its row decides
@@ -77,30 +79,9 @@ class AblationPlan:
     true: TargetClasses  # the same labels, to compare pairs with
     force: bool = False
 
-    def study(self, write: Callable[[FinishedRuns], dict[str, Any]], table: str) -> Study:
-        """`write` writes the files of the ablation, of which `table` is the one to read first."""
-        return Study("ablation", self.out, self.recipe(), self.runs(), table, lambda finished, _: write(finished))
-
-    def runs(self) -> tuple[PlannedRun, ...]:
-        return tuple(self._run(variant) for variant in self.ablation.variants)
-
-    def _run(self, variant: Variant) -> PlannedRun:
-        folder = self.out / variant.folder
-        verb = ("ablate", "with-labels", "--labels", str(self.labels)) if variant.with_labels else ("adapt",)
-        return PlannedRun(
-            name=variant.folder,
-            folder=folder,
-            adapt=(*verb, *(("--force",) if self.force else ())),
-            labels=self.labels,
-            settings=row_config(self.ablation, variant, self.config).to_dict(),
-            peers=() if self.config.source_model else self._beside(folder),
-        )
-
-    def _beside(self, folder: Path) -> tuple[Path, ...]:
-        """The runs that share stage 1: all in one folder, which has one seed, also those of earlier calls."""
-        planned = [self.out / variant.folder for variant in self.ablation.variants]
-        earlier = sorted(run for run in folder.parent.glob("*") if RunRecord(run).has_model(layout.SOURCE))
-        return tuple(dict.fromkeys([*(run for run in planned if run.parent == folder.parent), *earlier]))
+    @property
+    def table(self) -> str:
+        return f"{self.ablation.name}.md"
 
     def recipe(self) -> dict[str, Any]:
         """The settings that are the same for the rows of one table. Where the runs are made may change."""
@@ -108,17 +89,43 @@ class AblationPlan:
         shared = recipe_of(self.config, self.ablation.varied) | fixed
         return {"ablation": self.ablation.name, "labels": os.path.abspath(self.labels), **shared}
 
-    def described(self) -> dict[str, Any]:
-        """The keys that NAME.json begins with."""
+    def runs(self) -> tuple[PlannedRun, ...]:
+        return tuple(self._run(variant) for variant in self.ablation.variants)
+
+    def _run(self, variant: Variant) -> PlannedRun:
+        """Stage 1 is shared by all runs in one folder, which has one seed, also those of earlier calls."""
+        verb = ("ablate", "with-labels", "--labels", str(self.labels)) if variant.with_labels else ("adapt",)
+        folder = self.out / variant.folder
+        planned = [run for each in self.ablation.variants if (run := self.out / each.folder).parent == folder.parent]
+        earlier = sorted(run for run in folder.parent.glob("*") if RunRecord(run).has_model(layout.SOURCE))
+        return PlannedRun(
+            name=variant.folder,
+            folder=folder,
+            adapt=(*verb, *(("--force",) if self.force else ())),
+            labels=self.labels,
+            settings=row_config(self.ablation, variant, self.config).to_dict(),
+            peers=() if self.config.source_model else tuple(dict.fromkeys([*planned, *earlier])),
+        )
+
+    def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
+        """NAME.json, whose content is returned, and NAME.md."""
+        rows = [read_row(self, results, variant) for variant in self.ablation.variants]
+        unfinished = [row.variant.folder for row in rows if row.result is None]
+        record = {"seed": self.config.seed, "unfinished": unfinished, "rows": [row.record() for row in rows]}
+        return self.write_files(record, ablation_document(self, rows, unfinished))
+
+    def write_files(self, results: dict[str, Any], content: Document) -> dict[str, Any]:
+        """NAME.json, which begins with a description of the study, and NAME.md."""
         config = self.config
         places = {"source": config.source, "target": config.target, "labels": str(self.labels)}
-        return {"ablation": self.ablation.name, **places, "backbone": config.backbone}
-
-    def write_files(self, record: dict[str, Any], document: Document) -> None:
-        """NAME.json and NAME.md."""
-        for ending, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", markdown(document))):
-            with atomic(self.out / f"{self.ablation.name}.{ending}") as file:
+        record = {"ablation": self.ablation.name, **places, "backbone": config.backbone, **results}
+        for name, text in (
+            (f"{self.ablation.name}.json", json.dumps(record, indent=1) + "\n"),
+            (f"{self.ablation.name}.md", markdown(content)),
+        ):
+            with atomic(self.out / name) as file:
                 file.write(text.encode("utf-8", "surrogateescape"))
+        return record
 
 
 def ablate(
@@ -138,7 +145,7 @@ def ablate(
     `out`. `settings` are the fields of `Config`; they win over the YAML file `config`, which wins over the recipe."""
     composed, _ = compose_run(source, target, config, {**settings}, DEFAULTS)
     plan = make_plan(paper_ablation(name), composed, Path(labels), Path(out), screen, force=force)
-    return plan.study(partial(write_table, plan), f"{name}.md").carry_out(jobs, screen)
+    return plan.carry_out(jobs, screen)
 
 
 ablate_losses, ablate_pseudo_labels = partial(ablate, "losses"), partial(ablate, "pseudo-labels")
@@ -212,14 +219,11 @@ class AblationRow:
         }
 
     def cells(self, ablation: Ablation) -> tuple[str, ...]:
-        names = self.variant.paper.split(" ") if len(ablation.named_by) > 1 else [self.variant.paper]
-        ours = [self._score(kind) for kind in SCORE_TITLES]
-        if not ablation.about_pairs:
-            return (*names, *ours, self.paper[AVERAGE])
-        last = self.pairs[-1] if self.pairs else None
-        shares = (last.recall_source, last.recall_target, last.precision) if last else (None,) * len(PAPER_PAIRS)
+        names = self.variant.paper.split(" ", len(ablation.named_by) - 1)
+        shares = self.pairs[-1].shares if self.pairs else (None,) * len(PAPER_PAIRS)
         pairs = [NOTHING if share is None else f"{100 * share:.1f}" for share in shares]
-        return (*names, *pairs, *ours, *(self.paper[name] for name in (*PAPER_PAIRS, AVERAGE)))
+        printed = [self.paper[name] for name in PAPER_PAIRS if ablation.about_pairs]
+        return (*names, *pairs[: len(printed)], *map(self._score, SCORE_TITLES), *printed, self.paper[AVERAGE])
 
     def _score(self, kind: str) -> str:
         if self.result is None or kind not in self.result.scores:  # the guard may have ended the run before stage 2
@@ -227,19 +231,8 @@ class AblationRow:
         return f"{100 * self.result.scores[kind]:.1f} ({100 * self.result.class_means[kind]:.1f})"
 
 
-def write_table(plan: AblationPlan, finished: FinishedRuns) -> dict[str, Any]:
-    """Write the table from what the run folders hold now. Returns the content of NAME.json."""
-    paper = paper_table(plan.ablation.name)
-    rows = [read_row(plan, finished, variant, paper[variant.paper]) for variant in plan.ablation.variants]
-    unfinished = [row.variant.folder for row in rows if row.result is None]
-    record = plan.described() | {"seed": plan.config.seed, "unfinished": unfinished}
-    record["rows"] = [row.record() for row in rows]
-    plan.write_files(record, ablation_document(plan, rows, unfinished))
-    return record
-
-
-def read_row(plan: AblationPlan, finished: FinishedRuns, variant: Variant, paper: Cells) -> AblationRow:
-    folder = plan.out / variant.folder
+def read_row(plan: AblationPlan, finished: FinishedRuns, variant: Variant) -> AblationRow:
+    folder, paper = plan.out / variant.folder, paper_table(plan.ablation.name)[variant.paper]
     result = finished.get(folder)
     if result is None or not plan.ablation.about_pairs or not variant.measured:
         return AblationRow(variant, paper, result)
@@ -252,20 +245,19 @@ def read_row(plan: AblationPlan, finished: FinishedRuns, variant: Variant, paper
 
 
 def ablation_document(plan: AblationPlan, rows: Sequence[AblationRow], unfinished: Sequence[str]) -> Document:
-    ablation, config = plan.ablation, plan.config
+    ablation = plan.ablation
     finished = [row.result for row in rows if row.result]
-    labelled = [row.variant.paper for row in rows if row.variant.with_labels]
-    trained = f"{' and '.join(labelled)} was also trained with them, no other row was."
     pairs = PAPER_PAIRS if ablation.about_pairs else ()
     printed = (*(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
-    before = [
-        f"{config.source} to {config.target}; {config.backbone}, seed {config.seed}, one run for each row. Percent:"
-        " accuracy (class-mean accuracy); the paper's are class means.",
-        f"Target labels: {plan.labels}. Every number of ours was scored with them, after training; the best epoch by"
-        f" target labels was also chosen with them. {trained if labelled else 'No row was trained with them.'}",
-        *scored_images(finished),
-        *missing_runs(unfinished, len(rows)),
-    ]
     head = (*ablation.named_by, *pairs, *SCORE_TITLES.values(), *printed)
-    table = Table(head, [[row.cells(ablation) for row in rows]])
-    return Document(ablation.title, before, [table], [*ablation.notes, *cost_notes(finished)])
+    return document(
+        "ablation.txt",
+        ablation.title,
+        [Table(head, [[row.cells(ablation) for row in rows]])],
+        config=plan.config,
+        labels=plan.labels,
+        labelled=[row.variant.paper for row in rows if row.variant.with_labels],
+        notices=[*scored_images(finished), *missing_runs(unfinished, len(rows))],
+        notes=ablation.notes,
+        cost=cost_notes(finished),
+    )

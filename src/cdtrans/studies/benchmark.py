@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +29,10 @@ LISTS = "data"  # subfolder: lists, rewritten to start from --data
 
 
 @dataclass(frozen=True)
-class BenchPlan:
+class BenchPlan(Study):
     """Everything that is decided before the first process starts."""
+
+    kind = "benchmark"
 
     data: FoundBenchmark
     tasks: tuple[BenchmarkTask, ...]
@@ -92,7 +93,7 @@ class BenchPlan:
     def _list(self, domain: FoundDomain, kind: str) -> Path:
         return self.out / LISTS / f"{domain.name}.{kind}.txt"
 
-    def write_lists(self) -> None:
+    def prepare(self) -> None:
         """For domains that come as lists: one list with labels, for the source and for `eval`, and one without."""
         for domain in self.data.domains.values():
             if domain.folder is None:
@@ -102,19 +103,15 @@ class BenchPlan:
                     with atomic(self._list(domain, kind)) as file:
                         file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
 
-    def study(self) -> Study:
-        return Study(
-            kind="benchmark",
-            out=self.out,
-            recipe=self._recipe(),
-            runs=self.runs(),
-            table="compared.md" if self.start else "table.md",
-            write=partial(write_tables, self),
-            by_class=self.data.benchmark.class_mean,
-            prepare=self.write_lists,
-        )
+    @property
+    def table(self) -> str:
+        return "compared.md" if self.start else "table.md"
 
-    def _recipe(self) -> dict[str, Any]:
+    @property
+    def by_class(self) -> bool:
+        return self.data.benchmark.class_mean
+
+    def recipe(self) -> dict[str, Any]:
         """The settings that the runs of one table share. Tasks, seeds and the machine may change, and which methods
         there are where there are several."""
         shared = recipe_of(self.shared, DECIDED_HERE)
@@ -122,6 +119,26 @@ class BenchPlan:
             shared = {key: value for key, value in shared.items() if not key.startswith("method.")}
             shared["method"] = f"several, from the start '{self.start}'"
         return {"benchmark": self.data.benchmark.name, "data": os.path.abspath(self.data.root), **shared}
+
+    def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
+        """results.jsonl and the tables."""
+        bench = read_results(self, results, failed)
+        rows = method_rows(bench)
+        if self.start is None:
+            numbers: dict[str, Any] = {"mean": {kind: s and s.mean for row in rows for kind, s in row.means.items()}}
+            document, others = paper_layout(bench), {}
+        else:
+            numbers = {key: getattr(bench, key) for key in ("start", "backbone", "tasks", "seeds")}
+            numbers["methods"] = [row.numbers() for row in rows]
+            document = comparison_document(bench, rows)
+            others = {"compared.csv": csv_table(bench, rows), "bench.html": html_page(document, rows)}
+        lines = "".join(json.dumps(asdict(result)) + "\n" for result in bench.finished)
+        latex_table = self.table.replace(".md", ".tex")
+        contents = {"results.jsonl": lines, self.table: markdown(document), latex_table: latex(document), **others}
+        for name, content in contents.items():
+            with atomic(self.out / name) as file:
+                file.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
+        return numbers
 
 
 @checked()
@@ -187,7 +204,7 @@ def bench(
         screen.warn(f"{benchmark.title} differs from the published data: {difference}.")
     for method, reason in plan.misfits.items():
         screen.say(f"{method} is not run with this backbone: it {reason}")
-    return plan.study().carry_out(jobs, screen)
+    return plan.carry_out(jobs, screen)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -208,27 +225,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             f"{text}, write '{text},'.",
         )
     return (FIRST_SEED, *range(1, numbers[0]))
-
-
-def write_tables(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
-    """Write results.jsonl and the tables from all finished runs, also those of earlier calls. Returns the numbers for
-    `bench --json`."""
-    bench = read_results(plan, runs, failed)
-    rows = method_rows(bench)
-    if plan.start is None:
-        numbers: dict[str, Any] = {"mean": {kind: s and s.mean for row in rows for kind, s in row.means.items()}}
-        name, document, others = "table", paper_layout(bench), {}
-    else:
-        numbers = {key: getattr(bench, key) for key in ("start", "backbone", "tasks", "seeds")}
-        numbers["methods"] = [row.numbers() for row in rows]
-        name, document = "compared", comparison_document(bench, rows)
-        others = {"compared.csv": csv_table(bench, rows), "bench.html": html_page(document, rows)}
-    lines = "".join(json.dumps(asdict(result)) + "\n" for result in bench.finished)
-    contents = {"results.jsonl": lines, f"{name}.md": markdown(document), f"{name}.tex": latex(document), **others}
-    for file_name, content in contents.items():
-        with atomic(plan.out / file_name) as file:
-            file.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
-    return numbers
 
 
 def read_results(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path] = frozenset()) -> BenchResults:

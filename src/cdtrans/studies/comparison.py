@@ -20,9 +20,7 @@ from cdtrans.studies.tables import (
     Document,
     Table,
     cost_notes,
-    difference_notes,
-    metric,
-    over_seeds,
+    document,
 )
 
 REFERENCE = "cdtrans"  # the method that the others are tested against
@@ -171,33 +169,18 @@ def signed_rank_p(differences: Sequence[float]) -> float | None:
 
 def comparison_document(bench: BenchResults, rows: Sequence[MethodRow]) -> Document:
     """A table of means, and one of the label-free choice by task or class."""
-    benchmark, tasks = bench.benchmark, bench.tasks
-    of = f"all {len(tasks)} tasks" if len(tasks) == len(benchmark.tasks) else f"the tasks {', '.join(tasks)} only"
-    before = [
-        f"{metric(benchmark)} on the target in percent, mean of {of}, {over_seeds(bench.seeds)}. A mean stands only "
-        "where a seed has every task. *Uses target labels, to choose the epoch, so it is out of reach without them.",
-        "Against CDTrans: mean difference of the label-free choices, and the p-value of Wilcoxon's signed-rank test "
-        "over all pairs of runs of the same task and seed (two-sided, exact, not corrected for the number of methods; "
-        "seeds of one task are not independent of each other). Minutes: of the device, for one run that found stage 1 "
-        "ready. GiB: the most that the tensors of a run had of a GPU.",
-    ]
-    if benchmark.in_paper:
-        before[-1] += (
-            " The paper: printed means with their backbones, most of them other ones; where the authors' code chose "
-            "the epoch by target labels, compare with that column."
-        )
-    if REFERENCE not in bench.by_method:
-        before.append("CDTrans is not among the methods, so nothing is tested against it.")
     names = [PAPER_CLASSES.get(name, name) for name in bench.columns]
     by_column = [(row.title, *(str(s or NOTHING) for s in row.by_column.values())) for row in rows]
-    title = f"The label-free choice by {'class' if benchmark.class_mean else 'task'}"
-    tables = (Table(HEAD, [[row.cells() for row in rows]]), Table(("method", *names), [by_column], title))
+    title = f"The label-free choice by {'class' if bench.benchmark.class_mean else 'task'}"
     origin = "the best recipe's" if bench.start == "best" else "the authors'"
-    return Document(
-        f"{benchmark.title}: methods compared, {bench.backbone}, {origin} start",
-        [*before, *difference_notes(bench.data)],
-        tables,
-        cost_notes(bench.finished),
+    return document(
+        "compared.txt",
+        f"{bench.benchmark.title}: methods compared, {bench.backbone}, {origin} start",
+        (Table(HEAD, [[row.cells() for row in rows]]), Table(("method", *names), [by_column], title)),
+        bench=bench,
+        benchmark=bench.benchmark,
+        tested=REFERENCE in bench.by_method,
+        cost=cost_notes(bench.finished),
     )
 
 
@@ -213,7 +196,7 @@ def csv_table(bench: BenchResults, rows: Sequence[MethodRow]) -> str:
     return csv_lines(lines).decode("utf-8", "surrogateescape")
 
 
-def html_page(document: Document, rows: Sequence[MethodRow]) -> str:
+def html_page(shown: Document, rows: Sequence[MethodRow]) -> str:
     """One self-contained HTML file. Bars and curves are sorted by the label-free choice."""
     means = [mean.mean for row in rows for mean in row.means.values() if mean is not None]
     chosen = [(mean.mean, row) for row in rows if (mean := row.means.get("label_free")) is not None]
@@ -222,7 +205,7 @@ def html_page(document: Document, rows: Sequence[MethodRow]) -> str:
         templates("studies", "reporting")
         .get_template("page.html")
         .render(
-            document=document,
+            document=shown,
             start=rows[0].means[SOURCE_ONLY],
             bars=charted,
             scale=_scale(means),

@@ -139,13 +139,13 @@ def trained_in(folder: Path, out: Path) -> str:
         return Path(inside).as_posix()
 
 
-def sessions_file(folder: Path) -> Path:
-    """The file beside a run's folder that holds its sessions."""
-    return folder.with_name(f"{folder.name}.sessions.json")
+def beside(folder: Path, ending: str) -> Path:
+    """A study's own file about a run. It is beside the run's folder, because `adapt` needs an empty one."""
+    return folder.with_name(f"{folder.name}.{ending}")
 
 
 def read_sessions(folder: Path) -> list[Session]:
-    file = sessions_file(folder)
+    file = beside(folder, "sessions.json")
     if not file.exists():
         return []
     with intact(file, "delete it; the table then lacks the run's time"):

@@ -11,11 +11,12 @@ resumes as it began and never waits, so there is always a run that can proceed."
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import yaml
 
@@ -37,7 +38,7 @@ from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import StopSignals
 from cdtrans.schema import check_value
-from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, Session, is_scored, read_sessions, sessions_file
+from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, Session, beside, is_scored, read_sessions
 
 RECIPE_FILES = {"benchmark": "bench.json", "ablation": "ablation.json"}  # each marks a study's folder
 POLL_SECONDS = 0.05  # between checks of the processes
@@ -53,16 +54,6 @@ class PlannedRun:
     labels: Path
     settings: dict[str, Any]  # the complete configuration
     peers: tuple[Path, ...] = ()  # the folders of all runs that share its stage 1
-
-    @property
-    def log(self) -> Path:
-        """A file beside the folder, because `adapt` needs an empty one."""
-        return self.folder.with_name(f"{self.folder.name}.log")
-
-    @property
-    def settings_file(self) -> Path:
-        """A YAML file beside the folder."""
-        return self.folder.with_name(f"{self.folder.name}.yaml")
 
     @property
     def record(self) -> RunRecord:
@@ -92,7 +83,7 @@ class PlannedRun:
     def command(self) -> tuple[str, ...]:
         source_model = self.source_model()
         origin = () if source_model is None else ("--source-model", source_model)
-        return (*self.adapt, "--config", str(self.settings_file), "--out", str(self.folder), *origin)
+        return (*self.adapt, "--config", str(beside(self.folder, "yaml")), "--out", str(self.folder), *origin)
 
     def busy(self) -> bool:
         """Whether a process has the folder locked: a run of a killed study may still be saving its state."""
@@ -110,11 +101,11 @@ class ActiveRun:
     went wrong, or is empty."""
 
     def __init__(self, run: PlannedRun, side_by_side: int) -> None:
-        self.run, self.side_by_side, self.failure = run, side_by_side, ""
+        self.run, self.log, self.side_by_side, self.failure = run, beside(run.folder, "log"), side_by_side, ""
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             read_sessions(run.folder)  # a damaged file is reported before the work
-            with atomic(run.settings_file) as file:
+            with atomic(beside(run.folder, "yaml")) as file:
                 file.write(yaml.safe_dump(run.settings, sort_keys=False).encode())
             self._begin(scoring=run.record.finished)
         except CdtransError as error:
@@ -123,7 +114,7 @@ class ActiveRun:
     def _begin(self, *, scoring: bool) -> None:
         self.scoring, self.started, self.device_seconds = scoring, time.monotonic(), 0.0
         arguments = self.run.score if scoring else self.run.command()
-        self.process = processes.start_process(arguments, self.run.log, self.run.log, side_by_side=self.side_by_side)
+        self.process = processes.start_process(arguments, self.log, self.log, side_by_side=self.side_by_side)
 
     def advance(self) -> bool:
         if self.failure:  # it could not begin
@@ -142,7 +133,7 @@ class ActiveRun:
             return True
         else:
             cause = "its scores could not be saved"
-        self.failure = f"{cause}, {_last_line(self.run.log)} ({self.run.log})"
+        self.failure = f"{cause}, {_last_line(self.log)} ({self.log})"
         return True
 
     def note_time(self) -> None:
@@ -150,7 +141,7 @@ class ActiveRun:
         if not self.scoring:
             seconds = round(time.monotonic() - self.started, 3)
             sessions = [*read_sessions(self.run.folder), Session(seconds, min(seconds, round(self.device_seconds, 3)))]
-            with atomic(sessions_file(self.run.folder)) as file:
+            with atomic(beside(self.run.folder, "sessions.json")) as file:
                 file.write((json.dumps([asdict(session) for session in sessions]) + "\n").encode())
 
 
@@ -244,49 +235,64 @@ class BenchResult:
         return {"out": str(self.out), **counts, **self.numbers}
 
 
-@dataclass(frozen=True)
-class Study:
-    """A planned study. `write` writes the tables from the finished runs and returns the numbers for --json."""
+class Study(ABC):
+    """A planned study, in a folder of its own."""
 
-    kind: Literal["benchmark", "ablation"]
+    kind: ClassVar[str]
     out: Path
-    recipe: dict[str, Any]  # the settings that all runs share
-    runs: tuple[PlannedRun, ...]
-    table: str  # the file to read first
-    write: Callable[[FinishedRuns, frozenset[Path]], Mapping[str, Any]]
-    by_class: bool = False  # whether scores are means over the classes
-    prepare: Callable[[], None] = lambda: None  # writes files that the runs need
+
+    @property
+    @abstractmethod
+    def table(self) -> str:
+        """The file to read first."""
+
+    @property
+    def by_class(self) -> bool:
+        """Whether scores are means over the classes."""
+        return False
+
+    @abstractmethod
+    def recipe(self) -> dict[str, Any]:
+        """The settings that all runs share."""
+
+    @abstractmethod
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """The runs, in the order in which they start."""
+
+    @abstractmethod
+    def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
+        """Write the tables from all finished runs, also those of earlier calls. Returns the numbers for --json."""
+
+    def prepare(self) -> None:  # noqa: B027 - few studies need any
+        """Write files that the runs need."""
 
     def carry_out(self, jobs: int, screen: Screen) -> BenchResult:
         """Run everything unfinished, `jobs` at a time. A run that fails is named, and the others continue."""
         results = FinishedRuns(self.out, screen, by_class=self.by_class)
-        failed: set[Path] = set()
-
-        def write() -> Mapping[str, Any]:
-            return self.write(results, frozenset(failed))
+        runs, failed = self.runs(), set[Path]()
 
         def ended(job: ActiveRun) -> None:
             if job.failure:
                 failed.add(job.run.folder)
-            write()
+            self.write(results, frozenset(failed))
             if not job.failure and (result := results.get(job.run.folder)):
                 scores = ", ".join(f"{SCORE_TITLES[kind]} {100 * score:.1f}" for kind, score in result.scores.items())
                 screen.say(f"{job.run.name}: {scores} ({result.seconds / 60:.1f} min)")
 
-        with owned(self.out, self.kind, self.recipe):
+        with owned(self.out, self.kind, self.recipe()):
             self.prepare()
-            write()
-            run_jobs(self.kind, self.runs, jobs, screen, ended)
-            numbers = dict(write())
-        asked = {run.folder: run.name for run in self.runs}
+            self.write(results, frozenset())
+            run_jobs(self.kind, runs, jobs, screen, ended)
+            numbers = self.write(results, frozenset(failed))
+        asked = {run.folder: run.name for run in runs}
         others = sorted(folder.relative_to(self.out).as_posix() for folder in results.damaged - asked.keys())
         wrong = [name for folder, name in asked.items() if folder in failed | results.damaged]
         finished = sum(results.get(folder) is not None for folder in asked)
-        return BenchResult(self.out, self.table, len(self.runs), finished, (*wrong, *others), numbers)
+        return BenchResult(self.out, self.table, len(runs), finished, (*wrong, *others), numbers)
 
 
 @contextmanager
-def owned(out: Path, kind: Literal["benchmark", "ablation"], recipe: dict[str, Any]) -> Iterator[None]:
+def owned(out: Path, kind: str, recipe: dict[str, Any]) -> Iterator[None]:
     """Lock a study's folder for this process and save its recipe there. Refuse a folder with other contents."""
     if launched_world() > 1:
         raise SettingsError(

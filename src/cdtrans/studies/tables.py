@@ -6,7 +6,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from cdtrans.errors import counted
-from cdtrans.inputs.benchmarks import DOMAINNET, Benchmark, FoundBenchmark
+from cdtrans.inputs.benchmarks import DOMAINNET, Benchmark
 from cdtrans.paper.printed_tables import AVERAGE, disagreements, paper_grids, paper_table
 from cdtrans.studies.results import (
     SCORE_TITLES,
@@ -70,16 +70,24 @@ def markdown(document: Document) -> str:
 
 def latex(document: Document) -> str:
     """A table environment that needs no package. Several tables stand side by side as far as they fit."""
-    lines = ["\\begin{table*}", "\\centering\\small"]
-    for table in document.tables:
-        lines += [f"\\par {table.title.translate(LATEX)}\\par"] if table.title else []
-        lines += [f"\\begin{{tabular}}{{c|{'c' * (len(table.head) - 2)}|c}}", "\\hline"]
-        for rows in ([table.head], *table.groups):
-            lines += [" & ".join(cell.translate(LATEX) for cell in row) + " \\\\" for row in rows]
-            lines.append("\\hline")
-        lines.append("\\end{tabular}")
-    caption = " ".join([f"{document.title}.", *document.before, *document.after]).translate(LATEX)
-    return "\n".join([*lines, f"\\caption{{{caption}}}", "\\end{table*}"]) + "\n"
+    caption = " ".join([f"{document.title}.", *document.before, *document.after])
+    return "".join(f"{line}\n" for line in _lines("table.tex", document=document, caption=caption))
+
+
+def document(template: str, title: str, tables: Sequence[Table], **content: object) -> Document:
+    """A document with the paragraphs of a template, a line each; its line [tables] stands for the tables."""
+    lines = _lines(template, **content)
+    place = lines.index("[tables]")
+    return Document(title, lines[:place], tables, lines[place + 1 :])
+
+
+def _lines(template: str, **content: object) -> list[str]:
+    """The lines of a rendered template that are not blank."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(loader=PackageLoader("cdtrans", "studies"), undefined=StrictUndefined)
+    templates.filters["latex"] = lambda text: text.translate(LATEX)
+    return [line for line in templates.get_template(template).render(content).split("\n") if line.strip()]
 
 
 def paper_layout(bench: BenchResults) -> Document:
@@ -87,29 +95,19 @@ def paper_layout(bench: BenchResults) -> Document:
     benchmark = bench.benchmark
     ((method, results),) = bench.by_method.items()
     scores = {_row_title(kind, method): values(benchmark, results, kind) for kind in SCORE_TITLES}
-    in_paper = benchmark.in_paper
     wanted = [f"{task} seed {seed}" for seed in bench.seeds for task in bench.tasks]
     finished = {f"{result.task} seed {result.seed}" for result in results}
-    by_labels = _row_title("best_by_labels", method)
-    as_there = ", as the authors' code does for the paper's Ours rows" if in_paper else ""
-    before = [
-        f"{metric(benchmark)} on the target in percent, {over_seeds(bench.seeds)}. Only '{by_labels}' used target "
-        f"labels, to choose its epoch{as_there}: it is out of reach without labels. A mean stands only where a seed "
-        "has every task.",
-        *difference_notes(bench.data),
-        *missing_runs([run for run in wanted if run not in finished], len(wanted)),
-    ]
-    domains = "; ".join(f"{d.name} ({d.layout}, {len(d.images):,} images)" for d in bench.data.domains.values())
-    after = [
-        f"Data, the whole domain for training and for scoring{' as in the paper' * in_paper}: {domains}.",
-        *cost_notes(results),
-    ]
-    wrong = [d for d in disagreements() if d.table == benchmark.name and d.column == AVERAGE]
-    if wrong:
-        errors = "; ".join(f"{d.row} {d.printed}, but {d.why}" for d in wrong)
-        after.append(f"The paper's rows are as printed, also where they contradict themselves: {errors}.")
-    tables = _grids(benchmark, scores) if benchmark is DOMAINNET else [_table(bench, scores)]
-    return Document(f"{benchmark.title}, {bench.backbone}", before, tables, after)
+    return document(
+        "table.txt",
+        f"{benchmark.title}, {bench.backbone}",
+        _grids(benchmark, scores) if benchmark is DOMAINNET else [_table(bench, scores)],
+        bench=bench,
+        benchmark=benchmark,
+        by_labels=_row_title("best_by_labels", method),
+        missing=missing_runs([run for run in wanted if run not in finished], len(wanted)),
+        cost=cost_notes(results),
+        wrong=[d for d in disagreements() if d.table == benchmark.name and d.column == AVERAGE],
+    )
 
 
 def _row_title(kind: str, method: str) -> str:
@@ -162,19 +160,6 @@ def scored_images(results: Sequence[RunResult]) -> list[str]:
     """The number of labelled images. Labels of a part of the target give the scores of that part."""
     counts = dict.fromkeys((result.images, result.target_images) for result in results)
     return [f"Scored on {images} of the target's {of} images." for images, of in counts]
-
-
-def metric(benchmark: Benchmark) -> str:
-    return "Mean of the classes' accuracies" if benchmark.class_mean else "Accuracy"
-
-
-def over_seeds(seeds: Sequence[int]) -> str:
-    numbers = ", ".join(map(str, seeds))
-    return f"mean ± standard deviation over seeds {numbers}" if len(seeds) > 1 else f"one run each, seed {numbers}"
-
-
-def difference_notes(data: FoundBenchmark) -> list[str]:
-    return [f"NOT THE PUBLISHED DATA: {'; '.join(data.differences)}."] if data.differences else []
 
 
 def cost_notes(results: Sequence[RunResult]) -> list[str]:
