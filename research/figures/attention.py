@@ -121,11 +121,10 @@ def named_pair(record: RunRecord, text: str) -> Pair:
 
 def true_classes(record: RunRecord, labels: Path | None, root: Path | None) -> np.ndarray:
     """[Nt] classes of the target images by their labels, which are needed to find false pairs."""
-    from cdtrans.methods import method_class
-    from cdtrans.paper.known_pairs import known_pairs_class
+    from cdtrans.paper.known_pairs import row_class
 
     config = record.config
-    method = known_pairs_class(config.method) or method_class(config.method)
+    method = row_class(config.method)
     if not (method.trains and method.pairs_mean):
         raise RunError(
             "no-pairs",

@@ -6,6 +6,7 @@ hands over, and model, config.yaml, result.json and report say so."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from typing_extensions import Self
 
 from cdtrans.config import BranchOptions, is_method_file
 from cdtrans.errors import DataError
-from cdtrans.methods import class_in_file
-from cdtrans.methods.base import Round
+from cdtrans.methods import class_in_file, method_class
+from cdtrans.methods.base import Method, Round
 from cdtrans.methods.cdtrans import ThreeBranches
 from cdtrans.pairing.neighbours import two_way, unit_rows
 from cdtrans.pairing.pairs import Domains, Proposals, proposed
@@ -27,10 +28,7 @@ class KnownPairs(ThreeBranches):
     uses_target_labels = True
     pairs_mean = "The two images of a pair are nearest neighbours or of one class, by the target's true labels."
 
-    @staticmethod
-    def true_labels() -> Tensor:
-        """[Nt] the target's classes; UNKNOWN for an image whose class is not given."""
-        raise NotImplementedError
+    true_labels: ClassVar["staticmethod[[], Tensor]"]  # [Nt] the target's classes; UNKNOWN for an image without a label
 
     @classmethod
     def with_labels(cls, read: Callable[[], Tensor]) -> type[Self]:
@@ -82,3 +80,8 @@ def known_pairs_class(name: str) -> type[KnownPairs] | None:
         return GroundTruth if name == "ground_truth" else None
     kind = class_in_file(*name.rsplit(":", 1))
     return kind if issubclass(kind, KnownPairs) else None
+
+
+def row_class(method: str) -> type[Method]:
+    """The class of an ablation's method, with or without target labels."""
+    return known_pairs_class(method) or method_class(method)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typing_extensions import Unpack
 
@@ -29,7 +29,7 @@ from cdtrans.config import (
 )
 from cdtrans.errors import CdtransError, SettingsError
 from cdtrans.inputs.scan import check_distinct
-from cdtrans.methods import method_class, require_method
+from cdtrans.methods import require_method
 from cdtrans.paper.pair_labels import (
     PairQuality,
     TargetClasses,
@@ -46,7 +46,6 @@ from cdtrans.paper.printed_tables import (
     paper_table,
 )
 from cdtrans.record import layout
-from cdtrans.record.files import atomic
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help
@@ -54,9 +53,6 @@ from cdtrans.studies.recipes import recipe_of
 from cdtrans.studies.results import SCORE_TITLES, FinishedRuns, RunResult
 from cdtrans.studies.study import BenchResult, PlannedRun, Study
 from cdtrans.studies.tables import NOTHING, Document, Table, cost_notes, document, markdown, missing_runs, scored_images
-
-if TYPE_CHECKING:
-    from cdtrans.methods.base import Method
 
 ScoringLabels = Annotated[
     str | Path, Help("Target labels, for scores after training: TARGET with its labels.", "LABELLED")
@@ -119,12 +115,8 @@ class AblationPlan(Study):
         config = self.config
         places = {"source": config.source, "target": config.target, "labels": str(self.labels)}
         record = {"ablation": self.ablation.name, **places, "backbone": config.backbone, **results}
-        for name, text in (
-            (f"{self.ablation.name}.json", json.dumps(record, indent=1) + "\n"),
-            (f"{self.ablation.name}.md", markdown(content)),
-        ):
-            with atomic(self.out / name) as file:
-                file.write(text.encode("utf-8", "surrogateescape"))
+        name = self.ablation.name
+        self.save({f"{name}.json": json.dumps(record, indent=1) + "\n", f"{name}.md": markdown(content)})
         return record
 
 
@@ -156,6 +148,7 @@ def make_plan(
 ) -> AblationPlan:
     """The plan of an ablation. Problems with settings and input that some run would have are reported here."""
     from cdtrans.network.weights import read_state
+    from cdtrans.paper.known_pairs import row_class
     from cdtrans.run.pipeline import resolve
     from cdtrans.run.stage1 import require_stage_1
 
@@ -163,7 +156,7 @@ def make_plan(
         row = row_config(ablation, variant, config)
         if not variant.with_labels:
             require_method(row.method)
-        resolve(row, _class_of(row.method))
+        resolve(row, row_class(row.method))
     check_distinct(Path(config.source), Path(config.target))
     true = read_target_classes(config, labels, screen)
     if config.source_model:
@@ -177,9 +170,11 @@ def make_plan(
 def row_config(ablation: Ablation, variant: Variant, config: Config) -> Config:
     """The configuration of a row's run: its own settings, the shared ones, and the shared options that its method
     has."""
+    from cdtrans.paper.known_pairs import row_class
+
     own = ablation.fixed | variant.settings
     method = own.get("method", config.method)
-    names = [field.name for field in fields(_class_of(method).Options)]
+    names = [field.name for field in fields(row_class(method).Options)]
     own_options = {name: value for name, value in own.items() if name not in FIELDS}
     if missing := [name for name in own_options if name not in names]:
         raise SettingsError(
@@ -190,12 +185,6 @@ def row_config(ablation: Ablation, variant: Variant, config: Config) -> Config:
     options = {name: value for name, value in config.method_args.items() if name in names} | own_options
     rest = {name: value for name, value in own.items() if name in FIELDS}
     return make_config(config.to_dict() | rest | {"method": method, "method_args": options})
-
-
-def _class_of(method: str) -> "type[Method]":
-    from cdtrans.paper.known_pairs import known_pairs_class
-
-    return known_pairs_class(method) or method_class(method)
 
 
 @dataclass(frozen=True)

@@ -134,10 +134,7 @@ class BenchPlan(Study):
             others = {"compared.csv": csv_table(bench, rows), "bench.html": html_page(document, rows)}
         lines = "".join(json.dumps(asdict(result)) + "\n" for result in bench.finished)
         latex_table = self.table.replace(".md", ".tex")
-        contents = {"results.jsonl": lines, self.table: markdown(document), latex_table: latex(document), **others}
-        for name, content in contents.items():
-            with atomic(self.out / name) as file:
-                file.write(content.encode("utf-8", "backslashreplace"))  # names may contain undecodable bytes
+        self.save({"results.jsonl": lines, self.table: markdown(document), latex_table: latex(document), **others})
         return numbers
 
 
@@ -194,11 +191,11 @@ def bench(
         tasks=chosen,
         seeds=parse_seeds(str(seeds) if isinstance(seeds, int | str) else f"{','.join(map(str, seeds))},"),
         out=Path(out) if out else Path("runs") / f"{name}-{backbone}{f'-{start}' if start else ''}",
-        configs=tuple(config for config in configs if config.method not in unfit),
-        shared=request.shared(start) if start else configs[0],
+        configs=tuple(config for config in configs if label(config.method) not in unfit),
+        shared=request.of_method("cdtrans", start) if start else configs[0],
         force=force,
         start=start,
-        misfits={label(method): reason for method, reason in unfit.items()},
+        misfits=unfit,
     )
     for difference in complete.differences:
         screen.warn(f"{benchmark.title} differs from the published data: {difference}.")

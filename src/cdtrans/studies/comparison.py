@@ -16,9 +16,9 @@ from cdtrans.runtime import package_version
 from cdtrans.studies.results import SCORE_TITLES, BenchResults, RunResult, Spread, seed_spread, values
 from cdtrans.studies.tables import (
     NOTHING,
-    PAPER_CLASSES,
     Document,
     Table,
+    column_titles,
     cost_notes,
     document,
 )
@@ -169,14 +169,13 @@ def signed_rank_p(differences: Sequence[float]) -> float | None:
 
 def comparison_document(bench: BenchResults, rows: Sequence[MethodRow]) -> Document:
     """A table of means, and one of the label-free choice by task or class."""
-    names = [PAPER_CLASSES.get(name, name) for name in bench.columns]
     by_column = [(row.title, *(str(s or NOTHING) for s in row.by_column.values())) for row in rows]
     title = f"The label-free choice by {'class' if bench.benchmark.class_mean else 'task'}"
     origin = "the best recipe's" if bench.start == "best" else "the authors'"
     return document(
         "compared.txt",
         f"{bench.benchmark.title}: methods compared, {bench.backbone}, {origin} start",
-        (Table(HEAD, [[row.cells() for row in rows]]), Table(("method", *names), [by_column], title)),
+        (Table(HEAD, [[row.cells() for row in rows]]), Table(("method", *column_titles(bench)), [by_column], title)),
         bench=bench,
         benchmark=bench.benchmark,
         tested=REFERENCE in bench.by_method,

@@ -54,24 +54,20 @@ class Request:
 
         requested = (self.from_file | self.settings).get("method")
         methods = parse_methods(requested) if isinstance(requested, str) else ()
-        if len(methods) < 2:
-            if start is not None:
-                raise SettingsError(
-                    "start-of-one", "--start is for several methods; with one method, use --recipe best or authors."
-                )
-            configs: tuple[Config, ...] = (self.config(self.settings),)
-        else:
+        if len(methods) > 1:
             start = self._checked_start(start)
-            configs = tuple(self.config(self._settings_of(name, start)) for name in methods)
+            configs = tuple(self.of_method(name, start) for name in methods)
+        elif start is not None:
+            raise SettingsError(
+                "start-of-one", "--start is for several methods; with one method, use --recipe best or authors."
+            )
+        else:
+            configs = (self.config(self.settings),)
         for config in configs:  # report a bad device, backbone or weights file once, and not with every run
             resolve(config)
         if configs[0].weights:
             read_state(Path(configs[0].weights))
         return configs, start
-
-    def shared(self, start: str) -> Config:
-        """The configuration that several methods share, as CDTrans has it."""
-        return self.config(self._settings_of("cdtrans", start))
 
     def config(self, settings: dict[str, Any]) -> Config:
         """The configuration of one method, except for the settings that each task decides."""
@@ -112,16 +108,16 @@ class Request:
             )
         return start
 
-    def _settings_of(self, method: str, start: str) -> dict[str, Any]:
-        """The settings of a method of a comparison: the user's, and those that tell the methods apart."""
+    def of_method(self, method: str, start: str) -> Config:
+        """The configuration of a method of a comparison: the user's, and what tells the methods apart."""
         own = {"recipe": start_of(method, start), "method": method}
         if method == INSTANT["method"]:
-            return self.settings | INSTANT
-        if own["recipe"] == "best":
-            return self.settings | own
-        authors = make_config(read_recipe(self.authors))
-        shorter = {name: math.ceil(getattr(authors, name) / SHORTER) for name in SHORTENED}
-        return {name: n for name, n in shorter.items() if name not in self.from_file} | self.settings | own
+            own = INSTANT
+        elif own["recipe"] != "best":
+            authors = make_config(read_recipe(self.authors))
+            shorter = {name: math.ceil(getattr(authors, name) / SHORTER) for name in SHORTENED}
+            return self.config({k: n for k, n in shorter.items() if k not in self.from_file} | self.settings | own)
+        return self.config(self.settings | own)
 
 
 def parse_methods(text: str) -> tuple[str, ...]:
@@ -146,7 +142,7 @@ def start_of(method: str, start: str | None) -> str | None:
 
 
 def misfits(configs: tuple[Config, ...], classes: tuple[str, ...]) -> dict[str, str]:
-    """The methods that cannot work with the backbone, and what they need."""
+    """The labels of the methods that cannot work with the backbone, and what they need."""
     from cdtrans.network.weights import make_card
     from cdtrans.run.pipeline import resolve
     from cdtrans.run.stage1 import initial_network
@@ -159,7 +155,7 @@ def misfits(configs: tuple[Config, ...], classes: tuple[str, ...]) -> dict[str, 
         try:
             kind.check(network, config.backbone)
         except CdtransError:
-            reasons[method] = f"needs {'a ' if kind.backbones == 'ViT' else ''}{kind.backbones}"
+            reasons[label(method)] = f"needs {'a ' if kind.backbones == 'ViT' else ''}{kind.backbones}"
     if len(reasons) == len(configs):
         raise MethodError(
             "no-method-fits",

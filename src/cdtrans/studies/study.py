@@ -12,7 +12,7 @@ resumes as it began and never waits, so there is always a run that can proceed."
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -262,6 +262,12 @@ class Study(ABC):
     @abstractmethod
     def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
         """Write the tables from all finished runs, also those of earlier calls. Returns the numbers for --json."""
+
+    def save(self, contents: Mapping[str, str]) -> None:
+        """Write files into the study's folder, by their names there."""
+        for name, content in contents.items():
+            with atomic(self.out / name) as file:
+                file.write(content.encode("utf-8", "backslashreplace"))  # paths may contain undecodable bytes
 
     def prepare(self) -> None:  # noqa: B027 - few studies need any
         """Write files that the runs need."""

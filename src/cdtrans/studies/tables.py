@@ -19,12 +19,6 @@ from cdtrans.studies.results import (
 )
 
 NOTHING = "–"
-PAPER_CLASSES = {  # the paper's abbreviations in the head of its VisDA-2017 table
-    "aeroplane": "plane",
-    "bicycle": "bcycl",
-    "motorcycle": "mcycl",
-    "skateboard": "sktbrd",
-}
 LATEX = str.maketrans(
     {
         **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -115,6 +109,11 @@ def _row_title(kind: str, method: str) -> str:
     return SCORE_TITLES[kind] if kind == "source_only" else f"{name}, {SCORE_TITLES[kind]}"
 
 
+def column_titles(bench: BenchResults) -> Sequence[str]:
+    """The tasks, or VisDA-2017's classes as the paper abbreviates them."""
+    return list(paper_table(bench.benchmark.name)["Ours-B"])[:-1] if bench.benchmark.class_mean else bench.tasks
+
+
 def _table(bench: BenchResults, scores: Mapping[str, Values]) -> Table:
     """A row per kind of score and a column per task or, for VisDA-2017, per class."""
     names, benchmark = bench.columns, bench.benchmark
@@ -123,7 +122,7 @@ def _table(bench: BenchResults, scores: Mapping[str, Values]) -> Table:
     ]
     printed = paper_table(benchmark.name).items() if benchmark.in_paper else ()
     groups = [ours, [(f"paper: {method}", *cells.values()) for method, cells in printed]]
-    return Table(("Method", *(PAPER_CLASSES.get(name, name) for name in names), AVERAGE), [g for g in groups if g])
+    return Table(("Method", *column_titles(bench), AVERAGE), [g for g in groups if g])
 
 
 def _grids(benchmark: Benchmark, scores: Mapping[str, Values]) -> list[Table]:
