@@ -11,7 +11,8 @@ from huggingface_hub import constants
 from timm.models import VisionTransformer, save_for_hf
 
 from cdtrans.errors import CdtransError
-from cdtrans.network.backbone import SHORT_NAMES, create_backbone, native_crop, normalisation, resolve_name
+from cdtrans.network import SHORT_NAMES
+from cdtrans.network.backbone import create_backbone, native_crop, normalisation, resolve_name
 from cdtrans.network.blocks import why_no_shared_attention
 from cdtrans.network.network import feature_dim
 from cdtrans.network.weights import load_pretrained, read_state

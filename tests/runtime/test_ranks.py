@@ -1,5 +1,6 @@
 """How work is shared out among ranks; end_to_end/test_ranks.py starts real ones."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,7 +73,9 @@ class Group:
         patch.setattr(torch.cuda, "set_device", lambda number: None)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
-        patch.setattr(ranks, "rendezvous", lambda: (self.store, 0, processes))
+        patch.setattr(
+            sys.modules["torch.distributed.rendezvous"], "rendezvous", lambda url: iter([(self.store, 0, processes)])
+        )
         patch.setattr(dist, "init_process_group", lambda backend, **how: self.backends.append(backend))
         patch.setattr(dist, "destroy_process_group", lambda: None)
 

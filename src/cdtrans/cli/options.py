@@ -14,6 +14,7 @@ import typer
 
 from cdtrans.config import HINTS, SETTINGS, Config, choices, compose, parse_yaml
 from cdtrans.errors import VERDICT_AGAINST, SettingsError
+from cdtrans.network import SHORT_NAMES
 from cdtrans.runtime.ranks import launched_rank
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Help, alternatives
@@ -186,8 +187,6 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 def help_line(name: str, changed: Mapping[str, Any], composed: Config) -> str:
     """A setting's help text with its choices and its default; where the recipes differ, both defaults. A `changed`
     value is the default of both."""
-    from cdtrans.network.backbone import SHORT_NAMES
-
     spec = SETTINGS[name]
     value = changed.get(name, spec.default)
     best = value if name in changed else getattr(composed, name, spec.default)  # options of CDTrans have one default

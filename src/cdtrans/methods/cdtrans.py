@@ -105,9 +105,7 @@ def three_branches(network: Network, source: Tensor, target: Tensor, *, first_bl
     feature_s, feature_t, feature_c = branch_features(
         network, source, target, first_block_residual=first_block_residual
     )  # each [B, D]
-    out_s = network.head(feature_s)
-    out_c = network.head(feature_c)
-    out_t = network.head(feature_t)
+    out_s, out_c, out_t = map(network.head, (feature_s, feature_c, feature_t))
     return Branches(out_s, out_t, out_c)
 
 

@@ -32,10 +32,8 @@ from cdtrans.pairing.pairs import Domains, Proposals, shuffled
 from cdtrans.runtime.ranks import gather
 from cdtrans.schema import option
 
-FULL_PAIRS, FULL_IMAGES = (
-    19_200,
-    4_000,
-)  # pairs of a whole run with up to so many images; beyond, they grow with the root
+FULL_PAIRS = 19_200  # pairs of a whole run
+FULL_IMAGES = 4_000  # with more images the pairs grow with the square root of their number
 WINDOW = 1 / 3  # part of the run that the teacher averages
 FASTEST, SLOWEST = 0.9, 0.999  # the teacher's decay
 
@@ -73,7 +71,8 @@ class CoTraining(Method):
         self.register_buffer("first", torch.zeros(sizes.target_images, dtype=torch.long))  # see pairing.graphs
         self.register_buffer("given", torch.zeros(sizes.target_images, dtype=torch.bool))  # labelled by a person
         self.register_buffer("steps", torch.zeros(()))  # so far
-        self.pairs = pairs_of_run(options, sizes)
+        growth: float = max(1.0, (sizes.source_images + sizes.target_images) / FULL_IMAGES) ** 0.5
+        self.pairs = math.ceil(options.length * FULL_PAIRS * growth)
 
     def served(self) -> Network:
         return self.teacher
@@ -149,9 +148,3 @@ class CoTraining(Method):
         """The teacher's decay once it is an average of a third of the run's steps."""
         steps = self.pairs / batch
         return min(max(1 - 1 / max(1.0, WINDOW * steps), FASTEST), SLOWEST)
-
-
-def pairs_of_run(options: CoTraining.Options, sizes: Sizes) -> int:
-    images = sizes.source_images + sizes.target_images
-    growth: float = max(1.0, images / FULL_IMAGES) ** 0.5
-    return math.ceil(options.length * FULL_PAIRS * growth)

@@ -1,35 +1,33 @@
-"""Backbones: any timm model by name. Names are known without torch and timm, which are imported when they are used."""
+"""Backbones: any timm model by name."""
 
 import copy
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cdtrans.config import read_yaml
+import timm
+import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
+from timm.models import PretrainedCfg
+from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
+from timm.models._registry import _deprecated_models
+from torch import nn
+
 from cdtrans.errors import CdtransError, DataError, DeviceError, SettingsError, WeightsUnavailable, closest
+from cdtrans.network import HUB_TIMEOUT, SET_ELSEWHERE, SHORT_NAMES
+from cdtrans.network.blocks import why_no_shared_attention
+from cdtrans.network.network import feature_dim
 from cdtrans.record.model import Channels
-
-if TYPE_CHECKING:
-    from timm.models import PretrainedCfg
-    from torch import nn
 
 MAX_NATIVE_CROP = 256  # a backbone made for larger images is run at 224, where a block costs what the paper's costs
 DEFAULT_CROP = 224
-HUB_TIMEOUT = 10.0  # a hub that has not answered by then is out of reach
 LARGEST_ARGUMENT = 10_000  # limit of whole numbers in backbone_args, such as blocks or channels
 HUB, FOLDER = "hf-hub:", "local-dir:"
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-_NAMES = read_yaml(Path(__file__).with_name("backbones.yaml"))
-SHORT_NAMES: dict[str, str] = _NAMES["short_names"]
-SET_ELSEWHERE: dict[str, str] = _NAMES["set_elsewhere"]  # arguments of timm's create_model
 
 
 def resolve_name(name: str) -> str:
     """The exact name of a backbone: architecture and tag, or where it lies ('hf-hub:...', 'local-dir:...'). Takes short
     names in any spelling ('DeiT-small', 'ViT-B/16') and names without a tag, for which timm has a default."""
-    import timm
-    from timm.models._registry import _deprecated_models
-
     name = SHORT_NAMES.get(name.strip().lower().replace("-", "_").replace("/", "_"), name.strip())
     name = name.replace("hf_hub:", HUB, 1) if name.startswith("hf_hub:") else name
     if name.startswith(FOLDER):
@@ -55,8 +53,6 @@ def resolve_name(name: str) -> str:
 
 def _exact_names(architecture: str) -> list[str]:
     """The architecture with each tag that timm has for it, its default first; none for an unknown one."""
-    import timm
-
     default = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
     if default is None:
         return []
@@ -67,8 +63,6 @@ def _exact_names(architecture: str) -> list[str]:
 def native_crop(name: str) -> int:
     """The image size a backbone was trained at, or 224 where that is too large to train with and the backbone can be
     run at 224."""
-    import torch
-
     size = int(config_of(name).input_size[-1])
     if size <= MAX_NATIVE_CROP:
         return size
@@ -85,7 +79,7 @@ def normalisation(name: str) -> tuple[Channels, Channels]:
     return (r, g, b), (dr, dg, db)
 
 
-def config_of(name: str) -> "PretrainedCfg":
+def config_of(name: str) -> PretrainedCfg:
     """timm's description of a backbone and its weights."""
     return _recipe(name)[1]
 
@@ -98,13 +92,9 @@ def timm_call(name: str, *, crop: int, args: dict[str, Any]) -> tuple[str, dict[
     return architecture.replace("_distilled", ""), {**additions, **size, **args}
 
 
-def _recipe(name: str) -> "tuple[str, PretrainedCfg, dict[str, Any]]":
+def _recipe(name: str) -> tuple[str, PretrainedCfg, dict[str, Any]]:
     """How timm builds a backbone: its architecture, with the tag if there is one, its description, and the arguments
     that a hub repository or a folder adds."""
-    import timm
-    from timm.models import PretrainedCfg
-    from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
-
     name = resolve_name(name)
     if not name.startswith((HUB, FOLDER)):
         cfg = timm.get_pretrained_cfg(name)
@@ -133,8 +123,6 @@ def _recipe(name: str) -> "tuple[str, PretrainedCfg, dict[str, Any]]":
 def ask_hub(repository: str, files: tuple[str, ...]) -> None:
     """Raise quickly if none of the files is cached and the hub cannot be reached: a download would retry for a
     minute."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
     repository, _, revision = repository.partition("@")
     if not any(isinstance(try_to_load_from_cache(repository, f, revision=revision or None), str) for f in files):
         HfApi().model_info(repository, timeout=HUB_TIMEOUT)
@@ -155,13 +143,9 @@ def unavailable(name: str, error: Exception) -> CdtransError:
     )
 
 
-def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, Any]) -> "nn.Module":
+def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, Any]) -> nn.Module:
     """The architecture with random weights, which gives one feature vector. Models without stochastic depth are built
     without it."""
-    import timm
-
-    from cdtrans.network.blocks import why_no_shared_attention
-
     for argument in args:
         if argument in SET_ELSEWHERE:
             raise _unusable(f"'{argument}' cannot be in backbone_args: {SET_ELSEWHERE[argument]}.")
@@ -221,9 +205,6 @@ def _check_size(backbone: Any, name: str, crop: int) -> None:
 def _check_output(backbone: Any, name: str, crop: int) -> None:
     """Refuse a model that does not give one feature vector for an image of this size. A copy on the meta device tells,
     where a model of any size takes no memory or time; some models cannot be run there."""
-    import torch
-
-    from cdtrans.network.network import feature_dim
 
     @torch.no_grad()
     def shape_of(model: Any) -> torch.Size:

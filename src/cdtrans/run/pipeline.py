@@ -25,7 +25,6 @@ from cdtrans.inputs.decode import decoding_ahead
 from cdtrans.inputs.pixels import resize_for
 from cdtrans.inputs.scan import require_outside, warnings_for
 from cdtrans.methods import METHODS, method_class, require_method
-from cdtrans.network.backbone import native_crop, resolve_name
 from cdtrans.record import wording
 from cdtrans.record.layout import CONFIG, ENVIRONMENT
 from cdtrans.record.outcome import Outcome
@@ -238,6 +237,7 @@ def warn_about_threads(out: Path, config: Resolved, screen: Screen) -> None:
 def resolve(config: Config, method: "type[Method] | None" = None) -> Resolved:
     """Replace every 'auto' by its value here and write out every option of the method. `method` replaces the class that
     the settings name. Settings that the method cannot work with are refused."""
+    from cdtrans.network.backbone import native_crop, resolve_name
     from cdtrans.runtime.device import pick_device, pick_precision
 
     kind = method or method_class(config.method)

@@ -78,6 +78,7 @@ def joined(device: str) -> Iterator[None]:
         return
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     from cdtrans.runtime.device import pick_device
 
@@ -88,7 +89,7 @@ def joined(device: str) -> Iterator[None]:
         raise DeviceError(
             "ranks-on-mps", "Several processes cannot train on the device 'mps'; start one, or use --device cpu."
         )
-    store, number, count = rendezvous()
+    store, number, count = next(rendezvous("env://"))
     if mine.type == "cuda":
         require_own_gpu(store, number, count, mine, device)
     dist.init_process_group("nccl" if mine.type == "cuda" else "gloo", store=store, rank=number, world_size=count)
@@ -106,14 +107,6 @@ def joined(device: str) -> Iterator[None]:
     finally:
         _group = 0, 1
         dist.destroy_process_group()
-
-
-def rendezvous() -> tuple[Any, int, int]:
-    """The store that all ranks share, this one's number, and how many there are, by the launcher's variables."""
-    from torch.distributed.rendezvous import rendezvous as by_url
-
-    place: tuple[Any, int, int] = next(by_url("env://"))
-    return place
 
 
 def require_own_gpu(store: Any, number: int, count: int, mine: "torch.device", device: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from cdtrans.errors import DeviceError, SettingsError, counted, printable
-from cdtrans.network.backbone import HUB_TIMEOUT, config_of, timm_call
+from cdtrans.network import HUB_TIMEOUT
 from cdtrans.record import wording
 from cdtrans.record.model import FROM_SCRATCH, Card
 from cdtrans.record.record import RunRecord
@@ -73,6 +73,8 @@ def hub_card(run: RunRecord, model: str, card: Card, *, folder: Path, name: str)
     """The model card: what the model was made of, how good it may be, how to load it. It names no path of this machine.
     `folder` has the files beside it; `name` is USER/NAME on the hub, or empty."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from cdtrans.network.backbone import config_of, timm_call
 
     weights = "transformers" if (folder / CODE[0]).exists() else "timm"
     library = weights if (folder / "model.safetensors").exists() else "onnx"
