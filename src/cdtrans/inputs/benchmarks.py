@@ -139,19 +139,14 @@ def find_benchmark(
     domains = {d.name: find_domain(root, d.name, benchmark.title) for d in needed}
     differences = tuple(text for d in needed if (text := _difference(benchmark, d, domains[d.name])))
     if differences and not allow_incomplete:
-        raise DataError(
-            "benchmark-differs",
-            f"{benchmark.title} in '{root}' differs from the published data: {differences[0]}; complete it, or accept"
-            " it with --allow-incomplete.",
-        )
+        problem = f"{benchmark.title} in '{root}' differs from the published data: {differences[0]}"
+        raise DataError("benchmark-differs", f"{problem}; complete it, or accept it with --allow-incomplete.")
     first, *others = domains.values()
     for domain in others:
         if unlike := _unlike(set(domain.images.classes), set(first.images.classes)):
-            raise DataError(
-                "classes-differ",
-                f"Compared with {first.name}, the domain {domain.name} in '{domain.images.root}' {unlike}; rename or"
-                " complete classes.",
-            )
+            which = f"the domain {domain.name} in '{domain.images.root}'"
+            problem = f"Compared with {first.name}, {which} {unlike}"
+            raise DataError("classes-differ", f"{problem}; rename or complete classes.")
     return FoundBenchmark(benchmark, root, domains, differences)
 
 
@@ -190,9 +185,8 @@ def _plain(name: str) -> str:
 def dataset_root(data: Path, domains: Sequence[str], title: str) -> Path:
     """The folder with most of the domains: `data`, or a folder in it, because archives often have one more level."""
     if not data.is_dir():
-        raise MissingFileError(
-            "benchmark-missing", f"There is no folder '{data}' with {title}: set --data to its folder."
-        )
+        problem = f"There is no folder '{data}' with {title}"
+        raise MissingFileError("benchmark-missing", f"{problem}: set --data to its folder.")
     candidates = [data, *subfolders(data)]
     return max(candidates, key=lambda root: sum(any(_places(root, name)) for name in domains))
 
@@ -206,11 +200,8 @@ def find_domain(root: Path, name: str, title: str) -> FoundDomain:
         return FoundDomain(name, _read_lists(lists, root, folder), None, together)
     if folder is None:
         inside = named([entry.name for entry in listing(root)]) or "nothing"
-        raise MissingFileError(
-            "domain-missing",
-            f"'{root}' has no domain {name} of {title}: expected a folder '{name}' or a list '{name}.txt',"
-            f" found {inside}.",
-        )
+        expected = f"expected a folder '{name}' or a list '{name}.txt', found {inside}"
+        raise MissingFileError("domain-missing", f"'{root}' has no domain {name} of {title}: {expected}.")
     inner = folder / INNER_FOLDER
     folder = inner if inner.is_dir() else folder
     return FoundDomain(name, scan_labelled(folder), folder, f"folder {os.path.relpath(folder, root)}")

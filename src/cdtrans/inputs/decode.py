@@ -85,9 +85,8 @@ class Decoded(Generic[_Domain]):
             total = len(self) + len(self.skipped)
             screen.warn(judge_unreadable(f"{name} ", len(self.skipped), total, first, cause, max_bad))
         if not len(self):
-            raise DataError(
-                "no-readable-image", f"No readable image is left of the {name}; repair or replace its files."
-            )
+            advice = "repair or replace its files"
+            raise DataError("no-readable-image", f"No readable image is left of the {name}; {advice}.")
 
 
 def decode_domain(domain: _Domain, config: Resolved, screen: Screen, name: str) -> Decoded[_Domain]:

@@ -129,9 +129,8 @@ def judge_unreadable(name: str, bad: int, total: int, first: str, cause: str, ma
     """One rule for every verb: a few unreadable files are skipped with the returned warning, many are an error."""
     problem = f"{bad} of {total} {name}files cannot be read (the first: {first!r}, {cause})"
     if bad > max_bad * total:
-        raise DataError(
-            "too-many-unreadable", f"{problem}; repair or remove them, or raise --max-bad above {max_bad:g}."
-        )
+        advice = f"repair or remove them, or raise --max-bad above {max_bad:g}"
+        raise DataError("too-many-unreadable", f"{problem}; {advice}.")
     return f"{problem}; {'it is' if bad == 1 else 'they are'} skipped."
 
 

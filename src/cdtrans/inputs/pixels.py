@@ -313,15 +313,12 @@ def explained(cache: Path, need: int = 0) -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error) as error:
         if is_disk_full(error) or "disk is full" in str(error):
-            raise DiskFull(
-                "cache-full",
-                f"The disk of the cache folder {cache} is too full: the decoded images need {need / 1e9:.3g} GB; "
-                "free some space there, use a folder on a larger disk with --cache DIR, or use --pixels stream.",
-            ) from error
+            full = f"The disk of the cache folder {cache} is too full: the decoded images need {need / 1e9:.3g} GB"
+            advice = "free some space there, use a folder on a larger disk with --cache DIR, or use --pixels stream"
+            raise DiskFull("cache-full", f"{full}; {advice}.") from error
         cause = (isinstance(error, OSError) and error.strerror) or error
-        raise DeviceError(
-            "cache-unusable", f"The cache folder {cache} cannot be used ({cause}); use another one with --cache DIR."
-        ) from error
+        problem = f"The cache folder {cache} cannot be used ({cause})"
+        raise DeviceError("cache-unusable", f"{problem}; use another one with --cache DIR.") from error
 
 
 def image_bytes(size: int) -> int:

@@ -127,12 +127,9 @@ def scan_labelled(where: Path, root: Path | None = None, *, allow_one_class: boo
     if len(domain.classes) == 1 and not allow_one_class:
         below = where / domain.classes[0]  # the class folders may lie one level deeper
         deeper = below.is_dir() and len(subfolders(below)) > 1
-        raise DataError(
-            "one-class",
-            f"{_quoted(where)} holds only one class, {domain.classes[0]!r}, but a classifier needs at least two: give "
-            f"{_quoted(below) if deeper else 'a folder that directly holds a folder per class'}, or a list with more "
-            "labels.",
-        )
+        problem = f"{_quoted(where)} holds only one class, {domain.classes[0]!r}, but a classifier needs at least two"
+        folder = _quoted(below) if deeper else "a folder that directly holds a folder per class"
+        raise DataError("one-class", f"{problem}: give {folder}, or a list with more labels.")
     return domain
 
 
@@ -153,27 +150,19 @@ def scan_unlabelled(where: Path, root: Path | None = None) -> UnlabelledDomain:
 def check_distinct(source: Path, target: Path) -> None:
     """Refuse places that are equal or contain each other: images would be in both domains."""
     if os.path.realpath(source) == os.path.realpath(target):
-        raise SettingsError(
-            "same-domain",
-            f"Source and target are the same, {_quoted(target)}: give labelled images of one kind as the source and"
-            " unlabelled images of another kind as the target.",
-        )
+        advice = "labelled images of one kind as the source and unlabelled images of another kind as the target"
+        raise SettingsError("same-domain", f"Source and target are the same, {_quoted(target)}: give {advice}.")
     if _is_inside(source, target) or _is_inside(target, source):
-        raise SettingsError(
-            "domains-overlap",
-            f"The source {_quoted(source)} and the target {_quoted(target)} overlap, as one is inside the other: give"
-            " two separate folders.",
-        )
+        problem = f"The source {_quoted(source)} and the target {_quoted(target)} overlap, as one is inside the other"
+        raise SettingsError("domains-overlap", f"{problem}: give two separate folders.")
 
 
 def require_outside(out: Path, *places: Path) -> None:
     """Refuse a run folder inside a folder of images: later runs would take the run's figures for images."""
     for place in places:
         if _is_inside(out, place):
-            raise SettingsError(
-                "run-inside-images",
-                f"The run folder {_quoted(out)} would be inside the images in {_quoted(place)}: choose another --out.",
-            )
+            problem = f"The run folder {_quoted(out)} would be inside the images in {_quoted(place)}"
+            raise SettingsError("run-inside-images", f"{problem}: choose another --out.")
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
@@ -206,11 +195,9 @@ def _labelled_folder(where: Path) -> LabelledDomain:
     images = tuple(_images_below(where, ignored))
     paths = tuple(path for path in images if "/" in path)
     if not paths:
-        raise DataError(
-            "no-class-folders",
-            f"{_quoted(where)} holds images but no class folders: put the images of each class into a folder named"
-            f" after the class, like {_quoted(where / 'CLASS' / images[0])}.",
-        )
+        like = f"a folder named after the class, like {_quoted(where / 'CLASS' / images[0])}"
+        problem = f"{_quoted(where)} holds images but no class folders"
+        raise DataError("no-class-folders", f"{problem}: put the images of each class into {like}.")
     parts = [path.split("/", 2) for path in paths]
     classes, labels = _indexed([names[0] for names in parts])
     empty = tuple(folder.name for folder in subfolders(where) if folder.name not in classes)
@@ -277,9 +264,8 @@ def is_folder(where: Path) -> bool:
     if stat.S_ISDIR(mode):
         return True
     if not stat.S_ISREG(mode) or is_image_name(where.name):
-        raise DataError(
-            "no-folder-or-list", f"{_quoted(where)} is neither a folder of images nor a list: give one of the two."
-        )
+        problem = f"{_quoted(where)} is neither a folder of images nor a list"
+        raise DataError("no-folder-or-list", f"{problem}: give one of the two.")
     return False
 
 
@@ -299,10 +285,8 @@ def _images_below(top: Path, ignored: list[str]) -> Iterator[str]:
 def no_image(top: Path, ignored: Sequence[str] = ()) -> DataError:
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
     others, convert = (f", only files such as {ignored[0]!r}", "convert them, or ") if ignored else ("", "")
-    return DataError(
-        "no-image",
-        f"No image was found in {_quoted(top)} or below it{others}: {convert}check the path ({suffixes} are read).",
-    )
+    advice = f"{convert}check the path ({suffixes} are read)"
+    return DataError("no-image", f"No image was found in {_quoted(top)} or below it{others}: {advice}.")
 
 
 def walk(top: Path) -> Iterator[tuple[str, bool]]:
@@ -362,10 +346,8 @@ def _may_be_image(entry: os.DirEntry) -> bool:
 
 def _cannot_read(where: Path, error: OSError) -> DataError:
     reason = "no permission" if isinstance(error, PermissionError) else error.strerror
-    return DataError(
-        "path-unreadable",
-        f"{_quoted(where)} cannot be read ({reason}): make it readable, or leave it out of the data.",
-    )
+    advice = "make it readable, or leave it out of the data"
+    return DataError("path-unreadable", f"{_quoted(where)} cannot be read ({reason}): {advice}.")
 
 
 def _quoted(path: Path) -> str:
@@ -383,10 +365,8 @@ def labelled_lines(where: Path) -> Iterator[tuple[int, str, str]]:
         if not label or is_image_name(label):
             marks = any(mark in line for mark in ",;")
             between = ", with a space or a tab, not a comma or semicolon, between them" if marks else ""
-            raise DataError(
-                "line-without-label",
-                f"Line {number} of {_quoted(where)} has no label: write it as 'path label'{between}.",
-            )
+            advice = f"write it as 'path label'{between}"
+            raise DataError("line-without-label", f"Line {number} of {_quoted(where)} has no label: {advice}.")
         yield number, path, label
 
 
@@ -408,9 +388,8 @@ def _image_lines(where: Path, *, tar: bool | None = None) -> Iterator[tuple]:
         path, label = _split_label(line)
         readings = ((line, path) if is_image_name(line) else (path, line)) if label else (line,)
         if tar is not None and any(map(is_tar_name, readings)) != tar:
-            raise DataError(
-                "list-mixed", f"The list '{where}' has both images and tars (line {number}); give them in two lists."
-            )
+            problem = f"The list '{where}' has both images and tars (line {number})"
+            raise DataError("list-mixed", f"{problem}; give them in two lists.")
         yield number, *readings
 
 
@@ -420,9 +399,8 @@ def _list_lines(where: Path) -> Iterator[tuple[int, str]]:
     try:
         with where.open("rb") as file:
             if b"\0" in file.peek():
-                raise DataError(
-                    "list-not-text", f"{_quoted(where)} is not a text file: give a folder, or a list of images."
-                )
+                advice = "give a folder, or a list of images"
+                raise DataError("list-not-text", f"{_quoted(where)} is not a text file: {advice}.")
             for number, raw in enumerate(file, 1):  # split at line feeds only: names may contain other line ends
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").rstrip(" \t\r\n")
                 if line and not line.startswith("#"):
@@ -437,9 +415,8 @@ def _list_lines(where: Path) -> Iterator[tuple[int, str]]:
 def _list_base(where: Path, root: Path | None) -> Path:
     base = where.parent if root is None else root
     if not os.path.isdir(base):
-        raise MissingFileError(
-            "root-missing", f"The root {_quoted(base)} is not a folder: set --root to the folder of the listed paths."
-        )
+        advice = "set --root to the folder of the listed paths"
+        raise MissingFileError("root-missing", f"The root {_quoted(base)} is not a folder: {advice}.")
     return base
 
 
@@ -453,11 +430,9 @@ def existing(
         number, path = missing[0]
         ends = (i for i, character in enumerate(path) if character == " ")
         tab = "put a tab before a label that has spaces, " if any(is_image_name(path[:end]) for end in ends) else ""
-        raise MissingFileError(
-            "listed-file-missing",
-            f"{len(missing)} of the {len(listed)} files in {_quoted(where)} cannot be found below {_quoted(base)},"
-            f" the first is {path!r} in line {number}: {tab}correct the list, or {cure}.",
-        )
+        problem = f"{len(missing)} of the {len(listed)} files in {_quoted(where)} cannot be found below {_quoted(base)}"
+        first = f"the first is {path!r} in line {number}"
+        raise MissingFileError("listed-file-missing", f"{problem}, {first}: {tab}correct the list, or {cure}.")
     return tuple(filter(None, paths))
 
 

@@ -193,9 +193,8 @@ class StreamedPixels:
         files = [self.files[n] for n in positions]
         (batch,) = decode_batches([files], self.size, partial(np.empty, dtype=np.uint8))
         for n, cause in batch.problems.items():
-            raise DataError(
-                "image-lost", f"'{files[n]}' was readable when the run began and cannot be read any more: {cause}."
-            )
+            problem = "was readable when the run began and cannot be read any more"
+            raise DataError("image-lost", f"'{files[n]}' {problem}: {cause}.")
         return batch.pixels
 
 

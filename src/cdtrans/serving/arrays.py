@@ -28,17 +28,15 @@ def each_image(images: One | Iterable[One]) -> Iterator[ImageSource]:
     if isinstance(images, str | Path):
         yield from stream_images(Path(images))
         return
-    several = isinstance(images, Iterable) and not isinstance(images, bytes | dict | Image.Image)
     if (array := as_array(images)) is not None:
         several = array.dtype.kind in "OU"  # an array of paths
-    if several:
-        for number, image in enumerate(images, start=1):  # type: ignore[arg-type]
-            yield from _one(image, f"Image {number}")
     else:
-        yield from _one(images, "The image", batch=True)
+        several = isinstance(images, Iterable) and not isinstance(images, bytes | dict | Image.Image)
+    for number, image in enumerate(images if several else [images], start=1):  # type: ignore[arg-type]
+        yield from _one(image, f"Image {number}" if several else "The image", batch=not several)
 
 
-def _one(image: object, name: str, *, batch: bool = False) -> Iterator[ImageSource]:
+def _one(image: object, name: str, *, batch: bool) -> Iterator[ImageSource]:
     """One image, or the images of a batch. `name` is for errors."""
     if isinstance(image, str | Path):
         yield image
@@ -48,10 +46,10 @@ def _one(image: object, name: str, *, batch: bool = False) -> Iterator[ImageSour
             raise DataError("image-shape", f"{name} has no pixels: its size is {size}; leave it out.")
         yield image
     elif (array := as_array(image)) is None:
-        kinds = "a path, a PIL image, a numpy array or a torch tensor"
-        raise ArgumentTypeError(
-            "image-type", f"{name} must be {kinds}, not a value of the type '{type(image).__name__}'."
+        kinds = (
+            f"a path, a PIL image, a numpy array or a torch tensor, not a value of the type '{type(image).__name__}'"
         )
+        raise ArgumentTypeError("image-type", f"{name} must be {kinds}.")
     elif array.ndim == 4 and not batch:
         raise DataError("image-shape", f"{name} is a batch {array.shape}; give one batch, or images one by one.")
     else:
