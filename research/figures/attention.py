@@ -151,7 +151,7 @@ def false_pairs(record: RunRecord, true: np.ndarray) -> Iterator[Pair]:
     sources, targets = (record.images.paths[domain] for domain in ("source", "target"))
     yielded: set[tuple[int, int]] = set()  # a pair may be mutual, and in several rounds
     for number, pairs in reversed(record.rounds.items()):
-        for i in in_turn(pairs, true):
+        for i in false_positions(pairs, true):
             source, target = int(pairs.source[i]), int(pairs.target[i])
             if (source, target) not in yielded:
                 yielded.add((source, target))
@@ -166,13 +166,14 @@ def false_pairs(record: RunRecord, true: np.ndarray) -> Iterator[Pair]:
                 )
 
 
-def in_turn(pairs: PairsRecord, true: np.ndarray) -> np.ndarray:
+def false_positions(pairs: PairsRecord, true: np.ndarray) -> list[int]:
     """The positions of a round's false pairs; unlabelled target images are in none."""
-    from cdtrans.reporting.gallery import turn
+    from cdtrans.reporting.gallery import in_turn
 
     wrong = pairs.kept & (true[pairs.target] != UNKNOWN) & (true[pairs.target] != pairs.source_labels)
     places = np.flatnonzero(wrong)
-    return places[np.argsort(turn(pairs.source_labels[places]), kind="stable")] if len(places) else places
+    labels = pairs.source_labels[places]
+    return in_turn([places[labels == k].tolist() for k in dict.fromkeys(labels.tolist())])
 
 
 def attention(

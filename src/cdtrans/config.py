@@ -218,7 +218,10 @@ TargetArgument = Annotated[
     str | Path, Help("Folder with images at any depth, or a list of paths. Labels are not read.", "TARGET")
 ]
 RunFolder = Annotated[str | Path, Help("A finished run folder.", "RUN")]
-WhichModel = Annotated[str, Help("chosen, adapted (the selected epoch), last (epoch), or source (not adapted).")]
+WhichModel = Annotated[
+    Literal["chosen", "adapted", "last", "source"],
+    Help("chosen, adapted (the selected epoch), last (epoch), or source (not adapted)."),
+]
 DeviceName = Annotated[str, Help("cpu, cuda, cuda:1, ... or mps (auto: a CUDA GPU if there is one).")]
 Root = Annotated[str | Path | None, Help("Folder that paths in a list are relative to (default: the list's folder).")]
 LargestBad = Annotated[float, Help("Largest accepted share of unreadable files."), Range(0, 1)]

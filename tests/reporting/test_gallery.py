@@ -15,7 +15,7 @@ from cdtrans.record.outcome import Choice
 from cdtrans.record.record import RunRecord
 from cdtrans.reporting import gallery
 from cdtrans.reporting.attention import attention_shares
-from cdtrans.reporting.gallery import sample_pairs, turn
+from cdtrans.reporting.gallery import in_turn, sample_pairs
 from cdtrans.reporting.images import heated, jpeg, run_images
 from cdtrans.reporting.sections import Missing
 from cdtrans.runtime.screen import Screen
@@ -64,8 +64,8 @@ class TestSample:
         r = PairsRecord(twice, twice, twice % 3, twice % 3, np.ones(3, dtype=bool))
         assert len(sample_pairs({1: r})) == 2
 
-    def test_turn(self) -> None:
-        assert turn(np.array([5, 2, 5, 5, 2, 9])).tolist() == [0, 0, 1, 2, 1, 0]
+    def test_in_turn(self) -> None:
+        assert in_turn([[5, 6, 7], [0, 1], [], [9]]) == [5, 0, 9, 6, 1, 7]
 
 
 class TestPairs:

@@ -79,7 +79,7 @@ WRONG = [
     ("eval nowhere source", ["run folder 'nowhere'", "not exist", "cdtrans adapt"]),
     ("eval begun source", ["'begun'", "no finished run"]),
     ("eval finished nowhere", ["nowhere'", "not exist"]),
-    ("eval finished source --model choosen", ["model 'choosen'", "'chosen'?"]),
+    ("eval finished source --model choosen", ["'model'", "'choosen'", "'chosen'?"]),
     ("predict nowhere target", ["run folder 'nowhere'", "not exist"]),
     ("predict finished nowhere", ["nowhere'", "not exist"]),
     ("predict finished empty", ["no image", "empty'"]),

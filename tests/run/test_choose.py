@@ -85,7 +85,7 @@ def test_wrong_states_are_refused(run: Path, tmp_path: Path) -> None:
     for place in (tmp_path / "nowhere", tmp_path):
         with raises("no-run"):
             choose(place, "adapted", screen=QUIET)
-    with raises("model-unknown"):
+    with raises("argument-choice"):
         choose(run, "adopted", screen=QUIET)
     with lock_folder(run), raises("run-locked"):
         choose(run, "source", screen=QUIET)

@@ -115,7 +115,7 @@ def test_which_model(finished, classifier: Classifier, files: list[Path]) -> Non
     epoch = RunRecord(finished.run).outcome.choice.epoch
     assert (classifier.card.stage, classifier.card.epoch) == ("adaptation", epoch)
     assert [p.label for p in source.predict(files)] != [p.label for p in chosen]
-    with raises("model-unknown"):
+    with raises("argument-choice"):
         load(finished.run, model="adaptd")
 
 

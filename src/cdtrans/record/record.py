@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cdtrans.config import Resolved, read_yaml
-from cdtrans.errors import CdtransError, RunError, SettingsError, nearest
+from cdtrans.errors import CdtransError, RunError
 from cdtrans.record import layout
 from cdtrans.record.files import intact
 from cdtrans.record.layout import Content, File, Line
@@ -203,9 +203,6 @@ class RunRecord:
 
     def model_name(self, model: str = "chosen") -> str:
         """The folder of the 'chosen', 'adapted', 'last' or 'source' model of a finished run."""
-        known = ["chosen", "adapted", "last", "source"]
-        if model not in known:
-            raise SettingsError("model-unknown", f"Unknown model '{model}': {nearest(model, known)}")
         chosen = self.outcome.choice.model
         if model in ("adapted", "last") and not self.has_model(model):
             raise RunError(
@@ -259,20 +256,17 @@ class RunRecord:
     # Reading
 
     def _require_finished(self) -> None:
-        place = self.folder
         if self.finished:
             return
-        if self.begun:
-            raise RunError(
-                "run-unfinished",
-                f"'{place}' holds no finished run; run its 'cdtrans adapt' command again to finish it.",
-            )
+        place, code = self.folder, "no-run"
         problem, remedy = "holds no finished run", "give the folder that 'cdtrans adapt' has written"
-        if place.is_file():
+        if self.begun:
+            code, remedy = "run-unfinished", "run its 'cdtrans adapt' command again to finish it"
+        elif place.is_file():
             problem = "is a file"
         elif not place.is_dir():
             problem, remedy = "does not exist", f"make one with 'cdtrans adapt SOURCE TARGET --out {place}'"
-        raise RunError("no-run", f"The run folder '{place}' {problem}; {remedy}.")
+        raise RunError(code, f"The run folder '{place}' {problem}; {remedy}.")
 
     @contextmanager
     def _intact(self, file: File[Any]) -> Iterator[Path]:

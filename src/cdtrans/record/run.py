@@ -110,18 +110,17 @@ class RunWriter(ExitStack[None]):
     def session(self, started: float) -> Iterator[None]:
         """Log how long a session took that is now finished or interrupted, with all that no other line covers: imports,
         decoding, saving. On a GPU also the peak memory of its tensors."""
-        try:
-            yield
-        except Interrupted:
-            self._log_session(started)
-            raise
-        self._log_session(started)
-
-    def _log_session(self, started: float) -> None:
         import torch
 
+        interrupted = None
+        try:
+            yield
+        except Interrupted as error:
+            interrupted = error
         memory = {"peak_memory": torch.cuda.max_memory_allocated()} if torch.cuda.is_initialized() else {}
         self.log_timing(stage="session", seconds=round(time.monotonic() - started, 3), **memory)
+        if interrupted:
+            raise interrupted
 
     def _append(self, file: File[Any], fields: dict[str, Any]) -> None:
         if not self.writes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,18 +87,16 @@ def sample_pairs(rounds: dict[int, PairsRecord]) -> list[tuple[int, int]]:
         _, once = np.unique(np.stack([r.source, r.target]), axis=1, return_index=True)  # a mutual pair is there twice
         for state in (True, False):
             cell = rng.permutation(once[r.kept[once] == state])
-            cell = cell[np.argsort(turn(r.source_labels[cell]), kind="stable")]
-            cells.append([(numbers[n], i) for i in cell[:SHOWN_PAIRS].tolist()])
-    mixed = [pair for pairs in zip_longest(*cells) for pair in pairs if pair][:SHOWN_PAIRS]
+            labels = r.source_labels[cell]
+            by_class = [cell[labels == k].tolist() for k in dict.fromkeys(labels.tolist())]
+            cells.append([(numbers[n], i) for i in in_turn(by_class)[:SHOWN_PAIRS]])
+    mixed = in_turn(cells)[:SHOWN_PAIRS]
     return sorted(mixed, key=lambda p: (-p[0], rounds[p[0]].source_labels[p[1]], not rounds[p[0]].kept[p[1]]))
 
 
-def turn(kinds: np.ndarray) -> np.ndarray:
-    """[N] -> [N]: how many of the same kind come before each."""
-    order = np.argsort(kinds, kind="stable")
-    ordered, turns = kinds[order], np.empty_like(order)
-    turns[order] = np.arange(len(kinds)) - np.searchsorted(ordered, ordered)
-    return turns
+def in_turn(groups: list[list[Any]]) -> list[Any]:
+    """The first of every group, then the second of each, and so on."""
+    return [member for members in zip_longest(*groups) for member in members if member is not None]
 
 
 def changed(record: RunRecord, target: DomainImages) -> ImagesToCheck | Missing:

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from cdtrans.config import RunFolder
-from cdtrans.errors import RunError, SettingsError, nearest
+from cdtrans.errors import RunError
 from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, ONNX, PREDICTIONS, REPORT, RESULT
-from cdtrans.record.outcome import Choice
+from cdtrans.record.outcome import Choice, ModelName
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 from cdtrans.runtime.signals import importing
@@ -33,7 +33,7 @@ class Chosen(NamedTuple):
 @checked()
 def choose(
     run: RunFolder,
-    model: Annotated[str, Help("adapted, or source (not adapted).", "MODEL")],
+    model: Annotated[ModelName, Help("adapted, or source (not adapted).", "MODEL")],
     *,
     screen: Screen | None = None,
 ) -> Chosen:
@@ -42,9 +42,6 @@ def choose(
     run, screen = Path(run), screen or Screen(quiet=True)
     record = RunRecord(run)
     outcome = record.outcome
-    if model not in ("source", "adapted"):
-        known = ["source", "adapted"]
-        raise SettingsError("model-unknown", f"Unknown model '{model}': {nearest(model, known)}")
     if not outcome.adapted_epoch or not record.has_model(ADAPTED):
         raise RunError("model-missing", f"The run in '{run}' has no adapted model, so there is nothing to choose.")
     with importing():
@@ -54,7 +51,7 @@ def choose(
     predictions, table = predictions_of(record, model), run / PREDICTIONS.name
     if outcome.choice.model == model and table.exists() and table.read_bytes() == predictions:
         return Chosen(run, outcome.choice, changed=False)
-    outcome = outcome.choose("source" if model == "source" else "adapted")
+    outcome = outcome.choose(model)
     with lock_folder(run):
         had_report = record.has(REPORT)
         (run / REPORT.name).unlink(missing_ok=True)

@@ -167,8 +167,7 @@ def run_session(plan: RunPlan) -> Outcome:
 
     screen, kind = plan.screen, plan.method or method_class(plan.config.method)
     config = resolve(plan.config, kind)
-    require_source(kind, config)
-    Given.require_use(kind, config)
+    require_inputs(kind, config)
     if from_main(RunRecord(plan.out).finished):
         return show_finished(plan, config)
     if config.tracker != "none":
@@ -261,14 +260,20 @@ def resolve(config: Config, method: "type[Method] | None" = None) -> Resolved:
     return Resolved(**make_config(config.to_dict() | here).to_dict())
 
 
-def require_source(kind: "type[Method]", config: Config) -> None:
-    """Refuse a run without source images of a method that needs them."""
+def require_inputs(kind: "type[Method]", config: Config) -> None:
+    """Refuse a run without source images of a method that needs them, or with labels that the method would ignore."""
     if kind.needs_source and not config.source:
         others = [name for name in METHODS if not method_class(name).needs_source]
         raise SettingsError(
             "no-source",
             f"The method '{config.method}' needs source images and none were given: name them, as in 'cdtrans adapt "
             f"SOURCE TARGET', or use --method {' or '.join(others)}.",
+        )
+    if config.target_labels and not kind.takes_target_labels:
+        raise SettingsError(
+            "target-labels-unused",
+            f"The method '{config.method}' cannot train with --target-labels; use --recipe best without --method, or "
+            "add the labelled images to the source's class folders.",
         )
 
 

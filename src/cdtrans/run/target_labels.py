@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdtrans.config import Config, Resolved
-from cdtrans.errors import CdtransError, DataError, SettingsError, counted
+from cdtrans.errors import CdtransError, DataError, counted
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.labels import NO_CLASS, UNSURE
@@ -20,7 +20,6 @@ from cdtrans.runtime.screen import Screen
 if TYPE_CHECKING:
     import torch
 
-    from cdtrans.methods.base import Method
     from cdtrans.pairing.pairs import TargetLabels
     from cdtrans.record.run import RunWriter
 
@@ -40,16 +39,6 @@ class Given:
         """Refuse a file that cannot be read, or names an unknown class, before anything is decoded."""
         if config.target_labels:
             filled_rows(Path(config.target_labels), classes)
-
-    @staticmethod
-    def require_use(method: "type[Method]", config: Config) -> None:
-        """Refuse a method that would ignore the labels."""
-        if config.target_labels and not method.takes_target_labels:
-            raise SettingsError(
-                "target-labels-unused",
-                f"The method '{config.method}' cannot train with --target-labels; use --recipe best without --method, "
-                "or add the labelled images to the source's class folders.",
-            )
 
     @classmethod
     def read(

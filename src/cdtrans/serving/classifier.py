@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdtrans.config import require_device
+from cdtrans.config import WhichModel, require_device
 from cdtrans.errors import DataError, MissingFileError, RunError, SettingsError, counted
 from cdtrans.inputs.images import pixel_digest
 from cdtrans.inputs.stream import DecodedBatch, ImageSource, cut, decode_batches
@@ -280,7 +280,7 @@ class OnnxClassifier(Classifier):
 
 
 @checked()
-def load(run: str | Path, *, model: str = "chosen", device: str = "auto", unknown: bool = False) -> Classifier:
+def load(run: str | Path, *, model: WhichModel = "chosen", device: str = "auto", unknown: bool = False) -> Classifier:
     """Load the classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected
     epoch) or the 'last' (last epoch) one. With `unknown`, its predictions have a score for images of no class, for
     which the source-only model also runs on each image.

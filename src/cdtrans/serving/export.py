@@ -76,7 +76,7 @@ def export(
     return export_file(record, Path(out or record.folder / file), model=model, screen=screen)
 
 
-def export_file(run: RunRecord, file: Path, *, model: str, screen: Screen) -> Exported:
+def export_file(run: RunRecord, file: Path, *, model: WhichModel, screen: Screen) -> Exported:
     """One file, in the format of its suffix."""
     kind = FORMATS.get(file.suffix.lower())
     if kind is None:
@@ -100,7 +100,7 @@ def export_file(run: RunRecord, file: Path, *, model: str, screen: Screen) -> Ex
     return Exported(file, kind, classifier.name, len(classifier.classes), len(content), CHECKED, difference)
 
 
-def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, name: str = "") -> Exported:
+def export_folder(run: RunRecord, folder: Path, *, model: WhichModel, screen: Screen, name: str = "") -> Exported:
     """config.json and model.safetensors for timm or transformers, model.onnx, and README.md, the model card; `name` is
     the repository's on the hub. What cannot be made is left out with a warning."""
     require_hub_folder(folder, run)
@@ -135,7 +135,7 @@ def export_folder(run: RunRecord, folder: Path, *, model: str, screen: Screen, n
     return Exported(folder, "hub-folder", classifier.name, len(card.classes), size, CHECKED, max(differences))
 
 
-def loaded(run: RunRecord, model: str, screen: Screen) -> Classifier:
+def loaded(run: RunRecord, model: WhichModel, screen: Screen) -> Classifier:
     if warning := wording.trained_with_labels(run.outcome, run.model_name(model)):
         screen.warn(warning)
     return load(run.folder, model=model, device="cpu")
