@@ -42,9 +42,7 @@ class ThreeBranches(Method):
     options: BranchOptions
 
     def losses(self, batch: Batch, progress: Tensor) -> dict[str, Tensor]:
-        branches = three_branches(
-            self.network, batch.x_s, batch.x_t, first_block_residual=self.options.first_block_residual
-        )
+        branches = three_branches(self.network, batch.x_s, batch.x_t, self.options.first_block_residual)
         return branch_losses(branches, batch.y_s, batch.y_t, self.options)
 
 
@@ -99,18 +97,16 @@ def distillation_loss(student: Tensor, teacher: Tensor) -> Tensor:
     return -(teacher.softmax(dim=1) * student.log_softmax(dim=1)).sum(dim=1).mean()
 
 
-def three_branches(network: Network, source: Tensor, target: Tensor, *, first_block_residual: bool = True) -> Branches:
+def three_branches(network: Network, source: Tensor, target: Tensor, first_block_residual: bool = True) -> Branches:
     """[B, 3, H, W] twice -> three outputs. The bottleneck norm gets the branches one by one in the authors' order:
     source, source-target, target, so that the target's statistics come last in the running ones."""
-    feature_s, feature_t, feature_c = branch_features(
-        network, source, target, first_block_residual=first_block_residual
-    )  # each [B, D]
+    feature_s, feature_t, feature_c = branch_features(network, source, target, first_block_residual)  # each [B, D]
     out_s, out_c, out_t = map(network.head, (feature_s, feature_c, feature_t))
     return Branches(out_s, out_t, out_c)
 
 
 def branch_features(
-    network: Network, source: Tensor, target: Tensor, *, first_block_residual: bool = True
+    network: Network, source: Tensor, target: Tensor, first_block_residual: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The backbone's features of the source, target and source-target branch, [B, D] each.
 

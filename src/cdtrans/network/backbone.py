@@ -161,11 +161,7 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
         except TypeError:  # an argument that this model does not have: stochastic depth is the one we add ourselves
             backbone = timm.create_model(architecture, **kwargs)
     except Exception as error:  # timm raises almost anything for arguments and sizes that do not fit a model
-        cause = " ".join(str(error).split())[:150]
-        raise SettingsError(
-            "backbone-fails",
-            f"timm cannot build the backbone '{name}' with {kwargs}: {cause}; check --crop and backbone_args.",
-        ) from error
+        raise _failure(f"timm cannot build the backbone '{name}' with {kwargs}", error) from error
     _check_size(backbone, name, crop)
     if why_no_shared_attention(backbone):  # otherwise `blocks` runs it and knows what comes out
         _check_output(backbone, name, crop)
@@ -174,6 +170,11 @@ def create_backbone(name: str, *, crop: int, drop_path: float, args: dict[str, A
 
 def _unusable(sentence: str) -> SettingsError:
     return SettingsError("backbone-args", sentence)
+
+
+def _failure(sentence: str, error: Exception) -> SettingsError:
+    cause = " ".join(str(error).split())[:150]
+    return SettingsError("backbone-fails", f"{sentence}: {cause}; check --crop and backbone_args.")
 
 
 def _largest(value: Any) -> int:
@@ -219,10 +220,7 @@ def _check_output(backbone: Any, name: str, crop: int) -> None:
         shape = shape or shape_of(backbone)
         backbone.train()
     except Exception as error:  # almost anything, from somewhere within the model
-        cause = " ".join(str(error).split())[:150]
-        raise SettingsError(
-            "backbone-fails", f"The backbone '{name}' cannot be run with --crop {crop}: {cause}."
-        ) from error
+        raise _failure(f"The backbone '{name}' cannot be run with --crop {crop}", error) from error
     if len(shape) != 2 or shape[1] == 0:
         raise SettingsError(
             "backbone-output", f"The backbone '{name}' does not give one feature vector per image; use another one."

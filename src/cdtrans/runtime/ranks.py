@@ -25,12 +25,12 @@ _group = (0, 1)  # this rank and the number of ranks, while they are joined
 def launched_rank() -> int:
     """The number of this process among those that a launcher has started. Process 0 prints, and writes what there is
     only one of."""
-    return _number("RANK", 0) if launched_world() > 1 else 0
+    return int(os.environ.get("RANK") or 0) if launched_world() > 1 else 0
 
 
 def launched_world() -> int:
     """How many processes a launcher has started on all machines."""
-    return _number("WORLD_SIZE", 1)
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def processor_count() -> int:
@@ -38,10 +38,6 @@ def processor_count() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _number(name: str, default: int) -> int:
-    return int(os.environ.get(name) or default)
 
 
 def rank() -> int:
@@ -83,7 +79,7 @@ def joined(device: str) -> Iterator[None]:
     from cdtrans.runtime.device import pick_device
 
     if torch.cuda.is_available():  # the ranks of a machine take its GPUs in turn: 'cuda' is another one for each
-        torch.cuda.set_device(_number("LOCAL_RANK", 0) % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
     mine = pick_device(device)
     if mine.type == "mps":
         raise DeviceError(
