@@ -6,7 +6,6 @@ second one would not be the same, and the difference as large as that of two row
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -37,14 +36,7 @@ from cdtrans.paper.pair_labels import (
     read_target_classes,
     require_target_images,
 )
-from cdtrans.paper.printed_tables import (
-    AVERAGE,
-    Ablation,
-    Cells,
-    Variant,
-    paper_ablation,
-    paper_table,
-)
+from cdtrans.paper.printed_tables import AVERAGE, Ablation, Cells, Variant, paper_ablation, paper_table
 from cdtrans.record import layout
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
@@ -105,10 +97,26 @@ class AblationPlan(Study):
 
     def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
         """NAME.json, whose content is returned, and NAME.md."""
-        rows = [read_row(self, results, variant) for variant in self.ablation.variants]
+        ablation = self.ablation
+        rows = [read_row(self, results, variant) for variant in ablation.variants]
+        finished = [row.result for row in rows if row.result]
         unfinished = [row.variant.folder for row in rows if row.result is None]
+        pairs = PAPER_PAIRS if ablation.about_pairs else ()
+        printed = (*(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
+        head = (*ablation.named_by, *pairs, *SCORE_TITLES.values(), *printed)
+        content = document(
+            "ablation.txt",
+            ablation.title,
+            [Table(head, [[row.cells(ablation) for row in rows]])],
+            config=self.config,
+            labels=self.labels,
+            labelled=[row.variant.paper for row in rows if row.variant.with_labels],
+            notices=[*scored_images(finished), *missing_runs(unfinished, len(rows))],
+            notes=ablation.notes,
+            cost=cost_notes(finished),
+        )
         record = {"seed": self.config.seed, "unfinished": unfinished, "rows": [row.record() for row in rows]}
-        return self.write_files(record, ablation_document(self, rows, unfinished))
+        return self.write_files(record, content)
 
     def write_files(self, results: dict[str, Any], content: Document) -> dict[str, Any]:
         """NAME.json, which begins with a description of the study, and NAME.md."""
@@ -231,22 +239,3 @@ def read_row(plan: AblationPlan, finished: FinishedRuns, variant: Variant) -> Ab
     except CdtransError as error:
         finished.leave_out(folder, error)
         return AblationRow(variant, paper, None)
-
-
-def ablation_document(plan: AblationPlan, rows: Sequence[AblationRow], unfinished: Sequence[str]) -> Document:
-    ablation = plan.ablation
-    finished = [row.result for row in rows if row.result]
-    pairs = PAPER_PAIRS if ablation.about_pairs else ()
-    printed = (*(f"paper's {name}" for name in pairs), "paper (VisDA-2017)")
-    head = (*ablation.named_by, *pairs, *SCORE_TITLES.values(), *printed)
-    return document(
-        "ablation.txt",
-        ablation.title,
-        [Table(head, [[row.cells(ablation) for row in rows]])],
-        config=plan.config,
-        labels=plan.labels,
-        labelled=[row.variant.paper for row in rows if row.variant.with_labels],
-        notices=[*scored_images(finished), *missing_runs(unfinished, len(rows))],
-        notes=ablation.notes,
-        cost=cost_notes(finished),
-    )

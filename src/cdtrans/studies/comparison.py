@@ -14,14 +14,7 @@ from cdtrans.record.files import csv_lines
 from cdtrans.reporting.page import templates
 from cdtrans.runtime import package_version
 from cdtrans.studies.results import SCORE_TITLES, BenchResults, RunResult, Spread, seed_spread, values
-from cdtrans.studies.tables import (
-    NOTHING,
-    Document,
-    Table,
-    column_titles,
-    cost_notes,
-    document,
-)
+from cdtrans.studies.tables import NOTHING, Document, Table, column_titles, cost_notes, document
 
 REFERENCE = "cdtrans"  # the method that the others are tested against
 SOURCE_ONLY = "source_only"

@@ -8,15 +8,7 @@ from typing import NamedTuple
 from cdtrans.errors import counted
 from cdtrans.inputs.benchmarks import DOMAINNET, Benchmark
 from cdtrans.paper.printed_tables import AVERAGE, disagreements, paper_grids, paper_table
-from cdtrans.studies.results import (
-    SCORE_TITLES,
-    BenchResults,
-    RunResult,
-    Values,
-    seed_spread,
-    shared_stage_1,
-    values,
-)
+from cdtrans.studies.results import SCORE_TITLES, BenchResults, RunResult, Values, seed_spread, shared_stage_1, values
 
 NOTHING = "–"
 LATEX = str.maketrans(
