@@ -198,7 +198,7 @@ class NoisePlan(AblationPlan):
     table = f"{NAME}.png"
     points: Levels
 
-    def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
+    def write(self, results: FinishedRuns) -> dict[str, Any]:
         return write_curves(self, self.points, results)
 
 

@@ -252,7 +252,7 @@ class TestPseudoLabels:
         monkeypatch.setattr(AblationPlan, "write_files", lambda plan, record, document: record)
 
         def table(results: FinishedRuns) -> dict[str, Any]:
-            return {row["run"]: row for row in plan.write(results, frozenset())["rows"] if "scores" in row}
+            return {row["run"]: row for row in plan.write(results)["rows"] if "scores" in row}
 
         check_damages(pseudo_labels, "two-way", table)
 

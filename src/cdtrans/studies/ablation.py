@@ -95,7 +95,7 @@ class AblationPlan(Study):
             peers=() if self.config.source_model else tuple(dict.fromkeys([*planned, *earlier])),
         )
 
-    def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
+    def write(self, results: FinishedRuns) -> dict[str, Any]:
         """NAME.json, whose content is returned, and NAME.md."""
         ablation = self.ablation
         rows = [read_row(self, results, variant) for variant in ablation.variants]

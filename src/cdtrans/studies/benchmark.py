@@ -120,9 +120,9 @@ class BenchPlan(Study):
             shared["method"] = f"several, from the start '{self.start}'"
         return {"benchmark": self.data.benchmark.name, "data": os.path.abspath(self.data.root), **shared}
 
-    def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
+    def write(self, results: FinishedRuns) -> dict[str, Any]:
         """results.jsonl and the tables."""
-        bench = read_results(self, results, failed)
+        bench = read_results(self, results)
         rows = method_rows(bench)
         if self.start is None:
             numbers: dict[str, Any] = {"mean": {kind: s and s.mean for row in rows for kind, s in row.means.items()}}
@@ -224,7 +224,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return (FIRST_SEED, *range(1, numbers[0]))
 
 
-def read_results(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path] = frozenset()) -> BenchResults:
+def read_results(plan: BenchPlan, runs: FinishedRuns) -> BenchResults:
     """All finished runs. Means over the tasks of one method are over all tasks; of several, over those that are run."""
     every, seeds = plan.data.benchmark.tasks, plan.all_seeds()
     folders = {name: {plan.folder(name, t, seed): t for t in every for seed in seeds} for name in plan.methods()}
@@ -234,7 +234,6 @@ def read_results(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path] = 
     }
     asked = {task.name for task in plan.tasks} | {result.task for some in results.values() for result in some}
     tasks = [task for task in every if plan.start is None or task.name in asked]
-    wrong = failed | runs.damaged
     return BenchResults(
         data=plan.data,
         seeds=seeds,
@@ -243,5 +242,7 @@ def read_results(plan: BenchPlan, runs: FinishedRuns, failed: frozenset[Path] = 
         by_method=results,
         start=plan.start,
         misfits=plan.misfits,
-        failed={name: sum(run in wrong and task in tasks for run, task in of.items()) for name, of in folders.items()},
+        failed={
+            name: sum(run in runs.failed and task in tasks for run, task in of.items()) for name, of in folders.items()
+        },
     )

@@ -62,12 +62,12 @@ class FinishedRuns:
 
     def __init__(self, out: Path, screen: Screen, *, by_class: bool = False) -> None:
         self.out, self.screen, self.by_class = out, screen, by_class
-        self.damaged: set[Path] = set()
+        self.failed: set[Path] = set()  # by this call, or damaged
         self._results: dict[Path, RunResult] = {}
 
     def get(self, folder: Path, task: str = "") -> RunResult | None:
         """The result of a run; None if it is not finished and scored, or damaged."""
-        if folder not in self._results and folder not in self.damaged and is_scored(folder):
+        if folder not in self._results and folder not in self.failed and is_scored(folder):
             try:
                 self._results[folder] = read_result(folder, self.out, task, by_class=self.by_class)
             except CdtransError as error:
@@ -76,7 +76,7 @@ class FinishedRuns:
 
     def leave_out(self, folder: Path, error: CdtransError) -> None:
         """Treat a run as damaged."""
-        self.damaged.add(folder)
+        self.failed.add(folder)
         self._results.pop(folder, None)
         self.screen.warn(
             f"The table leaves out the run in '{folder}': {error} Or delete this folder to make the run again."

@@ -260,7 +260,7 @@ class Study(ABC):
         """The runs, in the order in which they start."""
 
     @abstractmethod
-    def write(self, results: FinishedRuns, failed: frozenset[Path]) -> dict[str, Any]:
+    def write(self, results: FinishedRuns) -> dict[str, Any]:
         """Write the tables from all finished runs, also those of earlier calls. Returns the numbers for --json."""
 
     def save(self, contents: Mapping[str, str]) -> None:
@@ -275,24 +275,24 @@ class Study(ABC):
     def carry_out(self, jobs: int, screen: Screen) -> BenchResult:
         """Run everything unfinished, `jobs` at a time. A run that fails is named, and the others continue."""
         results = FinishedRuns(self.out, screen, by_class=self.by_class)
-        runs, failed = self.runs(), set[Path]()
+        runs = self.runs()
 
         def ended(job: ActiveRun) -> None:
             if job.failure:
-                failed.add(job.run.folder)
-            self.write(results, frozenset(failed))
+                results.failed.add(job.run.folder)
+            self.write(results)
             if not job.failure and (result := results.get(job.run.folder)):
                 scores = ", ".join(f"{SCORE_TITLES[kind]} {100 * score:.1f}" for kind, score in result.scores.items())
                 screen.say(f"{job.run.name}: {scores} ({result.seconds / 60:.1f} min)")
 
         with owned(self.out, self.kind, self.recipe()):
             self.prepare()
-            self.write(results, frozenset())
+            self.write(results)
             run_jobs(self.kind, runs, jobs, screen, ended)
-            numbers = self.write(results, frozenset(failed))
+            numbers = self.write(results)
         asked = {run.folder: run.name for run in runs}
-        others = sorted(folder.relative_to(self.out).as_posix() for folder in results.damaged - asked.keys())
-        wrong = [name for folder, name in asked.items() if folder in failed | results.damaged]
+        others = sorted(folder.relative_to(self.out).as_posix() for folder in results.failed - asked.keys())
+        wrong = [name for folder, name in asked.items() if folder in results.failed]
         finished = sum(results.get(folder) is not None for folder in asked)
         return BenchResult(self.out, self.table, len(runs), finished, (*wrong, *others), numbers)
 
