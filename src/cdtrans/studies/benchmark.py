@@ -43,6 +43,7 @@ class BenchPlan(Study):
     force: bool = False
     start: str | None = None  # start of several methods; None if there is one
     misfits: dict[str, str] = field(default_factory=dict)  # methods that cannot be run, and what they need
+    by_class: bool = False
 
     def runs(self) -> tuple[PlannedRun, ...]:
         """All tasks with the first seed, method by method, then all with the next, so that rows are complete early."""
@@ -106,10 +107,6 @@ class BenchPlan(Study):
     @property
     def table(self) -> str:
         return "compared.md" if self.start else "table.md"
-
-    @property
-    def by_class(self) -> bool:
-        return self.data.benchmark.class_mean
 
     def recipe(self) -> dict[str, Any]:
         """The settings that the runs of one table share. Tasks, seeds and the machine may change, and which methods
@@ -196,6 +193,7 @@ def bench(
         force=force,
         start=start,
         misfits=unfit,
+        by_class=benchmark.class_mean,
     )
     for difference in complete.differences:
         screen.warn(f"{benchmark.title} differs from the published data: {difference}.")

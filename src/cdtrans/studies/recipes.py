@@ -78,9 +78,8 @@ class Request:
         recipe = given.get("recipe", start_of(str(given.get("method")), "authors"))
         if recipe == "best" and "backbone" not in given:
             settings = settings | {"backbone": read_recipe(self.authors)["backbone"]}
-        chosen = compose(
-            TABLE_DEFAULTS, from_file, settings, {"recipe": self.authors if recipe == "authors" else recipe}
-        )
+        named = self.authors if recipe == "authors" else recipe
+        chosen = compose(TABLE_DEFAULTS, from_file, settings, {"recipe": named})
         own = [key for key in DECIDED_HERE if key in settings]
         if own := [*own, *(key for key in ("source_model", "target_labels") if getattr(chosen, key))]:
             raise SettingsError(

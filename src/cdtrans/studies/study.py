@@ -240,16 +240,12 @@ class Study(ABC):
 
     kind: ClassVar[str]
     out: Path
+    by_class: bool = False  # whether scores are means over the classes
 
     @property
     @abstractmethod
     def table(self) -> str:
         """The file to read first."""
-
-    @property
-    def by_class(self) -> bool:
-        """Whether scores are means over the classes."""
-        return False
 
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
