@@ -248,10 +248,8 @@ class RunRecord:
 
     def root(self, domain: Literal["source", "target"]) -> Path:
         """The folder that the paths of a domain are relative to."""
-        place, root = getattr(self.config, domain), self.config.root
-        if os.path.isfile(place):  # a list
-            return Path(root) if root else Path(place).parent
-        return Path(place)
+        place, root = Path(getattr(self.config, domain)), self.config.root
+        return Path(root or place.parent) if os.path.isfile(place) else place  # a list is a file
 
     # Reading
 

@@ -207,9 +207,8 @@ def open_screen(out: Path, config: Resolved, screen: Screen, *, trains: bool) ->
         stage_1 = f"the source-only model of '{config.source_model}'"
     elif config.source_fit == "probe":
         stage_1 = "a probe on the source"
-    stage_2 = f"{counted(config.epochs, 'epoch')} of {config.method}"
-    if not trains:
-        stage_2 = f"the method {config.method}, no training"
+    epochs = counted(config.epochs, "epoch")
+    stage_2 = f"{epochs} of {config.method}" if trains else f"the method {config.method}, no training"
     origin = "timm's weights" if config.pretrained else "from scratch"
     origin = f"weights of '{config.weights}'" if config.weights else origin
     screen.say(f"{recipe}: {stage_1}, then {stage_2}")
