@@ -61,10 +61,6 @@ class BenchmarkTask(NamedTuple):
         return f"{self.source.short}>{self.target.short}"
 
     @property
-    def long_name(self) -> str:
-        return f"{self.source.name}>{self.target.name}"
-
-    @property
     def folder(self) -> str:
         return f"{self.source.short}-{self.target.short}"
 
@@ -94,7 +90,7 @@ class Benchmark:
             for task in self.tasks:
                 if task.source.is_called(source) and task.target.is_called(target):
                     return task
-        names = [name for task in self.tasks for name in (task.name, task.long_name)]
+        names = [name for t in self.tasks for name in (t.name, f"{t.source.name}>{t.target.name}")]
         raise SettingsError("task-unknown", f"'{text}' is not a task of {self.title}: {nearest(text, names)}")
 
 
@@ -158,10 +154,8 @@ def _difference(benchmark: Benchmark, domain: Domain, on_disk: FoundDomain) -> s
         return f"{domain.name} {unlike}"
     if len(images.classes) != benchmark.classes:
         return f"{domain.name} has {len(images.classes)} classes where {benchmark.classes} were published"
-    per_class = images.counts()
-    wrong = [
-        f"{name} {per_class[name]} of {count}" for name, count in domain.per_class.items() if per_class[name] != count
-    ]
+    here = images.counts()
+    wrong = [f"{name} {here[name]} of {count}" for name, count in domain.per_class.items() if here[name] != count]
     if len(images) != domain.images or wrong:
         which = f" ({first_of(wrong)})" if wrong else ""
         return f"{domain.name} has {len(images):,} images where {domain.images:,} were published{which}"

@@ -48,11 +48,6 @@ class Decoded(Generic[_Domain]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @classmethod
-    def none(cls, domain: _Domain, size: int) -> "Decoded[_Domain]":
-        """A domain without images."""
-        return cls(domain, np.zeros((0, size, size, 3), np.uint8), np.zeros(0, np.int64), ())
-
     def keep(self, positions: Sequence[int]) -> "Decoded[_Domain]":
         """The images at these positions, in this order."""
         digests = tuple(self.digests[i] for i in positions)

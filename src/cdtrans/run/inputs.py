@@ -171,7 +171,7 @@ def decode_inputs(plan: RunPlan, config: Resolved, method: "type[Method]") -> In
 def decode_source(source: LabelledDomain, config: Resolved, screen: Screen) -> Decoded[LabelledDomain]:
     """The readable images of the source. A class without one is refused: the classifier could never learn it."""
     if not len(source):
-        return Decoded.none(source, config.resize)
+        return Decoded(source, np.zeros((0, config.resize, config.resize, 3), np.uint8), np.zeros(0, np.int64), ())
     decoded = decode_domain(source, config, screen, "source")
     decoded.require_readable("source", config.max_bad, screen)
     if empty := [name for name, count in decoded.domain.counts().items() if count == 0]:

@@ -221,19 +221,19 @@ class Classifier:
 
         from cdtrans.runtime.device import half, until_it_fits
 
-        def most() -> int:
-            return min(self.at_once or len(pixels), len(pixels))
+        images = torch.from_numpy(pixels)
 
         def attempt() -> torch.Tensor:
-            parts = [pixels[i : i + most()] for i in range(0, len(pixels), most())]
+            parts = images.split(self.at_once or len(images))
             return torch.cat([self._compute(part, compute) for part in parts])
 
         def use_less() -> None:
-            self.at_once = half(most(), "classify", "use --device cpu")
+            most = min(self.at_once or len(images), len(images))
+            self.at_once = half(most, "classify", "use --device cpu")
 
         return until_it_fits(attempt, use_less)
 
-    def _compute(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
+    def _compute(self, images: "torch.Tensor", compute: "Compute") -> "torch.Tensor":
         import torch
 
         from cdtrans.inputs.batches import model_input
@@ -244,8 +244,8 @@ class Classifier:
         centre = slice(edge, edge + card.crop)
         precision = card.precision if self.device.type == "cuda" else "fp32"  # as in training, for equal labels
         with torch.inference_mode(), autocast(self.device, precision):
-            images = torch.from_numpy(pixels).to(self.device, non_blocking=True)
-            return compute(model_input(images[:, centre, centre].contiguous(), self.mean, self.std)).float()
+            cropped = images.to(self.device, non_blocking=True)[:, centre, centre].contiguous()
+            return compute(model_input(cropped, self.mean, self.std)).float()
 
     def digest(self) -> str:
         """A digest of the card and the weights; with a score for no class, also of those of the source-only model."""

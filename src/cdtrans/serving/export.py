@@ -52,14 +52,10 @@ def export(
     run: RunFolder,
     out: Annotated[
         str | Path | None,
-        Help(
-            "FILE.onnx (default: RUN/model.onnx), FILE.safetensors for timm, or a hub folder (RUN/hub).", flag="--out"
-        ),
+        Help("FILE.onnx (default: RUN/model.onnx), FILE.safetensors (timm), or a hub folder (RUN/hub).", flag="--out"),
     ] = None,
     *,
-    to: Annotated[
-        Literal["file", "hub-folder"], Help("file, or hub-folder: a folder of weights, ONNX and a model card.")
-    ] = "file",
+    to: Annotated[Literal["file", "hub-folder"], Help("file, or hub-folder: weights, ONNX and a model card.")] = "file",
     model: WhichModel = "chosen",
     screen: Screen | None = None,
 ) -> Exported:

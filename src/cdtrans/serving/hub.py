@@ -30,9 +30,7 @@ def download(name: str, files: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=list(files), etag_timeout=HUB_TIMEOUT
-        )
+        folder = snapshot_download(name, revision=revision or None, allow_patterns=[*files], etag_timeout=HUB_TIMEOUT)
     except Exception as error:  # whatever the client raises without a network, a repository or a permission
         raise _refused(name, "downloaded", error) from error
     return Path(folder)

@@ -86,8 +86,7 @@ class PartFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / ".lock"
         try:
-            lock = try_lock(file)
-            if lock is None:
+            if (lock := try_lock(file)) is None:
                 raise RunError("parts-locked", f"Another process writes to '{self.folder}'; wait until it ends.")
             with lock:
                 try:

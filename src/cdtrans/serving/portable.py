@@ -34,7 +34,6 @@ from cdtrans.serving.tapped_vit import tapped_logits, widen_head
 
 Read = Callable[[np.ndarray], np.ndarray]  # uint8 [B, resize, resize, 3] -> logits [B, K]
 EXPORT_AGAIN = "export it again with 'cdtrans export'"
-HUB_CONFIG = "config.json"
 REMOTE_CODE = {  # transformers runs the code of the folder by it
     "model_type": "cdtrans",
     "architectures": ["CdtransForImageClassification"],
@@ -144,8 +143,7 @@ def _timm_state(card: Card) -> dict[str, Tensor]:
     architecture, arguments = timm_call(card.backbone, crop=card.crop, args=card.backbone_args)
     with torch.device("meta"):
         model = timm.create_model(architecture, num_classes=len(card.classes), **arguments)
-    state: dict[str, Tensor] = model.state_dict()
-    return state
+    return dict(model.state_dict())
 
 
 def one_layer(head: Head) -> tuple[Tensor, Tensor]:
@@ -174,8 +172,7 @@ def read_timm(place: Path) -> Read:
 
     @torch.inference_mode()
     def logits(images: np.ndarray) -> np.ndarray:
-        array: np.ndarray = portable(torch.from_numpy(images))[0].numpy()
-        return array
+        return np.asarray(portable(torch.from_numpy(images))[0].numpy())
 
     return logits
 
@@ -215,7 +212,7 @@ def crop_share(crop: int, resize: int) -> float:
 
 def write_folder(folder: Path, model: Network, card: Card) -> None:
     (folder / WEIGHTS).write_bytes(weights_file(model, card))
-    (folder / HUB_CONFIG).write_text(json.dumps(hub_config(model, card), indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(hub_config(model, card), indent=2) + "\n", encoding="utf-8")
     for name in CODE if model.taps > 1 else ():
         shutil.copyfile(Path(__file__).with_name(name), folder / name)
 

@@ -60,20 +60,14 @@ class Predicted:
 @checked("images")
 def predict(
     run: Annotated[str | Path, Help("A finished run folder, or an exported file.", "RUN")],
-    images: Annotated[
-        str | Path, Help("A folder with images at any depth, an image, a list of paths, or tars.", "IMAGES")
-    ],
+    images: Annotated[str | Path, Help("A folder of any depth, an image, a list of paths, or tars.", "IMAGES")],
     *,
-    csv: Annotated[
-        str | Path | IO[bytes] | None, Help("Write the predictions here (default: standard output).")
-    ] = None,
+    csv: Annotated[str | Path | IO[bytes] | None, Help("Write predictions here (default: standard output).")] = None,
     parquet: Annotated[str | Path | None, Help("Write the predictions to a Parquet file instead.")] = None,
     top: Annotated[int, Help("How many of the most probable classes to list."), Range(minimum=1)] = 1,
     abstain: Annotated[float | None, Help("Leave the label empty below this probability."), Range(0, 1)] = None,
     keep: Annotated[float | None, Help("Label only this share of the images, the most confident, such as 0.8.")] = None,
-    accuracy: Annotated[
-        float | None, Help("Label as many images as this expected accuracy allows, such as 0.95.")
-    ] = None,
+    accuracy: Annotated[float | None, Help("Label as many as this expected accuracy allows, such as 0.95.")] = None,
     unknown: Annotated[bool, Help("Add a score for images of no class, by the source-only model.")] = False,
     root: Root = None,
     model: WhichModel = "chosen",
@@ -178,12 +172,11 @@ class PredictionJob:
     def run(self, file: Path | IO[bytes] | None) -> Predicted:
         self.columns = table_columns(self.classifier, self.top)
         self.tars = len(find_tars(self.images, self.root))
-        total, predictions = self.count_images(), Predictions()
+        total, counts, predictions = self.count_images(), Counts(), Predictions()
         images = stream_images(self.images, self.root)
         if isinstance(file, Path):
             counts = self.write(file, images, total)
         else:
-            counts = Counts()
             with self.screen.track("predicting", total) as task:
                 results = self.classifier.stream_batches(cut(images, self.classifier.batch), top=self.top)
                 kept = self.keep_labels(results, counts, task)
@@ -234,8 +227,8 @@ class PredictionJob:
         folder = PartFolder(file, settings)
         with folder.locked() as done:
             if done:
-                where = f"'{folder.folder}'"
-                self.screen.say(f"Resuming from {where}; parts whose images have changed are predicted again.")
+                again = "parts whose images have changed are predicted again"
+                self.screen.say(f"Resuming from '{folder.folder}'; {again}.")
             with self.screen.track("predicting", total, done) as task:
                 for part, output in self.predict_parts(folder.missing(chain(first, parts)), task):
                     folder.store(part, output)
