@@ -1,5 +1,4 @@
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -114,14 +113,11 @@ def test_a_bar_does_not_move_for_every_small_step(clock: Clock) -> None:
     places: list[int] = []
 
     class Bars:
-        def add_task(self, description: str, **how: Any) -> int:
-            return 0
-
         def update(self, bar: int, *, completed: int, total: int, note: str) -> None:
             places.append(completed)
 
     task = TrackedTask(Screen(), "decode", 100, 0, Pace())
-    task.show_on(Bars())
+    task.bars = Bars()
     for _ in range(10):
         task.advance(3)
         clock.now += 0.05

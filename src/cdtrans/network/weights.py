@@ -216,22 +216,16 @@ def make_card(
     config: Resolved, classes: tuple[str, ...], *, stage: Literal["source", "adaptation"], epoch: int
 ) -> Card:
     mean, std = normalisation(config.backbone)
+    same = ("backbone", "backbone_args", "neck", "resize", "crop", "precision", "method", "taps")
     return Card(
         classes=classes,
-        backbone=config.backbone,
-        backbone_args=config.backbone_args,
         weights=config.weights or (config.backbone if config.pretrained else FROM_SCRATCH),
-        neck=config.neck,
-        resize=config.resize,
-        crop=config.crop,
-        precision=config.precision,
         mean=mean,
         std=std,
         stage=stage,
         epoch=epoch,
         versions={p: version(p) for p in ("torch", "timm")},
-        method=config.method,
-        taps=config.taps,
+        **{name: getattr(config, name) for name in same},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -94,7 +94,7 @@ class Screen:
             TextColumn("{task.fields[note]}"),
         ]
         with Progress(*columns, console=self.console, transient=True) as bars:
-            task.show_on(bars)
+            task.bars, task.bar = bars, bars.add_task(description, note="", completed=done, total=total)
             yield task
 
 
@@ -104,10 +104,8 @@ class TrackedTask:
     def __init__(self, screen: Screen, description: str, total: int | None, done: int, pace: Pace) -> None:
         self.screen, self.description, self.total, self.done, self.pace = screen, description, total, done, pace
         self.bars: Progress | None = None
+        self.bar = TaskID(0)
         self.next = 0.0
-
-    def show_on(self, bars: Progress) -> None:
-        self.bars, self.bar = bars, bars.add_task(self.description, note="", completed=self.done, total=self.total)
 
     def advance(self, done: int, note: str = "") -> None:
         self.done += done
