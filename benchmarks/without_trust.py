@@ -21,7 +21,7 @@ def importing() -> Iterator[None]:
     from cdtrans.trust import selection
 
     def only_predictions(self: Any, epoch: int, target: Any, encode: Any = None) -> None:
-        selection.save_predictions(self.run, epoch, target)
+        selection.save_predictions(self.run, epoch, target, self.numbering)
         self.scores[epoch] = NEUTRAL
         if epoch > 0:
             self.best = selection.BestEpoch(epoch, 0.0, self.encode.model.state_dict())

@@ -7,7 +7,7 @@ it, and the help names the paper's value.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +48,8 @@ class Config:
     source: str = ""
     target: str = ""
     target_labels: str | None = None
+    target_classes: list[str] | str | None = None
+    other_classes: bool | None = None
     root: str | None = None
     crop: Pixels | Auto = "auto"
     resize: Pixels | Auto = "auto"
@@ -153,6 +155,8 @@ class Settings(TypedDict, total=False):
     """The settings that functions of Python take by name: those of Config and of CDTransOptions, with their types."""
 
     target_labels: str | Path | None
+    target_classes: Sequence[str] | str | Path | None
+    other_classes: bool | None
     root: str | Path | None
     crop: int | Auto
     resize: int | Auto

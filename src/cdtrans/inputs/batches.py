@@ -65,6 +65,10 @@ class Images:
         others.rows = torch.from_numpy(rows).to(self.home)
         return others
 
+    def part(self, indices: Tensor) -> "Images":
+        """Some of these images."""
+        return self.select(self.rows[indices.to(self.home)].cpu().numpy())
+
     def draw(self, count: int, flip: float, generator: torch.Generator) -> Augmentation:
         """Crops and flips with the distribution of RandomCrop and RandomHorizontalFlip."""
         offsets = self.resize - self.crop + 1

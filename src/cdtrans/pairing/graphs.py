@@ -13,6 +13,8 @@ Two views of the features are averaged: the last blocks as they are, and all tap
 constant was chosen on Office-31 and PACS with DeiT-tiny (docs/results/recipe.md). Nothing here is random, and nothing
 has the size of images times images: neighbours are searched tile by tile."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -89,7 +91,12 @@ class View:
 
     def spread(self, q: Tensor, known: Tensor) -> Tensor:
         """The target's probabilities [Nt, K] over both graphs; `known` are the source's labels, [Ns, K]."""
-        return (self.own.spread(q, OWN, self.given) + self.joint.spread(q, JOINT, self.given, known)) / 2
+        own, joint = self.spread_each(q, known)
+        return (own + joint) / 2
+
+    def spread_each(self, q: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """The same over the graph of the target, and over the joint one."""
+        return self.own.spread(q, OWN, self.given), self.joint.spread(q, JOINT, self.given, known)
 
     def fit(self, known: Tensor, labels: Tensor, chosen: Tensor, decay: float) -> Tensor:
         """A probe on the source and the chosen target images with these labels [Nt] -> its probabilities for the
@@ -187,18 +194,19 @@ def gram(x: Tensor, y: Tensor | None = None) -> Tensor:
     return torch.stack([(a.T @ b).double() for a, b in parts]).sum(dim=0)
 
 
-class Start(NamedTuple):
+@dataclass(frozen=True)
+class Start:
     """Both views, and what a probe on the source says in each of them, before any graph."""
 
     views: list[View]
-    known: Tensor  # [Ns, K] the source's labels
+    known: Tensor  # [Ns, K] the source's labels; a row of zeros for an image of a class that does not occur
     q: list[Tensor]  # [Nt, K] probabilities of the target, one for each view
 
     @classmethod
     def of(cls, domains: Domains, *, classes: int, leading: int) -> "Start":
         """From both domains' features, whose first `leading` numbers are the first view."""
         views, given = make_views(domains, leading), domains.given
-        known = F.one_hot(domains.source_labels, classes).to(views[0].source)
+        known = known_labels(domains, classes).to(views[0].source)
         p = fixed(known.new_zeros(len(domains.target.features), classes), given)
         chosen = torch.zeros(0, dtype=torch.long, device=known.device) if given is None else given.images
         return cls(views, known, [view.fit(known, p.argmax(dim=1), chosen, LOOSE) for view in views])
@@ -208,21 +216,37 @@ class Start(NamedTuple):
         """[Nt, K] the mean of both views' probabilities."""
         return torch.stack(self.q).mean(dim=0)
 
+    @cached_property
+    def graphs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """[Nt, K] each: the probabilities after every view's graph of the target, and after its joint one."""
+        both = [view.spread_each(p, self.known) for view, p in zip(self.views, self.q, strict=True)]
+        return [own for own, _ in both], [joint for _, joint in both]
+
+    @property
+    def graph(self) -> Tensor:
+        """[Nt, K] after all first graphs."""
+        return torch.stack([(own + joint) / 2 for own, joint in zip(*self.graphs, strict=True)]).mean(dim=0)
+
     def spread(self, q: list[Tensor]) -> Tensor:
         """[Nt, K] these probabilities after the graphs of their views."""
         return torch.stack([view.spread(p, self.known) for view, p in zip(self.views, q, strict=True)]).mean(dim=0)
 
+    def only(self, occurs: Tensor) -> "Start":
+        """The same for the classes that occur, [K] bool."""
+        q = [p[:, occurs].clamp_min(1e-8) for p in self.q]
+        return Start(self.views, self.known[:, occurs], [p / p.sum(dim=1, keepdim=True) for p in q])
+
 
 def label_target(domains: Domains, *, classes: int, leading: int) -> GraphLabels:
     """Labels from both domains' features, whose first `leading` numbers are the first view."""
-    return label_from(Start.of(domains, classes=classes, leading=leading), domains)
+    return label_from(Start.of(domains, classes=classes, leading=leading), domains.given)
 
 
-def label_from(start: Start, domains: Domains) -> GraphLabels:
-    """All rounds. A class that does not occur in the target gets no image."""
-    first, q, given = start.probe.argmax(dim=1), start.q, domains.given
+def label_from(start: Start, given: TargetLabels | None) -> GraphLabels:
+    """All rounds."""
+    first, q = start.probe.argmax(dim=1), start.q
     for round in range(ROUNDS):
-        p = fixed(balanced(start.spread(q), first, domains.absent), given)
+        p = fixed(balanced(start.spread(q) if round else start.graph, first), given)
         if round + 1 < ROUNDS:  # the last round's probes would teach nobody
             decay = LOOSE * (CLOSE / LOOSE) ** ((round + 1) / ROUNDS)
             chosen = most_certain(p, FIRST_PORTION + (1 - FIRST_PORTION) * round / (ROUNDS - 1))
@@ -233,17 +257,25 @@ def label_from(start: Start, domains: Domains) -> GraphLabels:
 def relabel_target(domains: Domains, first: Tensor, *, leading: int) -> Tensor:
     """Labels [Nt, K] from the features and predictions of a network that is being trained. The graphs spread them
     twice: the second time, a probe that has learnt the first labels counts for one half."""
-    views, given, absent = make_views(domains, leading), domains.given, domains.absent
+    views, given = make_views(domains, leading), domains.given
     q = fixed(domains.target.logits.softmax(dim=1), given)
-    known = F.one_hot(domains.source_labels, q.shape[1]).to(q)
+    known = known_labels(domains, q.shape[1]).to(q)
     everything = torch.arange(len(q), device=q.device)
-    p = fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first, absent), given)
+    p = fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first), given)
     q = (q + views[0].fit(known, p.argmax(dim=1), everything, CLOSE)) / 2
-    return fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first, absent), given)
+    return fixed(balanced(torch.stack([view.spread(q, known) for view in views]).mean(dim=0), first), given)
+
+
+def known_labels(domains: Domains, classes: int) -> Tensor:
+    """[Ns + Na, K] the source's labels, and rows of zeros for its images of classes that do not occur."""
+    known = F.one_hot(domains.source_labels, classes)
+    return known if domains.beside is None else torch.cat([known, known.new_zeros(len(domains.beside), classes)])
 
 
 def make_views(domains: Domains, leading: int) -> list[View]:
     source, target = domains.source.features, domains.target.features
+    if domains.beside is not None:
+        source = torch.cat([source, domains.beside])
     of_source = Statistics.of(source)
     of_target = Statistics.of(target, prior=of_source)
     source, target = of_source.standardised(source), of_target.standardised(target)
@@ -251,13 +283,8 @@ def make_views(domains: Domains, leading: int) -> list[View]:
     return [View(source[:, :leading], target[:, :leading], given), View(source, target, given, whitened=True)]
 
 
-def balanced(p: Tensor, first: Tensor, absent: Tensor | None = None) -> Tensor:
-    """Rows and columns scaled in turn (Sinkhorn) until the class shares are the pulled ones, [Nt, K] -> [Nt, K].
-    Classes that do not occur, [K] bool, get nothing, and have no share to be pulled to."""
-    if absent is not None:
-        occurs = ~absent
-        among = balanced(p[:, occurs], torch.where(occurs, occurs.cumsum(0) - 1, -1)[first])
-        return torch.zeros_like(p).index_copy(1, occurs.nonzero().squeeze(1), among)
+def balanced(p: Tensor, first: Tensor) -> Tensor:
+    """Rows and columns scaled in turn (Sinkhorn) until the class shares are the pulled ones, [Nt, K] -> [Nt, K]."""
     images, classes = p.shape
     changed = float((p.argmax(dim=1) != first).double().mean())
     pull = min(PULL, 2 * changed) * min(1.0, images / (ENOUGH * classes))

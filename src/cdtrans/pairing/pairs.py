@@ -32,7 +32,7 @@ class Domains:
     source_labels: Tensor  # [Ns]
     target: Encoded
     given: TargetLabels | None = None
-    absent: Tensor | None = None  # [K] bool, classes that do not occur in the target; None if all may
+    beside: Tensor | None = None  # [Na, D] features of source images whose classes do not occur in the target
 
     @cached_property
     def neighbours(self) -> Neighbours:

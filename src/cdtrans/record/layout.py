@@ -62,7 +62,7 @@ class ImageTable:
 
 @dataclass(frozen=True)
 class SavedEvidence:
-    """The evidence of pretrained features, for a resumed run, see `trust.support.Evidence`."""
+    """The evidence of fixed features, see `trust.support.Evidence`."""
 
     nearest: np.ndarray  # [n, k]
     source_labels: np.ndarray  # [Ns]
@@ -70,6 +70,12 @@ class SavedEvidence:
     reference: np.ndarray  # [n]
     agreement: np.ndarray  # []
     steady: np.ndarray  # []
+    occurs: np.ndarray  # [K] bool
+    noticed: np.ndarray  # [] bool
+    no_class: np.ndarray  # [n]
+    candidates: np.ndarray  # [K, c]
+    doubt: np.ndarray  # [K]
+    pretrained: np.ndarray  # [] bool
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,9 @@ class Views:
     target_after: np.ndarray  # [Nt]
     confidence_before: np.ndarray  # [Nt] calibrated
     confidence_after: np.ndarray  # [Nt]
+    no_class: np.ndarray  # [n] the higher, the less a target image is like any class
+    doubt: np.ndarray  # [K] the higher, the less clear it is whether a class occurs
+    candidates: np.ndarray  # [K, c] target images that are most likely of each class
     changed: np.ndarray  # [Nt] total variation between both models' probabilities
 
 

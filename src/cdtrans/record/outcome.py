@@ -5,7 +5,7 @@
     choice      the model that the run uses, by the run itself or by a person (`cdtrans choose`)
 
 What target labels show of the models is `Measured`; it is known later, in other files, and replaces the estimate
-wherever both are shown. A statement about the classes that occur in the target would be one more field."""
+wherever both are shown."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -115,6 +115,27 @@ class Basis:
 
 
 @dataclass(frozen=True)
+class NoClassCurve:
+    """The probability that a target image belongs to no class, 1 / (1 + exp(-(intercept + slope * score))), as a
+    person's answers say."""
+
+    intercept: float
+    slope: float
+    cut: float  # score above which an image is taken for one of no class
+    share: float  # expected share of such images in the target
+
+
+@dataclass(frozen=True)
+class ClassSet:
+    """Which of the source's classes occur in the target, and whether it shows anything else."""
+
+    absent: tuple[str, ...] = ()  # classes that do not occur; no model of the run predicts them
+    by: Literal["assumed", "noticed", "asked", "told"] = "assumed"  # where that is known from
+    others: bool | None = None  # whether the target shows images of no class; None if nobody has said
+    curve: NoClassCurve | None = None  # None without answers about single images
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The result of a finished run."""
 
@@ -128,6 +149,7 @@ class Outcome:
     setback: Setback | None = None
     crowd: Crowd | None = None  # in the source-only model's predictions
     basis: Basis | None = None  # None without source images
+    class_set: ClassSet = field(default_factory=ClassSet)
     target_labels: int = 0  # target images that the run was trained with the labels of (--target-labels)
     trained_with_labels: bool = False  # a run of an ablation whose pairs were made with target labels
 

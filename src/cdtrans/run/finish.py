@@ -3,14 +3,13 @@
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-import numpy as np
-
 from cdtrans.config import Config, Resolved
 from cdtrans.methods.base import Method
+from cdtrans.pairing.narrowing import Numbering
 from cdtrans.record import wording
 from cdtrans.record.layout import ADAPTED, LAST, LOGITS, PREDICTIONS, REPORT, RESULT, SOURCE, VIEWS
 from cdtrans.record.model import Card, save_model
-from cdtrans.record.outcome import Basis, Choice, Crowd, Interval, Outcome, Verdict
+from cdtrans.record.outcome import Basis, Choice, ClassSet, Crowd, Interval, Outcome, Verdict
 from cdtrans.record.probabilities import accuracy_by_share, calibrated, temperature
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, confidence_views, predictions_csv, remove_state, require_resumable
@@ -22,26 +21,34 @@ from cdtrans.runtime.screen import Screen
 from cdtrans.training.adaptation import Adaptation
 from cdtrans.trust.estimate import accuracy_range, expected_accuracy, measurable
 from cdtrans.trust.guard import decide, labels_to_settle, supported
-from cdtrans.trust.support import Impression, views
+from cdtrans.trust.support import Evidence, Impression, views
 
 
 def finish(
-    run: RunWriter, adaptation: Adaptation, card: Card, inputs: Inputs, config: Resolved, kind: type[Method]
+    run: RunWriter,
+    adaptation: Adaptation,
+    numbering: Numbering,
+    card: Card,
+    inputs: Inputs,
+    config: Resolved,
+    kind: type[Method],
 ) -> Outcome:
     """Judge both models, and save them, the predictions of the chosen one and, last, the outcome."""
     with run.timed("verdict"):
         network, before, after = adaptation.network, adaptation.before, adaptation.after
-        outcome = judge(adaptation, config, kind, card.classes, len(inputs.given))
+        occurring = tuple(card.classes[k] for k in numbering.classes)
+        outcome = judge(adaptation, config, kind, card.classes, occurring, inputs.given)
         hot = fitted_temperature(adaptation, outcome.basis)
-        logits: dict[str, np.ndarray] = {n: model.target_logits.numpy() for n, model in models_of(adaptation).items()}
+        logits = {n: numbering.logits(model.target_logits.numpy()) for n, model in models_of(adaptation).items()}
         scaled = {name: calibrated(x, hot if name == ADAPTED else 1.0) for name, x in logits.items()}
         run.write(LOGITS, logits)
         sure = confidence_views(scaled[SOURCE], scaled.get(ADAPTED, scaled[SOURCE]))
-        run.write(VIEWS, views(before, after or before) | sure)
+        run.write(VIEWS, views(before, after or before, adaptation.evidence, numbering) | sure)
         paths = inputs.target.domain.paths
         run.write(PREDICTIONS, predictions_csv(paths, card.classes, scaled[outcome.choice.model], scaled[SOURCE]))
         card = replace(
             card,
+            classes=occurring,
             stage="adaptation",
             head=network.head.spec,
             transferability=network.transferability is not None,
@@ -87,11 +94,20 @@ def show_finished(plan: RunPlan, config: Resolved) -> Outcome:
     return record.outcome
 
 
-def judge(adaptation: Adaptation, config: Config, kind: type[Method], classes: tuple[str, ...], given: int) -> Outcome:
-    """Verdict, estimates and choice. `given`: images that --target-labels trained."""
+def judge(
+    adaptation: Adaptation,
+    config: Config,
+    kind: type[Method],
+    classes: tuple[str, ...],
+    occurring: tuple[str, ...],
+    given: Given,
+) -> Outcome:
+    """Verdict, estimates and choice, for the source's classes and those of them that occur."""
     before, after = adaptation.before, adaptation.after
     verdict, basis = decide(adaptation.measures, adapted=after is not None), basis_of(adaptation)
-    predicted, source = (x.bincount(minlength=len(classes)).tolist() for x in (before.predicted, before.source_labels))
+    predicted, source = (
+        x.bincount(minlength=len(occurring)).tolist() for x in (before.predicted, before.source_labels)
+    )
     kept = verdict.kind != "harm" or not config.guard
     outcome = Outcome(
         verdict=verdict,
@@ -102,12 +118,19 @@ def judge(adaptation: Adaptation, config: Config, kind: type[Method], classes: t
         labels=labels_to_settle(before, after or before),
         selection=config.select,
         setback=adaptation.setback if kept else None,
-        crowd=Crowd.of(predicted, source, classes),
+        crowd=Crowd.of(predicted, source, occurring),
         basis=basis,
-        target_labels=given,
+        class_set=class_set(adaptation.evidence, classes, occurring, given),
+        target_labels=len(given),
         trained_with_labels=kind.uses_target_labels,
     )
     return outcome.choose(outcome.own_choice)
+
+
+def class_set(evidence: Evidence, classes: tuple[str, ...], occurring: tuple[str, ...], given: Given) -> ClassSet:
+    """How the run came to its classes."""
+    absent = tuple(name for name in classes if name not in occurring)
+    return ClassSet(absent, given.class_source or ("noticed" if evidence.noticed else "assumed"), given.others)
 
 
 def models_of(adaptation: Adaptation) -> dict[str, Impression]:

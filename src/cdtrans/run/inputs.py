@@ -23,7 +23,7 @@ from cdtrans.trust.preflight import Finding, examine, examine_target, ignored, r
 if TYPE_CHECKING:
     import torch
 
-    from cdtrans.methods.base import Method, Sizes
+    from cdtrans.methods.base import Method
     from cdtrans.record.model import Card
     from cdtrans.training.adaptation import TrainingData
 
@@ -65,12 +65,6 @@ class Inputs:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.source.domain.classes
-
-    @property
-    def sizes(self) -> "Sizes":
-        from cdtrans.methods.base import Sizes
-
-        return Sizes(len(self.classes), len(self.source), len(self.target))
 
     def describe(self, config: Config) -> DataRecord:
         """The run's record of its data; a resumed run must find the same."""
@@ -117,7 +111,11 @@ class Inputs:
         if len(self.held_out):
             held_labels = torch.tensor(self.held_out.domain.labels, device=beside)
             held_out = LabelledImages(source.select(self.held_out.rows), held_labels)
-        return TrainingData(source, labels, self.target.images(card, device), held_out, self.given.tensors(beside))
+        occurs = None
+        if self.given.occurring is not None:
+            occurs = torch.tensor([name in self.given.occurring for name in self.classes])
+        target, given = self.target.images(card, device), self.given.tensors(beside)
+        return TrainingData(source, labels, target, held_out, given, occurs)
 
 
 def scan_domains(

@@ -2,7 +2,7 @@
 seconds."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +32,7 @@ from cdtrans.record.record import RunRecord
 from cdtrans.record.run import RunWriter, require_resumable
 from cdtrans.run.inputs import RunPlan, decode_inputs, scan_domains
 from cdtrans.run.stage1 import Origin, source_model
-from cdtrans.run.target_labels import Given
+from cdtrans.run.target_labels import Given, told_classes
 from cdtrans.runtime.ranks import from_main, joined
 from cdtrans.runtime.screen import Screen, html_table
 from cdtrans.runtime.signals import StopSignals, importing
@@ -153,6 +153,7 @@ def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "typ
     for finding, advice in warnings_for(source):
         screen.warn(f"{finding}. {advice}")
     Given.require(config, source.classes)
+    config = replace(config, target_classes=told_classes(config, source.classes))
     require_resumable(out, config)
     if not RunRecord(out).finished:
         Origin(out, config).require()
@@ -161,6 +162,7 @@ def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "typ
 
 def run_session(plan: RunPlan) -> Outcome:
     """From the scanned images to a finished run folder. Bad input is found before the folder is touched."""
+    from cdtrans.pairing.narrowing import Numbering, narrowed
     from cdtrans.run.finish import complete, finish, show_finished
     from cdtrans.training.adaptation import adapt_to_target
     from cdtrans.training.loop import library, load_stage
@@ -187,10 +189,13 @@ def run_session(plan: RunPlan) -> Outcome:
                 images = inputs.on_device(card, device)
                 inputs.record(run, fresh=load_stage(run) is None and not origin.done)
                 start = source_model(run, origin, network.to(device), card, images, config, screen)
-                method = make_method(kind, start.network, config, inputs.sizes).to(device)
-                images = images._replace(untouched=start.untouched)
-                adaptation = adapt_to_target(run, method, images, config, screen, start.frozen, start.evidence)
-            outcome = finish(run, adaptation, start.card, inputs, config, kind)
+                numbering = Numbering.of(start.evidence.occurs, images.labels)
+                images, network = images.narrowed(numbering, start.frozen), narrowed(start.network, numbering)
+                method = make_method(kind, network, config, images.sizes(numbering)).to(device)
+                adaptation = adapt_to_target(
+                    run, method, images, start.evidence, numbering, config, screen, start.frozen
+                )
+            outcome = finish(run, adaptation, numbering, start.card, inputs, config, kind)
         complete(run.record, config, screen, run.timed("report"))
     return outcome
 

@@ -7,9 +7,9 @@ trained on the same source images: otherwise "source-only" would mean another so
 may have been trained on. That one rule covers --holdout and --seed too, which decide the split. A run without source
 images has the classes and the backbone of the model that it adapts.
 
-Where stage 1 leaves the backbone as it is, stage 2 has the same features at its start, and no evidence is taken here.
-Where stage 1 is another run's, its card says which weights that began with; if they are not here, the guard judges by
-features of the source-only model. Needs no torch until a network is made, so that mistakes are reported at once."""
+Where stage 1 leaves the backbone as it is, the evidence comes from its features. Where stage 1 is another run's, its
+card says which weights that began with; if they are not here, the evidence is features of the source-only model. The
+module needs no torch until a network is made, so that mistakes are reported at once."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,9 +26,10 @@ from cdtrans.record.record import RunRecord
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from cdtrans.methods.base import Method
-    from cdtrans.network.encoding import Frozen
+    from cdtrans.network.encoding import Encoder
     from cdtrans.network.network import Network
     from cdtrans.record.run import RunWriter
     from cdtrans.runtime.screen import Screen
@@ -47,9 +48,8 @@ class SourceModel(NamedTuple):
 
     network: "Network"
     card: Card
-    frozen: "Frozen | None"  # features of a backbone that nothing has trained yet
-    evidence: "Evidence | None"  # from pretrained features; None where the network's serve as well
-    untouched: bool  # whether the network has the backbone's pretrained weights
+    frozen: "dict[str, Tensor] | None"  # features of a backbone that nothing has trained yet
+    evidence: "Evidence"  # from pretrained features if they can be had
 
 
 @dataclass(frozen=True)
@@ -154,54 +154,70 @@ def source_model(
     folder = run.record.model_folder(SOURCE)
     trains = config.source_fit == "train" if origin.place is None else card.epoch > 0
     pretrained = card.weights != FROM_SCRATCH
-    evidence = None
-    if trains and pretrained and config.source:
+    evidence: Evidence | None = None
+    frozen: dict[str, Tensor] | None = {} if config.source_fit == "probe" else None
+    if run.record.evidence is not None:
+        evidence = read_evidence(run.record)
+    elif trains and pretrained and config.source:
         evidence = pretrained_evidence(run, network if origin.place is None else None, card, data, config, screen)
-    model = SourceModel(
-        network, card, {} if config.source_fit == "probe" else None, evidence, pretrained and not trains
-    )
+    encode = Encoder(network, config, screen, frozen)
     if origin.done:
         with intact(folder, AGAIN):
             network.load_state_dict(load_model(folder)[0].state_dict())
-        return model
-    if config.source_model:
+    elif config.source_model:
         weights = f"from {card.weights}" if pretrained else "from scratch"
         trained = f" ({counted(card.epoch, 'epoch')} {weights})" if card.epoch else ""
         screen.say(f"stage 1 is taken from '{config.source_model}'{trained}")
         run.log("source_model", run=config.source_model, epochs=card.epoch, weights=card.weights)
     elif config.source_fit == "probe":
-        encode = Encoder(network, config, screen, model.frozen)
         probe_source(run, network, data.source, data.labels, encode=encode, classes=len(card.classes))
     else:
         fit_source(run, network, data.source, data.labels, config, screen)
-    if run.writes:
+    if run.writes and not origin.done:
         save_model(folder, network, card)
-    return model
+    if evidence is None:
+        evidence = make_evidence(run, encode, card, data, config, pretrained=pretrained and not trains)
+    return SourceModel(network, card, frozen, evidence)
 
 
 def pretrained_evidence(
     run: "RunWriter", network: "Network | None", card: Card, data: "TrainingData", config: Resolved, screen: "Screen"
 ) -> "Evidence | None":
-    """Evidence from the pretrained backbone, or that of an earlier session; None if its weights are missing. `network`
-    is the run's, if nothing has trained it yet."""
-    import torch
-
+    """Evidence from the pretrained backbone; None if its weights are missing. `network` is the run's, if nothing has
+    trained it yet."""
     from cdtrans.network.encoding import Encoder
-    from cdtrans.pairing.pairs import Domains
-    from cdtrans.trust.support import Evidence
 
-    known = run.record.evidence
-    if known is not None:
-        return Evidence(**{name: torch.from_numpy(x) for name, x in vars(known).items()}, pretrained=True)
     backbone = _pretrained_backbone(network, card, config, data.target.device, screen)
     if backbone is None:
         return None
-    encode = Encoder(backbone, config, screen, {})
+    return make_evidence(run, Encoder(backbone, config, screen, {}), card, data, config, pretrained=True)
+
+
+def make_evidence(
+    run: "RunWriter", encode: "Encoder", card: Card, data: "TrainingData", config: Resolved, *, pretrained: bool
+) -> "Evidence":
+    """Both domains as a fixed network sees them. The authors' recipes are left as they are: nothing is noticed."""
+    from cdtrans.training.adaptation import encode_domains
+    from cdtrans.trust.support import Evidence
+
     with run.timed("evidence"):
-        domains = Domains(encode(data.source, "source"), data.labels, encode(data.target, "target"))
-        evidence = Evidence.of(domains, len(card.classes), backbone.leading, pretrained=True)
-    run.write(EVIDENCE, {name: x.numpy() for name, x in evidence._asdict().items() if name != "pretrained"})
+        domains = encode_domains(encode, data, encode(data.target, "target"))
+        notice, leading = config.recipe == "best", encode.model.leading
+        evidence = Evidence.of(
+            domains, len(card.classes), leading, pretrained=pretrained, told=data.occurs, notice=notice
+        )
+    run.write(EVIDENCE, {name: x.numpy() for name, x in evidence._asdict().items()})
     return evidence
+
+
+def read_evidence(record: RunRecord) -> "Evidence":
+    """That of an earlier session."""
+    import torch
+
+    from cdtrans.trust.support import Evidence
+
+    assert record.evidence is not None, "the caller has asked"
+    return Evidence(**{name: torch.from_numpy(x) for name, x in vars(record.evidence).items()})
 
 
 def _pretrained_backbone(

@@ -2,12 +2,12 @@
 draws a random part to measure with: it is left out, so that `answer` can measure the new model with it."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cdtrans.config import Config, Resolved
-from cdtrans.errors import CdtransError, DataError, counted
+from cdtrans.errors import CdtransError, DataError, SettingsError, counted, nearest
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import UnlabelledDomain
 from cdtrans.measure.labels import NO_CLASS, UNSURE
@@ -24,12 +24,42 @@ if TYPE_CHECKING:
     from cdtrans.record.run import RunWriter
 
 
+EVERY_CLASS = "all"
+
+
+def told_classes(config: Config, classes: tuple[str, ...]) -> list[str] | None:
+    """The source's classes that occur in the target by --target-classes, in the source's order; None if not said."""
+    told = config.target_classes
+    if told is None:
+        return None
+    if isinstance(told, str):
+        if told == EVERY_CLASS and EVERY_CLASS not in classes:
+            return list(classes)
+        is_file = Path(told).is_file()
+        told = Path(told).read_text(encoding="utf-8-sig").splitlines() if is_file else told.split(",")
+    names = {name.strip() for name in told} - {""}
+    if unknown := sorted(names - set(classes)):
+        raise DataError(
+            "class-unknown",
+            f"--target-classes names '{unknown[0]}', no class of the source; {nearest(unknown[0], list(classes))}",
+        )
+    if len(names) < 2:
+        raise DataError(
+            "too-few-classes",
+            f"--target-classes names {counted(len(names), 'class', 'classes')}; a classifier needs at least two.",
+        )
+    return [name for name in classes if name in names]
+
+
 @dataclass(frozen=True)
 class Given:
     """The labels to train with; none without --target-labels."""
 
     labels: dict[int, int] = field(default_factory=dict)  # index in the target -> index of the class, in order
     measuring: int = 0  # labels of the random part, which are left to measure with
+    occurring: tuple[str, ...] | None = None  # the classes that occur in the target; None if nobody has said
+    class_source: Literal["asked", "told"] | None = None  # where that is known from
+    others: bool | None = None  # whether the target shows images of no class
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,12 +74,18 @@ class Given:
     def read(
         cls, config: Resolved, classes: tuple[str, ...], target: Decoded[UnlabelledDomain], screen: Screen
     ) -> "Given":
-        """The labels of the target's images in the file that --target-labels names."""
+        """The labels of the target's images in the file that --target-labels names, and the classes that occur."""
+        told = cls(
+            occurring=tuple(config.target_classes) if isinstance(config.target_classes, list) else None,
+            class_source="told" if config.target_classes else None,
+            others=config.other_classes,
+        )
         if not config.target_labels:
-            return cls()
+            return told
         domain = target.domain
         images = TargetImages(domain.root, domain.paths, target.digests, config.resize, classes, {})
-        given = cls._matched(config.target_labels, images, screen)
+        matched = cls._matched(config.target_labels, images, screen)
+        given = replace(told, labels=matched.labels, measuring=matched.measuring)
         if given.measuring:
             kept = counted(given.measuring, "label of the random part is", "labels of the random part are")
             screen.say(f"{kept} kept for measuring ('cdtrans answer'); remove the column 'part' to train with all.")

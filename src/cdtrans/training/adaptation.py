@@ -9,16 +9,17 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.errors import Hopeless, counted
 from cdtrans.inputs.batches import EpochBatches, Images, LabelledImages
-from cdtrans.methods.base import Batch, Method, Round
+from cdtrans.methods.base import Batch, Method, Round, Sizes
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.network.network import Network, Output
+from cdtrans.pairing.narrowing import Numbering
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, TargetLabels, require_pairs
 from cdtrans.record.layout import ROUND
 from cdtrans.record.outcome import Measure, Setback
 from cdtrans.record.run import RunWriter
 from cdtrans.record.wording import finding_sentence
 from cdtrans.runtime.device import between_passes
-from cdtrans.runtime.ranks import part
+from cdtrans.runtime.ranks import part, world
 from cdtrans.runtime.screen import Screen
 from cdtrans.schema import Misfit, build
 from cdtrans.training.loop import Loop, Stateful, step_seed
@@ -28,6 +29,7 @@ from cdtrans.trust.guard import fell_later, gave_up, judge_adapted, judge_source
 from cdtrans.trust.selection import Watch
 from cdtrans.trust.support import Evidence, Impression, impression
 
+SOURCE, BESIDE = "source", "other source classes"  # names of passes over the source
 PLANNING = -1  # the step number in the seed of a plan, so that it draws other numbers than the epoch's steps
 
 
@@ -39,7 +41,33 @@ class TrainingData(NamedTuple):
     target: Images
     holdout: LabelledImages | None
     given: TargetLabels | None = None  # labels of --target-labels
-    untouched: bool = False  # whether the backbone is pretrained and stage 1 has not changed it
+    occurs: Tensor | None = None  # [K] bool, the classes that occur in the target as a person said
+    beside: Images | None = None  # source images of the others
+
+    def sizes(self, numbering: Numbering) -> Sizes:
+        return Sizes(len(numbering.classes), len(self.source), len(self.target))
+
+    def narrowed(self, numbering: Numbering, frozen: Frozen | None) -> "TrainingData":
+        """The data of stage 2, from that of stage 1: only classes that occur, in their new numbers. So are the
+        features that stage 1 has computed, unless several ranks share them."""
+        if numbering.whole:
+            return self
+        features = frozen.pop(SOURCE, None) if frozen else None
+        if frozen is not None and features is not None and world() == 1:
+            frozen |= {SOURCE: features[numbering.source], BESIDE: features[numbering.beside]}
+        holdout, given = self.holdout, self.given
+        if holdout:
+            kept = torch.isin(holdout.labels.cpu(), numbering.classes)
+            rows = kept.nonzero().squeeze(1)
+            labels = numbering.new_labels(holdout.labels[kept.to(holdout.labels.device)])
+            holdout = LabelledImages(holdout.images.part(rows), labels) if len(rows) else None
+        return self._replace(
+            source=self.source.part(numbering.source),
+            labels=numbering.new_labels(self.labels[numbering.source.to(self.labels.device)]),
+            holdout=holdout,
+            given=given and given._replace(labels=numbering.new_labels(given.labels)),
+            beside=self.source.part(numbering.beside),
+        )
 
 
 class Adaptation(NamedTuple):
@@ -59,21 +87,22 @@ def adapt_to_target(
     run: RunWriter,
     method: Method,
     data: TrainingData,
+    evidence: Evidence,
+    numbering: Numbering,
     config: Config,
     screen: Screen,
     frozen: Frozen | None = None,
-    evidence: Evidence | None = None,
 ) -> Adaptation:
-    """Train by the method, choose an epoch by label-free scores, and compare it with the source-only model. `frozen`
-    holds features that stage 1 has computed, if it has not trained the backbone. `evidence` comes from the pretrained
-    backbone; without it, the features of the source-only model are used."""
+    """Train by the method, choose an epoch by label-free scores, and compare it with the source-only model. `data` has
+    the classes of `numbering`. `frozen` holds features that stage 1 has computed, if it has not trained the
+    backbone."""
     network = method.served()
     encode = Encoder(network, config, screen, frozen)
-    watch = Watch(run, encode, data.holdout, config.select, evidence)
+    watch = Watch(run, encode, data.holdout, config.select, numbering)
     last: dict[str, Tensor] = {}
     measures: list[Measure] = []
     try:
-        encoded = train(run, method, data, watch, config, screen)
+        encoded = train(run, method, data, evidence, watch, config, screen)
         last = {name: x.clone() for name, x in network.state_dict().items()}
     except Hopeless as error:
         measures = [gave_up(error)]
@@ -81,29 +110,36 @@ def adapt_to_target(
             raise
     before, best = watch.before, watch.best
     assert before is not None, "the first round makes it"
-    assert watch.evidence is not None, "the first round makes it"
     if best is None:  # training broke off in its first epoch
-        at_start = judge_source(before, watch.evidence)
+        at_start = judge_source(before, evidence)
         against = at_start if any(measure.harm for measure in at_start) else measures
-        return Adaptation(network, before, None, 0, last, watch.evidence, against)
+        return Adaptation(network, before, None, 0, last, evidence, against)
     with run.timed("verdict"):
         if best.epoch != config.epochs or not last:
             network.load_state_dict(best.weights)
             encoded = encode(data.target, "target")
         after = impression(encode_domains(encode, data, encoded))
-        measures += judge_adapted(before, after, watch.evidence)
+        measures += judge_adapted(before, after, evidence)
     reached = config.epochs if last else best.epoch
     later = [watch.scores[epoch]["consensus"] for epoch in range(best.epoch, reached + 1)]
-    return Adaptation(network, before, after, best.epoch, last, watch.evidence, measures, fell_later(later))
+    return Adaptation(network, before, after, best.epoch, last, evidence, measures, fell_later(later))
 
 
-def train(run: RunWriter, method: Method, data: TrainingData, watch: Watch, config: Config, screen: Screen) -> Encoded:
+def train(
+    run: RunWriter,
+    method: Method,
+    data: TrainingData,
+    evidence: Evidence,
+    watch: Watch,
+    config: Config,
+    screen: Screen,
+) -> Encoded:
     """The loop: a plan every few epochs. Returns the target as the served network encodes it at the end."""
     epochs, device = config.epochs, data.target.device
     optimisation = Optimisation(
         method, config, lr=config.lr, epochs=epochs, device=device, rates=method.rates(), network=method.network
     )
-    planner, memory = Planner(run, method, config, screen), Memory(method, "pairs", screen)
+    planner, memory = Planner(run, method, watch.numbering, config, screen), Memory(method, "pairs", screen)
     parts: dict[str, Stateful] = {"watch": watch, "planner": planner, "memory": memory}
     loop = Loop(run, "adaptation", method, optimisation, screen, config=config, epochs=epochs, parts=parts)
     train_on = training_step(method, optimisation)
@@ -123,7 +159,7 @@ def train(run: RunWriter, method: Method, data: TrainingData, watch: Watch, conf
             domains = encode_domains(encode, data, encoded)
             proposals = planner.plan(epoch, domains)
             if epoch == 1:
-                start_from(watch, domains, method, config, pretrained=data.untouched)
+                start_from(watch, domains, evidence, config)
             if method.trains:
                 planner.adopt(proposals, epoch, device)
         pairs, encode = planner.pairs, watch.encode
@@ -142,8 +178,14 @@ def encode_domains(encode: Encoder, data: TrainingData, target: Encoded) -> Doma
     """The source as the network sees it now, and the target. A run may have no source images."""
     if not len(data.source):
         return Domains(Encoded(target.features[:0], target.logits[:0]), data.labels, target)
-    source = encode.model.head.of_another_domain(Output(*encode(data.source, "source")))
-    return Domains(Encoded(*source), data.labels, target, data.given)
+    source = encode(data.source, SOURCE)
+    if data.beside is None:
+        source = Encoded(*encode.model.head.of_another_domain(Output(*source)))
+        return Domains(source, data.labels, target, data.given)
+    both = [torch.cat(x) for x in zip(source, encode(data.beside, BESIDE), strict=True)]
+    features, logits = encode.model.head.of_another_domain(Output(*both))
+    count = len(data.source)
+    return Domains(Encoded(features[:count], logits[:count]), data.labels, target, data.given, features[count:])
 
 
 def training_step(method: Method, optimisation: Optimisation) -> Train:
@@ -194,13 +236,10 @@ class PairBatches:
         return *Batch(x_s, self.y_s[rows], x_t, self.y_t[rows], i_t, weight), self.progress
 
 
-def start_from(watch: Watch, domains: Domains, method: Method, config: Config, *, pretrained: bool) -> None:
+def start_from(watch: Watch, domains: Domains, evidence: Evidence, config: Config) -> None:
     """Record the source-only model's impression. If adapting it is hopeless, stop before time is spent on it."""
     watch.before = impression(domains)
-    if watch.evidence is None:
-        with watch.run.timed("evidence"):
-            watch.evidence = Evidence.of(domains, method.sizes.classes, method.network.leading, pretrained=pretrained)
-    against = [x for x in judge_source(watch.before, watch.evidence) if x.harm and x.decisive]
+    against = [x for x in judge_source(watch.before, evidence) if x.harm and x.decisive]
     if against and config.guard:
         raise Hopeless(finding_sentence(against[0]), "See the guard's findings.")
 
@@ -208,8 +247,8 @@ def start_from(watch: Watch, domains: Domains, method: Method, config: Config, *
 class Planner:
     """Owns the pairs of a round: asks the method for them at the start of the round and records them."""
 
-    def __init__(self, run: RunWriter, method: Method, config: Config, screen: Screen) -> None:
-        self.run, self.method, self.config, self.screen = run, method, config, screen
+    def __init__(self, run: RunWriter, method: Method, numbering: Numbering, config: Config, screen: Screen) -> None:
+        self.run, self.method, self.numbering, self.config, self.screen = run, method, numbering, config, screen
         self.pairs: Pairs | None = None
 
     def plan(self, epoch: int, domains: Domains) -> Proposals:
@@ -220,7 +259,7 @@ class Planner:
         self.method.to(between_passes(device))  # where the encoded images are
         proposals = self.method.plan(domains, round, generator)
         self.method.to(device)
-        self.run.write(ROUND.numbered(round.number), proposals.arrays())
+        self.run.write(ROUND.numbered(round.number), self.numbering.pairs(proposals.arrays()))
         summary = proposals.pairs().summary()
         numbers = {"round": round.number, "epoch": epoch}
         self.run.log("pairs", **numbers, **summary, **domains.agreement())

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from cdtrans.inputs.batches import LabelledImages
 from cdtrans.network.encoding import Encoded, Encoder
+from cdtrans.pairing.narrowing import Numbering
 from cdtrans.record.layout import PREDICTED
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.ranks import from_main
 from cdtrans.trust.scores import score
-from cdtrans.trust.support import Evidence, Impression
+from cdtrans.trust.support import Impression
 
 DIGITS = 5  # decimal places of a score in the log
 CONSENSUS = ("information", "nuclear_norm", "clusters", "centers")
@@ -40,10 +41,10 @@ class Watch:
     best epoch."""
 
     def __init__(
-        self, run: RunWriter, encode: Encoder, holdout: LabelledImages | None, rule: str, evidence: Evidence | None
+        self, run: RunWriter, encode: Encoder, holdout: LabelledImages | None, rule: str, numbering: Numbering
     ) -> None:
         self.run, self.encode, self.holdout = run, encode, holdout
-        self.evidence = evidence  # None: that of the source-only model's features, once the first round has begun
+        self.numbering = numbering
         self.before: Impression | None = None  # the source-only model's, once the first round has begun
         self.scores: dict[int, dict[str, float]] = {}  # epoch -> scores
         self.rule = rule
@@ -52,7 +53,7 @@ class Watch:
     def epoch(self, epoch: int, target: Encoded, encode: Encoder | None = None) -> None:
         """Record an epoch's pass over the target. Epoch 0 is the source-only model, which has its own `encode` and
         cannot be chosen here."""
-        save_predictions(self.run, epoch, target)
+        save_predictions(self.run, epoch, target, self.numbering)
         with self.run.timed("scores", epoch=epoch):
             scores: dict[str, Any] = score(target)._asdict()
             if self.holdout is not None:
@@ -74,20 +75,19 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         before = None if self.before is None else vars(self.before)
-        evidence = None if self.evidence is None else self.evidence._asdict()
         best = None if self.best is None else self.best._asdict()
-        return {"before": before, "evidence": evidence, "scores": self.scores, "best": best}
+        return {"before": before, "scores": self.scores, "best": best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.before = None if state["before"] is None else Impression(**state["before"])
-        self.evidence = None if state["evidence"] is None else Evidence(**state["evidence"])
         self.scores = state["scores"]
         self.best = None if state["best"] is None else BestEpoch(**state["best"])
 
 
-def save_predictions(run: RunWriter, epoch: int, encoded: Encoded) -> None:
+def save_predictions(run: RunWriter, epoch: int, encoded: Encoded, numbering: Numbering) -> None:
     """The predicted class of every target image after an epoch (0: the source-only model). Target labels can then score
     every epoch later, and training never sees them."""
     confidence, predicted = encoded.logits.softmax(dim=1).max(dim=1)
-    arrays = {"predicted": predicted.to(torch.int32).cpu().numpy(), "confidence": confidence.half().cpu().numpy()}
+    labels = numbering.labels(predicted.to(torch.int32).cpu().numpy())
+    arrays = {"predicted": labels, "confidence": confidence.half().cpu().numpy()}
     run.write(PREDICTED.numbered(epoch), arrays)

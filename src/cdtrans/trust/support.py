@@ -25,8 +25,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cdtrans.network.encoding import Encoded
-from cdtrans.pairing.graphs import LOOSE, TILE, Statistics, fit_probe, label_target, nearest_keys
+from cdtrans.pairing.graphs import LOOSE, TILE, Start, Statistics, fit_probe, label_from, nearest_keys
+from cdtrans.pairing.narrowing import Numbering
 from cdtrans.pairing.neighbours import unit_rows
+from cdtrans.pairing.occurring import absent_classes, candidates, no_class_score
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record.outcome import Support
 
@@ -79,26 +81,35 @@ def evenly(features: Tensor, most: int) -> Tensor:
     return torch.linspace(0, count - 1, min(count, most)).round().long().to(features.device)
 
 
-def views(before: Impression, after: Impression) -> dict[str, np.ndarray]:
-    """views.npz: both models' view of the images, for the report; the target's confidences come from the logits."""
+def views(before: Impression, after: Impression, evidence: "Evidence", numbering: Numbering) -> dict[str, np.ndarray]:
+    """views.npz: both models' view of the images, for the report; the target's confidences come from the logits. A
+    source image of a class that does not occur was not looked at: it counts as surely right."""
+    labels = numbering.source_labels.numpy()
     half = {
         "before_source": before.source_sample,
         "before_target": before.target_sample,
         "after_source": after.source_sample,
         "after_target": after.target_sample,
-        "source_confidence": before.source_confidence,
-        "source_own": before.source_own,
+        "no_class": evidence.no_class,
+        "doubt": evidence.doubt,
     }
     whole = {
-        "sampled_source": evenly(before.source_labels, DRAWN),
+        "sampled_source": numbering.source[evenly(before.source_labels, DRAWN)],
         "sampled_target": evenly(before.target_logits, DRAWN),
-        "target_before": before.predicted,
-        "target_after": after.predicted,
-        "source_labels": before.source_labels,
-        "source_predicted": before.source_predicted,
+        "target_before": numbering.classes[before.predicted],
+        "target_after": numbering.classes[after.predicted],
+        "source_labels": numbering.source_labels,
+        "candidates": evidence.candidates,
+    }
+    predicted = numbering.classes[before.source_predicted].numpy().astype(np.int32)
+    certain = np.ones(len(labels), np.float16)
+    of_source = {
+        "source_predicted": numbering.per_image(predicted, labels),
+        "source_confidence": numbering.per_image(before.source_confidence.numpy(), certain),
+        "source_own": numbering.per_image(before.source_own.numpy(), certain),
     }
     arrays = {name: x.numpy().astype(np.float16) for name, x in half.items()}
-    return arrays | {name: x.numpy().astype(np.int32) for name, x in whole.items()}
+    return arrays | {name: x.numpy().astype(np.int32) for name, x in whole.items()} | of_source
 
 
 class Evidence(NamedTuple):
@@ -110,20 +121,43 @@ class Evidence(NamedTuple):
     reference: Tensor  # [n] labels of these target images by the graphs
     agreement: Tensor  # [] share of equal labels in the reference and the graphs' first probe
     steady: Tensor  # [] share of an image's neighbours in the target with the same reference label
-    pretrained: bool = False  # whether nothing of the run has trained these features
+    occurs: Tensor  # [K] bool, the source's classes that occur in the target; labels are numbered among these
+    noticed: Tensor  # [] bool, whether that some do not was noticed here, and not told
+    no_class: Tensor  # [n] the higher, the less a target image is like any class
+    candidates: Tensor  # [K, c] target images that are most likely of each class
+    doubt: Tensor  # [K] the higher, the less clear it is whether a class occurs
+    pretrained: Tensor  # [] bool, whether nothing of the run has trained these features
 
     @classmethod
-    def of(cls, domains: Domains, classes: int, leading: int, *, pretrained: bool) -> "Evidence":
-        """The first `leading` features belong to the last two blocks."""
+    def of(
+        cls, domains: Domains, classes: int, leading: int, *, pretrained: bool, told: Tensor | None, notice: bool
+    ) -> "Evidence":
+        """The first `leading` features belong to the last two blocks. `told`: the classes that occur, [K] bool, as a
+        person said; otherwise those that do not are noticed or not."""
         labels, none = domains.source_labels, torch.tensor(0.0)
+        every, of_backbone = torch.ones(classes, dtype=torch.bool), torch.tensor(pretrained)
         if not len(labels):  # a run without source images
-            return cls(labels[:, None].cpu(), labels.cpu(), none, labels.cpu(), none, none)
+            no_images = torch.zeros(classes, 0, dtype=torch.long)
+            nothing = (every if told is None else told, none > 0, none[None][:0], no_images, torch.zeros(classes))
+            return cls(labels[:, None].cpu(), labels.cpu(), none, labels.cpu(), none, none, *nothing, of_backbone)
         learnable = torch.tensor(cross_validated(domains.source.features, labels, classes))
-        graphs = label_target(some_of(domains), classes=classes, leading=leading)
+        some = some_of(domains)
+        start = Start.of(some, classes=classes, leading=leading)
+        shown, doubt = candidates(start)
+        shown = evenly(domains.target.features, MOST_IMAGES)[shown]
+        absent = absent_classes(start) if told is None and notice else None
+        occurs = (every.to(labels.device) if absent is None else ~absent) if told is None else told.to(labels.device)
+        kept = occurs[labels]
+        start = start if bool(occurs.all()) else start.only(occurs)
+        graphs = label_from(start, None)
         reference = graphs.probabilities.argmax(dim=1)
         agreement = (reference == graphs.first).double().mean().cpu()
-        nearest = nearest_labels(domains).cpu()
-        return cls(nearest, labels.cpu(), learnable, reference.cpu(), agreement, graphs.steady, pretrained)
+        number = occurs.cumsum(0) - 1
+        nearest = number[nearest_labels(domains, kept)].cpu()
+        scores = no_class_score(start)
+        about = (occurs.cpu(), torch.tensor(absent is not None), scores.float().cpu(), shown.cpu(), doubt.cpu())
+        own = number[labels[kept]].cpu()
+        return cls(nearest, own, learnable, reference.cpu(), agreement, graphs.steady, *about, of_backbone)
 
     def support(self, predicted: Tensor) -> Support:
         """The support of a model's predictions, [Nt]."""
@@ -138,16 +172,16 @@ class Evidence(NamedTuple):
         return float(still.double().mean())
 
 
-def nearest_labels(domains: Domains) -> Tensor:
-    """[n, k] labels of the source images nearest to each of n target images."""
+def nearest_labels(domains: Domains, kept: Tensor) -> Tensor:
+    """[n, k] labels of the source images nearest to each of n target images, among those that are `kept`, [Ns] bool."""
     source, target = domains.source.features, domains.target.features
     of_source = Statistics.of(source)
     some = target[evenly(target, MOST_IMAGES)]
     queries = unit_rows(Statistics.of(target, prior=of_source).standardised(some))
-    keys = unit_rows(of_source.standardised(source))
+    keys = unit_rows(of_source.standardised(source))[kept]
     k = min(NEIGHBOURS, len(keys))
     indices = [nearest_keys(part, keys, -len(part), k)[1] for part in queries.split(TILE)]  # no key is the query itself
-    return domains.source_labels[torch.cat(indices)]
+    return domains.source_labels[kept][torch.cat(indices)]
 
 
 def some_of(domains: Domains) -> Domains:
