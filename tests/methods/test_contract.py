@@ -166,6 +166,15 @@ def test_the_served_model_survives_save_load_predict_and_export(runs: Runs, tmp_
     assert json.loads((runs.run / "adapted" / "model.json").read_text())["method"] == placed(runs.name, runs.task)
 
 
+def test_a_class_that_does_not_occur_is_never_predicted(runs: Runs) -> None:
+    out = runs.folder / "told"
+    succeed(runs.start(out, "--target-classes", "blue,red").wait())
+    with open(out / "predictions.csv", newline="") as file:
+        assert {row["label"] for row in csv.DictReader(file)} <= {"blue", "red"}
+    assert cdtrans.load(out, model="adapted", device="cpu").classes == ("blue", "red")
+    assert json.loads((out / "result.json").read_text())["class_set"]["absent"] == ["green"]
+
+
 @pytest.mark.parametrize(
     ("name", "weights"),
     [
