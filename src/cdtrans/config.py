@@ -95,6 +95,7 @@ class Config:
     select: Rule = "consensus"
     guard: bool = True
 
+    max_steps: Annotated[int, Range(0)] = 0
     seed: Annotated[int, Range(0, LARGEST_SEED)] = 1234
     device: str = "auto"
     precision: Precision = "auto"
@@ -195,6 +196,7 @@ class Settings(TypedDict, total=False):
     holdout: float | Auto
     select: Rule
     guard: bool
+    max_steps: int
     seed: int
     device: str
     precision: Precision
@@ -276,7 +278,8 @@ def make_config(*layers: dict[str, Any]) -> Config:
         options = {key: getattr(checked, key) for key in options}
     paths = (*PATHS, "method") if is_method_file(config.method) else PATHS
     places = {name: os.path.abspath(place) for name in paths if (place := getattr(config, name))}
-    return replace(config, method_args=options, **places)
+    tried: dict[str, Any] = {"source_epochs": 1, "epochs": 1} if config.max_steps else {}
+    return replace(config, method_args=options, **places, **tried)
 
 
 def compose(*layers: dict[str, Any]) -> Config:

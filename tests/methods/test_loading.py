@@ -1,5 +1,6 @@
 """Methods by name, and methods in a file of the user's own."""
 
+import json
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ from cdtrans.config import make_config
 from cdtrans.methods import METHODS, method_class, require_method
 from cdtrans.methods.base import Method
 from cdtrans.network.network import Head, Network, feature_dim
+from cdtrans.record.record import RunRecord
 from cdtrans.run.pipeline import require_inputs
 from cdtrans.studies.recipes import OWN_START
 from commands import warm
 from support import raises, says
-from tiny_task import make_task
+from tiny_task import log_lines, make_task
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +96,8 @@ class TestOwnFile:
             ("MyMethod = 3\n", "method-not-in-file", []),
             ("\nraise KeyError('x')\n", "method-file-fails", ["line 2", "KeyError"]),
             ("class MyMethod(\n", "method-file-fails", ["line 1", "SyntaxError"]),
+            ("import sys\n\nsys.exit(0)\n", "method-file-fails", ["line 3", "SystemExit: 0"]),
+            ("raise BaseException('y')\n", "method-file-fails", ["line 1", "BaseException: y"]),
             (BASE + "class MyMethod(Method): pass", "method-no-step", []),
         ],
     )
@@ -102,3 +106,40 @@ class TestOwnFile:
         with raises(code) as error:
             method_class(f"{tmp_path / 'file.py'}:MyMethod")
         assert says(str(error.value), "file.py", *words)
+
+    @pytest.mark.parametrize(
+        ("method", "words", "trained"),
+        [
+            ("raise ValueError('no\\nluck')", ["line 5", "ValueError: no luck"], True),
+            ("raise SystemExit(0)", ["line 5", "SystemExit"], True),
+            ("raise BaseException", ["line 5", "BaseException"], True),
+            ("return helper(batch)", ["line 5", "NameError"], True),
+            ("return None", ["losses", "line 4", "returns None"], True),
+            ("return {}", ["losses", "line 4", "{}"], True),
+            ("return {'a': 0.5}", ["line 4", "float as 'a'"], True),
+            ("return {'a': batch.x_s}", ["line 4", "shape [8, 3, 16, 16] as 'a'"], True),
+            ("return {'a': batch.x_s.mean()}", ["line 4", "no gradient"], True),
+            ("w = self.network.head.classifier.weight; y = w.exp(); y += 1; return {'a': y.sum()}", ["inplace"], True),
+            ("pass\n    def __init__(self, *given): self.x = 1 / 0", ["line 6", "ZeroDivisionError"], False),
+            ("pass\n    def plan(self, *given): return [][1]", ["line 6", "IndexError"], True),
+            ("pass\n    def train_step(self, *given): return 3", ["train_step", "line 6", "returns 3"], True),
+        ],
+    )
+    def test_a_fault_is_named_by_its_line(self, tmp_path: Path, method: str, words: list[str], trained: bool) -> None:
+        """What it raises in `__init__` shows before stage 1 is trained."""
+        task, own = make_task(tmp_path / "task", epochs=1, source_epochs=1), tmp_path / "own.py"
+        own.write_text(f"{BASE}\nclass Own(Method):\n    def losses(self, batch, progress):\n        {method}\n")
+        command = task.adapt(tmp_path / "run", "--method", f"{own}:Own", "--json")
+        ended = warm().run(command, tmp_path / "logs")
+        assert (ended.code, json.loads(ended.out)["error"]["code"][:7]) == (2, "method-"), ended.err
+        assert says(ended.err.splitlines()[-1], "own.py", *words)
+        assert RunRecord(tmp_path / "run").has_model("source") == trained
+
+
+def test_a_run_can_be_tried_with_a_few_steps(tmp_path: Path) -> None:
+    task = make_task(tmp_path / "task", batch_size=2)
+    ended = warm().run(task.adapt(tmp_path / "run", "--max-steps", "2"), tmp_path / "logs")
+    assert ended.code == 0, ended.err
+    epochs = [line for line in log_lines(tmp_path / "run") if line["event"] == "epoch"]
+    assert [(line["stage"], line["epoch"]) for line in epochs] == [("source", 1), ("adaptation", 1)]
+    assert "source 1/1" in ended.out

@@ -8,13 +8,15 @@ import hashlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdtrans.config import is_method_file
-from cdtrans.errors import MethodError, MissingFileError, SettingsError, nearest
+from cdtrans.errors import CdtransError, MethodError, MissingFileError, SettingsError, nearest
 
 if TYPE_CHECKING:
     from cdtrans.methods.base import Method
@@ -84,15 +86,8 @@ def class_in_file(file: str, attribute: str) -> "type[Method]":
     assert spec.loader is not None, "the name ends in .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
-    try:
+    with faults_named(f"{file}:{attribute}"):
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's code raises
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
-        cause = f"{type(error).__name__}: {error}"
-        raise MethodError(
-            "method-file-fails", f"The method file '{file}' cannot be imported (line {line}, {cause}); correct it."
-        ) from error
 
     def is_method(value: Any) -> bool:
         return isinstance(value, type) and issubclass(value, Method) and value is not Method
@@ -103,3 +98,24 @@ def class_in_file(file: str, attribute: str) -> "type[Method]":
         hint = nearest(attribute, methods) if methods else "a method is a subclass of cdtrans.methods.base.Method."
         raise MethodError("method-not-in-file", f"'{file}' has no method '{attribute}': {hint}")
     return candidate  # type: ignore[return-value]
+
+
+@contextmanager
+def faults_named(method: str) -> Iterator[None]:
+    """Report whatever the code in a user's method file raises, SystemExit too, as a fault of that file."""
+    try:
+        yield
+    except (CdtransError, KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        frames, file = traceback.extract_tb(error.__traceback__), method.rpartition(":")[0]
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        if isinstance(error, SyntaxError):
+            lines = [error.lineno or 1]
+        # A backward pass fails outside of the file.
+        theirs = lines or any(frame.name in ("train_step", "exec_module") for frame in frames)
+        if not is_method_file(method) or not theirs or "DefaultCPUAllocator" in str(error):
+            raise
+        place = f", line {lines[-1]}" if lines else ""
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise MethodError("method-file-fails", f"The method in '{file}'{place} fails: {cause}. Correct it.") from error

@@ -3,7 +3,8 @@
 All methods share the rest: data, schedule, resume, selection, guard, report, export and ranks. So comparisons are fair,
 and a new method gets all of this for free. docs/methods.md shows how to write one."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -116,7 +117,7 @@ class Method(nn.Module):
 
     def train_step(self, batch: Batch, progress: Tensor, update: Update) -> dict[str, Tensor]:
         """A whole step; returns the losses to log. Override it for several updates in one step."""
-        losses = self.losses(batch, progress)
+        losses = require_losses(self.losses, self.losses(batch, progress))
         update(torch.stack(list(losses.values())).sum())
         return losses
 
@@ -126,6 +127,24 @@ class Method(nn.Module):
     def served(self) -> Network:
         """The network that predicts, is exported and is judged by the guard."""
         return self.network
+
+
+def require_losses(function: Callable[..., Any], returned: Any, *, to_minimise: bool = True) -> dict[str, Tensor]:
+    """What a method's function has returned, if it is losses: numbers by name, as tensors."""
+    problem = ""
+    if not isinstance(returned, dict) or not returned:
+        problem = f"{returned!r:.60}, not a dictionary of losses by name"
+    elif wrong := [k for k, x in returned.items() if not isinstance(x, Tensor) or x.numel() != 1]:
+        value = returned[wrong[0]]
+        kind = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        problem = f"{kind} as '{wrong[0]}', not a tensor with one number"
+    elif to_minimise and not any(x.requires_grad for x in returned.values()):
+        problem = "losses that have no gradient"
+    if problem:
+        code = inspect.unwrap(function).__code__
+        place = f"'{code.co_filename}', line {code.co_firstlineno}"
+        raise MethodError("method-losses", f"{function.__qualname__} in {place}, returns {problem}; correct it.")
+    return returned  # type: ignore[no-any-return]
 
 
 def follow(average: nn.Module, module: nn.Module, part: Tensor) -> None:

@@ -2,6 +2,7 @@
 seconds."""
 
 import time
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,13 +19,14 @@ from cdtrans.config import (
     TargetArgument,
     check_options,
     compose_run,
+    is_method_file,
     make_config,
 )
 from cdtrans.errors import MethodError, SettingsError, counted
 from cdtrans.inputs.decode import decoding_ahead
 from cdtrans.inputs.pixels import resize_for
 from cdtrans.inputs.scan import require_outside, warnings_for
-from cdtrans.methods import METHODS, method_class, require_method
+from cdtrans.methods import METHODS, faults_named, method_class, require_method
 from cdtrans.record import wording
 from cdtrans.record.layout import CONFIG, ENVIRONMENT
 from cdtrans.record.outcome import Outcome
@@ -136,7 +138,7 @@ def run_pipeline(
     with decoding_ahead(plan.config, *domains), importing():
         import timm  # noqa: F401 (slow, as is torch)
 
-    with joined(plan.config.device):
+    with faults_named(plan.config.method), joined(plan.config.device):
         return Result(out, run_session(plan))
 
 
@@ -162,6 +164,7 @@ def scan(config: Config, out: Path, screen: Screen, *, force: bool, method: "typ
 
 def run_session(plan: RunPlan) -> Outcome:
     """From the scanned images to a finished run folder. Bad input is found before the folder is touched."""
+    from cdtrans.methods.base import Sizes
     from cdtrans.pairing.narrowing import Numbering, narrowed
     from cdtrans.run.finish import complete, finish, show_finished
     from cdtrans.training.adaptation import adapt_to_target
@@ -188,6 +191,9 @@ def run_session(plan: RunPlan) -> Outcome:
                 device = use_device(config, screen)
                 images = inputs.on_device(card, device)
                 inputs.record(run, fresh=load_stage(run) is None and not origin.done)
+                if is_method_file(config.method):  # a mistake in its __init__ shows before stage 1 takes its time
+                    sizes = Sizes(len(card.classes), len(images.source), len(images.target))
+                    make_method(kind, deepcopy(network), config, sizes)
                 start = source_model(run, origin, network.to(device), card, images, config, screen)
                 numbering = Numbering.of(start.evidence.occurs, images.labels)
                 images, network = images.narrowed(numbering, start.frozen), narrowed(start.network, numbering)

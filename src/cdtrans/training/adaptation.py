@@ -9,7 +9,7 @@ from torch import Tensor
 from cdtrans.config import Config
 from cdtrans.errors import Hopeless, counted
 from cdtrans.inputs.batches import EpochBatches, Images, LabelledImages
-from cdtrans.methods.base import Batch, Method, Round, Sizes
+from cdtrans.methods.base import Batch, Method, Round, Sizes, require_losses
 from cdtrans.network.encoding import Encoded, Encoder, Frozen
 from cdtrans.network.network import Network, Output
 from cdtrans.pairing.narrowing import Numbering
@@ -194,6 +194,7 @@ def training_step(method: Method, optimisation: Optimisation) -> Train:
     def step(*inputs: Tensor) -> dict[str, Tensor]:
         batch, progress = Batch(*inputs[:-1]), inputs[-1]
         losses = method.train_step(batch, progress, optimisation.update)
+        require_losses(method.train_step, losses, to_minimise=False)
         with torch.no_grad():
             method.after_step(batch, progress)
         return losses

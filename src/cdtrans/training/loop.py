@@ -100,7 +100,7 @@ class Loop:
         self.run, self.stage, self.model, self.optimisation, self.screen = run, stage, model, optimisation, screen
         self.track = open_tracker(config, run)
         self.seed, self.save_every, self.last_epoch = config.seed, config.save_every, epochs
-        self.epoch, self.step = 1, 0
+        self.epoch, self.step, self.most = 1, 0, config.max_steps
         self.names: tuple[str, ...] = ()
         self.sums: Tensor | None = None  # the epoch's losses so far
         self.parts: dict[str, Stateful] = {"model": model, "optimisation": optimisation, **(parts or {})}
@@ -126,7 +126,7 @@ class Loop:
     def train(self, step: Step, batches: Batches, *, images: int, note: str = "", **log: Any) -> None:
         """The rest of an epoch, of steps on so many images each. `note` is shown beside the loss, and `log` goes into
         the epoch's entry."""
-        optimisation, screen, count = self.optimisation, self.screen, len(batches)
+        optimisation, screen, count = self.optimisation, self.screen, min(len(batches), self.most or len(batches))
         lr = optimisation.start_epoch(self.epoch, self.step)
         step.ahead = count * (self.last_epoch - self.epoch + 1)
         self.model.train()
