@@ -1,95 +1,97 @@
 """Scores that find target images of classes that the source does not have: the area under the ROC curve, in percent.
 
-    python benchmarks/unknown.py DATA --weights FILE [--features FOLDER] [--splits 5] [--known 0.5]
+    python benchmarks/unknown.py DATA --weights FILE [--features FOLDER]
 
-DATA as for instant.py. For each task and split, a random half of the classes is taken away from the source, the frozen
-backbone is adapted (`--effort instant`) to the whole target, and each score tells its images of absent classes from the
-others: 50 is guessing. Printed: mean, lowest, and how many tasks (means over the splits) are over 65."""
+DATA as for instant.py; open and open-partial splits as in classsets.py. Half of the target's images, drawn at random,
+are the run's; the other half is new: it is scored with what a run keeps (the features and the scores of 1,000 of its
+target images). Then the halves change places. Each score tells the images of absent classes from the others: 50 is
+guessing. Printed: means over tasks and halves."""
 
-import itertools
+from collections import defaultdict
 
 import numpy as np
 import torch
+from classsets import Task, print_table, tasks
 from sklearn.metrics import roc_auc_score
-from tasks import class_count, encoded_domains, feature_parser, served_logits
+from tasks import encoded_domains, feature_parser
 from torch import Tensor
 from torch.nn import functional as F
 
-from cdtrans.pairing.graphs import LOOSE, Statistics, fit_probe
+from cdtrans.network.encoding import Encoded
+from cdtrans.pairing.graphs import LOOSE, Start, Statistics, fit_probe
 from cdtrans.pairing.neighbours import unit_rows
+from cdtrans.pairing.occurring import KEPT, nearness, no_class_score, score_of_nearest, standard
+from cdtrans.pairing.pairs import Domains
+from cdtrans.trust.support import DRAWN, evenly
 
-TEMPERATURES = ((1.0, 1.0), (2.0, 2.0), (2.0, 1.0), (1.0, 2.0))  # adapted and source-only model
+KINDS = ("open", "open-partial")
 
 
 def main() -> None:
-    parser = feature_parser(__doc__)
-    parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--known", type=float, default=0.5, help="share of the classes that the source has")
-    arguments = parser.parse_args()
+    arguments = feature_parser(__doc__).parse_args()
     domains = encoded_domains(arguments.data, arguments)
-    classes = class_count(domains)
-
-    found: dict[str, list[list[float]]] = {}  # by score: the areas of each task's splits
-    for source, target in itertools.permutations(domains, 2):
-        (x, y, leading), (z, answers, _) = domains[source], domains[target]
-        areas: dict[str, list[float]] = {}
-        for split in range(arguments.splits):
-            order = torch.from_numpy(np.random.default_rng(split).permutation(classes))
-            known = order[: round(arguments.known * classes)].sort().values
-            rows = torch.isin(y, known)
-            absent = (~torch.isin(answers, known)).numpy()
-            for name, score in scores(x[rows], torch.searchsorted(known, y[rows]), z, len(known), leading).items():
-                areas.setdefault(name, []).append(100 * roc_auc_score(absent, score.double().numpy()))
-        for name, values in areas.items():
-            found.setdefault(name, []).append(values)
-        print(f"{source} > {target}", *(f"{np.mean(values):.1f}" for values in areas.values()), flush=True)
-    for name, tasks in found.items():
-        over = sum(np.mean(values) > 65 for values in tasks)
-        print(f"{np.mean(tasks):5.1f} {np.min(tasks):5.1f} {over:3} of {len(tasks)}  {name}")
+    table: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for kind in KINDS:
+        for name, task in tasks(domains, kind):
+            order = torch.from_numpy(np.random.default_rng(0).permutation(len(task.truth)))
+            halves = [rows.sort().values for rows in order.tensor_split(2)]
+            both = [areas_of(task, *halves), areas_of(task, *halves[::-1])]
+            areas = {score: float(np.mean([each[score] for each in both])) for score in both[0]}
+            for score, area in areas.items():
+                table[score][kind].append(area)
+            print(kind, name, *(f"{score} {area:.1f}" for score, area in areas.items()), sep="; ", flush=True)
+    print_table(table)
 
 
-def scores(x: Tensor, y: Tensor, z: Tensor, classes: int, leading: int) -> dict[str, Tensor]:
-    """Scores of every target image, [Nt] each; high where no class fits."""
-    of_source = Statistics.of(x)
-    s, t = of_source.standardised(x), Statistics.of(z, prior=of_source).standardised(z)
-    probe = fit_probe(s, F.one_hot(y, classes).to(s), LOOSE)
-    adapted, source_only = served_logits(x, y, z, classes, leading), t @ probe.weight + probe.bias
-    label = adapted.argmax(dim=1)
-    found = of_one(adapted, "adapted") | of_one(source_only, "source-only")
-    found |= distances(torch.cat([s, t]), torch.cat([y, label]), t, "adapted") | distances(s, y, t, "source-only")
-    for a, b in TEMPERATURES:
-        p, q = (adapted / a).softmax(dim=1), (source_only / b).softmax(dim=1)
-        found |= {
-            f"both, temperatures {a:g} and {b:g}: 1 - source-only probability of the predicted class": (
-                1 - q.gather(1, label[:, None]).squeeze(1)
-            ),
-            f"both, temperatures {a:g} and {b:g}: distance of the probabilities": (p - q).abs().sum(dim=1) / 2,
-            f"both, temperatures {a:g} and {b:g}: 1 - sum of their products": 1 - (p * q).sum(dim=1),
-            f"both, temperatures {a:g} and {b:g}: 1 - product of their largest": 1 - p.amax(dim=1) * q.amax(dim=1),
-        }
-    return found
-
-
-def of_one(logits: Tensor, model: str) -> dict[str, Tensor]:
-    found = {f"{model}: - largest logit": -logits.amax(dim=1)}
-    for temperature in (1.0, 4.0):
-        x = logits / temperature
-        p = x.softmax(dim=1)
-        found |= {
-            f"{model}, temperature {temperature:g}: 1 - largest probability": 1 - p.amax(dim=1),
-            f"{model}, temperature {temperature:g}: entropy": torch.special.entr(p).sum(dim=1),
-            f"{model}, temperature {temperature:g}: energy (- logsumexp)": -x.logsumexp(dim=1),
-        }
-    return found
-
-
-def distances(x: Tensor, y: Tensor, queries: Tensor, model: str) -> dict[str, Tensor]:
-    """To the nearest class mean of the features that the model was fitted to, which would have to be stored."""
-    means = torch.stack([x[y == k].mean(dim=0) for k in range(int(y.max()) + 1)])
-    return {
-        f"{model}: distance to the nearest class mean": torch.cdist(queries, means).amin(dim=1),
-        f"{model}: cosine distance to it": 1 - (unit_rows(queries) @ unit_rows(means).T).amax(dim=1),
+def areas_of(task: Task, run: Tensor, new: Tensor) -> dict[str, float]:
+    """By score, for the rows of the target that are the run's and those that are new."""
+    source, labels, target = task.domains.source, task.domains.source_labels, task.domains.target.features
+    known = Domains(source, labels, Encoded(target[run], target[:0]))
+    smooth = no_class_score(Start.of(known, classes=task.classes, leading=task.leading))
+    (doubt, plain), (new_doubt, new_plain) = plain_scores(known, target[new], task)
+    sample = evenly(target[run], DRAWN)
+    nearest = score_of_nearest(target[new], target[run][sample], smooth[sample])
+    found = {
+        "run: 1 - largest probability, source-only": (run, doubt),
+        "run: not smoothed": (run, plain),
+        "run: no_class": (run, smooth),
+        "new: 1 - largest probability, source-only": (new, new_doubt),
+        "new: not smoothed (A)": (new, new_plain),
+        "new: nearest images of the run (B)": (new, nearest),
+        "new: 0.2 A + 0.8 B": (new, (1 - KEPT) * new_plain + KEPT * nearest),
+        "new: no_class": (new, (1 - KEPT) * relative(new_doubt, doubt) + KEPT * nearest),
     }
+    absent = task.truth == task.classes
+    return {name: 100 * roc_auc_score(absent[rows].numpy(), score.numpy()) for name, (rows, score) in found.items()}
+
+
+def plain_scores(run: Domains, new: Tensor, task: Task) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """For the run's images and for new ones: 1 less the source-only model's largest probability, and the sum of the
+    terms of `no_class_score` without graphs."""
+    of_source = Statistics.of(run.source.features)
+    of_target = Statistics.of(run.target.features, prior=of_source)
+    x = of_source.standardised(run.source.features)
+    both = [of_target.standardised(features) for features in (run.target.features, new)]
+    y = F.one_hot(run.source_labels, task.classes).to(x)
+    probes = [(end, fit_probe(x[:, :end], y, LOOSE)) for end in (task.leading, x.shape[1])]
+    source, *units = (unit_rows(z[:, : task.leading]) for z in (x, *both))
+    means = unit_rows(y.T @ source)
+    doubts, terms = [], []
+    for z, unit in zip(both, units, strict=True):
+        p = [probe.probabilities(z[:, :end]) for end, probe in probes]
+        gap = nearness(unit, units[0], itself=z is both[0]) - nearness(unit, source, itself=False)
+        doubts.append(1 - p[-1].amax(dim=1))
+        terms.append((1 - torch.stack(p).mean(dim=0).amax(dim=1), -(unit @ means.T).amax(dim=1), gap))
+    plain, new_plain = (
+        torch.stack([relative(term, of_run) for term, of_run in zip(each, terms[0], strict=True)]).sum(dim=0)
+        for each in terms
+    )
+    return (doubts[0], standard(plain)), (doubts[1], relative(new_plain, plain))
+
+
+def relative(score: Tensor, of_run: Tensor) -> Tensor:
+    """In standard deviations from the mean of the run's images."""
+    return (score - of_run.mean()) / (of_run.std(correction=0) + 1e-9)
 
 
 if __name__ == "__main__":

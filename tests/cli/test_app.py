@@ -48,7 +48,8 @@ FLAGS = {  # flags of each verb, beside those of every verb and the settings
     **{"adapt": {"--out", "--config", "--force", "--target"}, "demo": {"--out"}, "eval": SCORING},
     **{"check": {"--config", "--model", "--no-model"}, "export": {"--out", "--to", "--model"}},
     **{"push": {"--private", "--model"}, "report": set(), "choose": set(), "methods": set(), "answer": set()},
-    "predict": SCORING | {"--csv", "--parquet", "--top", "--abstain", "--keep", "--accuracy", "--unknown"},
+    "predict": SCORING
+    | {"--csv", "--parquet", "--top", "--abstain", "--keep", "--accuracy", "--unknown", "--all-classes"},
     **{"ask": {"--budget", "--out", "--seed", "--force"}, "cache": {"--cache", "--clear", "--root"}},
     "bench": PAIRS - {"--labels"} | {"--data", "--seeds", "--tasks", "--allow-incomplete", "--start"},
     **{"ablate losses": PAIRS, "ablate pseudo-labels": PAIRS},
@@ -417,7 +418,8 @@ class TestPredict:
     def test_the_promised_json(self, run: Run, finished, tmp_path: Path) -> None:
         file = tmp_path / "p.csv"
         ended = run("predict", finished.run, finished.task.target, "--csv", file, "--abstain", "1", "--json")
-        counts = {"images": 21, "kept": 0, "abstained": 21, "skipped": 0, "threshold": 1.0, "expected_accuracy": None}
+        counts = {"images": 21, "kept": 0, "abstained": 21, "no_class": 0, "skipped": 0}
+        counts |= {"threshold": 1.0, "expected_accuracy": None}
         assert json.loads(ended.out) == {"csv": str(file), "parquet": None} | counts
         assert file.read_text().count("\n") == 22
 

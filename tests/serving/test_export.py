@@ -221,7 +221,9 @@ def test_an_onnx_file_is_read_as_the_run_is(finished, flowers, tmp_path: Path, m
     np.testing.assert_allclose(probabilities, classifier.predict_proba(finished.task.target), atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"keep": 0.5}, {"accuracy": 0.9}, {"unknown": True}, {"model": "source"}])
+@pytest.mark.parametrize(
+    "options", [{"keep": 0.5}, {"accuracy": 0.9}, {"unknown": 0.5}, {"all_classes": True}, {"model": "source"}]
+)
 def test_what_needs_a_run_is_refused_for_a_file(tmp_path: Path, options: dict) -> None:
     with raises("needs-a-run"):
         cdtrans.predict(tmp_path / "flowers.onnx", tmp_path, **options)

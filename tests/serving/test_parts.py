@@ -352,14 +352,14 @@ class TestParquet:
         from pyarrow import parquet
 
         (images / "00.png").rename(os.fsdecode(os.fsencode(images) + b"/0\xff.png"))
-        watched.classifier.source_only = load(finished.run, model="source", device="cpu")
+        watched.classifier.no_class = load(finished.run, device="cpu", unknown=True).no_class
         try:
             sure = sorted(p.probability for p in watched.classifier.predict(sorted(images.glob("1*.png"))))[5]
             how = {"top": 2, "abstain": sure}
             watched(images, tmp_path / "p.csv", **how)
             result = watched(images, tmp_path / "p.parquet", "parquet", **how)
         finally:
-            watched.classifier.source_only = None
+            watched.classifier.no_class = None
         assert (result.csv, result.parquet) == (None, tmp_path / "p.parquet")
         file = parquet.ParquetFile(tmp_path / "p.parquet")
         assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [8, 7, 8, 6]

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cdtrans
 from cdtrans.errors import CdtransError
 from cdtrans.record.layout import RESERVED
+from cdtrans.record.record import RunRecord
 from cdtrans.serving.classifier import Classifier, load
 from cdtrans.serving.predict import Predicted
 from support import Notes, error_says, raises, says
@@ -75,6 +77,7 @@ def test_the_columns_of_a_table(finished, classifier: Classifier, write: Write, 
         "images": 21,
         "kept": 21,
         "abstained": 0,
+        "no_class": 0,
         "skipped": 0,
         "threshold": 0.0,
         "expected_accuracy": pytest.approx(sum(p.probability for p in predictions) / 21),
@@ -88,14 +91,26 @@ def test_the_columns_of_a_table(finished, classifier: Classifier, write: Write, 
 
 
 def test_the_score_for_no_class(finished, write: Write, tmp_path: Path) -> None:
-    """1 less the largest probability of the source-only model, whichever model predicts."""
-    source = load(finished.run, model="source", device="cpu").predict(finished.task.target)
+    """Of an image's nearest target images in the run, and a fifth of the source-only model's own doubt, whichever model
+    predicts."""
+    record = RunRecord(finished.run)
+    views, doubt = record.views, 1 - record.confidences("source")
+    x = views.before_target.astype(np.float64)  # all of the target's few images
+    x = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5)
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    cosine, score = x @ x.T, views.no_class[views.sampled_target]
+    nearest = np.argsort(-cosine, axis=1)[:, :7]
+    weight = np.exp(10 * np.take_along_axis(cosine, nearest, axis=1))
+    of_nearest = (weight * score[nearest]).sum(axis=1) / weight.sum(axis=1)
+    expected = 1 / (1 + np.exp(-(0.8 * of_nearest + 0.2 * (doubt - doubt.mean()) / doubt.std())))
+    paths = record.images.paths["target"]
     for model in ("chosen", "source"):
-        write(finished.task.target, tmp_path / "p.csv", top=2, model=model, unknown=True)
+        write(finished.task.target, tmp_path / "p.csv", top=2, model=model, unknown=1)
         table = rows(tmp_path / "p.csv")
         assert list(table[0])[:5] == ["path", "label", "probability", "no_class", "label_1"]
-        for row, prediction in zip(table, source, strict=True):
-            assert float(row["no_class"]) == pytest.approx(1 - prediction.probability, abs=2e-6)
+        for row in table:
+            n = paths.index(Path(row["path"]).name)
+            assert float(row["no_class"]) == pytest.approx(expected[n], abs=5e-3)
 
 
 @pytest.mark.parametrize(("top", "columns"), [(2, 2), (50, 3)])

@@ -44,6 +44,8 @@ def show_evaluation(result: Any, screen: Screen, given: Arguments) -> None:
         screen.result(confusion_table(result))
     else:
         screen.result(f"The confusion matrix of {len(result.classes)} classes is in --json.")
+    if result.absent:
+        screen.result(wording.of_absent_classes(result))
     if result.whole_target:
         screen.result(wording.EXACT)
     record = RunRecord(run)

@@ -15,12 +15,12 @@ from cdtrans.config import RunFolder
 from cdtrans.errors import DataError, counted
 from cdtrans.inputs.images import UnreadableImage, decode
 from cdtrans.measure.intervals import strata, strata_for
-from cdtrans.measure.labels import LABEL_COLUMNS, NO_CLASS, UNSURE, LabelsByImage, read_rows, require_clear
+from cdtrans.measure.labels import LABEL_COLUMNS, UNSURE, LabelsByImage, read_rows, require_clear
 from cdtrans.measure.matching import RunTarget, find, read_target, require_untrained
 from cdtrans.measure.measured import asked_parts, labels_so_far
 from cdtrans.record import layout
 from cdtrans.record.files import atomic, csv_lines
-from cdtrans.record.outcome import Part, Question, Questions
+from cdtrans.record.outcome import NO_CLASS, Part, Question, Questions
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output, rewrite
 from cdtrans.reporting.images import jpeg

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdtrans.errors import DataError, MissingFileError
-from cdtrans.record.outcome import Part, StoredLabel
+from cdtrans.record.outcome import NO_CLASS, Part, StoredLabel
 
 UNSURE = "unsure"
-NO_CLASS = "none of these classes"  # the image belongs to no class of the run
 LABEL_COLUMNS = ("path", "label", "part")
 HOW_TO = "'cdtrans ask RUN' writes one to fill in"
 

@@ -10,8 +10,8 @@ import numpy as np
 from cdtrans.errors import CdtransError, DataError, RunError, counted, named, nearest
 from cdtrans.inputs.images import UnreadableImage, decode, pixel_digest, resized
 from cdtrans.inputs.scan import LabelledDomain, scan_labelled
-from cdtrans.measure.labels import NO_CLASS, UNSURE, LabelRow, LabelsByImage, read_rows, require_clear, settled_part
-from cdtrans.record.outcome import ModelName, StoredLabel
+from cdtrans.measure.labels import UNSURE, LabelRow, LabelsByImage, read_rows, require_clear, settled_part
+from cdtrans.record.outcome import NO_CLASS, ModelName, StoredLabel
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 

@@ -14,10 +14,11 @@ from cdtrans.errors import CdtransError, DataError, counted, named
 from cdtrans.inputs.images import judge_unreadable
 from cdtrans.inputs.scan import LabelledDomain
 from cdtrans.measure.intervals import accuracy_interval, class_mean_interval, labels_to_decide, sign_test, wilson
-from cdtrans.measure.labels import NO_CLASS, UNSURE, LabelsByImage, settled_part
+from cdtrans.measure.labels import UNSURE, LabelsByImage, settled_part
 from cdtrans.measure.matching import RunTarget, match, match_classes, read_target, require_untrained, scan_labels
 from cdtrans.record import layout, wording
 from cdtrans.record.outcome import (
+    NO_CLASS,
     SIGNIFICANT,
     Answers,
     Better,
@@ -80,14 +81,15 @@ def evaluate(
     places = [target.find("", digest) for digest in digests]
     if None in places:
         warn_of_source(record, digests, screen)
-        measured = Measured(name, classifier.classes, len(rows), target=None, whole_target=False, models={})
+        measured = Measured(name, target.classes, len(rows), target=None, whole_target=False, models={})
     else:
         measured = measure(target, np.array(places), classes)
     measured = replace(
         measured,
         model=name,
-        models=measured.models | {name: score_predictions(classes, predicted, len(classifier.classes))},
+        models=measured.models | {name: score_predictions(classes, predicted, len(target.classes))},
         calibration=calibration(confidence, predicted == classes),
+        absent=of_absent(target, classes),
         skipped=skipped,
         trained_with=trained_with,
     )
@@ -101,7 +103,7 @@ def predict_labelled(
 ) -> tuple[list[tuple[str, int, int, float]], int, int]:
     """Digest, class, predicted class and confidence of the labelled images that can measure a model; how many others
     cannot be read, and how many the run was trained with."""
-    true = match_classes(labelled, classifier.classes, where)
+    true = match_classes(labelled, target.classes, where)
     rows: list[tuple[str, int, int, float]] = []
     skipped: list[Unreadable] = []
     trained_with = 0
@@ -113,7 +115,7 @@ def predict_labelled(
             elif target.trained_label("", result.digest) is not None:
                 trained_with += 1
             else:
-                rows.append((result.digest, true[i], classifier.classes.index(result.label), result.probability))
+                rows.append((result.digest, true[i], target.classes.index(result.label), result.probability))
             task.advance(1)
     if skipped:
         first = skipped[0]
@@ -266,7 +268,14 @@ def measure(target: RunTarget, places: np.ndarray, true: np.ndarray, *, random: 
         comparison=compare_models(target, places, true, whole=whole, random=random) if "adapted" in models else None,
         random=random,
         no_class=int((true < 0).sum()),
+        absent=of_absent(target, true),
     )
+
+
+def of_absent(target: RunTarget, true: np.ndarray) -> int:
+    """How many of the images with these classes [n] are of classes that the run takes for absent."""
+    absent = target.record.outcome.class_set.absent
+    return int(np.isin(true, [target.classes.index(name) for name in absent]).sum())
 
 
 def score_predictions(true: np.ndarray, predicted: np.ndarray, classes: int) -> Scores:

@@ -70,17 +70,17 @@ class Numbering:
         return whole
 
 
-def narrowed(network: Network, numbering: Numbering) -> Network:
-    """The network with a classifier of the classes that occur; the other weights are shared."""
-    if numbering.whole:
-        return network
+def narrowed(network: Network, classes: Tensor) -> Network:
+    """A network that stage 1 has left, with a classifier of these classes alone; the other weights are shared."""
     head = network.head
     assert isinstance(head, Head), "stage 1 leaves a plain one"
     full = head.classifier
-    small = Head(full.in_features, len(numbering.classes), "batchnorm" if full.bias is None else "none")
+    if len(classes) == full.out_features:
+        return network
+    small = Head(full.in_features, len(classes), "batchnorm" if full.bias is None else "none")
     small.neck, small.spec = head.neck, head.spec
     small.classifier.to(full.weight.device)
-    rows = numbering.classes.to(full.weight.device)
+    rows = classes.to(full.weight.device)
     with torch.no_grad():
         for ours, theirs in zip(small.classifier.parameters(), full.parameters(), strict=True):
             ours.copy_(theirs[rows])

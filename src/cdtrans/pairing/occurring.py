@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from cdtrans.pairing.graphs import TILE, Start, nearest_keys
+from cdtrans.pairing.graphs import GRAPH_NEIGHBOURS, HEAT, TILE, Start, Statistics, nearest_keys
 from cdtrans.pairing.neighbours import unit_rows
 
 STEADY = 0.2  # least steadiness of a class that occurs
@@ -149,3 +149,13 @@ def smoothed(start: Start, score: Tensor) -> Tensor:
 
 def standard(score: Tensor) -> Tensor:
     return (score - score.mean()) / (score.std(correction=0) + 1e-9)
+
+
+def score_of_nearest(queries: Tensor, scored: Tensor, scores: Tensor) -> Tensor:
+    """[Q] scores of other target images than those that were scored, from the features of both and [S] scores: the
+    weighted mean over the nearest ones."""
+    of_scored = Statistics.of(scored)
+    queries, keys = (unit_rows(of_scored.standardised(x)) for x in (queries, scored))
+    k = min(GRAPH_NEIGHBOURS, len(keys))
+    found = [nearest_keys(part, keys, -len(part), k) for part in queries.split(TILE)]  # no key is the query itself
+    return torch.cat([((HEAT * near).softmax(dim=1) * scores[index]).sum(dim=1) for near, index in found])

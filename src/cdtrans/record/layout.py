@@ -72,7 +72,7 @@ class SavedEvidence:
     steady: np.ndarray  # []
     occurs: np.ndarray  # [K] bool
     noticed: np.ndarray  # [] bool
-    no_class: np.ndarray  # [n]
+    no_class: np.ndarray  # [Nt]
     candidates: np.ndarray  # [K, c]
     doubt: np.ndarray  # [K]
     pretrained: np.ndarray  # [] bool
@@ -104,7 +104,7 @@ class Views:
     target_after: np.ndarray  # [Nt]
     confidence_before: np.ndarray  # [Nt] calibrated
     confidence_after: np.ndarray  # [Nt]
-    no_class: np.ndarray  # [n] the higher, the less a target image is like any class
+    no_class: np.ndarray  # [Nt] the higher, the less a target image is like any class
     doubt: np.ndarray  # [K] the higher, the less clear it is whether a class occurs
     candidates: np.ndarray  # [K, c] target images that are most likely of each class
     changed: np.ndarray  # [Nt] total variation between both models' probabilities

@@ -15,6 +15,7 @@ from cdtrans.errors import counted
 from cdtrans.runtime.screen import html_table
 
 ModelName = Literal["source", "adapted"]  # the models that a run can choose: their folders
+NO_CLASS = "none of these classes"  # the label of an image that belongs to no class of the run
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,7 @@ class Measured:
     calibration: tuple[CalibrationBin, ...] = ()  # bins of `model`, the lowest confidence first
     random: bool = False  # whether the labelled images were drawn at random from the target
     no_class: int = 0  # images that belong to none of the classes and count as wrong
+    absent: int = 0  # images of classes that the run takes for absent; they count as wrong too
     unsure: int = 0  # images that were left out because their label is 'unsure'
     skipped: int = 0  # unreadable files
     trained_with: int = 0  # labelled images that were left out because the run was trained with their labels

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdtrans.errors import SettingsError
+from cdtrans.record.outcome import NoClassCurve
 
 COLDEST, HOTTEST = 0.05, 50.0
 STEPS = 40  # steps of the search for a temperature
@@ -37,11 +38,16 @@ def temperature(logits: np.ndarray, accuracy: float) -> float:
     return math.sqrt(low * high)
 
 
-def no_class(source_only: np.ndarray) -> np.ndarray:
-    """Logits of the source-only model [N, K] -> [N]: 1 less its largest probability. Adaptation makes a model sure of
-    every target image, whether it belongs to a class or not; the source-only model has seen none of them
-    (docs/results/unknown.md)."""
-    return np.asarray(1 - probabilities(source_only).max(axis=1))
+def no_class(score: np.ndarray, curve: NoClassCurve | None) -> np.ndarray:
+    """[N] scores -> from 0 to 1: the probability that an image belongs to no class, if answers have given a curve.
+    Without one it only ranks the images."""
+    intercept, slope = (0.0, 1.0) if curve is None else (curve.intercept, curve.slope)
+    return np.asarray(1 / (1 + np.exp(-(intercept + slope * score.astype(np.float64)))))
+
+
+def no_class_cut(curve: NoClassCurve) -> float:
+    """The probability above which an image is taken for one of no class."""
+    return float(no_class(np.array(curve.cut), curve))
 
 
 @dataclass(frozen=True)

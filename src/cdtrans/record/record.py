@@ -112,7 +112,7 @@ class RunRecord:
             (len(v.sampled_source), (v.before_source, v.after_source)),
             (len(v.sampled_target), (v.before_target, v.after_target)),
             (source, (v.source_labels, v.source_predicted, v.source_confidence, v.source_own)),
-            (target, (v.target_before, v.target_after, v.confidence_before, v.confidence_after, v.changed)),
+            (target, (v.target_before, v.target_after, v.confidence_before, v.confidence_after, v.changed, v.no_class)),
         )
         with self._intact(layout.VIEWS):
             require(all(len(x) == n for n, arrays in lengths for x in arrays), "its arrays are of other images")

@@ -21,7 +21,8 @@ from cdtrans.record import layout
 from cdtrans.record.files import Lock, atomic, csv_lines, named_if_full, try_lock
 from cdtrans.record.layout import ADAPTED, SOURCE, DataRecord, Environment, File
 from cdtrans.record.model import write_card
-from cdtrans.record.probabilities import no_class, probabilities
+from cdtrans.record.outcome import NO_CLASS, NoClassCurve
+from cdtrans.record.probabilities import no_class, no_class_cut, probabilities
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime import package_version
 from cdtrans.runtime.ranks import barrier, is_main
@@ -169,12 +170,18 @@ def rewrite(folder: Path, file: File[Any], content: Any) -> None:
             out.write((json.dumps(asdict(content), indent=2, sort_keys=True) + "\n").encode())
 
 
-def predictions_csv(paths: Sequence[str], classes: Sequence[str], logits: np.ndarray, source_only: np.ndarray) -> bytes:
-    """A model's label for every target image, by path, from calibrated logits."""
-    p = probabilities(logits)
-    columns = zip(paths, p.argmax(axis=1), p.max(axis=1), no_class(source_only), strict=True)
-    rows = sorted((path, classes[k], f"{sure:.6f}", f"{score:.6f}") for path, k, sure, score in columns)
-    return csv_lines([("path", "label", "probability", "no_class"), *rows])
+def predictions_csv(
+    paths: Sequence[str], classes: Sequence[str], logits: np.ndarray, scores: np.ndarray, curve: NoClassCurve | None
+) -> bytes:
+    """A model's label for every target image, by path, from calibrated logits; with a curve, NO_CLASS above its cut.
+    `scores` [N] are those of no class."""
+    p, cut = probabilities(logits), 1.0 if curve is None else no_class_cut(curve)
+    columns = zip(paths, p.argmax(axis=1), p.max(axis=1), no_class(scores, curve), strict=True)
+    rows = []
+    for path, k, sure, none in columns:
+        label, probability = (NO_CLASS, none) if none > cut else (classes[k], sure)
+        rows.append((path, label, f"{probability:.6f}", f"{none:.6f}"))
+    return csv_lines([("path", "label", "probability", "no_class"), *sorted(rows)])
 
 
 def confidence_views(before: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:
@@ -195,8 +202,8 @@ def remove_state(folder: Path) -> None:
 
 def predictions_of(record: RunRecord, model: str = "chosen") -> bytes:
     """The table of predictions by a model of a finished run."""
-    logits, source_only = record.calibrated_logits(model), record.calibrated_logits(SOURCE)
-    return predictions_csv(record.images.paths["target"], record.classes, logits, source_only)
+    logits, curve = record.calibrated_logits(model), record.outcome.class_set.curve
+    return predictions_csv(record.images.paths["target"], record.classes, logits, record.views.no_class, curve)
 
 
 def recalibrate(record: RunRecord, temperature: float) -> None:

@@ -314,6 +314,8 @@ def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run:
     if measured.no_class:
         wrong = counted(measured.no_class, "image")
         sentences.append(f"Counted as wrong, because they belong to none of the classes: {wrong}.")
+    if measured.absent:
+        sentences.append(of_absent_classes(measured))
     if measured.unsure:
         left_out = counted(measured.unsure, "random image is", "random images are")
         sentences.append(
@@ -325,6 +327,11 @@ def labels_show(labelled: int, measured: Measured | None, outcome: Outcome, run:
     if measured.whole_target:
         sentences.append(EXACT)
     return [*sentences, comparison(measured, outcome, run) or "There is no adapted model to compare with."]
+
+
+def of_absent_classes(measured: Measured) -> str:
+    images = counted(measured.absent, "image is", "images are")
+    return f"{images} of classes that the run takes for absent: they count as wrong. To change that: --target-classes."
 
 
 def comparison(measured: Measured, outcome: Outcome, run: Path) -> str:

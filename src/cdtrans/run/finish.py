@@ -43,9 +43,10 @@ def finish(
         scaled = {name: calibrated(x, hot if name == ADAPTED else 1.0) for name, x in logits.items()}
         run.write(LOGITS, logits)
         sure = confidence_views(scaled[SOURCE], scaled.get(ADAPTED, scaled[SOURCE]))
-        run.write(VIEWS, views(before, after or before, adaptation.evidence, numbering) | sure)
-        paths = inputs.target.domain.paths
-        run.write(PREDICTIONS, predictions_csv(paths, card.classes, scaled[outcome.choice.model], scaled[SOURCE]))
+        seen = views(before, after or before, adaptation.evidence, numbering)
+        run.write(VIEWS, seen | sure)
+        paths, labels, curve = inputs.target.domain.paths, scaled[outcome.choice.model], outcome.class_set.curve
+        run.write(PREDICTIONS, predictions_csv(paths, card.classes, labels, seen["no_class"], curve))
         card = replace(
             card,
             classes=occurring,

@@ -196,7 +196,7 @@ def run_session(plan: RunPlan) -> Outcome:
                     make_method(kind, deepcopy(network), config, sizes)
                 start = source_model(run, origin, network.to(device), card, images, config, screen)
                 numbering = Numbering.of(start.evidence.occurs, images.labels)
-                images, network = images.narrowed(numbering, start.frozen), narrowed(start.network, numbering)
+                images, network = images.narrowed(numbering, start.frozen), narrowed(start.network, numbering.classes)
                 method = make_method(kind, network, config, images.sizes(numbering)).to(device)
                 adaptation = adapt_to_target(
                     run, method, images, start.evidence, numbering, config, screen, start.frozen

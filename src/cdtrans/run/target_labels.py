@@ -10,10 +10,11 @@ from cdtrans.config import Config, Resolved
 from cdtrans.errors import CdtransError, DataError, SettingsError, counted, nearest
 from cdtrans.inputs.decode import Decoded
 from cdtrans.inputs.scan import UnlabelledDomain
-from cdtrans.measure.labels import NO_CLASS, UNSURE
+from cdtrans.measure.labels import UNSURE
 from cdtrans.measure.matching import TargetImages, filled_rows, match
 from cdtrans.record.files import csv_lines
 from cdtrans.record.layout import TARGET_LABELS
+from cdtrans.record.outcome import NO_CLASS
 from cdtrans.record.record import RunRecord
 from cdtrans.runtime.screen import Screen
 

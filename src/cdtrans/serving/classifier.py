@@ -4,7 +4,7 @@ loaded, so that a wrong run folder is reported at once."""
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
@@ -46,10 +46,11 @@ ON_HUB = re.compile(r"hf:/*(.*)")  # as a path, 'hf://' has lost a slash
 
 @dataclass(frozen=True)
 class Prediction:
-    """One image's label. `top` has the most probable classes, best first, and starts with (label, probability)."""
+    """One image's label. `top` has the most probable classes, best first, and starts with (label, probability), unless
+    `cdtrans.predict` has changed the label."""
 
     path: Path | None  # None for an image that was not read from a file
-    label: str  # empty if `cdtrans.predict` left it out, because the probability is too low
+    label: str  # by `cdtrans.predict` also NO_CLASS, with `no_class` as its probability, or empty: too improbable
     probability: float
     top: tuple[tuple[str, float], ...]
     digest: str = ""  # identifies the pixels; with `digests`
@@ -96,7 +97,7 @@ class Classifier:
 
         self.model, self.card, self.device = model.to(device).eval(), card, device
         self.mean, self.std = (torch.tensor(x, device=device).view(1, 3, 1, 1) for x in (card.mean, card.std))
-        self.source_only: Classifier | None = None  # the score for no class comes from its probabilities
+        self.no_class: NoClassScore | None = None
         self.at_once: int | None = None  # images in a forward pass, once a GPU has had too little memory for all
 
     @property
@@ -177,11 +178,11 @@ class Classifier:
         return np.concatenate(rows)
 
     def _launch(self, pixels: np.ndarray) -> "list[ToHost]":
-        """The logits [B, K]; with a score for no class also the source-only model's."""
+        """The logits [B, K]; with a score for no class also its values, [B]."""
         from cdtrans.runtime.device import ToHost
 
-        models = [self] if self.source_only in (None, self) else [self, self.source_only]
-        return [ToHost(model.device_logits(pixels)) for model in models if len(pixels)]
+        wanted = [self.device_logits] if self.no_class is None else [self.device_logits, self.no_class.device_scores]
+        return [ToHost(compute(pixels)) for compute in wanted if len(pixels)]
 
     def _results(
         self, decoded: DecodedBatch, launched: "list[ToHost]", top: int, digests: bool
@@ -192,7 +193,7 @@ class Classifier:
         if launched:
             logits = [x.numpy() for x in launched]
             best = torch.from_numpy(logits[0]).softmax(dim=1).topk(min(top, len(self.classes)), dim=1)
-            scores = [None] * len(logits[0]) if self.source_only is None else no_class(logits[-1]).tolist()
+            scores = [None] * len(logits[0]) if self.no_class is None else self.no_class.scaled(logits[1]).tolist()
             readable = zip(best.values.tolist(), best.indices.tolist(), scores, decoded.pixels, strict=True)
         for n, path in enumerate(decoded.paths):
             if n in decoded.problems:
@@ -209,13 +210,13 @@ class Classifier:
 
     def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
         """Like `logits`, but left on the device. A GPU may still be computing them."""
-        return self._computed(pixels, lambda images: self.model.encode(images).logits.float() / self.card.temperature)
+        return self.computed(pixels, lambda images: self.model.encode(images).logits.float() / self.card.temperature)
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [B, resize, resize, 3] -> float32 [B, D]"""
-        return np.asarray(self._computed(pixels, self.model.features).cpu())
+        return np.asarray(self.computed(pixels, self.model.features).cpu())
 
-    def _computed(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
+    def computed(self, pixels: np.ndarray, compute: "Compute") -> "torch.Tensor":
         """Compute in smaller parts if a GPU has too little memory."""
         import torch
 
@@ -248,13 +249,67 @@ class Classifier:
             return compute(model_input(cropped, self.mean, self.std)).float()
 
     def digest(self) -> str:
-        """A digest of the card and the weights; with a score for no class, also of those of the source-only model."""
+        """A digest of the card and the weights, and of what the score for no class comes from."""
         content = hashlib.blake2b(repr(self.card).encode(), digest_size=16)
         for name, tensor in self.model.state_dict().items():
             content.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-        if self.source_only not in (None, self):
-            content.update(self.source_only.digest().encode())
-        return content.hexdigest()
+        return content.hexdigest() + ("" if self.no_class is None else self.no_class.digest())
+
+
+class WholeClassifier(Classifier):
+    """A model of a run with absent classes, for images of these too: what the source-only model takes for one of them
+    has that model's probabilities. For all other images the probability of an absent class is 0."""
+
+    def __init__(self, model: Classifier, source_only: Classifier) -> None:
+        import torch
+
+        super().__init__(model.model, replace(model.card, classes=source_only.classes), model.device)
+        self.source_only = source_only  # with all classes
+        self.absent = torch.tensor([name not in model.classes for name in self.classes], device=self.device)
+
+    def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
+        from cdtrans.pairing.narrowing import NEVER
+
+        ours, theirs = super().device_logits(pixels), self.source_only.device_logits(pixels)
+        whole = theirs.masked_fill(self.absent, NEVER).masked_scatter(~self.absent, ours)
+        return theirs.where(self.absent[theirs.argmax(dim=1)][:, None], whole)
+
+    def digest(self) -> str:
+        return super().digest() + self.source_only.digest()
+
+
+class NoClassScore:
+    """How little new images are like any class: the scores of the run's nearest target images, in the features of the
+    source-only model, and to a smaller part this model's own doubt (docs/results/unknown.md)."""
+
+    def __init__(self, source_only: Classifier, record: RunRecord) -> None:
+        import torch
+
+        views = record.views
+        self.source_only, self.curve = source_only, record.outcome.class_set.curve
+        self.features = torch.from_numpy(views.before_target).float().to(source_only.device)  # [T, D]
+        self.scores = torch.from_numpy(views.no_class[views.sampled_target]).to(source_only.device)  # [T]
+        confidence = views.confidence_before.astype(np.float64)
+        self.mean, self.deviation = float(confidence.mean()), float(confidence.std()) + 1e-9
+
+    def device_scores(self, pixels: np.ndarray) -> "torch.Tensor":
+        """uint8 [B, resize, resize, 3] -> [B], left on the device"""
+        import torch
+
+        from cdtrans.pairing.occurring import KEPT, score_of_nearest
+
+        model, dim = self.source_only, self.features.shape[1]
+        both = model.computed(pixels, lambda images: torch.cat(model.model.encode(images), dim=1))
+        doubt = (self.mean - both[:, dim:].softmax(dim=1).amax(dim=1)) / self.deviation
+        return (1 - KEPT) * doubt + KEPT * score_of_nearest(both[:, :dim], self.features, self.scores)
+
+    def scaled(self, scores: np.ndarray) -> np.ndarray:
+        """From 0 to 1."""
+        return no_class(scores, self.curve)
+
+    def digest(self) -> str:
+        content = repr(self.curve).encode() + b"".join(x.cpu().numpy().tobytes() for x in (self.features, self.scores))
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class OnnxClassifier(Classifier):
@@ -262,7 +317,7 @@ class OnnxClassifier(Classifier):
 
     def __init__(self, file: Path, read: "Read", card: "Card", device: "torch.device") -> None:
         self.file, self.read, self.card, self.device = file, read, card, device
-        self.source_only = None
+        self.no_class = None
 
     def device_logits(self, pixels: np.ndarray) -> "torch.Tensor":
         import torch
@@ -280,27 +335,48 @@ class OnnxClassifier(Classifier):
 
 
 @checked()
-def load(run: str | Path, *, model: WhichModel = "chosen", device: str = "auto", unknown: bool = False) -> Classifier:
+def load(
+    run: str | Path,
+    *,
+    model: WhichModel = "chosen",
+    device: str = "auto",
+    unknown: bool = False,
+    all_classes: bool = False,
+) -> Classifier:
     """Load the classifier of a finished run: the 'chosen' model, the 'source' (not adapted), the 'adapted' (selected
-    epoch) or the 'last' (last epoch) one. With `unknown`, its predictions have a score for images of no class, for
-    which the source-only model also runs on each image.
+    epoch) or the 'last' (last epoch) one. It predicts the classes that occur in the run's target. With `all_classes`,
+    an image that the source-only model takes for one of the others gets that model's label. With `unknown`, predictions
+    have a score for images of no class. For both the source-only model also runs on each image.
 
     It also loads what `export` wrote, a file or a hub folder, and `hf://USER/NAME`, a folder that `push` uploaded."""
     require_device(device)
-    record = find_model(run, {"unknown": unknown, "model": model != "chosen"})
+    record = find_model(run, {"unknown": unknown, "all-classes": all_classes, "model": model != "chosen"})
     if isinstance(record, Path):
         return _load_exported(record, device)
     name = record.model_name(model)
+    absent = record.outcome.class_set.absent
     with importing():
+        import torch
+
         from cdtrans.network.weights import load_model
+        from cdtrans.pairing.narrowing import narrowed
         from cdtrans.runtime.device import pick_device
 
     place = pick_device(device)
-    classifier = Classifier(*load_model(record.model_folder(name)), place)
-    if unknown and name == layout.SOURCE:
-        classifier.source_only = classifier
-    elif unknown:
-        classifier.source_only = Classifier(*load_model(record.model_folder(layout.SOURCE)), place)
+
+    def saved(name: str, *, whole: bool = False) -> Classifier:
+        network, card = load_model(record.model_folder(name))
+        occurring = [k for k, label in enumerate(card.classes) if label not in absent]
+        if not whole and len(occurring) < len(card.classes):  # the source-only model, as it was saved
+            network = narrowed(network, torch.tensor(occurring))
+            card = replace(card, classes=tuple(card.classes[k] for k in occurring))
+        return Classifier(network, card, place)
+
+    classifier = saved(name, whole=all_classes)
+    if all_classes and absent and name != layout.SOURCE:
+        classifier = WholeClassifier(classifier, saved(layout.SOURCE, whole=True))
+    if unknown:
+        classifier.no_class = NoClassScore(saved(layout.SOURCE), record)
     return classifier
 
 

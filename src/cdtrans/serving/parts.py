@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from cdtrans.errors import DataError, Interrupted, RunError, first_of
 from cdtrans.inputs.stream import TarMember, cut, is_tar_name
 from cdtrans.record.files import atomic, try_lock
+from cdtrans.record.outcome import NO_CLASS
 from cdtrans.serving.classifier import Prediction, Unreadable
 
 PART = 8192  # images; a multiple of every batch size, so that the batches are the same wherever a command resumes
@@ -40,15 +41,18 @@ class Counts:
     """Counts while images are predicted."""
 
     images: int = 0  # with a prediction
-    kept: int = 0  # with a label
+    kept: int = 0  # with a class as label
+    no_class: int = 0  # labelled NO_CLASS
     right: float = 0.0  # expected number of correct labels: the sum of their probabilities
     skipped: int = 0  # files that cannot be read
     tars: int = 0  # entries among the skipped that stand for the rest of a damaged tar
     first_skipped: Sequence[str] = ()  # path and cause
 
-    def add(self, prediction: Prediction, *, kept: bool) -> None:
+    def add(self, prediction: Prediction) -> None:
+        kept = prediction.label not in ("", NO_CLASS)
         self.images += 1
         self.kept += kept
+        self.no_class += prediction.label == NO_CLASS
         self.right += prediction.probability if kept else 0.0
 
     def skip(self, file: Unreadable) -> None:
@@ -57,7 +61,7 @@ class Counts:
         self.first_skipped = self.first_skipped or (str(file.path), file.cause)
 
     def __add__(self, other: "Counts") -> "Counts":
-        numbers = ("images", "kept", "right", "skipped", "tars")
+        numbers = ("images", "kept", "no_class", "right", "skipped", "tars")
         sums = {name: getattr(self, name) + getattr(other, name) for name in numbers}
         return Counts(**sums, first_skipped=self.first_skipped or other.first_skipped)
 

@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Literal
 
 from cdtrans.config import DeviceName, LargestBad, Root, WhichModel
-from cdtrans.errors import ArgumentTypeError, DataError, SettingsError, counted, printable
+from cdtrans.errors import ArgumentTypeError, DataError, SettingsError, counted, ended, printable
 from cdtrans.inputs.images import is_image_name, judge_unreadable
 from cdtrans.inputs.scan import find_tars, no_image, stream_images, stream_names, walk
 from cdtrans.inputs.stream import TarMember, cut, is_tar_name
 from cdtrans.record import wording
 from cdtrans.record.files import atomic, csv_lines
-from cdtrans.record.probabilities import threshold_for_accuracy, threshold_for_share
+from cdtrans.record.outcome import NO_CLASS
+from cdtrans.record.probabilities import no_class_cut, threshold_for_accuracy, threshold_for_share
 from cdtrans.record.record import RunRecord
 from cdtrans.record.run import require_output
 from cdtrans.runtime.ranks import launched_world
 from cdtrans.runtime.screen import Screen, TrackedTask
-from cdtrans.schema import Help, Range, checked
+from cdtrans.schema import Help, Misfit, Range, check_value, checked
 from cdtrans.serving.classifier import Classifier, Prediction, Predictions, Unreadable, find_model, load
 from cdtrans.serving.parts import Counts, PartFolder, PartInput, PartOutput, folder_of, parts_of
 from cdtrans.trust.preflight import ignored
@@ -39,6 +40,7 @@ class Predicted:
     images: int
     kept: int  # labels
     abstained: int  # images whose label is left empty: their probability is below the threshold
+    no_class: int  # images labelled 'none of these classes' (`unknown`)
     skipped: int  # files that cannot be read
     threshold: float
     expected_accuracy: float | None  # share of the kept labels that are right; None without any
@@ -68,7 +70,13 @@ def predict(
     abstain: Annotated[float | None, Help("Leave the label empty below this probability."), Range(0, 1)] = None,
     keep: Annotated[float | None, Help("Label only this share of the images, the most confident, such as 0.8.")] = None,
     accuracy: Annotated[float | None, Help("Label as many as this expected accuracy allows, such as 0.95.")] = None,
-    unknown: Annotated[bool, Help("Add a score for images of no class, by the source-only model.")] = False,
+    unknown: Annotated[
+        float | str | None,
+        Help(
+            "Label images 'none of these classes' whose no_class is above this (0 to 1); auto: as answered.", "CUT|auto"
+        ),
+    ] = None,
+    all_classes: Annotated[bool, Help("Predict classes too that the run took for absent from its target.")] = False,
     root: Root = None,
     model: WhichModel = "chosen",
     device: DeviceName = "auto",
@@ -83,7 +91,9 @@ def predict(
     memory for any number of images, and the result has only their counts. If a call is killed, make it again to
     resume.
 
-    At most one of `abstain`, `keep` and `accuracy` can be given; it decides which labels are left empty."""
+    At most one of `abstain`, `keep` and `accuracy` can be given; it decides which labels are left empty. `unknown` is a
+    number from 0 to 1 or "auto": images whose `no_class` is above it are labelled 'none of these classes', with that
+    score as their probability. `all_classes` is as for `load`."""
     if launched_world() > 1:
         raise SettingsError("predict-under-torchrun", "'cdtrans predict' is one process; start it without torchrun.")
     if not isinstance(images, str | Path):
@@ -92,24 +102,25 @@ def predict(
     if csv is not None and parquet is not None:
         raise SettingsError("two-tables", "--csv and --parquet cannot be combined; give one of them.")
     images, screen = Path(images), screen or Screen(quiet=quiet)
-    run_options = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown}
-    found = find_model(run, run_options | {"model": model != "chosen"})
+    run_options = {"keep": keep is not None, "accuracy": accuracy is not None, "unknown": unknown is not None}
+    found = find_model(run, run_options | {"all-classes": all_classes, "model": model != "chosen"})
     record, exported = (found, None) if isinstance(found, RunRecord) else (None, found)
     if record:
         record.model_name(model)
     root = None if root is None else Path(root)
     file = Path(parquet) if parquet is not None else Path(csv) if isinstance(csv, str | Path) else csv
     threshold = find_threshold(record, model, abstain, keep, accuracy, screen)
+    cut = None if record is None or unknown is None else find_cut(record, unknown)
     kind = "parquet" if parquet is not None else "csv"
     check_places(images, root, file, kind, exported)  # before torch is imported
-    classifier = load(exported or run, model=model, device=device, unknown=unknown)
+    classifier = load(exported or run, model=model, device=device, unknown=cut is not None, all_classes=all_classes)
     if record and (warning := wording.trained_with_labels(record.outcome, record.model_name(model))):
         screen.warn(warning)
     if record and {abstain, keep, accuracy} != {None} and record.calibrated_with(model) == "nothing":
         advice = "'cdtrans ask' chooses images to label, and 'cdtrans answer' measures with them."
         screen.warn(f"{wording.CALIBRATED['nothing']} {advice}")
     screen.say(f"model: {classifier.name}")
-    return PredictionJob(classifier, images, root, kind, top, threshold, max_bad, screen).run(file)
+    return PredictionJob(classifier, images, root, kind, top, threshold, max_bad, screen, cut).run(file)
 
 
 def find_threshold(
@@ -129,6 +140,23 @@ def find_threshold(
         f"{kept.accuracy:.0%} of their labels are expected to be right"
     )
     return kept.threshold
+
+
+def find_cut(run: RunRecord, unknown: float | str) -> float:
+    """The score above which an image is taken for one of no class: as given, or as the run's answers say."""
+    try:
+        cut = check_value(unknown, float | Literal["auto"], "--unknown", written=True, limits=Range(0, 1))
+    except Misfit as error:
+        raise SettingsError("unknown-cut", ended(str(error))) from error
+    if cut != "auto":
+        return float(cut)
+    if run.outcome.class_set.curve is None:
+        raise SettingsError(
+            "no-answered-cut",
+            f"--unknown auto needs answers about images of no class, and the run in '{run.folder}' has none: 'cdtrans "
+            "ask' asks for them, or give a number from 0 to 1.",
+        )
+    return no_class_cut(run.outcome.class_set.curve)
 
 
 def check_places(
@@ -167,6 +195,7 @@ class PredictionJob:
     threshold: float
     max_bad: float
     screen: Screen
+    cut: float | None = None  # score above which an image is labelled NO_CLASS; None without scores
     named: int = 0  # unreadable files so far; the first are named on the screen
 
     def run(self, file: Path | IO[bytes] | None) -> Predicted:
@@ -185,15 +214,18 @@ class PredictionJob:
                 else:
                     write_lines(file, self.columns, kept)
             self.judge(counts)
-        left_out, expected = counts.images - counts.kept, counts.right / counts.kept if counts.kept else None
+        left_out = counts.images - counts.kept - counts.no_class
+        expected = counts.right / counts.kept if counts.kept else None
         if isinstance(file, Path):
             unsure = f", {left_out} of them left without a label (probability below {self.threshold:.3g})"
             self.screen.result(f"Wrote {file}: {counted(counts.images, 'image')}{unsure if self.threshold else ''}.")
         if self.threshold and counts.images:
             share, of_these = counts.kept / counts.images, f"; expected to be right: {expected:.1%}" if expected else ""
             self.screen.say(f"Kept {counts.kept} of {counts.images} labels ({share:.0%}){of_these}.")
+        if counts.no_class:
+            self.screen.say(f"Labelled '{NO_CLASS}': {counts.no_class} of {counted(counts.images, 'image')}.")
         csv, parquet = (file if isinstance(file, Path) and self.kind == kind else None for kind in TABLES)
-        numbers = (counts.images, counts.kept, left_out, counts.skipped, self.threshold, expected)
+        numbers = (counts.images, counts.kept, left_out, counts.no_class, counts.skipped, self.threshold, expected)
         return Predicted(csv, parquet, *numbers, predictions)
 
     def count_images(self) -> int | None:
@@ -223,7 +255,7 @@ class PredictionJob:
                 outputs = [output for _, output in self.predict_parts(first, task)]
             return self.join(file, outputs)
         settings: dict[str, Any] = {"top": self.top, "threshold": self.threshold}
-        settings |= {"unknown": self.classifier.source_only is not None, "model": self.classifier.digest()}
+        settings |= {"unknown": self.cut, "model": self.classifier.digest()}
         folder = PartFolder(file, settings)
         with folder.locked() as done:
             if done:
@@ -261,14 +293,18 @@ class PredictionJob:
         task: TrackedTask,
         skipped: list[tuple[Path | None, str]] | None = None,
     ) -> Iterator[Prediction]:
-        """The predictions one by one. Labels below the threshold are emptied, and `counts` is updated. Unreadable files
+        """The predictions one by one. Labels of images of no class are replaced, those below the threshold are emptied,
+        and `counts` is updated. Unreadable files
         are listed in `skipped`; the first are named on the screen, or all without a list."""
         for result in results:
             task.advance(1)
             if isinstance(result, Prediction):
-                kept = result.probability >= self.threshold
-                counts.add(result, kept=kept)
-                yield result if kept else replace(result, label="")
+                if self.cut is not None and result.no_class is not None and result.no_class > self.cut:
+                    result = replace(result, label=NO_CLASS, probability=result.no_class)
+                elif result.probability < self.threshold:
+                    result = replace(result, label="")
+                counts.add(result)
+                yield result
                 continue
             counts.skip(result)
             if skipped is not None:
@@ -312,7 +348,7 @@ def skipped_list(file: Path) -> Path:
 def table_columns(classifier: Classifier, top: int) -> list[str]:
     ranks = range(1, min(top, len(classifier.classes)) + 1) if top > 1 else ()
     best = [f"{what}_{k}" for k in ranks for what in ("label", "probability")]
-    return ["path", "label", "probability", *["no_class"] * bool(classifier.source_only), *best]
+    return ["path", "label", "probability", *["no_class"] * (classifier.no_class is not None), *best]
 
 
 def table_rows(predictions: Iterable[Prediction]) -> bytes:

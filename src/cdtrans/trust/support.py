@@ -28,7 +28,7 @@ from cdtrans.network.encoding import Encoded
 from cdtrans.pairing.graphs import LOOSE, TILE, Start, Statistics, fit_probe, label_from, nearest_keys
 from cdtrans.pairing.narrowing import Numbering
 from cdtrans.pairing.neighbours import unit_rows
-from cdtrans.pairing.occurring import absent_classes, candidates, no_class_score
+from cdtrans.pairing.occurring import absent_classes, candidates, no_class_score, score_of_nearest, standard
 from cdtrans.pairing.pairs import Domains
 from cdtrans.record.outcome import Support
 
@@ -90,7 +90,6 @@ def views(before: Impression, after: Impression, evidence: "Evidence", numbering
         "before_target": before.target_sample,
         "after_source": after.source_sample,
         "after_target": after.target_sample,
-        "no_class": evidence.no_class,
         "doubt": evidence.doubt,
     }
     whole = {
@@ -108,7 +107,7 @@ def views(before: Impression, after: Impression, evidence: "Evidence", numbering
         "source_confidence": numbering.per_image(before.source_confidence.numpy(), certain),
         "source_own": numbering.per_image(before.source_own.numpy(), certain),
     }
-    arrays = {name: x.numpy().astype(np.float16) for name, x in half.items()}
+    arrays = {name: x.numpy().astype(np.float16) for name, x in half.items()} | {"no_class": evidence.no_class.numpy()}
     return arrays | {name: x.numpy().astype(np.int32) for name, x in whole.items()} | of_source
 
 
@@ -123,7 +122,7 @@ class Evidence(NamedTuple):
     steady: Tensor  # [] share of an image's neighbours in the target with the same reference label
     occurs: Tensor  # [K] bool, the source's classes that occur in the target; labels are numbered among these
     noticed: Tensor  # [] bool, whether that some do not was noticed here, and not told
-    no_class: Tensor  # [n] the higher, the less a target image is like any class
+    no_class: Tensor  # [Nt] the higher, the less a target image is like any class
     candidates: Tensor  # [K, c] target images that are most likely of each class
     doubt: Tensor  # [K] the higher, the less clear it is whether a class occurs
     pretrained: Tensor  # [] bool, whether nothing of the run has trained these features
@@ -138,7 +137,9 @@ class Evidence(NamedTuple):
         every, of_backbone = torch.ones(classes, dtype=torch.bool), torch.tensor(pretrained)
         if not len(labels):  # a run without source images
             no_images = torch.zeros(classes, 0, dtype=torch.long)
-            nothing = (every if told is None else told, none > 0, none[None][:0], no_images, torch.zeros(classes))
+            occurs = every if told is None else told
+            doubts = 1 - domains.target.logits[:, occurs].softmax(dim=1).amax(dim=1)
+            nothing = (occurs, none > 0, standard(doubts).cpu(), no_images, torch.zeros(classes))
             return cls(labels[:, None].cpu(), labels.cpu(), none, labels.cpu(), none, none, *nothing, of_backbone)
         learnable = torch.tensor(cross_validated(domains.source.features, labels, classes))
         some = some_of(domains)
@@ -154,8 +155,8 @@ class Evidence(NamedTuple):
         agreement = (reference == graphs.first).double().mean().cpu()
         number = occurs.cumsum(0) - 1
         nearest = number[nearest_labels(domains, kept)].cpu()
-        scores = no_class_score(start)
-        about = (occurs.cpu(), torch.tensor(absent is not None), scores.float().cpu(), shown.cpu(), doubt.cpu())
+        scores = of_every_image(no_class_score(start), domains.target.features).float().cpu()
+        about = (occurs.cpu(), torch.tensor(absent is not None), scores, shown.cpu(), doubt.cpu())
         own = number[labels[kept]].cpu()
         return cls(nearest, own, learnable, reference.cpu(), agreement, graphs.steady, *about, of_backbone)
 
@@ -170,6 +171,14 @@ class Evidence(NamedTuple):
         rows = evenly(predicted, MOST_IMAGES)
         still = (predicted == source_only)[rows] & (predicted[rows] != self.reference)
         return float(still.double().mean())
+
+
+def of_every_image(scores: Tensor, features: Tensor) -> Tensor:
+    """[n] scores of some images, evenly spread -> [Nt]: the others have those of the nearest ones."""
+    some = evenly(features, MOST_IMAGES)
+    if len(some) == len(features):
+        return scores
+    return score_of_nearest(features, features[some], scores).index_copy(0, some, scores)
 
 
 def nearest_labels(domains: Domains, kept: Tensor) -> Tensor:
