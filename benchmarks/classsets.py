@@ -21,7 +21,7 @@ from cdtrans.pairing.graphs import Start, label_from
 from cdtrans.pairing.occurring import absent_classes
 from cdtrans.pairing.pairs import Domains
 
-OFFICE_CALTECH = (0, 1, 5, 10, 11, 12, 15, 16, 17, 22)  # of Office-31's classes in alphabetical order
+OFFICE_CALTECH = (0, 1, 5, 10, 11, 12, 15, 16, 17, 22)  # in the alphabetical order of Office-31's classes
 PRIVATE = (2, 3, 4, 6, 7, 8, 9, 13, 14, 18)  # the source's own in Office-31's open-partial split
 
 

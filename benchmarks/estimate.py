@@ -100,7 +100,7 @@ def run_rows(name: str, folder: Path) -> Iterator[Row]:
 
 def measured(both: Domains, classes: int, leading: int, logits: dict[str, Tensor], truth: Tensor) -> Iterator[Row]:
     """A row for each model."""
-    evidence = Evidence.of(both, classes, leading, pretrained=True, told=None, notice=False)
+    evidence = Evidence.of(both, classes, leading, pretrained=True)
     predicted = {model: x.argmax(dim=1) for model, x in logits.items()}
     found = {model: evidence.support(labels) for model, labels in predicted.items()}
     task = {"agreement": float(evidence.agreement), "steady": float(evidence.steady), "start": found["source"].mean}

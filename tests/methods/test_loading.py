@@ -126,7 +126,7 @@ class TestOwnFile:
         ],
     )
     def test_a_fault_is_named_by_its_line(self, tmp_path: Path, method: str, words: list[str], trained: bool) -> None:
-        """What it raises in `__init__` shows before stage 1 is trained."""
+        """Its `__init__` runs before stage 1 is trained."""
         task, own = make_task(tmp_path / "task", epochs=1, source_epochs=1), tmp_path / "own.py"
         own.write_text(f"{BASE}\nclass Own(Method):\n    def losses(self, batch, progress):\n        {method}\n")
         command = task.adapt(tmp_path / "run", "--method", f"{own}:Own", "--json")

@@ -91,7 +91,7 @@ def test_the_columns_of_a_table(finished, classifier: Classifier, write: Write, 
 
 
 def test_the_score_for_no_class(finished, write: Write, tmp_path: Path) -> None:
-    """Of an image's nearest target images in the run, and a fifth of the source-only model's own doubt, whichever model
+    """The score of an image's nearest target images in the run, and a fifth of the source-only model's own doubt, whichever model
     predicts."""
     record = RunRecord(finished.run)
     views, doubt = record.views, 1 - record.confidences("source")

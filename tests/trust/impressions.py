@@ -25,6 +25,7 @@ def impression_of(predicted: Tensor, *, classes: int = 3, source_right: float = 
 def evidence_of(nearest: Tensor, *, classes: int = 3, learnable: float = 1.0, pretrained: bool = False) -> Evidence:
     """The nearest source images of each target image have this label, and so has the reference."""
     labels, all_of = torch.arange(IMAGES) % classes, torch.tensor(1.0)
-    return Evidence(
-        nearest[:, None].expand(-1, 10), labels, torch.tensor(learnable), nearest, all_of, all_of, pretrained
-    )
+    every, none = torch.ones(classes, dtype=torch.bool), torch.tensor(False)
+    of_classes = every, none, torch.zeros(len(nearest)), torch.zeros(classes, 9).long(), torch.zeros(classes)
+    known = nearest[:, None].expand(-1, 10), labels, torch.tensor(learnable), nearest, all_of, all_of
+    return Evidence(*known, *of_classes, torch.tensor(pretrained))

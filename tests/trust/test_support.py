@@ -8,6 +8,7 @@ from sklearn.metrics import cohen_kappa_score
 from torch.nn import functional as F
 
 from cdtrans.network.encoding import Encoded
+from cdtrans.pairing.narrowing import Numbering
 from cdtrans.pairing.pairs import Domains, TargetLabels
 from cdtrans.trust import support as module
 from cdtrans.trust.support import Evidence, cross_validated, impression, kappa, nearest_labels, shifted, views
@@ -104,7 +105,7 @@ def test_labels_that_the_user_gave_are_no_part_of_the_reference() -> None:
 
 def test_fewer_source_images_than_neighbours() -> None:
     source, target = torch.arange(4), torch.arange(8) % 4
-    assert nearest_labels(domains(source, target)).shape == (8, 4)
+    assert nearest_labels(domains(source, target), torch.ones(4, dtype=torch.bool)).shape == (8, 4)
 
 
 def test_cross_validation_tells_labels_from_shuffled_ones() -> None:
@@ -123,5 +124,6 @@ def test_without_source_images_the_target_is_all_that_is_remembered() -> None:
     found = impression(domains)
     assert not found.has_source
     assert torch.equal(found.target_logits, logits)
-    arrays = views(found, found)
+    evidence = Evidence.of(domains, 3, 4, pretrained=True)
+    arrays = views(found, found, evidence, Numbering.of(evidence.occurs, domains.source_labels))
     assert (len(arrays["source_labels"]), len(arrays["target_before"])) == (0, 6)

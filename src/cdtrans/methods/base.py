@@ -130,7 +130,7 @@ class Method(nn.Module):
 
 
 def require_losses(function: Callable[..., Any], returned: Any, *, to_minimise: bool = True) -> dict[str, Tensor]:
-    """What a method's function has returned, if it is losses: numbers by name, as tensors."""
+    """The returned value of a method's function, if it is losses: numbers by name, as tensors."""
     problem = ""
     if not isinstance(returned, dict) or not returned:
         problem = f"{returned!r:.60}, not a dictionary of losses by name"

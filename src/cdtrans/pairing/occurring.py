@@ -1,4 +1,4 @@
-"""Which of the source's classes occur in the target, and which target images belong to none, from features alone.
+"""The classes of the source that occur in the target, and the target images of no class, from features alone.
 
     steadiness   share of the neighbours of a class's images, on the target's own graphs, that have the class too,
                  beyond chance. Images that were given a class because theirs is missing are scattered.

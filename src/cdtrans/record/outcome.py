@@ -128,7 +128,7 @@ class NoClassCurve:
 
 @dataclass(frozen=True)
 class ClassSet:
-    """Which of the source's classes occur in the target, and whether it shows anything else."""
+    """The source's classes that occur in the target, and whether it shows anything else."""
 
     absent: tuple[str, ...] = ()  # classes that do not occur; no model of the run predicts them
     by: Literal["assumed", "noticed", "asked", "told"] = "assumed"  # where that is known from

@@ -211,7 +211,7 @@ def make_evidence(
 
 
 def read_evidence(record: RunRecord) -> "Evidence":
-    """That of an earlier session."""
+    """The evidence of an earlier session."""
     import torch
 
     from cdtrans.trust.support import Evidence

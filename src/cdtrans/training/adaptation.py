@@ -29,7 +29,7 @@ from cdtrans.trust.guard import fell_later, gave_up, judge_adapted, judge_source
 from cdtrans.trust.selection import Watch
 from cdtrans.trust.support import Evidence, Impression, impression
 
-SOURCE, BESIDE = "source", "other source classes"  # names of passes over the source
+OF_SOURCE, OF_OTHERS = "source", "other source classes"  # names of passes over the source
 PLANNING = -1  # the step number in the seed of a plan, so that it draws other numbers than the epoch's steps
 
 
@@ -52,9 +52,9 @@ class TrainingData(NamedTuple):
         features that stage 1 has computed, unless several ranks share them."""
         if numbering.whole:
             return self
-        features = frozen.pop(SOURCE, None) if frozen else None
+        features = frozen.pop(OF_SOURCE, None) if frozen else None
         if frozen is not None and features is not None and world() == 1:
-            frozen |= {SOURCE: features[numbering.source], BESIDE: features[numbering.beside]}
+            frozen |= {OF_SOURCE: features[numbering.source], OF_OTHERS: features[numbering.beside]}
         holdout, given = self.holdout, self.given
         if holdout:
             kept = torch.isin(holdout.labels.cpu(), numbering.classes)
@@ -178,11 +178,11 @@ def encode_domains(encode: Encoder, data: TrainingData, target: Encoded) -> Doma
     """The source as the network sees it now, and the target. A run may have no source images."""
     if not len(data.source):
         return Domains(Encoded(target.features[:0], target.logits[:0]), data.labels, target)
-    source = encode(data.source, SOURCE)
+    source = encode(data.source, OF_SOURCE)
     if data.beside is None:
         source = Encoded(*encode.model.head.of_another_domain(Output(*source)))
         return Domains(source, data.labels, target, data.given)
-    both = [torch.cat(x) for x in zip(source, encode(data.beside, BESIDE), strict=True)]
+    both = [torch.cat(x) for x in zip(source, encode(data.beside, OF_OTHERS), strict=True)]
     features, logits = encode.model.head.of_another_domain(Output(*both))
     count = len(data.source)
     return Domains(Encoded(features[:count], logits[:count]), data.labels, target, data.given, features[count:])

@@ -129,7 +129,14 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(
-        cls, domains: Domains, classes: int, leading: int, *, pretrained: bool, told: Tensor | None, notice: bool
+        cls,
+        domains: Domains,
+        classes: int,
+        leading: int,
+        *,
+        pretrained: bool,
+        told: Tensor | None = None,
+        notice: bool = False,
     ) -> "Evidence":
         """The first `leading` features belong to the last two blocks. `told`: the classes that occur, [K] bool, as a
         person said; otherwise those that do not are noticed or not."""
@@ -182,7 +189,7 @@ def of_every_image(scores: Tensor, features: Tensor) -> Tensor:
 
 
 def nearest_labels(domains: Domains, kept: Tensor) -> Tensor:
-    """[n, k] labels of the source images nearest to each of n target images, among those that are `kept`, [Ns] bool."""
+    """[n, k] labels of the source images nearest to each of n target images, among those `kept`, [Ns] bool."""
     source, target = domains.source.features, domains.target.features
     of_source = Statistics.of(source)
     some = target[evenly(target, MOST_IMAGES)]
