@@ -428,6 +428,17 @@ class TestPredict:
             ended = run("predict", finished.run, finished.task.target, *flags)
             assert (ended.code, ended.out) == (2, "")
 
+    def test_images_of_no_class(self, run: Run, finished) -> None:
+        for flags, labels in ((["1"], {"blue", "green", "red"}), (["0", "--all-classes"], {"none of these classes"})):
+            ended = run("predict", finished.run, finished.task.target, "--unknown", *flags)
+            header, *lines = ended.out.splitlines()
+            assert (ended.code, header, len(lines)) == (0, "path,label,probability,no_class", 21)
+            assert {line.split(",")[1] for line in lines} <= labels
+        for cut, told in (("auto", "cdtrans ask"), ("1.1", "at most 1"), ("high", "a number or auto")):
+            ended = run("predict", finished.run, finished.task.target, "--unknown", cut)
+            assert (ended.code, ended.out) == (2, "")
+            assert says(one_sentence(ended.err), "--unknown", told)
+
     def test_standard_output_holds_the_table_alone(self, run: Run, finished, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr(cdtrans.runtime.screen, "SILENCE_SECONDS", 0.0)
         (tmp_path / "list.txt").write_text("00.png\n" * 30)

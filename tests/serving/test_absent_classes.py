@@ -21,6 +21,7 @@ from cdtrans.reporting.page import write_report
 from cdtrans.run.choose import choose
 from cdtrans.serving.classifier import load
 from cdtrans.serving.export import export
+from cdtrans.studies.results import read_result
 from support import Notes, error_says, raises, says
 from tiny_task import CLASSES, QUICK, draw, make_source, make_target
 
@@ -135,6 +136,8 @@ def test_labels_of_an_absent_class_count_as_wrong(told: Told, run: Path, tmp_pat
     for scores in (*measured.models.values(), *measured.epochs):
         assert (scores.right[1], scores.images[1]) == (0, 7)
     assert measured.accuracy <= 14 / 21
+    table_row = read_result(run, run.parent, "a>b", by_class=True)
+    assert table_row.per_class["source_only"][ABSENT] == 0, "as in a table of 'bench'"
     others = tmp_path / "others.txt"
     new = [draw(tmp_path / f"{n}.png", n % 3, seed=500 + n) for n in range(6)]
     others.write_text("".join(f"{path.name} {CLASSES[n % 3]}\n" for n, path in enumerate(new)))
