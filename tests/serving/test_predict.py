@@ -91,8 +91,8 @@ def test_the_columns_of_a_table(finished, classifier: Classifier, write: Write, 
 
 
 def test_the_score_for_no_class(finished, write: Write, tmp_path: Path) -> None:
-    """The score of an image's nearest target images in the run, and a fifth of the source-only model's own doubt, whichever model
-    predicts."""
+    """The score of an image's nearest target images in the run, and a fifth of the source-only model's own doubt,
+    whichever model predicts."""
     record = RunRecord(finished.run)
     views, doubt = record.views, 1 - record.confidences("source")
     x = views.before_target.astype(np.float64)  # all of the target's few images

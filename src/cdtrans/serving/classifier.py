@@ -300,7 +300,8 @@ class NoClassScore:
 
         model, dim = self.source_only, self.features.shape[1]
         both = model.computed(pixels, lambda images: torch.cat(model.model.encode(images), dim=1))
-        doubt = (self.mean - both[:, dim:].softmax(dim=1).amax(dim=1)) / self.deviation
+        confidence = (both[:, dim:] / model.card.temperature).softmax(dim=1).amax(dim=1)
+        doubt = (self.mean - confidence) / self.deviation
         return (1 - KEPT) * doubt + KEPT * score_of_nearest(both[:, :dim], self.features, self.scores)
 
     def scaled(self, scores: np.ndarray) -> np.ndarray:
