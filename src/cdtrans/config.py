@@ -7,7 +7,7 @@ it, and the help names the paper's value.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -156,7 +156,7 @@ class Settings(TypedDict, total=False):
     """The settings that functions of Python take by name: those of Config and of CDTransOptions, with their types."""
 
     target_labels: str | Path | None
-    target_classes: Sequence[str] | str | Path | None
+    target_classes: list[str] | str | None
     other_classes: bool | None
     root: str | Path | None
     crop: int | Auto

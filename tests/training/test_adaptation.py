@@ -18,20 +18,23 @@ from cdtrans.methods.base import Batch, Method, NoOptions, Round, Sizes
 from cdtrans.methods.cdtrans import CDTrans
 from cdtrans.network.encoding import Encoded, Encoder
 from cdtrans.network.network import Output
+from cdtrans.pairing.narrowing import Numbering
 from cdtrans.pairing.pairs import Domains, Pairs, Proposals, proposed
 from cdtrans.record.run import RunWriter
 from cdtrans.runtime.screen import Screen
 from cdtrans.training import adaptation
-from cdtrans.training.adaptation import Adaptation, Planner, TrainingData, adapt_to_target
+from cdtrans.training.adaptation import Adaptation, Planner, TrainingData, adapt_to_target, encode_domains
 from cdtrans.training.loop import load_stage
 from cdtrans.training.optimisation import learning_rate
 from cdtrans.trust.selection import Watch
+from cdtrans.trust.support import Evidence
 from run_folders import DATA
 from support import raises
 from tiny_task import log_lines
 
 CPU = torch.device("cpu")
 SOURCES, TARGETS, FIRST_TARGET = 12, 9, 100
+WHOLE = Numbering.of(torch.ones(3, dtype=torch.bool), torch.arange(SOURCES) % 3)  # every class occurs
 QUIET = Screen(quiet=True)
 
 
@@ -116,7 +119,11 @@ def domains_of_a_run(holdout: bool = False) -> TrainingData:
 
 
 def adapt(run: RunWriter, method: Method, *, holdout: bool = False, **values: Any) -> Adaptation:
-    return adapt_to_target(run, method, domains_of_a_run(holdout), settings(**values), QUIET)
+    data, config = domains_of_a_run(holdout), settings(**values)
+    encode = Encoder(method.network, config, QUIET)
+    domains = encode_domains(encode, data, encode(data.target, "target"))
+    evidence = Evidence.of(domains, 3, method.network.leading, pretrained=False)
+    return adapt_to_target(run, method, data, evidence, WHOLE, config, QUIET)
 
 
 def some_pairs(count: int, **more: Any) -> Proposals:
@@ -156,7 +163,7 @@ def test_what_a_plan_draws_depends_on_seed_and_epoch_and_is_not_drawn_for_the_or
 
     domains = Domains(Encoded(torch.eye(3), torch.eye(3)), torch.arange(3), Encoded(torch.eye(3), torch.eye(3)))
     for epoch, seed in ((1, 1), (1, 1), (3, 1), (1, 2)):
-        Planner(run, Drawing(), settings(seed=seed), QUIET).plan(epoch, domains)
+        Planner(run, Drawing(), WHOLE, settings(seed=seed), QUIET).plan(epoch, domains)
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]
     assert drawn[0] != drawn[3]
@@ -173,7 +180,7 @@ def test_no_pair_left_says_how_many_were_rejected_by_what_and_what_to_try(run: R
         labels[5] = 1  # the last source image is of the class that its nearest target is thought to be
     domains = Domains(Encoded(features, features), labels, Encoded(features, 10 * features))
     method = CDTrans(Net(), CDTransOptions(mutual_pairs="once"), Sizes(2, 6, 6))  # type: ignore[arg-type]
-    planner = Planner(run, method, settings(), QUIET)
+    planner = Planner(run, method, WHOLE, settings(), QUIET)
     proposals = planner.plan(1, domains)
     with raises("training-hopeless"):
         planner.adopt(proposals, 1, CPU)
@@ -339,7 +346,8 @@ def test_every_domain_is_encoded_once_for_what_it_is_needed_for(
 
     monkeypatch.setattr(Encoder, "__call__", counted)
     adapt(run, Probe(), epochs=4, rebuild_every=2)
-    assert encoded == ["target", "source", "target", "target", "source", "target", "target", "source"]
+    of_evidence = 2
+    assert encoded[of_evidence:] == ["target", "source", "target", "target", "source", "target", "target", "source"]
 
 
 def predictions(run: RunWriter) -> list[list[int]]:
@@ -470,7 +478,7 @@ def test_the_state_holds_modules_pairs_and_scores_each_in_the_part_of_its_owner(
     assert parts["watch"]["best"]["epoch"] in (1, 2)
     assert parts["watch"]["best"]["weights"].keys() == method.teacher.state_dict().keys()
 
-    planner = Planner(run, Everything(), settings(), QUIET)
+    planner = Planner(run, Everything(), WHOLE, settings(), QUIET)
     assert planner.state_dict() == {}
     planner.load_state_dict({})
     assert planner.pairs is None
